@@ -1,0 +1,63 @@
+"""The handlers that the benchmarks run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tidemill import CollectResult, ExecutorTask, FilePayload, Handler, KafkaPayload, PrecomputedResult
+
+
+class Cat(Handler[Any, Any]):
+    """One `cat` per message, its output into a file."""
+
+    async def arrange(self, messages, pending):
+        return [ExecutorTask(f"{m.partition}-{m.offset}", source_offsets=(m.offset,), stdin=m.value) for m in messages]
+
+    async def on_task_complete(self, result):
+        return CollectResult(files=[FilePayload(path="out.jsonl", data=result.stdout_bytes)])
+
+
+class Known(Handler[Any, Any]):
+    """A known result per message, into a file."""
+
+    async def arrange(self, messages, pending):
+        return [
+            ExecutorTask(
+                f"{m.partition}-{m.offset}",
+                source_offsets=(m.offset,),
+                precomputed=PrecomputedResult(m.value),
+            )
+            for m in messages
+        ]
+
+    async def on_task_complete(self, result):
+        return CollectResult(files=[FilePayload(path="out.jsonl", data=result.stdout_bytes)])
+
+
+class Sleepy(Handler[Any, Any]):
+    """`cat` per message into a topic; a message that says so takes three seconds."""
+
+    async def arrange(self, messages, pending):
+        return [
+            ExecutorTask(
+                f"{m.partition}-{m.offset}",
+                ("-c", "sleep 3; cat") if m.value.startswith(b"slow") else (),
+                source_offsets=(m.offset,),
+                binary_path="/bin/sh" if m.value.startswith(b"slow") else "/bin/cat",
+                stdin=m.value,
+            )
+            for m in messages
+        ]
+
+    async def on_task_complete(self, result):
+        return CollectResult(kafka=[KafkaPayload(data=result.stdout_bytes)])
+
+
+class Stuck(Handler[Any, Any]):
+    """Tasks that never end, so that messages queue."""
+
+    async def arrange(self, messages, pending):
+        return [
+            ExecutorTask(f"{m.partition}-{m.offset}", ("600",), source_offsets=(m.offset,), binary_path="sleep")
+            for m in messages
+        ]

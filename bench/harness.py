@@ -1,0 +1,146 @@
+"""What the pipeline benchmarks share: a broker, a pipeline as a process of its own, and the CPU time of a tree."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka as ck
+import yaml
+
+from tidemill.runtime.broker import EmbeddedBroker
+
+ROOT = Path(__file__).parent.parent
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def report(**row: Any) -> None:
+    """Print one JSON line."""
+    print(json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}), flush=True)
+
+
+def _stat(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def tree(root: int) -> list[int]:
+    """Return the pids of a process and all that descend from it or carry its pipeline's mark."""
+    parents: dict[int, int] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError, IndexError):
+                parents[int(entry)] = int(_stat(int(entry))[1])
+    wanted = {root}
+    grown = True
+    while grown:
+        more = {pid for pid, parent in parents.items() if parent in wanted} - wanted
+        wanted |= more
+        grown = bool(more)
+    return sorted(wanted)
+
+
+def tree_cpu_seconds(root: int) -> float:
+    """Return user and system time of a tree, its reaped children included."""
+    total = 0
+    for pid in tree(root):
+        with contextlib.suppress(OSError, IndexError):
+            total += sum(int(field) for field in _stat(pid)[11:15])
+    return total / TICKS
+
+
+def tree_rss(root: int) -> dict[int, tuple[str, int]]:
+    """Return command and resident bytes of each process of a tree."""
+    sizes = {}
+    for pid in tree(root):
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()[:120]
+            sizes[pid] = (command, int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096)
+    return sizes
+
+
+class Bench:
+    """A broker with a topic, and pipelines over it."""
+
+    def __init__(self, folder: Path, topic: str = "in", partitions: int = 4) -> None:
+        self.folder = folder
+        self.topic = topic
+        self.partitions = partitions
+        self.broker = EmbeddedBroker(folder / "kafka").start()
+        self.broker.create_topic(topic, partitions=partitions)
+        self.produced = 0
+
+    def close(self) -> None:
+        self.broker.close()
+
+    def feed(self, values: list[bytes]) -> None:
+        producer = ck.Producer({"bootstrap.servers": self.broker.bootstrap, "linger.ms": 5, "acks": "1"})
+        for n, value in enumerate(values):
+            while True:
+                try:
+                    producer.produce(self.topic, value, partition=n % self.partitions)
+                    break
+                except BufferError:
+                    producer.poll(0.05)
+        producer.flush(60)
+        self.produced += len(values)
+
+    def committed(self, group: str) -> int:
+        if not hasattr(self, "_probe"):
+            self._probe = ck.Consumer(
+                {"bootstrap.servers": self.broker.bootstrap, "group.id": group, "enable.auto.commit": False}
+            )
+        parts = [ck.TopicPartition(self.topic, n) for n in range(self.partitions)]
+        return sum(max(0, p.offset) for p in self._probe.committed(parts, timeout=10))
+
+    def wait_committed(self, group: str, count: int, timeout: float = 300.0) -> None:
+        deadline = time.monotonic() + timeout
+        while self.committed(group) < count:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"only {self.committed(group)} of {count} committed")
+            time.sleep(0.02)
+
+    @contextlib.contextmanager
+    def pipeline(self, handler: str, group: str, **config: Any) -> Iterator[subprocess.Popen[bytes]]:
+        """Run a pipeline as its own process until the block ends; the log is `pipeline.log` in the folder."""
+        self.__dict__.pop("_probe", None)
+        config.setdefault("kafka", {}).update(
+            brokers=self.broker.bootstrap, source_topic=self.topic, consumer_group=group
+        )
+        config.setdefault("spark", {}).setdefault("engines", 2)
+        path = self.folder / "tidemill.yaml"
+        path.write_text(yaml.safe_dump(config))
+        env = {**os.environ, "WORKER_ID": f"bench-{group}", "PYTHONPATH": str(ROOT)}
+        with open(self.folder / "pipeline.log", "ab") as log:
+            process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "tidemill.cli.main",
+                    "run",
+                    str(path),
+                    "--handler",
+                    f"bench.handlers:{handler}",
+                ],
+                cwd=self.folder,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()

@@ -1,0 +1,195 @@
+"""The pipeline's speed against its bars: `python -m bench.pipeline [cat|known|latency|memory ...]`; JSON lines out.
+
+Everything runs on this machine: a real broker, Spark, and the pipeline as a process of its own. Ratios compare two
+things measured in the same run, in turn.
+"""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import confluent_kafka as ck
+from bench.harness import ROOT, Bench, report, tree_cpu_seconds, tree_rss
+from bench.spawn_floor import bare_cat_loop
+
+LINES = gzip.decompress((ROOT / "examples/access_log/access.log.gz").read_bytes()).splitlines()[:10_000]
+
+
+def check_lines(path: Path, values: list[bytes]) -> None:
+    """Fail unless the file holds every value at least once and nothing else."""
+    got = path.read_bytes().splitlines()
+    if sorted(set(got)) != sorted(set(values)) or len(got) < len(values):
+        raise AssertionError(f"{path}: {len(got)} lines for {len(values)} messages, or not the same")
+
+
+def cat(folder: Path, rounds: int = 5) -> None:
+    """CPU time and wall time per message of `cat` per message, against a bare loop."""
+    bench = Bench(folder)
+    ratios, speeds = [], []
+    files = {"filesystem": {"out": {"base_path": str(folder / "out")}}}
+    try:
+        with bench.pipeline("Cat", "cat", executor={"binary_path": "/bin/cat"}, sinks=files) as process:
+            bench.feed(LINES[:500])
+            bench.wait_committed("cat", 500)
+            time.sleep(2)
+            idle_from, cpu_from = time.monotonic(), tree_cpu_seconds(process.pid)
+            time.sleep(10)
+            idle = (tree_cpu_seconds(process.pid) - cpu_from) / (time.monotonic() - idle_from)
+            report(bench="cat", idle_cores=idle)
+            for n in range(rounds):
+                before, start = time.process_time_ns(), time.monotonic()
+                floor_cpu = bare_cat_loop(LINES, 8)["cpu_seconds"]
+                floor_wall = time.monotonic() - start
+                del before
+                goal = bench.committed("cat") + len(LINES)
+                (folder / "out/out.jsonl").unlink()
+                cpu, start = tree_cpu_seconds(process.pid), time.monotonic()
+                bench.feed(LINES)
+                bench.wait_committed("cat", goal)
+                wall = time.monotonic() - start
+                cpu = tree_cpu_seconds(process.pid) - cpu - idle * wall
+                check_lines(folder / "out/out.jsonl", LINES)
+                ratios.append(cpu / floor_cpu)
+                speeds.append(floor_wall / wall)
+                report(
+                    bench="cat",
+                    round=n,
+                    floor_cpu_us=floor_cpu / len(LINES) * 1e6,
+                    pipeline_cpu_us=cpu / len(LINES) * 1e6,
+                    cpu_ratio=ratios[-1],
+                    floor_per_second=len(LINES) / floor_wall,
+                    pipeline_per_second=len(LINES) / wall,
+                    speed_ratio=speeds[-1],
+                )
+    finally:
+        bench.close()
+    report(
+        bench="cat", median_cpu_ratio=statistics.median(ratios), bar_cpu_ratio=1.6,
+        median_speed_ratio=statistics.median(speeds), bar_speed_ratio=0.5,
+    )  # fmt: skip
+
+
+def known(folder: Path, count: int = 200_000) -> None:
+    """Messages per second with known results."""
+    bench = Bench(folder)
+    files = {"filesystem": {"out": {"base_path": str(folder / "out")}}}
+    try:
+        values = [b"%07d %s" % (n, LINES[n % len(LINES)][:90]) for n in range(count)]
+        bench.feed(values)
+        with bench.pipeline("Known", "known", sinks=files) as process:
+            while bench.committed("known") == 0:
+                time.sleep(0.02)
+            start, base, cpu = time.monotonic(), bench.committed("known"), tree_cpu_seconds(process.pid)
+            bench.wait_committed("known", count)
+            wall = time.monotonic() - start
+            cpu = tree_cpu_seconds(process.pid) - cpu
+            check_lines(folder / "out/out.jsonl", values)
+            report(bench="known", messages=count - base, per_second=(count - base) / wall,
+                   cpu_us=cpu / (count - base) * 1e6, bar_per_second=20_000)  # fmt: skip
+    finally:
+        bench.close()
+
+
+def latency(folder: Path, count: int = 1200, per_second: float = 20.0) -> None:
+    """From produce to a result that can be read, with one message in 200 taking three seconds."""
+    bench = Bench(folder)
+    bench.broker.create_topic("out", partitions=1)
+    consumer = ck.Consumer(
+        {
+            "bootstrap.servers": bench.broker.bootstrap,
+            "group.id": "latency-probe",
+            "auto.offset.reset": "earliest",
+            "fetch.wait.max.ms": 5,
+        }
+    )
+    consumer.subscribe(["out"])
+    sent: dict[bytes, float] = {}
+    took: dict[bytes, float] = {}
+    done = threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            record = consumer.poll(0.1)
+            if record is not None and record.error() is None and record.value() in sent:
+                took.setdefault(record.value(), time.monotonic() - sent[record.value()])
+
+    reader = threading.Thread(target=read)
+    try:
+        with bench.pipeline("Sleepy", "latency", sinks={"kafka": {"out": {"topic": "out"}}}):
+            bench.feed([b"warm %d" % n for n in range(100)])
+            bench.wait_committed("latency", 100)
+            reader.start()
+            producer = ck.Producer({"bootstrap.servers": bench.broker.bootstrap, "linger.ms": 0})
+            for n in range(count):
+                value = (b"slow %d" if n % 200 == 100 else b"fast %d") % n
+                sent[value] = time.monotonic()
+                producer.produce("in", value, partition=n % 4)
+                producer.poll(0)
+                time.sleep(1 / per_second)
+            producer.flush(10)
+            bench.wait_committed("latency", 100 + count)
+            deadline = time.monotonic() + 10
+            while len(took) < count and time.monotonic() < deadline:
+                time.sleep(0.05)
+            done.set()
+            reader.join()
+    finally:
+        done.set()
+        bench.close()
+    fast = sorted(seconds * 1000 for value, seconds in took.items() if value.startswith(b"fast"))
+    if len(took) != count:
+        raise AssertionError(f"{len(took)} of {count} results were readable")
+    report(bench="latency", messages=len(fast), p50_ms=fast[len(fast) // 2], p99_ms=fast[int(len(fast) * 0.99)],
+           max_ms=fast[-1], bar_p50_ms=15, bar_p99_ms=40)  # fmt: skip
+
+
+def memory(folder: Path) -> None:
+    """Resident memory of an engine with 20,000 messages queued, and over 200,000 messages."""
+    bench = Bench(folder)
+    files = {"filesystem": {"out": {"base_path": str(folder / "out")}}}
+    try:
+        executor = {"backpressure_high_multiplier": 5000, "drain_timeout_seconds": 1}
+        with bench.pipeline("Stuck", "queued", spark={"engines": 1}, executor=executor, sinks=files) as process:
+            deadline = time.monotonic() + 60
+            while not _engines(process.pid) and time.monotonic() < deadline:
+                time.sleep(0.1)
+            bench.feed([b"x" * 1000] * 40_000)
+            time.sleep(8)
+            rows = tree_rss(process.pid)
+            engine = max(_engines(process.pid).values())
+            report(bench="memory", case="queued", engine_mb=engine / 1e6, processes=len(rows))
+        with bench.pipeline("Known", "flat", spark={"engines": 1}, sinks=files) as process:
+            for target in (50_000, 100_000, 150_000, 200_000):
+                bench.feed([b"x" * 1000] * 50_000)
+                bench.wait_committed("flat", target)
+                report(
+                    bench="memory",
+                    case="flat",
+                    messages=target,
+                    engine_mb=max(_engines(process.pid).values()) / 1e6,
+                )
+    finally:
+        bench.close()
+
+
+def _engines(pid: int) -> dict[int, int]:
+    """Return the resident bytes of the Spark Python workers; the daemon that forks them is the smaller one."""
+    found = {p: size for p, (command, size) in tree_rss(pid).items() if "pyspark" in command and "daemon" in command}
+    return found if len(found) > 1 else {}
+
+
+if __name__ == "__main__":
+    chosen = sys.argv[1:] or ["cat", "known", "latency", "memory"]
+    for name in chosen:
+        where = Path(tempfile.mkdtemp(prefix="tidemill-bench-"))
+        try:
+            {"cat": cat, "known": known, "latency": latency, "memory": memory}[name](where)
+        finally:
+            shutil.rmtree(where, ignore_errors=True)

@@ -1,0 +1,74 @@
+# Sourced by the scripts: steps with their names, times and results. Works without a terminal.
+
+exec </dev/null # nothing here asks anything
+
+# 1-based counts of what was run, and the names of what failed.
+STEP=0
+FAILED=()
+
+say() { printf '%s\n' "$*"; }
+
+die() {
+    printf 'error: %s\n' "$*" >&2
+    exit 1
+}
+
+# Run a command whose output matters only when it fails. On a terminal a spinner shows the seconds and the last line
+# of output; otherwise a line now and then says that it is still going on.
+#   quietly "what it does" command...
+quietly() {
+    local title=$1 log pid code=0 started=$SECONDS frame=0 told=0 frames='|/-\'
+    shift
+    log=$(mktemp)
+    say "... $title"
+    "$@" >"$log" 2>&1 &
+    pid=$!
+    trap 'kill "$pid" 2>/dev/null || true; rm -f "$log"; exit 130' INT TERM
+    while kill -0 "$pid" 2>/dev/null; do
+        if [[ -t 1 ]]; then
+            printf '\r\033[K %s %ds  %.70s' "${frames:frame++%4:1}" $((SECONDS - started)) "$(last_line "$log")"
+        elif ((SECONDS - started >= told + 15)); then
+            told=$((SECONDS - started))
+            say "    ${told} s: $(last_line "$log")"
+        fi
+        sleep 0.2
+    done
+    wait "$pid" || code=$?
+    trap - INT TERM
+    if [[ -t 1 ]]; then printf '\r\033[K'; fi
+    if ((code != 0)); then
+        say "--- the end of its output:"
+        tail -n 40 "$log"
+        rm -f "$log"
+        die "$title failed (exit code $code)"
+    fi
+    rm -f "$log"
+    say "    done in $((SECONDS - started)) s"
+}
+
+last_line() { tail -c 400 "$1" | tr '\r' '\n' | sed 's/[^[:print:]]//g' | grep -v '^ *$' | tail -n 1 || true; }
+
+# Run a command in the open, note its time and whether it failed, and go on.
+#   step "name" command...
+step() {
+    local title=$1 started=$SECONDS code=0
+    shift
+    STEP=$((STEP + 1))
+    say "==> $STEP. $title"
+    "$@" || code=$?
+    if ((code == 0)); then
+        say "    $title: ok, $((SECONDS - started)) s"
+    else
+        say "    $title: FAILED (exit code $code), $((SECONDS - started)) s"
+        FAILED+=("$title")
+    fi
+}
+
+# Say how it went; the exit code of the script.
+verdict() {
+    if ((${#FAILED[@]} > 0)); then
+        say "FAILED after $SECONDS s: ${FAILED[*]}"
+        return 1
+    fi
+    say "all $STEP steps ok, $SECONDS s"
+}

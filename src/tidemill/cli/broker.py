@@ -1,0 +1,94 @@
+"""`tidemill broker`: the embedded Kafka in the foreground, to try things out."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from tidemill.cli.reporting import reporting
+from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.runtime.exitcode import ExitCode
+
+if TYPE_CHECKING:
+    from tidemill.runtime.broker import EmbeddedBroker
+
+_CALL_SECONDS = 10.0
+
+
+class _StopRequestedError(Exception):
+    """SIGTERM or SIGINT."""
+
+
+def broker(
+    topic: Annotated[
+        list[str] | None,
+        typer.Option("--topic", metavar="NAME:PARTITIONS", help="Make this topic if it is missing; may be repeated."),
+    ] = None,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any free one.")] = 9092,
+    data_dir: Annotated[
+        Path | None, typer.Option("--data-dir", help="Keep the data here; default: forget it at the end.")
+    ] = None,
+) -> None:
+    """Run a real Kafka on this machine until Ctrl-C; for trying things out, not for production."""
+    with reporting():
+        topics = [parsed_topic(text) for text in topic or []]
+        from tidemill.runtime.broker import EmbeddedBroker
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _stop)
+        try:
+            with EmbeddedBroker(data_dir, port, progress=_say) as running:
+                for name, partitions in topics:
+                    _say(_ensure_topic(running, name, partitions))
+                _say(f"Kafka is ready at {running.bootstrap}; Ctrl-C ends it")
+                while running.running:
+                    time.sleep(0.5)
+                raise RemoteError(f"the broker ended by itself:\n{running.log_tail()}")
+        except _StopRequestedError:
+            raise typer.Exit(ExitCode.OK) from None
+
+
+def parsed_topic(text: str) -> tuple[str, int]:
+    """Return name and number of partitions of a text like `orders:4`; `orders` alone has one.
+
+    Raises:
+        ConfigError: It is not of this form.
+    """
+    from tidemill.config.kafka_names import check_topic
+
+    name, _, count = text.partition(":")
+    try:
+        partitions = int(count or 1)
+        check_topic(name)
+    except ValueError as error:
+        raise ConfigError(f"--topic {text}: write NAME:PARTITIONS, for example orders:4 ({error})") from None
+    if partitions < 1:
+        raise ConfigError(f"--topic {text}: a topic has at least 1 partition")
+    return name, partitions
+
+
+def _ensure_topic(running: EmbeddedBroker, name: str, partitions: int) -> str:
+    from confluent_kafka.admin import AdminClient
+
+    client = AdminClient({"bootstrap.servers": running.bootstrap, "log_level": 0})
+    known = client.list_topics(timeout=_CALL_SECONDS).topics
+    if name in known:
+        return f"topic {name} is there, with {len(known[name].partitions)} partitions"
+    running.create_topic(name, partitions)
+    return f"topic {name} made, with {partitions} partitions"
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    # A second signal must not cut short how the broker is ended.
+    for other in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(other, signal.SIG_IGN)
+    raise _StopRequestedError
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)

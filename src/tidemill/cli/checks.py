@@ -1,0 +1,222 @@
+"""What `tidemill doctor` looks at: each check returns what is well, or raises what is to be done.
+
+Nothing is changed anywhere, and nothing waits longer than its time: the checks ask, they do not try again.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from tidemill.config.redaction import redact_text
+from tidemill.config.settings import FilesystemSinkSettings, KafkaSettings, Settings
+from tidemill.core.errors import ConfigError, HandlerError, RemoteError, TidemillError
+from tidemill.runtime.java import find_java
+
+CHECK_SECONDS = 5.0
+#: What asks the brokers ends by itself a little before it would be given up on.
+_ASK_SECONDS = CHECK_SECONDS - 0.5
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """What a check found.
+
+    Attributes:
+        name: What was looked at.
+        text: What it is like; for a problem what is to be done.
+        problem: None if all is well.
+    """
+
+    name: str
+    text: str
+    problem: TidemillError | None = None
+
+
+def checked(name: str, check: Callable[[], str], seconds: float = CHECK_SECONDS) -> Finding:
+    """Run a check in its time; what it raises is the finding."""
+    box: list[Finding] = []
+
+    def work() -> None:
+        try:
+            box.append(Finding(name, check()))
+        except TidemillError as error:
+            box.append(Finding(name, str(error), error))
+        except Exception as error:
+            text = f"the check itself failed: {type(error).__name__}: {redact_text(str(error))}"
+            box.append(Finding(name, text, RemoteError(text)))
+
+    # A daemon: a check that hangs must not keep the process alive.
+    thread = threading.Thread(target=work, name=f"tidemill-doctor-{name}", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not box:
+        text = f"no answer within {seconds:g} s; check that what it needs is reachable"
+        return Finding(name, text, RemoteError(text))
+    return box[0]
+
+
+def check_java() -> str:
+    """Look for a Java that Spark can use."""
+    java = find_java()
+    return f"version {java.version} ({java.origin}, {java.home})"
+
+
+def check_spark(master: str) -> str:
+    """Look for pyspark, and for the master if it is one that listens at an address."""
+    try:
+        import pyspark
+    except ImportError as error:
+        raise ConfigError(f"pyspark cannot be imported: {error}; install tidemill again") from None
+    if master.startswith("spark://"):
+        for address in master.removeprefix("spark://").split(","):
+            _check_address(address)
+    return f"pyspark {pyspark.__version__}, master {master}"
+
+
+def _check_address(address: str) -> None:
+    parts = urlsplit(f"//{address}")
+    try:
+        with socket.create_connection((parts.hostname or "", parts.port or 7077), timeout=_ASK_SECONDS):
+            pass
+    except OSError as error:
+        raise RemoteError(f"no Spark master answers at {address}: {error}; start it, or change spark.master") from None
+
+
+def check_worker(settings: Settings) -> str:
+    """Look whether this process would have a usable worker name."""
+    from tidemill.runtime.identity import worker_name
+
+    name = worker_name(settings)
+    variable = settings.worker_name_env
+    return f"{name} (from {variable if os.environ.get(variable) else 'the name of this host'})"
+
+
+class Cluster:
+    """What one address of brokers says, asked once for all checks.
+
+    Args:
+        settings: The `kafka` section.
+        brokers: '' or those of another cluster.
+        overrides: More client properties.
+        setting: Where the brokers are configured, for messages.
+    """
+
+    def __init__(self, settings: KafkaSettings, brokers: str, overrides: Mapping[str, Any], setting: str) -> None:
+        """Remember whom to ask."""
+        from tidemill.runtime.kafka_client import client_config
+
+        self.config = client_config(settings, brokers, overrides)
+        self.brokers = str(self.config["bootstrap.servers"])
+        self._setting = setting
+        self._topics: dict[str, int] | None = None
+        self._error: TidemillError | None = None
+
+    def topics(self) -> dict[str, int]:
+        """Return the number of partitions of each topic.
+
+        Raises:
+            TidemillError: The brokers do not answer, or refuse us.
+        """
+        if self._error is not None:
+            raise self._error
+        if self._topics is None:
+            try:
+                self._topics = self._ask()
+            except TidemillError as error:
+                self._error = error
+                raise
+        return self._topics
+
+    def _ask(self) -> dict[str, int]:
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import AdminClient
+
+        from tidemill.runtime.kafka_client import LibraryLog, scrubbed
+
+        said: list[str] = []
+        config: dict[str, Any] = {**self.config, "error_cb": lambda error: said.append(error.str())}
+        try:
+            client = AdminClient(config, logger=LibraryLog())
+        except (KafkaException, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"bad client configuration: {scrubbed(str(error), self.config)}; correct client_config"
+            ) from None
+        try:
+            metadata = client.list_topics(timeout=_ASK_SECONDS)
+        except KafkaException as error:
+            reason = scrubbed(said[-1] if said else error.args[0].str(), self.config)
+            raise RemoteError(
+                f"no answer from {self.brokers}: {reason}; start Kafka there (to try things out: tidemill broker) "
+                f"or change {self._setting}"
+            ) from None
+        return {name: len(topic.partitions) for name, topic in metadata.topics.items()}
+
+    def check(self) -> str:
+        """Look whether the brokers answer."""
+        return f"{self.brokers} answers, {len(self.topics())} topics"
+
+    def check_topic(self, topic: str, setting: str) -> str:
+        """Look whether a topic is there."""
+        partitions = self._reachable().get(topic)
+        if partitions is None:
+            raise RemoteError(f"there is no topic {topic} at {self.brokers}; create it or change {setting}")
+        return f"topic {topic}, {partitions} partition{'s' if partitions != 1 else ''}"
+
+    def check_dead_letters(self, topic: str) -> str:
+        """Look whether the dead-letter topic is there or can be made."""
+        partitions = self._reachable().get(topic)
+        return f"topic {topic}" + (", will be made at the start" if partitions is None else "")
+
+    def _reachable(self) -> dict[str, int]:
+        try:
+            return self.topics()
+        except TidemillError as error:
+            if self._topics is None and self._error is error:
+                raise RemoteError(f"not known: {error}") from None
+            raise
+
+
+def check_folder(section: FilesystemSinkSettings) -> str:
+    """Look whether a file sink can write below its base path."""
+    base = Path(section.base_path).absolute()
+    existing = base
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir():
+        raise ConfigError(f"{existing} is not a folder; remove it or change base_path")
+    if base == existing:
+        try:
+            # Only the attempt tells: read-only file systems and full disks have writable modes.
+            with tempfile.TemporaryFile(dir=base) as file:
+                file.write(b"x")
+                file.flush()
+        except OSError as error:
+            raise RemoteError(f"{base} is not writable: {error.strerror}; change its rights or base_path") from None
+        return str(base)
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise RemoteError(f"{base} cannot be made: {existing} is not writable; change its rights or base_path")
+    return f"{base}, will be made at the start"
+
+
+def check_handler(spec: str) -> str:
+    """Look whether the handler can be imported, made and sent to the engines."""
+    from pyspark import cloudpickle
+
+    from tidemill.cli.handlers import load_handler
+
+    handler = load_handler(spec)
+    try:
+        cloudpickle.dumps(handler)
+    except Exception as error:
+        raise HandlerError(
+            f"{spec} cannot be sent to the engines: {error}; make such things in on_ready, which runs there"
+        ) from None
+    return f"{spec} ({type(handler).__module__}.{type(handler).__qualname__})"

@@ -1,0 +1,54 @@
+"""`tidemill config check | show | schema`: what a configuration is, without starting anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tidemill.cli.reporting import reporting
+
+app = typer.Typer(help="Check and show configuration.", no_args_is_help=True)
+
+ConfigPath = Annotated[
+    Path | None, typer.Argument(metavar="[CONFIG]", help="The YAML file; default: what TIDEMILL_CONFIG names.")
+]
+
+
+@app.command()
+def check(config: ConfigPath = None) -> None:
+    """Say whether a configuration (file and environment) is right; every problem has its place."""
+    with reporting():
+        from tidemill.config.loading import load_settings
+
+        settings = load_settings(config)
+        typer.echo("ok")
+        if settings.sinks.is_empty():
+            typer.echo("warning: no sink is configured; a pipeline needs one, unless on_startup adds it", err=True)
+
+
+@app.command()
+def show(
+    config: ConfigPath = None,
+    changed: Annotated[bool, typer.Option("--changed", help="Only what differs from the defaults.")] = False,
+) -> None:
+    """Show the whole configuration as it applies, defaults included; secrets are masked."""
+    with reporting():
+        import yaml
+
+        from tidemill.config.loading import load_settings
+        from tidemill.config.redaction import redact
+
+        settings = load_settings(config)
+        values = redact(settings.model_dump(mode="json", exclude_defaults=changed))
+        typer.echo(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), nl=False)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of the configuration file, for editors."""
+    with reporting():
+        from tidemill.config.schema import schema_text
+
+        typer.echo(schema_text(), nl=False)

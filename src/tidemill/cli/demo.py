@@ -1,0 +1,280 @@
+"""`tidemill demo`: a real Kafka, real Spark and a real access log, from nothing to a checked result.
+
+Everything a run needs is in one folder: the broker's data, the configuration used, the output files, and the
+topics as JSON lines. The settings come from the example's file alone: variables that point tidemill at a real
+cluster must not reach a demonstration. The pipeline runs in the main thread, as its signal handlers require;
+a second thread watches the committed offsets and drains the pipeline at the end.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import confluent_kafka as ck
+import msgspec
+import yaml
+from rich.console import Console
+
+import tidemill
+from tidemill.cli import demo_check
+from tidemill.cli.demo_view import live_line, progress_text, show_summary
+from tidemill.cli.handlers import load_handler
+from tidemill.config.settings import Settings
+from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.runtime.broker import EmbeddedBroker
+from tidemill.runtime.deadletter import Letter
+from tidemill.runtime.topics import TopicReader
+from tidemill.spark.app import Pipeline
+
+ItemT = TypeVar("ItemT")
+
+PARTITIONS = 4
+DEFAULT_FOLDER = Path("demo-output")
+_MARKER = ".tidemill-demo"
+_OWN = ("kafka", "output", "topics", "tidemill.yaml")
+#: Nothing committed for this long: something is wrong, and waiting on helps nobody.
+_STALL_SECONDS = 120.0
+#: Window summaries may come after the last commit.
+_SETTLE_SECONDS = 15.0
+
+
+def example_folder() -> Path:
+    """Return the folder of the example, which every installation has.
+
+    Raises:
+        ConfigError: This one came without it.
+    """
+    folder = (Path(tidemill.__file__).parent / "examples" / "access_log").resolve()
+    if not (folder / "pipeline.py").is_file():
+        raise ConfigError(f"The example is missing from this installation ({folder}); install tidemill again")
+    return folder
+
+
+def run_demo(*, keep: bool = False, directory: Path | None = None, console: Console | None = None) -> int:
+    """Run the demonstration and return its exit code: 0 only if every number is right.
+
+    Args:
+        keep: Leave the broker and the pipeline running, after the summary, until Ctrl-C.
+        directory: Where everything is written; None: `demo-output` in the current folder. What an earlier run
+            left there is replaced; a folder with anything else in it is refused.
+        console: Where it is shown.
+
+    Raises:
+        ConfigError: The folder cannot be used, or there is no Java.
+        RemoteError: The broker did not start.
+    """
+    console = console or Console()
+    with own_folder(directory or DEFAULT_FOLDER) as folder:
+        broker = EmbeddedBroker(folder / "kafka", progress=lambda text: console.print(f"[dim]{text}[/dim]"))
+        with broker:
+            demo = _Demo(folder, broker.bootstrap, console, keep=keep)
+            demo.prepare(broker)
+            return demo.run()
+
+
+@contextmanager
+def own_folder(path: Path) -> Iterator[Path]:
+    """Empty and lock a folder that is ours, or make it."""
+    folder = path.resolve()
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is not a folder; name another with --dir")
+    if folder.exists() and any(folder.iterdir()) and not (folder / _MARKER).exists():
+        raise ConfigError(f"{folder} has files that are not of a demo; name another folder with --dir")
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / _MARKER).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(f"A demo is running in {folder}; stop it or name another with --dir") from error
+        for name in _OWN:
+            target = folder / name
+            if target.is_dir():
+                shutil.rmtree(target)
+            else:
+                target.unlink(missing_ok=True)
+        yield folder
+
+
+class _Demo:
+    """One run: its folder, its topics, its pipeline, and the thread that watches them."""
+
+    def __init__(self, folder: Path, bootstrap: str, console: Console, *, keep: bool) -> None:
+        self.folder = folder
+        self.bootstrap = bootstrap
+        self.console = console
+        self.keep = keep
+        self.settings = _settings(folder, bootstrap)
+        self.lines = demo_check.read_lines(example_folder() / "access.log.gz")
+        self.expected = demo_check.direct_count(self.lines, PARTITIONS)
+        self.ended = threading.Event()
+        self.verdict: int | None = None
+        self.failure: str | None = None
+        handler = load_handler("pipeline:AccessLog", example_folder())
+        self.pipeline = Pipeline(handler, settings=self.settings)
+
+    @property
+    def source_topic(self) -> str:
+        return self.settings.kafka.source_topic
+
+    @property
+    def result_topic(self) -> str:
+        return self.settings.sinks.kafka["results"].topic
+
+    def prepare(self, broker: EmbeddedBroker) -> None:
+        """Make the topics and feed the source."""
+        broker.create_topic(self.source_topic, PARTITIONS)
+        broker.create_topic(self.result_topic, PARTITIONS)
+        feed(self.bootstrap, self.source_topic, self.lines)
+        self.console.print(f"{len(self.lines):,} lines of an access log are in topic {self.source_topic}")
+
+    def run(self) -> int:
+        """Run the pipeline until everything is committed; check and show the result."""
+        started = time.monotonic()
+        watcher = threading.Thread(target=self._watch, name="tidemill-demo", daemon=True)
+        watcher.start()
+        try:
+            code = self.pipeline.run()
+        finally:
+            self.ended.set()
+            watcher.join(_SETTLE_SECONDS)
+        seconds = time.monotonic() - started
+        if self.failure is not None:
+            self.console.print(f"[red]{self.failure}[/red]")
+            return 1
+        if code != 0:
+            self.console.print(f"[red]the pipeline ended with exit code {code}[/red]")
+            return code
+        if self.verdict is None:
+            self.verdict = self._conclude(seconds)
+        return self.verdict
+
+    def _watch(self) -> None:
+        """Show progress until every offset is committed; then drain, or with `keep` show the summary."""
+        started = time.monotonic()
+        try:
+            finished = self._follow()
+            if finished and self.keep:
+                self._wait_for_windows()
+                self.verdict = self._conclude(time.monotonic() - started)
+                self.console.print("Everything is left running; end it with Ctrl-C.")
+                return
+        except Exception as error:
+            self.failure = f"watching the pipeline failed: {error!r}"
+        if not self.ended.is_set():
+            self.pipeline.drain()
+
+    def _follow(self) -> bool:
+        """Return True when all is committed, False if the pipeline ended or nothing moves."""
+        total, last, moved = len(self.lines), 0, time.monotonic()
+        group = self.settings.kafka.consumer_group
+        with TopicReader(self.bootstrap, group) as reader, live_line(self.console, total) as show:
+            while not self.ended.wait(0.25):
+                done = self._committed(reader)
+                show(done, self._progress_text())
+                if done >= total:
+                    return True
+                if done != last:
+                    last, moved = done, time.monotonic()
+                elif time.monotonic() - moved > _STALL_SECONDS:
+                    self.failure = f"nothing was committed for {_STALL_SECONDS:g} s: {self._progress_text()}"
+                    return False
+        return False
+
+    def _committed(self, reader: TopicReader) -> int:
+        try:
+            return sum(max(offset, 0) for offset in reader.committed(self.source_topic).values())
+        except ck.KafkaException:
+            return 0  # the group has no coordinator yet; if that lasts, it counts as a stall
+
+    def _progress_text(self) -> str:
+        return progress_text(self.pipeline.progress())
+
+    def _wait_for_windows(self) -> None:
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        while time.monotonic() < deadline and not self.ended.is_set():
+            found = {check.name: check for check in demo_check.check(self.expected, self._outputs())}
+            if found["lines in window summaries"].ok:
+                return
+            time.sleep(0.2)
+
+    def _outputs(self) -> demo_check.Outputs:
+        with TopicReader(self.bootstrap, self.settings.kafka.consumer_group) as reader:
+            reports = [message.value() or b"" for message in reader.read(self.result_topic)]
+            letters = [message.value() or b"" for message in reader.read(self.settings.dlq_topic)]
+            committed = reader.committed(self.source_topic)
+        for topic, values in ((self.result_topic, reports), (self.settings.dlq_topic, letters)):
+            target = self.folder / "topics" / f"{topic}.jsonl"
+            target.parent.mkdir(exist_ok=True)
+            target.write_bytes(b"".join(value + b"\n" for value in values))
+        output = Path(self.settings.sinks.filesystem["output"].base_path)
+        return demo_check.Outputs(
+            reports=[msgspec.json.decode(value, type=demo_check.Report) for value in reports],
+            outcomes=_json_lines(output / "messages.jsonl", demo_check.Outcome),
+            windows=_json_lines(output / "windows.jsonl", demo_check.Window),
+            letters=[msgspec.json.decode(value, type=Letter) for value in letters],
+            committed=committed,
+        )
+
+    def _conclude(self, seconds: float) -> int:
+        outputs = self._outputs()
+        checks = demo_check.check(self.expected, outputs)
+        show_summary(self.console, self.expected, outputs)
+        self.console.print(f"Pipeline: {len(outputs.reports)} tasks in {seconds:.1f} s, Spark's start included.")
+        self._show_places()
+        wrong = [check for check in checks if not check.ok]
+        for check in wrong:
+            self.console.print(f"[red]WRONG: {check.name}: {check.found:,}, must be {check.expected:,}[/red]")
+        if not wrong:
+            self.console.print(f"[green]All {len(checks)} numbers agree with a direct count of the input.[/green]")
+        return 1 if wrong else 0
+
+    def _show_places(self) -> None:
+        out = self.folder / "output"
+        self.console.print(f"Per line:       {out / 'messages.jsonl'}", soft_wrap=True)
+        self.console.print(f"Per window:     {out / 'windows.jsonl'}", soft_wrap=True)
+        self.console.print(f"Topics:         {self.folder / 'topics'} (copies; Kafka's data: kafka)", soft_wrap=True)
+        self.console.print(f"Configuration:  {self.folder / 'tidemill.yaml'}", soft_wrap=True)
+        if self.keep:
+            self.console.print(f"Kafka:          {self.bootstrap}", soft_wrap=True)
+
+
+def feed(bootstrap: str, topic: str, lines: Sequence[bytes]) -> None:
+    """Write the lines round the partitions, in order.
+
+    Raises:
+        RemoteError: The broker did not confirm all of them.
+    """
+    failed: list[ck.KafkaError] = []
+
+    def confirmed(error: ck.KafkaError | None, message: ck.Message) -> None:
+        if error is not None:
+            failed.append(error)
+
+    producer = ck.Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5})
+    for number, line in enumerate(lines):
+        producer.produce(topic, line, partition=number % PARTITIONS, on_delivery=confirmed)
+    if producer.flush(60.0) or failed:
+        reason = failed[0].str() if failed else "no confirmation within 60 s"
+        raise RemoteError(f"Feeding topic {topic} failed: {reason}")
+
+
+def _settings(folder: Path, bootstrap: str) -> Settings:
+    """Take the example's configuration, point it at this run's broker and folder, and keep a copy."""
+    document = yaml.safe_load((example_folder() / "tidemill.yaml").read_text())
+    document["kafka"]["brokers"] = bootstrap
+    document["sinks"]["filesystem"]["output"]["base_path"] = str(folder / "output")
+    (folder / "tidemill.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
+    return Settings.model_validate(document)
+
+
+def _json_lines(path: Path, kind: type[ItemT]) -> list[ItemT]:
+    if not path.exists():
+        return []
+    return [msgspec.json.decode(line, type=kind) for line in path.read_bytes().splitlines()]

@@ -1,0 +1,192 @@
+"""Check a run of the access-log example against a direct count of its input.
+
+Three countings that share no code are compared: the input file split at its quotes (here), the messages as
+the example's model parsed them, and what awk summed up. Positions are (partition, offset); work that was done
+twice, which at-least-once allows, is recognised by them and counted once. Plain data in, plain data out.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from tidemill.runtime.deadletter import Letter
+
+Position = tuple[int, int]
+
+
+class Line(NamedTuple):
+    """What is to be counted of a well-formed line."""
+
+    status: int
+    size: int
+
+
+class Report(msgspec.Struct):
+    """One awk result, as the result topic has it."""
+
+    task_id: str
+    status: int
+    partition: int
+    offsets: list[int]
+    lines: int
+    bytes: int
+    seconds: float
+
+    @property
+    def positions(self) -> list[Position]:
+        """What it was counted from."""
+        return [(self.partition, offset) for offset in self.offsets]
+
+
+class Outcome(msgspec.Struct):
+    """One line's outcome, as the output file has it."""
+
+    partition: int
+    offset: int
+    status: int
+    bytes: int
+    outcome: str
+
+
+class Window(msgspec.Struct):
+    """One window's summary, as the output file has it."""
+
+    partition: int
+    first_offset: int
+    last_offset: int
+
+
+class Outputs(msgspec.Struct):
+    """Everything that a run left behind."""
+
+    reports: list[Report]
+    outcomes: list[Outcome]
+    windows: list[Window]
+    letters: list[Letter]
+    committed: dict[int, int]
+
+
+class Check(msgspec.Struct):
+    """One number, as it must be and as it is."""
+
+    name: str
+    expected: int
+    found: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether they are the same."""
+        return self.expected == self.found
+
+
+class Totals(msgspec.Struct):
+    """Lines and bytes per status code."""
+
+    lines: Counter[int] = msgspec.field(default_factory=Counter)
+    bytes: Counter[int] = msgspec.field(default_factory=Counter)
+
+    def add(self, status: int, lines: int, size: int) -> None:
+        """Count some more."""
+        self.lines[status] += lines
+        self.bytes[status] += size
+
+
+def read_lines(path: Path) -> list[bytes]:
+    """Return the lines of a gzip file without their ends."""
+    with gzip.open(path) as file:
+        return file.read().splitlines()
+
+
+def direct_count(lines: Iterable[bytes], partitions: int) -> dict[Position, Line | None]:
+    """Return each line's status and bytes, None if it is malformed; the lines go round the partitions."""
+    return {(number % partitions, number // partitions): _counted(line) for number, line in enumerate(lines)}
+
+
+def _counted(line: bytes) -> Line | None:
+    # A well-formed line has three quoted fields, so six quotes that are not escaped, the last one at its end.
+    parts = line.replace(rb"\"", b"").split(b'"')
+    if len(parts) != 7 or parts[6]:
+        return None
+    status, size = parts[2].split()
+    return Line(int(status), 0 if size == b"-" else int(size))
+
+
+def totals_of_input(expected: Mapping[Position, Line | None]) -> Totals:
+    """Add up the well-formed lines of the input."""
+    totals = Totals()
+    for line in expected.values():
+        if line is not None:
+            totals.add(line.status, 1, line.size)
+    return totals
+
+
+def totals_of_reports(reports: Sequence[Report], outcomes: Sequence[Outcome]) -> Totals:
+    """Add up what awk counted; lines that an earlier report contained are taken off by their own sizes."""
+    sizes = {(outcome.partition, outcome.offset): outcome.bytes for outcome in outcomes}
+    totals, seen = Totals(), set[Position]()
+    for report in {report.task_id: report for report in reports}.values():
+        again = seen.intersection(report.positions)
+        seen.update(report.positions)
+        known = sum(sizes.get(position, 0) for position in again)
+        totals.add(report.status, report.lines - len(again), report.bytes - known)
+    return totals
+
+
+def check(expected: Mapping[Position, Line | None], outputs: Outputs) -> list[Check]:
+    """Compare everything that can be compared."""
+    good = {position: line for position, line in expected.items() if line is not None}
+    want, found = totals_of_input(expected), totals_of_reports(outputs.reports, outputs.outcomes)
+    committed = sum(max(offset, 0) for offset in outputs.committed.values())
+    checks = [Check("offsets committed", len(expected), committed)]
+    for status in sorted(set(want.lines) | set(found.lines)):
+        checks.append(Check(f"lines with status {status}", want.lines[status], found.lines[status]))
+        checks.append(Check(f"bytes with status {status}", want.bytes[status], found.bytes[status]))
+    checks.append(Check("bytes in all", want.bytes.total(), found.bytes.total()))
+    checks.append(Check("awk results that are wrong", 0, _wrong_reports(good, outputs.reports)))
+    checks.append(Check("lines with an outcome", len(good), len(_right_outcomes(good, outputs.outcomes))))
+    checks.append(Check("lines in window summaries", len(good), len(_in_windows(good, outputs.windows))))
+    bad = set(expected) - set(good)
+    lettered = {(s.partition, s.offset) for letter in outputs.letters for s in letter.sources}
+    checks.append(Check("malformed lines dead-lettered", len(bad), len(bad & lettered)))
+    checks.append(Check("other lines dead-lettered", 0, len(lettered - bad)))
+    return checks
+
+
+def slowest(reports: Iterable[Report], count: int = 5) -> list[Report]:
+    """Return the reports of the tasks that took longest."""
+    return sorted(reports, key=lambda report: -report.seconds)[:count]
+
+
+def _wrong_reports(good: Mapping[Position, Line], reports: Iterable[Report]) -> int:
+    """Count the reports that differ from the input at just the positions that they name."""
+    wrong = 0
+    for report in reports:
+        lines = [good.get(position) for position in report.positions]
+        size = sum(line.size for line in lines if line is not None)
+        statuses = {line.status if line is not None else None for line in lines}
+        wrong += (report.lines, report.bytes, statuses) != (len(lines), size, {report.status})
+    return wrong
+
+
+def _right_outcomes(good: Mapping[Position, Line], outcomes: Iterable[Outcome]) -> set[Position]:
+    return {
+        position
+        for outcome in outcomes
+        if good.get(position := (outcome.partition, outcome.offset)) == (outcome.status, outcome.bytes)
+        and outcome.outcome == "done"
+    }
+
+
+def _in_windows(good: Mapping[Position, Line], windows: Iterable[Window]) -> set[Position]:
+    named = {
+        (window.partition, offset)
+        for window in windows
+        for offset in range(window.first_offset, window.last_offset + 1)
+    }
+    return named & set(good)

@@ -1,0 +1,121 @@
+"""What `tidemill demo` shows: a live line while it works, and the summary. Decides nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+
+from tidemill.cli import demo_check
+from tidemill.runtime.deadletter import Letter
+from tidemill.runtime.progress import EngineProgress
+
+Show = Callable[[int, str], None]
+#: Without a terminal: a line this often, and whenever it is finished.
+_PLAIN_SECONDS = 2.0
+
+
+@contextmanager
+def live_line(console: Console, total: int) -> Iterator[Show]:
+    """Yield a function that shows how many lines are committed, and a text beside it."""
+    if not console.is_terminal:
+        yield _plain(console, total)
+        return
+    columns = (
+        SpinnerColumn(),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("", total=total)
+        yield lambda done, text: progress.update(bar, completed=done, description=text)
+
+
+def _plain(console: Console, total: int) -> Show:
+    started = time.monotonic()
+    next_at = 0.0
+
+    def show(done: int, text: str) -> None:
+        nonlocal next_at
+        now = time.monotonic() - started
+        if now >= next_at or done >= total:
+            next_at = now + _PLAIN_SECONDS
+            console.print(f"{now:5.1f} s  {done:,} of {total:,} lines committed, {text}", highlight=False)
+
+    return show
+
+
+def progress_text(engines: Iterable[EngineProgress]) -> str:
+    """Say in a few words what the engines do."""
+    known = list(engines)
+    if not known:
+        return "Spark is starting"
+    done, running, queued = (
+        sum(getattr(engine, name) for engine in known)
+        for name in ("tasks_done", "tasks_running", "tasks_queued")
+    )
+    failed = sum(engine.tasks_failed for engine in known)
+    text = f"{len(known)} engines: {done} tasks done, {running} running, {queued} queued"
+    if failed:
+        text += f", {failed} failed"
+    stalled = {f"{name}: {reason}" for engine in known for name, reason in engine.stalled.items()}
+    return "; ".join([text, *sorted(stalled)])
+
+
+def show_summary(
+    console: Console,
+    expected: Mapping[demo_check.Position, demo_check.Line | None],
+    outputs: demo_check.Outputs,
+) -> None:
+    """Show the counts beside those of the input, the slowest tasks, and the dead letters."""
+    console.print(_status_table(expected, outputs))
+    console.print(_slowest_table(demo_check.slowest(outputs.reports)))
+    for letter in outputs.letters:
+        _show_letter(console, letter)
+    by_partition = ", ".join(f"{number}: {offset:,}" for number, offset in sorted(outputs.committed.items()))
+    console.print(f"Offsets committed: {sum(outputs.committed.values()):,} (partition {by_partition})")
+
+
+def _status_table(
+    expected: Mapping[demo_check.Position, demo_check.Line | None], outputs: demo_check.Outputs
+) -> Table:
+    want = demo_check.totals_of_input(expected)
+    found = demo_check.totals_of_reports(outputs.reports, outputs.outcomes)
+    table = Table("status", title="Counted by awk, per status code", title_justify="left")
+    for name in ("lines", "bytes", "lines in the input", "bytes in the input"):
+        table.add_column(name, justify="right")
+    for status in sorted(set(want.lines) | set(found.lines)):
+        numbers = (found.lines[status], found.bytes[status], want.lines[status], want.bytes[status])
+        table.add_row(str(status), *(f"{number:,}" for number in numbers))
+    table.add_section()
+    numbers = (found.lines.total(), found.bytes.total(), want.lines.total(), want.bytes.total())
+    table.add_row("all", *(f"{number:,}" for number in numbers))
+    return table
+
+
+def _slowest_table(reports: Sequence[demo_check.Report]) -> Table:
+    table = Table("task", title="Slowest tasks", title_justify="left")
+    for name in ("status", "partition", "lines", "ms"):
+        table.add_column(name, justify="right")
+    for report in reports:
+        facts = (report.status, report.partition, report.lines)
+        table.add_row(report.task_id, *map(str, facts), f"{report.seconds * 1000:.1f}")
+    return table
+
+
+def _show_letter(console: Console, letter: Letter) -> None:
+    places = ", ".join(f"{source.topic}/{source.partition}/{source.offset}" for source in letter.sources)
+    console.print(f"Dead letter ({letter.kind}) for {places}: {letter.error}", markup=False, highlight=False)

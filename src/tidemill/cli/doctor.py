@@ -1,0 +1,91 @@
+"""`tidemill doctor`: looks at everything that a pipeline needs and says what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidemill.cli.reporting import reporting
+from tidemill.runtime.exitcode import ExitCode
+
+if TYPE_CHECKING:
+    from tidemill.cli.checks import Cluster, Finding
+    from tidemill.config.settings import Settings
+
+
+def doctor(
+    config: Annotated[
+        Path | None,
+        typer.Argument(metavar="[CONFIG]", help="The YAML file; default: what TIDEMILL_CONFIG names."),
+    ] = None,
+    handler: Annotated[
+        str | None, typer.Option("--handler", metavar="MODULE:CLASS", help="Look at this handler too.")
+    ] = None,
+) -> None:
+    """Look at Java, Spark, the brokers, topics, sinks: each line says ok, or what to do (then exit code 4)."""
+    with reporting():
+        problems = 0
+        for finding in examine(config, handler):
+            ok = finding.problem is None
+            problems += not ok
+            mark = typer.style("ok   ", fg="green") if ok else typer.style("TO DO", fg="red", bold=True)
+            indented = finding.text.replace("\n", "\n         ")
+            typer.echo(f"{mark}  {finding.name}: {indented}")
+        if problems:
+            typer.echo(f"{problems} {'thing is' if problems == 1 else 'things are'} to be done", err=True)
+            raise typer.Exit(ExitCode.REMOTE)
+
+
+def examine(config: Path | None, handler: str | None) -> Iterator[Finding]:
+    """Yield what each check finds, as soon as it is known."""
+    from tidemill.cli.checks import Finding, check_handler, check_java, check_spark, checked
+    from tidemill.config.loading import load_settings
+    from tidemill.core.errors import ConfigError
+
+    settings: Settings | None = None
+    try:
+        settings = load_settings(config)
+        yield Finding("configuration", str(config) if config else "defaults and environment")
+    except ConfigError as error:
+        yield Finding("configuration", str(error), error)
+    yield checked("Java", check_java)
+    master = settings.spark.master if settings is not None else "local"
+    yield checked("Spark", lambda: check_spark(master))
+    if settings is not None:
+        yield from _examine_remote(settings)
+    if handler is not None:
+        yield checked(f"handler {handler}", lambda: check_handler(handler))
+
+
+def _examine_remote(settings: Settings) -> Iterator[Finding]:
+    from tidemill.cli.checks import Cluster, check_worker, checked
+
+    kafka = settings.kafka
+    source = Cluster(kafka, "", kafka.client_config, "kafka.brokers")
+    yield checked("worker name", lambda: check_worker(settings))
+    yield checked("Kafka", source.check)
+    yield checked("source topic", lambda: source.check_topic(kafka.source_topic, "kafka.source_topic"))
+    letters = (
+        source if settings.dlq_brokers == kafka.brokers else Cluster(kafka, settings.dlq_brokers, {}, "dlq.brokers")
+    )
+    yield checked("dead letters", lambda: letters.check_dead_letters(settings.dlq_topic))
+    yield from _examine_sinks(settings, source)
+
+
+def _examine_sinks(settings: Settings, source: Cluster) -> Iterator[Finding]:
+    from tidemill.cli.checks import Cluster, Finding, check_folder, checked
+    from tidemill.core.errors import SinkNotConfiguredError
+
+    if settings.sinks.is_empty():
+        text = "none is configured; add one, for example sinks.filesystem.results with a base_path"
+        yield Finding("sinks", text, SinkNotConfiguredError(text))
+    for name, topic in settings.sinks.kafka.items():
+        place = f"sinks.kafka.{name}"
+        own = topic.brokers or topic.client_config
+        cluster = Cluster(settings.kafka, topic.brokers, topic.client_config, f"{place}.brokers") if own else source
+        yield checked(place, lambda c=cluster, t=topic, p=place: c.check_topic(t.topic, f"{p}.topic"))  # type: ignore[misc]
+    for name, folder in settings.sinks.filesystem.items():
+        yield checked(f"sinks.filesystem.{name}", lambda f=folder: check_folder(f))  # type: ignore[misc]

@@ -1,0 +1,74 @@
+"""The `tidemill` command: names the commands and documents the exit codes.
+
+Starting it must be cheap, so nothing heavy (Spark, Kafka, pydantic) is imported before a command needs it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tidemill.cli import broker, config, doctor, init, run
+from tidemill.cli.reporting import reporting
+
+EXIT_CODES = (
+    "Exit codes: 0 done, or drained after a first SIGTERM or SIGINT; 1 an error inside tidemill; 2 wrong configuration "
+    "or command line; 3 the handler is wrong; 4 a broker, Spark or a sink failed (doctor: something is to be done); "
+    "5 another process uses the same worker name; 130 stopped at once by a second signal."
+)
+
+app = typer.Typer(
+    name="tidemill",
+    help="Kafka pipelines that run a program per task and commit an offset only when its work is delivered.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+    # Its tracebacks show the values of variables, passwords among them.
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        import importlib.metadata
+
+        typer.echo(f"tidemill {importlib.metadata.version('tidemill')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def demo(
+    keep: Annotated[bool, typer.Option("--keep", help="Leave everything running until Ctrl-C.")] = False,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Where everything is written; default: demo-output.")
+    ] = None,
+) -> None:
+    """Process a real access log with a real Kafka and Spark on this machine, and check the result."""
+    with reporting():
+        from tidemill.cli.demo import run_demo
+
+        raise typer.Exit(run_demo(keep=keep, directory=directory))
+
+
+app.command(epilog=EXIT_CODES)(run.run)
+app.command()(init.init)
+app.add_typer(config.app, name="config")
+app.command()(doctor.doctor)
+app.command()(broker.broker)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()

@@ -1,0 +1,36 @@
+"""How commands end: an error becomes one line and an exit code; only our own faults show a traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Iterator
+
+import typer
+
+from tidemill.core.errors import TidemillError
+from tidemill.runtime.exitcode import ExitCode, exit_code_of
+
+
+@contextlib.contextmanager
+def reporting() -> Iterator[None]:
+    """Turn what a command raises into a line on standard error and the exit code of that kind of error.
+
+    Raises:
+        typer.Exit: The command failed.
+    """
+    try:
+        yield
+    except TidemillError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(exit_code_of(error)) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(ExitCode.STOPPED) from None
+    except (typer.Exit, typer.Abort):
+        raise
+    except Exception:
+        from tidemill.config.redaction import redact_text
+
+        typer.echo(redact_text(traceback.format_exc()), err=True, nl=False)
+        typer.echo("error: this is a fault of tidemill (or of a library); please report it", err=True)
+        raise typer.Exit(ExitCode.INTERNAL) from None

@@ -1,0 +1,42 @@
+"""`tidemill run`: runs a pipeline in the foreground until it is told to stop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tidemill.cli.reporting import reporting
+
+
+def run(
+    handler: Annotated[
+        str, typer.Option("--handler", metavar="MODULE:CLASS", help="The handler, for example handler:LogHandler.")
+    ],
+    config: Annotated[
+        Path | None,
+        typer.Argument(metavar="[CONFIG]", help="The YAML file; default: what TIDEMILL_CONFIG names."),
+    ] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="No live status line, even on a terminal.")] = False,
+) -> None:
+    """Run a pipeline until it is stopped.
+
+    The first SIGTERM or SIGINT (Ctrl-C) drains: no more is read, running tasks finish, what is done is
+    committed. A second one stops at once.
+    """
+    with reporting():
+        from tidemill.config.loading import load_settings
+
+        # Before anything heavy: the usual mistakes are answered at once.
+        settings = load_settings(config)
+        from tidemill.cli.handlers import load_handler
+
+        instance = load_handler(handler)
+        from tidemill.cli.status import live_status
+        from tidemill.spark.app import Pipeline
+
+        pipeline = Pipeline(instance, settings=settings)
+        with live_status(pipeline.progress, plain=plain):
+            code = pipeline.run()
+        raise typer.Exit(code)

@@ -1,0 +1,155 @@
+"""Reads YAML into plain values and remembers where each of them stands.
+
+Stricter than YAML itself: a key occurs once, and every key is a string. Messages name lines and keys but
+never quote the text, which may hold secrets.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+import yaml.constructor
+
+Path = tuple[str | int, ...]
+
+#: Where YAML's own messages quote a piece of the text that can be (the start of) a value.
+_QUOTED = re.compile(r"\b(alias|handle|anchor) (?:'[^']*'|\"[^\"]*\")")
+
+
+@dataclass(slots=True)
+class Problem:
+    """Something wrong, and where.
+
+    Attributes:
+        place: The file and line, or the variable.
+        path: The setting, as a dotted path; empty where there is none.
+        text: What is wrong, and what to do.
+    """
+
+    place: str
+    path: str
+    text: str
+
+    def __str__(self) -> str:
+        """The three in one line."""
+        return ": ".join(part for part in (self.place, self.path, self.text) if part)
+
+
+@dataclass(slots=True)
+class Document:
+    """The values of one YAML text.
+
+    Attributes:
+        value: The plain value; a mapping if the text was empty.
+        places: Where each value stands, by its path.
+        problems: What is wrong with the text itself.
+    """
+
+    value: Any
+    places: dict[Path, str] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+
+def dotted(path: Path) -> str:
+    """Return a path as people write it: `sinks.kafka.results.topic`."""
+    return ".".join(str(part) for part in path)
+
+
+def read_yaml(text: str, source: str, *, lines: bool = True) -> Document:
+    """Read a YAML text.
+
+    Args:
+        text: The text.
+        source: What messages call it: a file's name or a variable.
+        lines: Whether places say the line.
+    """
+    try:
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return Document({})
+        return _Reader(loader, source, lines=lines).read(node)
+    except yaml.YAMLError as error:
+        return Document({}, problems=[_syntax_problem(error, source, lines=lines)])
+
+
+class _Reader:
+    def __init__(self, loader: yaml.SafeLoader, source: str, *, lines: bool) -> None:
+        self._loader = loader
+        self._source = source
+        self._lines = lines
+        self._open: set[int] = set()
+        self._document = Document(None)
+
+    def read(self, node: yaml.Node) -> Document:
+        self._document.value = self._value(node, ())
+        return self._document
+
+    def _place(self, node: yaml.Node) -> str:
+        return f"{self._source}:{node.start_mark.line + 1}" if self._lines else self._source
+
+    def _problem(self, node: yaml.Node, path: Path, text: str) -> None:
+        self._document.problems.append(Problem(self._place(node), dotted(path), text))
+
+    def _value(self, node: yaml.Node, path: Path, key: yaml.Node | None = None) -> Any:
+        self._document.places[path] = self._place(key or node)
+        if id(node) in self._open:
+            self._problem(node, path, "contains itself")
+            return None
+        self._open.add(id(node))
+        try:
+            match node:
+                case yaml.MappingNode():
+                    return self._mapping(node, path)
+                case yaml.SequenceNode():
+                    return [self._value(item, (*path, index)) for index, item in enumerate(node.value)]
+                case _:
+                    return self._scalar(node, path)
+        finally:
+            self._open.discard(id(node))
+
+    def _scalar(self, node: yaml.Node, path: Path) -> Any:
+        try:
+            return self._loader.construct_object(node)
+        except yaml.constructor.ConstructorError:
+            # The constructor's own message quotes the text.
+            self._problem(node, path, "has a tag that is not known here; quote the value if it begins with '!'")
+        except ValueError:
+            self._problem(node, path, "is not a valid date, time or number; quote the value")
+        return None
+
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+        seen: dict[Hashable, int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and (line := seen.get(key.value)) is not None:
+                self._problem(key, (*path, key.value), f"is there twice; the first is in line {line}")
+            elif isinstance(key, yaml.ScalarNode):
+                seen[key.value] = key.start_mark.line + 1
+        self._loader.flatten_mapping(node)
+        mapping: dict[str, Any] = {}
+        for key, item in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                self._problem(key, path, "has a key that is not a name")
+            elif key.tag != "tag:yaml.org,2002:str":
+                kind = key.tag.rpartition(":")[2]
+                self._problem(
+                    key,
+                    (*path, key.value),
+                    f"YAML takes this key for a value of type {kind}; write it in quotes",
+                )
+            else:
+                mapping[key.value] = self._value(item, (*path, key.value), key)
+        return mapping
+
+
+def _syntax_problem(error: yaml.YAMLError, source: str, *, lines: bool) -> Problem:
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    place = f"{source}:{mark.line + 1}:{mark.column + 1}" if lines and mark is not None else source
+    text = getattr(error, "problem", None) or getattr(error, "reason", None) or "cannot be read"
+    if str(text).startswith("but ") and getattr(error, "context", None):
+        text = f"{error.context}, {text}"  # type: ignore[attr-defined]
+    return Problem(place, "", "not valid YAML: " + _QUOTED.sub(r"\1", str(text)))

@@ -1,0 +1,144 @@
+"""Overrides from the environment: `TIDEMILL_SECTION__KEY=value`, merged into what the file says.
+
+Names are compared without regard to case, with the settings' keys and with the names that the file uses (of
+sinks, of client properties). A setting that is a text takes the value as it stands; any other reads it as
+YAML, so that numbers, true, lists and JSON work.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tidemill.config.document import Document, Path, Problem, dotted, read_yaml
+from tidemill.config.settings import Settings
+from tidemill.config.shape import at, is_map, nearest, section, takes_text
+
+PREFIX = "TIDEMILL_"
+#: Variables of tidemill that are no settings.
+RESERVED = frozenset({"TIDEMILL_CONFIG", "TIDEMILL_OFFLINE", "TIDEMILL_ENGINE_ID"})
+
+
+def _dotted_name(name: str) -> str:
+    """Write a client property's name: a variable's name cannot have the dots that all of these have."""
+    return name.lower().replace("_", ".")
+
+
+#: How a new key of a mapping is written; any other mapping holds names (of sinks), which are lower case.
+_NEW_KEY: Mapping[str, Callable[[str], str]] = {
+    "client_config": _dotted_name,
+    "conf": _dotted_name,
+    "env": str,
+}
+
+
+class UnknownKeyError(LookupError):
+    """A variable names no setting."""
+
+
+def apply_environment(document: Document, environ: Mapping[str, str]) -> None:
+    """Merge all variables into a document; what is wrong with them joins its problems."""
+    names = [name for name in environ if name.startswith(PREFIX) and name not in RESERVED]
+    taken: dict[Path, str] = {}
+    # A whole section before its keys: the more precise name wins.
+    for name in sorted(names, key=lambda name: (name.count("__"), name)):
+        parts = name.removeprefix(PREFIX).split("__")
+        if len(parts) == 1 and parts[0].lower() not in Settings.model_fields:
+            continue
+        try:
+            path = _resolve(parts, document.value)
+        except UnknownKeyError as error:
+            document.problems.append(Problem(name, "", str(error)))
+            continue
+        if path in taken:
+            document.problems.append(Problem(name, "", f"sets the same as {taken[path]}; remove one of them"))
+            continue
+        taken[path] = name
+        merge(document, path, _value(document, path, name, environ[name]), name)
+
+
+def merge(document: Document, path: Path, value: Any, place: str) -> None:
+    """Put a value into a document; mappings are merged key by key, anything else replaces what is there."""
+    if isinstance(value, Mapping) and (value or not path):
+        for key, item in value.items():
+            merge(document, (*path, key), item, place)
+        return
+    target = document.value
+    for depth, part in enumerate(path[:-1], start=1):
+        if target.get(part) is None:
+            target[part] = {}
+            document.places[path[:depth]] = place
+        target = target[part]
+        if not isinstance(target, dict):
+            return  # the file has something else where a section belongs: that is reported on its own
+    if not (isinstance(value, Mapping) and target.get(path[-1])):
+        target[path[-1]] = value
+        document.places[path] = place
+
+
+def _value(document: Document, path: Path, name: str, raw: str) -> Any:
+    if takes_text(at(path)):
+        return raw
+    parsed = read_yaml(raw, name, lines=False)
+    document.problems.extend(parsed.problems)
+    # Nothing in a variable means nothing, not an empty section.
+    return parsed.value if raw.strip() else None
+
+
+def _resolve(parts: list[str], values: Any) -> Path:
+    path: Path = ()
+    for part in parts:
+        annotation = at(path)
+        model = section(annotation)
+        if model is not None:
+            keys = [key for key in model.model_fields if key == part.lower()]
+            if not keys:
+                raise UnknownKeyError(_unknown((*path, part.lower())))
+            path = (*path, keys[0])
+        elif is_map(annotation) and part:
+            path = (*path, _map_key(part, str(path[-1]), values))
+        else:
+            raise UnknownKeyError(f"{dotted(path)} is a value, it has no key {part.lower()!r}")
+        values = values.get(path[-1]) if isinstance(values, dict) else None
+    return path
+
+
+def _map_key(part: str, kind: str, values: Any) -> str:
+    existing = [str(key) for key in values] if isinstance(values, dict) else []
+    if part in existing:
+        return part
+    for same in (str.lower, _dotted_name):
+        for key in existing:
+            if same(key) == same(part):
+                return key
+    return _NEW_KEY.get(kind, str.lower)(part)
+
+
+def _unknown(path: Path) -> str:
+    near = nearest(path)
+    if near is None:
+        known = _keys_of(path[:-1])
+        return f"there is no setting {dotted(path)}; known there: {known}"
+    variable = PREFIX + near.replace(".", "__").upper()
+    return f"there is no setting {dotted(path)}; did you mean {variable} ({near})?"
+
+
+def _keys_of(path: Path) -> str:
+    model = section(at(path))
+    return ", ".join(model.model_fields) if model is not None else "nothing"
+
+
+def fill_empty_sections(value: Any, annotation: Any = Settings) -> Any:
+    """Return the value with sections that have no content (`kafka:`, nothing below it) as empty mappings."""
+    model = section(annotation)
+    if model is None and not is_map(annotation):
+        return value
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        return value
+    for key, item in value.items():
+        inner = at((key,), annotation) if model is not None else typing.get_args(annotation)[1]
+        value[key] = fill_empty_sections(item, inner)
+    return value

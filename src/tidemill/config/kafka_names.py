@@ -1,0 +1,59 @@
+"""What Kafka allows as names, and which client keys belong to tidemill: checked before anything connects."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
+_MAX_TOPIC = 249
+#: The group's name is a part of `group.instance.id`, to which Kafka's limit for names applies.
+_MAX_GROUP = 100
+
+
+def check_topic(name: str) -> str:
+    """Return a topic's name, if Kafka allows it.
+
+    Raises:
+        ValueError: It does not.
+    """
+    if name in {".", ".."} or len(name) > _MAX_TOPIC or not _NAME.fullmatch(name):
+        raise ValueError(
+            f"is no topic name: 1 to {_MAX_TOPIC} letters, digits, '.', '_' and '-' are allowed, got {name!r}"
+        )
+    return name
+
+
+def check_topic_or_empty(name: str) -> str:
+    """Return a topic's name, if it is empty or Kafka allows it."""
+    return check_topic(name) if name else name
+
+
+def check_group(name: str) -> str:
+    """Return a consumer group's name, if engines can carry it in their member ids.
+
+    Raises:
+        ValueError: They cannot.
+    """
+    if len(name) > _MAX_GROUP or not _NAME.fullmatch(name):
+        raise ValueError(
+            f"is no usable group name: 1 to {_MAX_GROUP} letters, digits, '.', '_' and '-' are allowed, got {name!r}"
+        )
+    return name
+
+
+def refuse_owned(config: dict[str, Any], owned: Mapping[str, str]) -> dict[str, Any]:
+    """Return a client configuration, if it sets no key that tidemill sets itself.
+
+    Args:
+        config: Keys and values for librdkafka.
+        owned: The keys of tidemill, and what to do instead of setting them.
+
+    Raises:
+        ValueError: It does; all such keys are named.
+    """
+    problems = [f"{key} may not be set here: {owned[key]}" for key in config if key in owned]
+    if problems:
+        raise ValueError("; ".join(problems))
+    return config

@@ -1,0 +1,104 @@
+"""Makes the settings of one YAML file, the environment and overrides from code, or says all that is wrong.
+
+The environment wins over the file, overrides win over both; mappings are merged key by key. Nothing here
+connects to anything, and no message quotes a secret.
+"""
+
+# pydantic-settings is not used for the merging: its sources know no lines of a file, match environment names
+# with fields only (not with the names of sinks and client properties that the file uses), and would read
+# TOPIC=123 as a number.
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from tidemill.config.document import Document, Problem, read_yaml
+from tidemill.config.environment import apply_environment, fill_empty_sections, merge
+from tidemill.config.problems import explain
+from tidemill.config.settings import Settings
+from tidemill.core.errors import ConfigError
+
+CONFIG_VARIABLE = "TIDEMILL_CONFIG"
+
+
+def load_settings(
+    path: Path | str | None = None,
+    environ: Mapping[str, str] = os.environ,
+    overrides: Mapping[str, Any] | None = None,
+) -> Settings:
+    """Return the settings of a file, the environment and overrides.
+
+    Args:
+        path: The YAML file; None: the one that TIDEMILL_CONFIG names, or none at all.
+        environ: Variables `TIDEMILL_SECTION__KEY` override the file.
+        overrides: Nested values that override both.
+
+    Raises:
+        ConfigError: Something is wrong; the message has a line for each problem, with its place.
+
+    Example:
+        >>> load_settings(None, {"TIDEMILL_KAFKA__SOURCE_TOPIC": "orders"}).kafka.source_topic
+        'orders'
+    """
+    named_by = ""
+    if path is None and environ.get(CONFIG_VARIABLE):
+        path, named_by = environ[CONFIG_VARIABLE], f" (named by {CONFIG_VARIABLE})"
+    document = _read(Path(path), named_by) if path is not None else Document({})
+    source = str(path) if path is not None else "the defaults"
+    if not isinstance(document.value, dict):
+        raise _error([Problem(source, "", "expected sections (kafka, executor, ...) at the top of the file")])
+    apply_environment(document, environ)
+    merge(document, (), copy.deepcopy(dict(overrides or {})), "set in code")
+    try:
+        settings = Settings.model_validate(fill_empty_sections(document.value))
+    except ValidationError as error:
+        problems = [*document.problems, *explain(error, document, source)]
+        raise _error(problems) from None
+    if document.problems:
+        raise _error(document.problems)
+    return settings
+
+
+def validated(settings: Settings, source: str = "on_startup") -> Settings:
+    """Return settings that code has changed, checked again as a whole.
+
+    Args:
+        settings: The changed settings.
+        source: Who changed them, for messages.
+
+    Raises:
+        ConfigError: They are not valid any more.
+    """
+    values = settings.model_dump(warnings=False)
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        raise _error(explain(error, Document(values), source)) from None
+
+
+def _read(path: Path, named_by: str) -> Document:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise ConfigError(
+            f"the configuration file {path}{named_by} does not exist; `tidemill init DIR` makes a project with one"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the configuration file {path}{named_by} is not UTF-8 text: {error.reason}") from None
+    except OSError as error:
+        raise ConfigError(f"the configuration file {path}{named_by} cannot be read: {error.strerror}") from None
+    document = read_yaml(text, str(path))
+    if document.problems and not document.value:
+        raise _error(document.problems)
+    return document
+
+
+def _error(problems: list[Problem]) -> ConfigError:
+    lines = "".join(f"\n  {problem}" for problem in problems)
+    return ConfigError(f"the configuration is wrong:{lines}")

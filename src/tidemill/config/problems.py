@@ -1,0 +1,121 @@
+"""Says in the user's words what the models found wrong: where it stands, what was expected, what is there."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from tidemill.config.document import Document, Path, Problem, dotted
+from tidemill.config.redaction import is_secret, redact_text
+from tidemill.config.shape import known_keys, nearest
+
+_MAX_SHOWN = 60
+_KEYS = re.compile(r"[A-Za-z][A-Za-z0-9_.]*")
+_EXPECTED: Mapping[str, str] = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "a string",
+    "list_type": "a list",
+    "dict_type": "a mapping of keys to values",
+    "model_type": "a section (a mapping of keys to values)",
+    "literal_error": "{expected}",
+    "greater_than": "a number above {gt}",
+    "greater_than_equal": "a number of at least {ge}",
+    "less_than_equal": "a number of at most {le}",
+    "string_too_short": "a text that is not empty",
+}
+
+
+def explain(error: ValidationError, document: Document, source: str) -> list[Problem]:
+    """Return one problem per error of the models.
+
+    Args:
+        error: What validation raised.
+        document: Where the values came from; what it knows to be wrong already is not said twice.
+        source: What is named where no place is known.
+    """
+    known = {problem.path for problem in document.problems if problem.path}
+    problems = []
+    for details in error.errors(include_url=False):
+        path: Path = tuple(part for part in details["loc"] if part != "[key]")
+        if dotted(path) not in known:
+            text = _text(details, path)
+            problems.append(Problem(_place(path, text, document.places, source), dotted(path), text))
+    return problems
+
+
+def _place(path: Path, text: str, places: Mapping[Path, str], source: str) -> str:
+    # An error of a whole section is about the keys that it names.
+    for key in _KEYS.findall(text):
+        if (*path, key) in places:
+            return places[(*path, key)]
+    for length in range(len(path), 0, -1):
+        if path[:length] in places:
+            return places[path[:length]]
+    return source
+
+
+def _text(details: ErrorDetails, path: Path) -> str:
+    kind, context = details["type"], details.get("ctx", {})
+    if kind == "extra_forbidden":
+        return _unknown(path)
+    if kind == "missing":
+        return "is missing; it has no default"
+    if kind == "value_error":
+        return str(context["error"])
+    expected = _EXPECTED.get(kind)
+    if expected is None:
+        return details["msg"]
+    value = details["input"]
+    hint = "; write it in quotes" if kind == "string_type" and _is_scalar(value) else ""
+    example = '; for example ["a", "b"]' if kind == "list_type" else ""
+    return f"expected {expected.format(**context)}, got {_shown(value, path, kind)}{hint}{example}"
+
+
+def _unknown(path: Path) -> str:
+    near = nearest(path)
+    if near is None:
+        return f"unknown key; known here: {', '.join(known_keys(path[:-1]))}"
+    beside = dotted(path[:-1])
+    return f"unknown key; did you mean {near.removeprefix(beside + '.') if beside else near}?"
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, bool | int | float | datetime.date)
+
+
+def _shown(value: Any, path: Path, kind: str) -> str:
+    """Name a value; its text only where that cannot be a secret in the wrong place."""
+    what, text = _named(value)
+    if kind in {"model_type", "dict_type"} or any(is_secret(str(part)) for part in path):
+        return what
+    return f"{what} {text}" if text else what
+
+
+def _named(value: Any) -> tuple[str, str]:
+    match value:
+        case None:
+            return "nothing", ""
+        case bool():
+            return "the truth value", str(value).lower()
+        case int() | float():
+            return "the number", str(value)
+        case str():
+            shown = redact_text(value)
+            return "the string", repr(shown if len(shown) <= _MAX_SHOWN else shown[:_MAX_SHOWN] + "...")
+        case datetime.date():
+            return "the date", str(value)
+        case list():
+            return "a list", ""
+        case Mapping():
+            return "a mapping", ""
+        case _:
+            return f"a value of type {type(value).__name__}", ""

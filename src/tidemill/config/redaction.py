@@ -1,0 +1,97 @@
+"""Hides secrets wherever configuration, errors or logs are shown.
+
+A secret is known by its key (`redact`), or by its form inside a text (`redact_text`): the user part of an
+address, and `password=...`. It is better to mask too much than too little; what is passed on to clients is
+never changed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+MASK = "***"
+
+#: Words that make a value secret wherever they are part of its key.
+_WORDS = r"passw|pwd|passphrase|secret|token|credential|authori[sz]ation|cookie|api[._-]?key|jaas"
+_SECRET_KEY = re.compile(rf"(?:{_WORDS})|[._-]key$|^key[._-]?pem$", re.IGNORECASE)
+_SASL = re.compile(r"sasl[._]", re.IGNORECASE)
+_SASL_PUBLIC = re.compile(r"sasl[._]mechanisms?$", re.IGNORECASE)
+_SSL_KEY = re.compile(r"ssl[._]key(?:[._]|$|store[._-]?key)", re.IGNORECASE)
+#: Paths and names of things that hold secrets are no secrets, and needed to see what is wrong.
+_PUBLIC = re.compile(
+    r"[._](?:location|path|file|url|mechanism|format|type|enabled?)$|^env_inherit_deny$", re.IGNORECASE
+)
+_USERINFO = re.compile(r"(?P<scheme>\b[A-Za-z][A-Za-z0-9+.-]*://)(?P<user>[^/?#\s'\"]*)@")
+#: Starts at the beginning of a word only: tried inside every word, a long one would cost its length squared.
+_ASSIGNED = re.compile(
+    rf"(?P<name>(?<![\w.-])[\w.-]*(?:{_WORDS})[\w.-]*)(?P<equals>['\"]?\s*[=:]\s*)"
+    r"(?P<value>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^\s,;&'\"}\])]+)",
+    re.IGNORECASE,
+)
+_BEARER = re.compile(r"\b(Bearer|Basic)\s+[A-Za-z0-9._~+/=-]{6,}")
+
+
+def is_secret(key: str) -> bool:
+    """Tell whether the value of a key with this name is a secret.
+
+    Example:
+        >>> [is_secret(key) for key in ("sasl.password", "ssl.key.pem", "ssl.ca.location", "topic")]
+        [True, True, False, False]
+    """
+    if _PUBLIC.search(key):
+        return False
+    if _SASL.match(key):
+        return not _SASL_PUBLIC.match(key)
+    return bool(_SECRET_KEY.search(key) or _SSL_KEY.search(key))
+
+
+def redact(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a deep copy of a mapping with every secret replaced by `***`.
+
+    Example:
+        >>> redact({"sasl.password": "hunter2", "url": "http://me:hunter2@host/"})
+        {'sasl.password': '***', 'url': 'http://***@host/'}
+    """
+    return {key: _redact_item(str(key), item) for key, item in value.items()}
+
+
+def redact_text(text: str) -> str:
+    """Mask what looks like a secret inside a text: users in addresses, `password=...`, bearer tokens.
+
+    Example:
+        >>> redact_text("cannot reach postgres://app:hunter2@db/x")
+        'cannot reach postgres://***@db/x'
+    """
+    text = _BEARER.sub(rf"\1 {MASK}", text)
+    if "@" in text:
+        text = _USERINFO.sub(rf"\g<scheme>{MASK}@", text)
+    if "=" in text or ":" in text:
+        text = _ASSIGNED.sub(_mask_assigned, text)
+    return text
+
+
+def _mask_assigned(found: re.Match[str]) -> str:
+    if not is_secret(found["name"]) or found["value"] == MASK:
+        return found[0]
+    return f"{found['name']}{found['equals']}{MASK}"
+
+
+def _redact_item(key: str, value: Any) -> Any:
+    # An empty value is shown: that a password is missing is what the reader has to see.
+    if is_secret(key) and value is not None and value != "" and not isinstance(value, bool):
+        return MASK
+    return _redact_value(value)
+
+
+def _redact_value(value: Any) -> Any:
+    match value:
+        case str():
+            return redact_text(value)
+        case Mapping():
+            return redact(value)
+        case Sequence() if not isinstance(value, bytes):
+            return [_redact_value(item) for item in value]
+        case _:
+            return value

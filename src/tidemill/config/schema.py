@@ -1,0 +1,23 @@
+"""The JSON schema of the configuration file: for editors, and for a reference that cannot get out of date."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tidemill.config.settings import Settings
+
+
+def settings_schema() -> dict[str, Any]:
+    """Return the JSON schema of the settings; the same settings give the same schema."""
+    schema = Settings.model_json_schema()
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "tidemill configuration",
+        **{key: value for key, value in schema.items() if key != "title"},
+    }
+
+
+def schema_text() -> str:
+    """Return the schema as JSON text, sorted, with a newline at its end."""
+    return json.dumps(settings_schema(), indent=2, sort_keys=True) + "\n"

@@ -1,0 +1,80 @@
+"""What the settings' models allow at a path, and which known key is nearest to a wrong one."""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel
+
+from tidemill.config.document import Path, dotted
+from tidemill.config.settings import Settings
+
+#: Low enough that `file` finds `filesystem`.
+_NEAR = 0.55
+
+
+def section(annotation: Any) -> type[BaseModel] | None:
+    """Return the model that an annotation names, None for anything else."""
+    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+
+
+def is_map(annotation: Any) -> bool:
+    """Tell whether the annotation is a mapping with free keys."""
+    return typing.get_origin(annotation) is dict
+
+
+def takes_text(annotation: Any) -> bool:
+    """Tell whether a value can be any text, so that what looks like a number has to stay one."""
+    if annotation is str or annotation is Any:
+        return True
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return takes_text(arguments[0])
+    if origin is typing.Literal:
+        return all(isinstance(argument, str) for argument in arguments)
+    if origin in {types.UnionType, typing.Union}:
+        return any(takes_text(argument) for argument in arguments)
+    return False
+
+
+def at(path: Path, root: Any = Settings) -> Any:
+    """Return the annotation at a path, None if nothing is allowed there."""
+    annotation = root
+    for part in path:
+        model = section(annotation)
+        if model is not None:
+            info = model.model_fields.get(str(part))
+            annotation = info.annotation if info else None
+        elif is_map(annotation):
+            annotation = typing.get_args(annotation)[1]
+        else:
+            return None
+    return annotation
+
+
+def known_keys(path: Path) -> list[str]:
+    """Return the keys of the section at a path."""
+    model = section(at(path))
+    return list(model.model_fields) if model is not None else []
+
+
+def nearest(path: Path) -> str | None:
+    """Return what an unknown path most likely means: a key beside it, or the same name elsewhere."""
+    parent, key = path[:-1], str(path[-1])
+    near = difflib.get_close_matches(key.lower(), known_keys(parent), n=1, cutoff=_NEAR)
+    if near:
+        return dotted((*parent, near[0]))
+    elsewhere = [known for known in _all_paths(Settings, ()) if known[-1] == key.lower()]
+    return dotted(elsewhere[0]) if elsewhere else None
+
+
+def _all_paths(model: type[BaseModel], path: Path) -> Iterator[Path]:
+    for name, info in model.model_fields.items():
+        yield (*path, name)
+        inner = section(info.annotation)
+        if inner is not None:
+            yield from _all_paths(inner, (*path, name))

@@ -1,0 +1,48 @@
+"""The errors a user of tidemill can see, split by who is to blame.
+
+Every message says what happened, to what, and what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class TidemillError(Exception):
+    """Base of every error that tidemill raises on purpose."""
+
+
+class ConfigError(TidemillError):
+    """The configuration is wrong; nothing was started."""
+
+
+class HandlerError(TidemillError):
+    """The user's handler is wrong or raised."""
+
+
+class RemoteError(TidemillError):
+    """A broker, a sink or a database failed.
+
+    Args:
+        message: What happened, to what, and what to do.
+        retryable: True when the same call may succeed later (connection, time-out, overload).
+    """
+
+    def __init__(self, message: str, *, retryable: bool = True) -> None:
+        """Keep whether trying again can help."""
+        super().__init__(message)
+        self.retryable = retryable
+
+
+class InvariantError(TidemillError):
+    """tidemill broke a promise to itself; please report it with the traceback."""
+
+
+class SinkNotConfiguredError(ConfigError):
+    """A pipeline has no sink at all, or a payload names a sink that does not exist."""
+
+
+class AmbiguousSinkError(ConfigError):
+    """A payload leaves its sink open although several of that type are configured."""
+
+
+class FencedError(TidemillError):
+    """Another process took this engine's place in the consumer group."""

@@ -1,0 +1,380 @@
+"""What one sink is sent next: batches, retries, who waits behind whom, whom to ask, and when to give up.
+
+Theory of operation. Items stand in one line in the order they came. At most one batch is in flight; what comes
+meanwhile makes up the next one. An item that is refused and may be tried again *holds* its key: the items of that
+key behind it wait, and once its back-off is over it goes alone, as a probe; when it is through, those behind it
+return to the head of the line together. Items without a key hold nothing. When the sink as a whole fails, the whole
+line pauses. An item that cannot be tried again, or for too long, is asked about, and holds its key until decided.
+
+Invariants, each a property test:
+1. Every item ends exactly once: delivered, given up, dropped by a decision, or abandoned with its lane.
+2. Items of one key are delivered in the order they came, as far as the sink itself keeps the order in a batch.
+3. No more than one batch is in flight; memory is O(outstanding).
+4. An item is tried no longer than twice the budget, counted from its first refusal; the second time only because
+   a decision asked for it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic
+
+from tidemill.core.outbox_items import (
+    Ask,
+    Decision,
+    Delivered,
+    Effect,
+    GaveUp,
+    Item,
+    LaneT,
+    Limits,
+    Refused,
+    State,
+    ValueT,
+)
+
+
+class _Hold(Generic[LaneT, ValueT]):
+    """A key whose first item is tried again or asked about, and those behind it."""
+
+    __slots__ = ("asked", "behind", "head")
+
+    def __init__(self, head: Item[LaneT, ValueT]) -> None:
+        self.head = head
+        self.behind: deque[Item[LaneT, ValueT]] = deque()
+        # How many of those behind are asked about.
+        self.asked = 0
+
+
+class _Failure(Generic[LaneT, ValueT]):
+    """Items of one answer that failed in the same way, asked about or given up together."""
+
+    __slots__ = ("asked", "given_up")
+
+    def __init__(self) -> None:
+        self.asked: list[Item[LaneT, ValueT]] = []
+        self.given_up: list[Item[LaneT, ValueT]] = []
+
+
+@dataclass(frozen=True, slots=True)
+class _WholeBatch:
+    """The refusal of every item, when the sink itself failed."""
+
+    error: str
+    retryable: bool
+    oversize: bool = False
+
+
+class SendQueue(Generic[LaneT, ValueT]):
+    """The line in front of one sink.
+
+    Call `take` after every input and whenever `due` comes; a batch that it returns is in flight until `answered` or
+    `failed`. All times are seconds of one monotonic clock; `bits` are 32 random bits.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        """Start empty."""
+        self._limits = limits
+        self._ready: deque[Item[LaneT, ValueT]] = deque()
+        self._ready_bytes = 0
+        self._ready_since = 0.0
+        self._probes: deque[Item[LaneT, ValueT]] = deque()
+        self._later: list[tuple[float, Item[LaneT, ValueT]]] = []
+        self._holds: dict[Hashable, _Hold[LaneT, ValueT]] = {}
+        self._asked: set[Item[LaneT, ValueT]] = set()
+        self._in_flight: list[Item[LaneT, ValueT]] = []
+        self._paused_until = 0.0
+        self._failures = 0
+        self._numbers = 0
+        self._abandoned = False
+        #: Items that did not end yet.
+        self.outstanding = 0
+        #: Since when something is refused, and the last error; None while nothing is.
+        self.failing: tuple[float, str] | None = None
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a batch is with the sink."""
+        return bool(self._in_flight)
+
+    @property
+    def asked(self) -> int:
+        """How many items somebody has to decide about."""
+        return len(self._asked)
+
+    def add(self, item: Item[LaneT, ValueT], now: float) -> None:
+        """Put an item at the end of the line."""
+        if not self._ready:
+            self._ready_since = now
+        self._enter(item)
+        self._ready.append(item)
+        self._ready_bytes += item.size_bytes
+
+    def refuse(self, item: Item[LaneT, ValueT], error: str, now: float) -> Ask[LaneT, ValueT]:
+        """Take an item that cannot be sent at all: it is asked about once, and never tried."""
+        self._enter(item)
+        item.key = None
+        item.attempts = 1
+        item.extended = True
+        item.deadline = now
+        item.state = State.ASKED
+        self._asked.add(item)
+        return Ask((item,), error, False, 1)
+
+    def _enter(self, item: Item[LaneT, ValueT]) -> None:
+        self._numbers += 1
+        item.number = self._numbers
+        self.outstanding += 1
+
+    # -- what to send -----------------------------------------------------------------------------------------
+
+    def take(self, now: float) -> Sequence[Item[LaneT, ValueT]]:
+        """Return the batch to send now; empty while one is in flight, or nothing is to be sent yet."""
+        if self._in_flight or now < self._paused_until:
+            return ()
+        limits = self._limits
+        while self._later and self._later[0][0] <= now:
+            self._probes.append(heapq.heappop(self._later)[1])
+        if not self._probes:
+            count = len(self._ready)
+            full = count >= limits.max_count or self._ready_bytes >= limits.max_bytes
+            if not count or not (full or now >= self._ready_since + limits.linger_seconds):
+                return ()
+            if not self._holds and count <= limits.max_count and self._ready_bytes <= limits.max_bytes:
+                self._in_flight = list(self._ready)
+                self._ready.clear()
+                self._ready_bytes = 0
+                return self._in_flight
+        self._in_flight = self._collect()
+        return self._in_flight
+
+    def _collect(self) -> list[Item[LaneT, ValueT]]:
+        """Fill a batch with probes first, then with those of the line whose key is not held."""
+        limits = self._limits
+        batch: list[Item[LaneT, ValueT]] = []
+        size = 0
+        while self._probes and len(batch) < limits.max_count:
+            item = self._probes[0]
+            if item.state is State.GONE:
+                self._probes.popleft()
+                self._passed(item)
+                continue
+            size += item.size_bytes
+            if batch and size > limits.max_bytes:
+                return batch
+            batch.append(self._probes.popleft())
+        while self._ready and len(batch) < limits.max_count:
+            item = self._ready[0]
+            hold = self._holds.get(item.key) if item.key is not None else None
+            if hold is None:
+                size += item.size_bytes
+                if batch and size > limits.max_bytes:
+                    return batch
+                batch.append(item)
+            else:
+                item.state = State.WAITING
+                hold.behind.append(item)
+            self._ready.popleft()
+            self._ready_bytes -= item.size_bytes
+        return batch
+
+    @property
+    def due(self) -> float | None:
+        """When `take` is worth a call if nothing else happens before; None: not before something does."""
+        if self._in_flight:
+            return None
+        times = []
+        if self._probes:
+            times.append(self._paused_until)
+        if self._later:
+            times.append(self._later[0][0])
+        if self._ready:
+            times.append(self._ready_since + self._limits.linger_seconds)
+        return max(min(times), self._paused_until) if times else None
+
+    # -- what became of it ------------------------------------------------------------------------------------
+
+    def answered(self, answers: Sequence[Refused | None], now: float, bits: int) -> list[Effect[LaneT, ValueT]]:
+        """Take the sink's answers, one per item of the batch in flight, None where it is confirmed."""
+        self._failures = 0
+        batch = self._in_flight
+        if not self._holds and not self._abandoned and answers.count(None) == len(batch):
+            self._in_flight = []
+            self.outstanding -= len(batch)
+            if not self._later and not self._probes:
+                self.failing = None
+            return [Delivered(batch)]
+        return self._settle(answers, now, None, bits)
+
+    def failed(self, error: str, retryable: bool, now: float, bits: int) -> list[Effect[LaneT, ValueT]]:
+        """Take that nothing of the batch in flight is known to be delivered; if it can be retried, the line pauses."""
+        due = None
+        if retryable:
+            self._failures += 1
+            due = self._paused_until = now + self._limits.backoff.delay(self._failures, bits)
+        return self._settle([_WholeBatch(error, retryable)] * len(self._in_flight), now, due, bits)
+
+    def _settle(
+        self, answers: Sequence[Refused | None], now: float, due: float | None, bits: int
+    ) -> list[Effect[LaneT, ValueT]]:
+        batch, self._in_flight = self._in_flight, []
+        self._abandoned = False
+        delivered: list[Item[LaneT, ValueT]] = []
+        failures: dict[tuple[str, bool, int], _Failure[LaneT, ValueT]] = {}
+        for item, answer in zip(batch, answers, strict=True):
+            if item.state is State.GONE:
+                self._passed(item)
+            elif answer is None:
+                delivered.append(item)
+                self._end(item)
+            else:
+                self._refused(item, answer, now, due, bits, failures)
+        if not self._holds and not self._later and not self._probes and None in answers:
+            self.failing = None
+        effects: list[Effect[LaneT, ValueT]] = [Delivered(delivered)] if delivered else []
+        for (error, oversize, attempts), failure in failures.items():
+            if failure.asked:
+                effects.append(Ask(failure.asked, error, oversize, attempts))
+            if failure.given_up:
+                effects.append(GaveUp(failure.given_up, error, oversize, attempts))
+        return effects
+
+    def _refused(
+        self,
+        item: Item[LaneT, ValueT],
+        answer: Refused,
+        now: float,
+        due: float | None,
+        bits: int,
+        failures: dict[tuple[str, bool, int], _Failure[LaneT, ValueT]],
+    ) -> None:
+        item.attempts += 1
+        if item.deadline is None:
+            item.deadline = now + self._limits.budget_seconds
+        in_time = now < item.deadline
+        if answer.retryable:
+            self.failing = (self.failing[0] if self.failing else now, answer.error)
+        if answer.retryable and in_time:
+            self._wait(item, due if due is not None else now + self._limits.backoff.delay(item.attempts, bits))
+            return
+        failure = failures.setdefault((answer.error, answer.oversize, item.attempts), _Failure())
+        if item.extended and not in_time:
+            failure.given_up.append(item)
+            self._end(item)
+            return
+        failure.asked.append(item)
+        item.state = State.ASKED
+        self._asked.add(item)
+        if self._hold(item) is not item:
+            self._holds[item.key].asked += 1
+
+    def _wait(self, item: Item[LaneT, ValueT], due: float) -> None:
+        item.state = State.WAITING
+        if self._hold(item) is item:
+            heapq.heappush(self._later, (due, item))
+
+    def _hold(self, item: Item[LaneT, ValueT]) -> Item[LaneT, ValueT]:
+        """Let an item hold its key, or stand behind the one that does; return the one that does."""
+        if item.key is None:
+            return item
+        hold = self._holds.get(item.key)
+        if hold is None:
+            self._holds[item.key] = _Hold(item)
+            return item
+        if hold.head is not item:
+            hold.behind.append(item)
+        return hold.head
+
+    def decided(
+        self, ask: Ask[LaneT, ValueT], decision: Decision, now: float, bits: int
+    ) -> list[Effect[LaneT, ValueT]]:
+        """Take the answer to `Ask`: RETRY is carried out within the budget, or ends in `GaveUp`."""
+        given_up: list[Item[LaneT, ValueT]] = []
+        for item in ask.items:
+            if item.state is not State.ASKED:
+                continue
+            self._asked.discard(item)
+            hold = self._holds.get(item.key) if item.key is not None else None
+            behind = hold is not None and hold.head is not item
+            if hold is not None and behind:
+                hold.asked -= 1
+            assert item.deadline is not None
+            if decision is Decision.DROP:
+                self._end(item)
+            elif item.extended and now >= item.deadline:
+                given_up.append(item)
+                self._end(item)
+            else:
+                if not item.extended:
+                    item.extended = True
+                    item.deadline = now + self._limits.budget_seconds
+                item.state = State.WAITING
+                if not behind:
+                    due = now + self._limits.backoff.delay(item.attempts, bits)
+                    heapq.heappush(self._later, (due, item))
+        return [GaveUp(given_up, ask.error, ask.oversize, ask.attempts)] if given_up else []
+
+    def _end(self, item: Item[LaneT, ValueT]) -> None:
+        item.state = State.GONE
+        self.outstanding -= 1
+        self._passed(item)
+
+    def _passed(self, item: Item[LaneT, ValueT]) -> None:
+        """Let go of the key that an item held: the next one becomes its head, or all return to the line."""
+        hold = self._holds.get(item.key) if self._holds and item.key is not None else None
+        if hold is None or hold.head is not item:
+            return
+        behind = hold.behind
+        while behind and behind[0].state is State.GONE:
+            behind.popleft()
+        if behind and hold.asked:
+            head = hold.head = behind.popleft()
+            if head.state is State.ASKED:
+                hold.asked -= 1
+            else:
+                self._probes.append(head)
+            return
+        del self._holds[item.key]
+        for waiting in reversed(behind):
+            if waiting.state is not State.GONE:
+                waiting.state = State.QUEUED
+                self._ready.appendleft(waiting)
+                self._ready_bytes += waiting.size_bytes
+
+    # -- lanes given up ---------------------------------------------------------------------------------------
+
+    def abandon(self, lane: LaneT) -> None:
+        """Forget every item of a lane; what the sink says of those in flight changes nothing."""
+        heads: list[Item[LaneT, ValueT]] = []
+        for item in self._everything():
+            if item.lane != lane or item.state is State.GONE:
+                continue
+            if item.state is State.ASKED:
+                self._asked.discard(item)
+                hold = self._holds.get(item.key) if item.key is not None else None
+                if hold is not None and hold.head is item:
+                    heads.append(item)
+                elif hold is not None:
+                    hold.asked -= 1
+            item.state = State.GONE
+            self.outstanding -= 1
+        self._abandoned = bool(self._in_flight)
+        self._ready = deque(item for item in self._ready if item.state is not State.GONE)
+        self._ready_bytes = sum(item.size_bytes for item in self._ready)
+        for item in heads:
+            self._passed(item)
+
+    def _everything(self) -> Iterator[Item[LaneT, ValueT]]:
+        """Yield every item in hand, some of them twice."""
+        yield from list(self._asked)
+        yield from self._ready
+        yield from self._probes
+        yield from self._in_flight
+        for _, item in self._later:
+            yield item
+        for hold in self._holds.values():
+            yield hold.head
+            yield from hold.behind

@@ -1,0 +1,157 @@
+"""What a slot can be told and what it can ask for: the inputs and effects of `core.slot`. Values only."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Ending(enum.StrEnum):
+    """Why an engine ended, or why a slot is finished."""
+
+    #: It did what was asked: fetched nothing more, finished what it had, committed, left the group.
+    DRAINED = "drained"
+    #: Another process took its place in the group.
+    FENCED = "fenced"
+    #: The configuration is wrong.
+    CONFIG = "config"
+    #: It ended by an error that it could report.
+    FAILED = "failed"
+    #: It ended without a word, or its job was cancelled.
+    CRASHED = "crashed"
+    #: Of slots only: no engine ran when the drain was asked for, but one had, and it did not leave the group.
+    ABSENT = "absent"
+
+
+# -- inputs ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Submit the first job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """An engine connected, for the first time or again.
+
+    Attributes:
+        job_token: What came with its job.
+        run_token: Its number in this slot, given at its first hello: it rises with every engine, and one
+            that connects again keeps its own.
+    """
+
+    job_token: int
+    run_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The engine finished `on_ready`."""
+
+    run_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Anything at all came from the engine."""
+
+    run_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinkClosed:
+    """The link of an engine that said hello ended, by whichever side."""
+
+    run_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnded:
+    """A job returned its engine's summary (`ending`, `error`) or failed (`CRASHED`, Spark's error)."""
+
+    job_token: int
+    ending: Ending
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRequested:
+    """The pipeline is to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time went by."""
+
+
+Input = Start | Hello | Ready | Heartbeat | LinkClosed | JobEnded | DrainRequested | Tick
+
+
+# -- effects --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitJob:
+    """Submit the slot's job, with this token in it; `JobEnded` must follow some time."""
+
+    job_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelJob:
+    """Cancel the job; may come again while it does not end. Its `JobEnded` is still expected."""
+
+    job_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """This engine counts from now on, and no older one does."""
+
+    run_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Tell this engine to end itself, and why; its `LinkClosed` is still expected."""
+
+    run_token: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Send this engine the request to drain."""
+
+    run_token: int
+
+
+class ReportKind(enum.StrEnum):
+    """What a report is about."""
+
+    NO_HELLO = "no_hello"
+    SILENT = "silent"
+    LINK_LOST = "link_lost"
+    CANCELLED = "cancelled"
+    RESTART = "restart"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Say this to whoever runs the pipeline."""
+
+    kind: ReportKind
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The slot is done for good."""
+
+    ending: Ending
+    error: str | None = None
+
+
+Effect = SubmitJob | CancelJob | Admit | Refuse | Drain | Report | Finished

@@ -1,0 +1,96 @@
+"""Windowing: the messages of one partition, cut into windows by count, bytes and time.
+
+Invariants: every item is in exactly one window, in order; windows are never empty and are numbered from 0
+without gaps; a window holds at most `max_count` items and at most `max_bytes`, but for an item that is larger
+than that, which makes a window of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Window(Generic[T]):
+    """A closed window.
+
+    Attributes:
+        number: Rises by one per window of the partition.
+        items: What is in it, in order; never empty.
+        size_bytes: The bytes of all items.
+    """
+
+    number: int
+    items: list[T]
+    size_bytes: int
+
+
+class Windowing(Generic[T]):
+    """The open window of one partition.
+
+    Args:
+        max_count: A window with so many items is closed.
+        max_bytes: A window is closed before it has more bytes.
+        linger_seconds: How long a window stays open after its first item; 0: until nothing more is waiting.
+    """
+
+    __slots__ = ("_due", "_items", "_linger_seconds", "_max_bytes", "_max_count", "_number", "_size_bytes")
+
+    def __init__(self, max_count: int, max_bytes: int, linger_seconds: float) -> None:
+        """Start with an empty window."""
+        self._max_count = max_count
+        self._max_bytes = max_bytes
+        self._linger_seconds = linger_seconds
+        self._items: list[T] = []
+        self._size_bytes = 0
+        self._number = 0
+        self._due: float | None = None
+
+    @property
+    def due(self) -> float | None:
+        """When `expire` closes the open window; None: there is none, or it does not wait for a time."""
+        return self._due
+
+    def add(self, item: T, size_bytes: int, now: float) -> Window[T] | None:
+        """Add an item; return the window that this closed.
+
+        An item that does not fit any more closes the window before it. If it fills the next one as well, that
+        one is closed by whatever comes first: the next `add`, `idle`, or `expire`, for which it is due at
+        once.
+        """
+        closed = None
+        if self._items and self._size_bytes + size_bytes > self._max_bytes:
+            closed = self._close()
+        if not self._items and self._linger_seconds > 0:
+            self._due = now + self._linger_seconds
+        self._items.append(item)
+        self._size_bytes += size_bytes
+        if len(self._items) >= self._max_count or self._size_bytes >= self._max_bytes:
+            if closed is None:
+                return self._close()
+            if self._linger_seconds > 0:
+                self._due = now
+        return closed
+
+    def idle(self, now: float) -> Window[T] | None:
+        """Return the open window if it need not wait, now that nothing more is waiting to be added."""
+        return self.expire(now) if self._linger_seconds > 0 else self.flush()
+
+    def expire(self, now: float) -> Window[T] | None:
+        """Return the open window if its time is over."""
+        return self._close() if self._due is not None and now >= self._due else None
+
+    def flush(self) -> Window[T] | None:
+        """Return the open window, however young it is."""
+        return self._close() if self._items else None
+
+    def _close(self) -> Window[T]:
+        window = Window(self._number, self._items, self._size_bytes)
+        self._number += 1
+        self._items = []
+        self._size_bytes = 0
+        self._due = None
+        return window

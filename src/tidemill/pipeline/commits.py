@@ -1,0 +1,113 @@
+"""The ledger's shell: offers the contiguous resolved prefix of every partition to the source, and hears how it went.
+
+At most one commit per partition is in flight; a failed one is offered again with what joined it; the answer to a
+commit of an earlier ownership of the partition changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+
+from tidemill.core.ledger import Batch, Entry, Ledger
+from tidemill.sources.base import CommitStatus, Source, TopicPartition
+
+#: Commits are collected for this long.
+COLLECT_SECONDS = 0.1
+
+
+class Commits:
+    """What may be committed, and what is.
+
+    Args:
+        source: Carries commits out.
+        settled: Called with a partition and the number of messages that a confirmed commit passed.
+    """
+
+    def __init__(self, source: Source, settled: Callable[[TopicPartition, int], None]) -> None:
+        """Start with nothing outstanding."""
+        self._source = source
+        self._settled = settled
+        self._ledger: Ledger[TopicPartition, int] = Ledger()
+        self._in_flight: dict[TopicPartition, Batch[TopicPartition, int]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._changed = asyncio.Event()
+        #: The next offset of each partition, as this engine committed it.
+        self.committed: dict[TopicPartition, int] = {}
+
+    def open(self, partition: TopicPartition, offset: int) -> Entry[TopicPartition, int]:
+        """Note a message that was taken in hand."""
+        return self._ledger.open(partition, offset)
+
+    def resolve(self, entry: Entry[TopicPartition, int]) -> None:
+        """Note that a message left the pipeline; a commit follows within `COLLECT_SECONDS`."""
+        self._ledger.resolve(entry)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(COLLECT_SECONDS, self.send)
+
+    def send(self) -> None:
+        """Offer what is ready now."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        offsets = self._collect()
+        if offsets:
+            self._source.commit(offsets)
+
+    def _collect(self) -> dict[TopicPartition, int]:
+        offsets = {}
+        for batch in self._ledger.ready():
+            self._in_flight[batch.lane] = batch
+            offsets[batch.lane] = batch.entries[-1].item + 1
+        return offsets
+
+    def ended(self, offsets: Mapping[TopicPartition, int], status: CommitStatus) -> None:
+        """Hear how a commit went."""
+        for partition, offset in offsets.items():
+            batch = self._in_flight.get(partition)
+            if batch is None or batch.entries[-1].item + 1 != offset:
+                continue  # of an earlier ownership
+            del self._in_flight[partition]
+            if status is CommitStatus.DONE:
+                self._ledger.settle(batch)
+                self.committed[partition] = offset
+                self._settled(partition, len(batch.entries))
+            else:
+                self._ledger.retry(batch)
+        self._changed.set()
+        if self._timer is None and self._ledger.total:
+            self._timer = asyncio.get_running_loop().call_later(COLLECT_SECONDS, self.send)
+
+    def surrender(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return what must be committed of partitions that are about to be given up, and forget them."""
+        theirs = set(partitions)
+        for partition in theirs & self._in_flight.keys():
+            self._ledger.retry(self._in_flight.pop(partition))
+        offsets = self._collect()
+        last = {partition: offsets.pop(partition) for partition in theirs & offsets.keys()}
+        if offsets:
+            self._source.commit(offsets)
+        for partition in theirs:
+            self.abandon(partition)
+        self.committed.update(last)
+        return last
+
+    def abandon(self, partition: TopicPartition) -> None:
+        """Forget a partition: late resolutions and answers change nothing."""
+        self._in_flight.pop(partition, None)
+        self._ledger.abandon(partition)
+
+    async def finish(self) -> None:
+        """Commit everything that is ready; returns when it is confirmed. The caller bounds the time."""
+        self.send()
+        while self._in_flight:
+            self._changed.clear()
+            await self._changed.wait()
+            if not self._in_flight:
+                self.send()
+
+    def close(self) -> None:
+        """Send nothing more by itself."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,515 @@
+"""One pipeline worker: takes messages from its source through windows to resolved, and says what may be committed.
+
+Theory of operation. The source buffers messages per partition; the pump takes as many as backpressure leaves room for,
+opens an entry in the ledger for each, and closes windows. A window arranges, runs and delivers (`windowrun`) and
+resolves its entries in any order; the ledger yields the contiguous resolved prefix per partition, and that is what is
+committed, one commit at a time per partition. Everything happens on one loop; nothing here decides what core decides.
+
+Invariants: no message is forgotten: each is resolved exactly once, after its work is delivered, skipped by a hook, or
+its dead letter confirmed. A partition that was given up is closed first, and nothing changes it afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import structlog
+
+from tidemill.config.settings import Settings
+from tidemill.core.backpressure import Backpressure
+from tidemill.core.errors import ConfigError, HandlerError
+from tidemill.core.ledger import Entry
+from tidemill.core.retry import Backoff
+from tidemill.core.window import Window
+from tidemill.pipeline.commits import Commits
+from tidemill.pipeline.counters import Counters, Overridden, Slowest, process_usage
+from tidemill.pipeline.delivery import Outbox, Routed
+from tidemill.pipeline.executor import Executor
+from tidemill.pipeline.handler import Handler
+from tidemill.pipeline.hooks import HookRunner
+from tidemill.pipeline.lane import Lane, Opened
+from tidemill.pipeline.letters import make_letter
+from tidemill.pipeline.models import ExecutorError
+from tidemill.pipeline.tasks import TaskPool, TaskRun
+from tidemill.pipeline.warden import Warden
+from tidemill.pipeline.windowrun import WindowRun, collected
+from tidemill.runtime.deadletter import DeadLetters, LetterKind
+from tidemill.runtime.identity import Identity
+from tidemill.runtime.log import limited
+from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
+from tidemill.sources.base import CommitStatus, Fatal, Source, TopicPartition
+
+log = structlog.get_logger(__name__)
+
+#: At the end, the last commits may take this long.
+LAST_COMMIT_SECONDS = 10.0
+
+
+class Report(Protocol):
+    """Where finished messages are reported; `history.HistoryWriter` is one."""
+
+    def finished(
+        self, message: SourceMessage, started_at: float | None, runs: Sequence[TaskRun], error: str | None
+    ) -> None:
+        """Take a message that left the pipeline; must be quick and must not raise."""
+
+    async def close(self) -> None:
+        """Write what is left."""
+
+
+class Engine:
+    """One engine over the parts it is given.
+
+    Args:
+        settings: The validated configuration.
+        handler: The user's handler, as it arrived in this process.
+        identity: Who this engine is.
+        source: Where messages come from.
+        outbox: Where results go.
+        letters: Where dead letters go.
+        executor: What runs processes.
+        report: Where finished messages are reported, if anywhere.
+        warden: Cleans up after this process if it is killed.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        handler: Handler[Any, Any],
+        identity: Identity,
+        source: Source,
+        outbox: Outbox,
+        letters: DeadLetters,
+        executor: Executor,
+        report: Report | None = None,
+        warden: Warden | None = None,
+    ) -> None:
+        """Prepare; nothing is connected before `run`."""
+        limits = settings.executor
+        self.settings = settings
+        self.handler = handler
+        self.identity = identity
+        self.log = log.bind(engine=identity.slot)
+        self.source = source
+        self.outbox = outbox
+        self.letters = letters
+        self.has = Overridden(handler)
+        self.hooks = HookRunner()
+        self.counters = Counters()
+        self.slowest = Slowest()
+        self.backoff = Backoff(
+            limits.retry_backoff.initial_seconds,
+            limits.retry_backoff.max_seconds,
+            limits.retry_backoff.multiplier,
+        )
+        self.pool = TaskPool(executor, limits)
+        self.window_hooks = 0
+        self._executor = executor
+        self._report = report
+        self._warden = warden
+        self._backpressure: Backpressure[TopicPartition] = Backpressure(
+            limits.max_executors * limits.backpressure_high_multiplier,
+            limits.max_executors * limits.backpressure_low_multiplier,
+            limits.window_size,
+            limits.max_queued_bytes,
+            limits.max_uncommitted,
+        )
+        self._lanes: dict[TopicPartition, Lane] = {}
+        self.commits = Commits(source, self._settled)
+        self._pumping = False
+        self._accepting = False
+        self._paused = False
+        self._stop = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._fatal: tuple[StopReason, str] | None = None
+
+    # -- life -------------------------------------------------------------------------------------------------
+
+    async def run(self, may_subscribe: Callable[[], Awaitable[None]]) -> EngineSummary:
+        """Connect, work until drained or at an end, and clean up; never raises for what went wrong.
+
+        Args:
+            may_subscribe: Awaited after `on_ready`; returns when this engine may take partitions.
+        """
+        self._loop = asyncio.get_running_loop()
+        if self._warden is not None:
+            self._warden.start()
+        self._executor.open()
+        starting = asyncio.ensure_future(self._start(may_subscribe))
+        stopping = asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()
+            await asyncio.wait({starting})
+        if not starting.cancelled() and (error := starting.exception()) is not None:
+            reason = StopReason.CONFIG if isinstance(error, ConfigError) else StopReason.FAILED
+            self._fatal = (reason, f"{type(error).__name__}: {error}")
+            self.log.error("the engine cannot start", error=str(error), exc_info=_unexpected(error))
+        elif self._accepting:
+            await stopping
+        stopping.cancel()
+        await self._end()
+        reason, text = self._fatal or (StopReason.DRAINED, None)
+        return EngineSummary(self.identity.slot, reason, text, self.progress())
+
+    async def _start(self, may_subscribe: Callable[[], Awaitable[None]]) -> None:
+        await self.outbox.connect()
+        await self.letters.open()
+        try:
+            await self.handler.on_ready(self.settings, None)
+        except Exception as error:
+            raise HandlerError(f"on_ready raised {type(error).__name__}: {error}") from error
+        await may_subscribe()
+        self._accepting = True
+        self.source.start(self)
+
+    def drain(self) -> None:
+        """Ask for a clean end: fetch nothing more, finish what is in hand, commit, leave."""
+        self._stop.set()
+
+    def pause(self) -> None:
+        """Take no new messages until `resume`; what is in hand goes on."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Take messages again."""
+        self._paused = False
+        self._pump_soon()
+
+    async def _end(self) -> None:
+        """Drain unless the end is a failure; then release everything, whatever goes wrong on the way."""
+        clean = self._fatal is None
+        if clean and self._accepting:
+            await self._tried("drain", self._drain())
+        subscribed, self._accepting = self._accepting, False
+        for lane in self._lanes.values():
+            lane.close()
+        await self._tried("hooks", self.hooks.close())
+        await self._tried("tasks", self.pool.close())
+        if clean and subscribed:
+            await self._tried("last commit", self._last_commit())
+        await self._tried("sinks", self.outbox.close())
+        await self._tried("dead letters", self.letters.close())
+        if self._report is not None:
+            await self._tried("report", self._report.close())
+        if self._warden is not None:
+            self._warden.close()
+        if subscribed:
+            await self._tried("consumer", self.source.close(leave=clean))
+
+    async def _tried(self, what: str, step: Awaitable[None]) -> None:
+        try:
+            await step
+        except Exception:
+            self.log.exception("a step of the stop failed", step=what)
+
+    async def _drain(self) -> None:
+        deadline = self._loop.time() + self.settings.executor.drain_timeout_seconds
+        self._accepting = False
+        self.source.stop_fetching()
+        for lane in self._lanes.values():
+            self._close_window(lane, lane.windowing.flush())
+        try:
+            async with asyncio.timeout_at(deadline):
+                while self._busy():
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            left = sum(lane.unresolved for lane in self._lanes.values())
+            self.log.warning("the drain timeout is over; what is left will be done again", messages=left)
+        await self.outbox.flush(max(0.0, deadline - self._loop.time()))
+        self._accepting = True  # `_end` closes the source only if it was subscribed
+
+    def _busy(self) -> bool:
+        return self.window_hooks > 0 or any(lane.unresolved for lane in self._lanes.values())
+
+    async def _last_commit(self) -> None:
+        try:
+            async with asyncio.timeout(LAST_COMMIT_SECONDS):
+                await self.commits.finish()
+        except TimeoutError:
+            self.log.warning("the last offsets could not be committed; their messages will be read again")
+        self.commits.close()
+
+    # -- what the source tells --------------------------------------------------------------------------------
+
+    def on_messages(self) -> None:
+        """Take what arrived."""
+        self._pump_soon()
+
+    def on_assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        """Take partitions on."""
+        self.log.info("partitions assigned", partitions=_names(partitions))
+        for partition in partitions:
+            if partition in self._lanes:
+                self._forget(self._lanes[partition])
+            self._lanes[partition] = Lane(partition, self.settings.executor)
+            self._backpressure.assign(partition)
+        self.hooks.submit(self._partition_hook, "on_assign", partitions)
+        self._pump_soon()
+
+    async def on_revoked(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """Finish the partitions' work within the drain timeout; return what may be committed of them."""
+        self.log.info("partitions revoked", partitions=_names(partitions))
+        lanes = [self._lanes[partition] for partition in partitions if partition in self._lanes]
+        for lane in lanes:
+            lane.leaving = True
+            self._close_window(lane, lane.windowing.flush())
+        try:
+            async with asyncio.timeout(self.settings.executor.drain_timeout_seconds):
+                for lane in lanes:
+                    await lane.drain()
+        except TimeoutError:
+            self.log.warning("revoked partitions were not done in time; their work will be done again")
+        offsets = self.commits.surrender(lane.partition for lane in lanes)
+        for lane in lanes:
+            self._forget(lane)
+        self.hooks.submit(self._partition_hook, "on_revoke", partitions)
+        return offsets
+
+    def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
+        """Stop at once what belongs to somebody else by now."""
+        self.log.error("partitions lost to the group; their work is dropped here", partitions=_names(partitions))
+        for partition in partitions:
+            if partition in self._lanes:
+                self._forget(self._lanes[partition])
+
+    def on_committed(self, offsets: Mapping[TopicPartition, int], status: CommitStatus) -> None:
+        """Advance the watermark, or offer the same prefix again."""
+        self.commits.ended(offsets, status)
+
+    def _settled(self, partition: TopicPartition, count: int) -> None:
+        self._backpressure.committed(partition, count)
+        if self.source.buffered(partition):
+            self._pump_soon()
+
+    def on_fatal(self, fatal: Fatal, text: str) -> None:
+        """End: the place in the group is lost."""
+        if self._fatal is None:
+            fenced = fatal is Fatal.FENCED
+            self._fatal = (StopReason.FENCED if fenced else StopReason.FAILED, text)
+            self.log.error("the engine stops", reason=fatal.value, error=text)
+            for lane in self._lanes.values():
+                lane.close()
+            self._changed.set()
+        self._stop.set()
+
+    def _forget(self, lane: Lane) -> None:
+        lane.close()
+        self._lanes.pop(lane.partition, None)
+        self.pool.abandon(lane)
+        self.outbox.abandon(lane.partition)
+        self.commits.abandon(lane.partition)
+        self._backpressure.revoke(lane.partition)
+        self._changed.set()
+
+    async def _partition_hook(self, hook: str, partitions: Sequence[TopicPartition]) -> None:
+        try:
+            await getattr(self.handler, hook)(partitions)
+        except Exception as error:
+            self.log.warning("a hook raised", hook=hook, exc_info=error)
+
+    # -- messages in ------------------------------------------------------------------------------------------
+
+    def _pump_soon(self) -> None:
+        if not self._pumping and self._accepting:
+            self._pumping = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Take from every partition what backpressure leaves room for, a window at a time in turn."""
+        self._pumping = False
+        if self._paused or not self._accepting or self._stop.is_set():
+            return
+        window_size = self.settings.executor.window_size
+        hungry = [lane for lane in self._lanes.values() if not lane.leaving]
+        while hungry:
+            still = []
+            for lane in hungry:
+                room = self._backpressure.room(lane.partition)
+                messages = self.source.pull(lane.partition, min(room, window_size)) if room > 0 else []
+                if messages:
+                    self._accept(lane, messages)
+                    still.append(lane)
+                else:
+                    self._close_window(lane, lane.windowing.idle(self._loop.time()))
+            hungry = still
+
+    def _accept(self, lane: Lane, messages: list[SourceMessage]) -> None:
+        now = self._loop.time()
+        partition = lane.partition
+        self.counters.consumed += len(messages)
+        lane.unresolved += len(messages)
+        self._backpressure.handed(partition, len(messages), sum(message.size_bytes for message in messages))
+        for message in messages:
+            entry = self.commits.open(partition, message.offset)
+            if self._parsed(lane, message, entry):
+                self._close_window(lane, lane.windowing.add((message, entry), message.size_bytes, now))
+        self._set_linger(lane)
+
+    def _parsed(self, lane: Lane, message: SourceMessage, entry: Entry[TopicPartition, int]) -> bool:
+        """Set the payload; a message that cannot be read is dead-lettered and takes no further part."""
+        if message.value is None:
+            if self.handler.accept_tombstones:
+                return True
+            self.reject(lane, message, entry, LetterKind.TOMBSTONE, "the handler does not accept tombstones")
+            return False
+        try:
+            message.payload = self.handler.deserialize_message(message)
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            if self.settings.kafka.on_parse_error == "pass":
+                message.parse_error = text
+                return True
+            self.reject(lane, message, entry, LetterKind.PARSE, text)
+            return False
+        return True
+
+    def _set_linger(self, lane: Lane) -> None:
+        due = lane.windowing.due
+        if due is not None and lane.linger is None:
+            lane.linger = self._loop.call_at(due, self._linger_over, lane)
+
+    def _linger_over(self, lane: Lane) -> None:
+        lane.linger = None
+        if not lane.closed:
+            self._close_window(lane, lane.windowing.expire(self._loop.time()))
+            self._set_linger(lane)
+
+    def _close_window(self, lane: Lane, window: Window[Opened] | None) -> None:
+        if window is None:
+            return
+        messages = [message for message, _ in window.items]
+        entries = [entry for _, entry in window.items]
+        lane.waiting.append(WindowRun(self, lane, messages, entries, self._loop.time()))
+        if not lane.arranging:
+            lane.arranging = True
+            self.hooks.submit(self._arrange, lane)
+
+    async def _arrange(self, lane: Lane) -> None:
+        try:
+            while lane.waiting:
+                await lane.waiting.popleft().arrange()
+        finally:
+            lane.arranging = False
+
+    # -- messages out -----------------------------------------------------------------------------------------
+
+    def finished(self, lane: Lane) -> None:
+        """Count a message whose tasks are over: it no longer counts against the watermarks."""
+        self._backpressure.finished(lane.partition, 1, 0)
+        if not self._pumping and self.source.buffered(lane.partition):
+            self._pump_soon()
+
+    def resolved(
+        self,
+        lane: Lane,
+        message: SourceMessage,
+        entry: Entry[TopicPartition, int],
+        window: WindowRun | None,
+        runs: Sequence[TaskRun],
+        error: str | None = None,
+    ) -> None:
+        """Let a message go: its work is delivered, skipped, or its letter confirmed."""
+        self.commits.resolve(entry)
+        self._backpressure.finished(lane.partition, 0, message.size_bytes)
+        self.counters.messages_done += 1
+        lane.resolved()
+        if not lane.unresolved:
+            self._changed.set()
+        if self._report is not None:
+            self._report.finished(message, window.started_at if window else None, runs, error)
+
+    def reject(
+        self,
+        lane: Lane,
+        message: SourceMessage,
+        entry: Entry[TopicPartition, int],
+        kind: LetterKind,
+        text: str,
+    ) -> None:
+        """Dead-letter a message before any task; it is resolved when the broker has the letter."""
+
+        def confirmed() -> None:
+            if not lane.closed:
+                self.resolved(lane, message, entry, None, (), text)
+
+        self._backpressure.finished(lane.partition, 1, 0)
+        self.dead_letter(kind, text, (message,), confirmed, None, None)
+
+    def dead_letter(
+        self,
+        kind: LetterKind,
+        text: str,
+        messages: Sequence[SourceMessage],
+        done: Callable[[], None],
+        run: TaskRun | None,
+        error: ExecutorError | None,
+    ) -> None:
+        """Write one letter; `done` is called when the broker has it."""
+        self.letters.put(make_letter(kind, text, messages, run, error), done)
+
+    def route(self, value: Any) -> list[Routed]:
+        """Resolve the sinks of what a hook returned.
+
+        Raises:
+            TypeError: The hook returned no CollectResult.
+            ConfigError: A sink is ambiguous or unknown; nothing was delivered.
+        """
+        collect = collected(value)
+        return [] if collect is None else self.outbox.route(collect)
+
+    def warn(self, text: str, **details: object) -> None:
+        """Count something wrong but harmless that the handler did, and say so now and then."""
+        self.counters.warnings += 1
+        limited(self.log, 10.0).warning(text, **details)
+
+    # -- report -----------------------------------------------------------------------------------------------
+
+    def progress(self) -> EngineProgress:
+        """Return a snapshot; cheap enough for four times a second."""
+        counters, pool = self.counters, self.pool
+        cpu_seconds, rss_bytes = process_usage()
+        stalled = self.outbox.stalled()
+        for name, text in (("kafka", self.source.stalled()), ("dead letters", self.letters.stalled())):
+            if text is not None:
+                stalled[name] = text
+        return EngineProgress(
+            consumed=counters.consumed,
+            messages_done=counters.messages_done,
+            tasks_running=pool.running,
+            tasks_queued=pool.queued,
+            tasks_retrying=pool.retrying,
+            tasks_done=counters.tasks_done,
+            tasks_failed=counters.tasks_failed,
+            delivered=self.outbox.delivered,
+            dead_lettered=self.letters.written,
+            skipped=counters.skipped + self.outbox.skipped,
+            warnings=counters.warnings,
+            gap=self.source.gap,
+            committed={_name(partition): offset for partition, offset in self.commits.committed.items()},
+            lag={_name(partition): lag for partition, lag in self.source.lag().items()},
+            paused=[_name(partition) for partition in self._backpressure.paused],
+            stalled=stalled,
+            partitions=_names(self._lanes),
+            cpu_seconds=cpu_seconds,
+            rss_bytes=rss_bytes,
+            slowest=self.slowest.rows(),
+        )
+
+
+def _name(partition: TopicPartition) -> str:
+    return f"{partition[0]}/{partition[1]}"
+
+
+def _names(partitions: Any) -> list[str]:
+    return [_name(partition) for partition in partitions]
+
+
+def _unexpected(error: BaseException) -> BaseException | None:
+    from tidemill.core.errors import TidemillError
+
+    return None if isinstance(error, TidemillError) and error.__cause__ is None else error

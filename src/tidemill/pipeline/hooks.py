@@ -1,0 +1,99 @@
+"""Runs hooks on the loop: those that never wait cost a function call, those that wait run side by side.
+
+A pool of asyncio tasks takes jobs from one queue. A runner goes on with the next job as long as hooks return without
+suspending; as soon as one suspends, the pump gives the rest of the queue to another runner. So `asyncio.timeout`,
+context variables and cancellation work as in any task, and there is no task per hook.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+#: A burst of hooks gives the loop a turn after this many jobs.
+BURST = 64
+
+
+class HookRunner:
+    """Runs jobs in order of submission, overlapping where they wait. A job deals with its own errors."""
+
+    def __init__(self) -> None:
+        """Start with no runner; they are made when they are needed."""
+        self._jobs: deque[tuple[Callable[..., Coroutine[Any, Any, None]], tuple[Any, ...]]] = deque()
+        self._idle: deque[asyncio.Future[None]] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pumping = False
+        self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.running = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a job is queued or running."""
+        return bool(self._jobs) or self.running > 0
+
+    def submit(self, job: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
+        """Queue `job(*args)`; it starts in one of the next turns of the loop."""
+        self._jobs.append((job, args))
+        if not self._pumping:
+            self._pumping = True
+            if self._loop is None:
+                self._loop = asyncio.get_running_loop()
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._pumping = False
+        if not self._jobs or self._closed:
+            return
+        while self._idle:
+            waiter = self._idle.pop()
+            if not waiter.done():
+                waiter.set_result(None)
+                break
+        else:
+            task = asyncio.ensure_future(self._run())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        # The runner just woken steps first and takes the queue; if one of its hooks suspends, this finds what is left.
+        self._pumping = True
+        assert self._loop is not None
+        self._loop.call_soon(self._pump)
+
+    async def _run(self) -> None:
+        jobs = self._jobs
+        count = 0
+        while True:
+            while jobs:
+                job, args = jobs.popleft()
+                self.running += 1
+                try:
+                    await job(*args)
+                except asyncio.CancelledError:
+                    raise
+                except Exception:
+                    log.exception("a job of the engine failed; this is a fault of tidemill")
+                finally:
+                    self.running -= 1
+                count += 1
+                if count % BURST == 0:
+                    await asyncio.sleep(0)
+            if self._closed or len(self._idle) >= 16:
+                return
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._idle.append(waiter)
+            await waiter
+
+    async def close(self) -> None:
+        """Cancel what runs and drop what is queued."""
+        self._closed = True
+        self._jobs.clear()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

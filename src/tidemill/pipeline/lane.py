@@ -1,0 +1,89 @@
+"""What an engine keeps of one owned partition: its open window, its pending tasks, and how much is unresolved."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tidemill.config.settings import ExecutorSettings
+from tidemill.core.ledger import Entry
+from tidemill.core.window import Windowing
+from tidemill.pipeline.models import ExecutorTask
+from tidemill.runtime.messages import SourceMessage
+from tidemill.sources.base import TopicPartition
+
+if TYPE_CHECKING:
+    from tidemill.pipeline.tasks import TaskRun
+    from tidemill.pipeline.windowrun import WindowRun
+
+Opened = tuple[SourceMessage, Entry[TopicPartition, int]]
+
+
+class Lane:
+    """One owned partition.
+
+    Attributes:
+        partition: Its topic and number.
+        windowing: Collects messages into windows.
+        pending: Tasks without a terminal outcome, by key (the task id, or an internal one for a repeated id).
+        waiting: Windows that wait for `arrange`, which is serial per partition.
+        arranging: Whether `arrange` runs now.
+        unresolved: Messages in hand that did not leave the pipeline yet.
+        closed: The partition was given up: late results change nothing.
+        leaving: The partition is about to be given up: nothing more is taken of it.
+    """
+
+    __slots__ = (
+        "arranging",
+        "closed",
+        "drained",
+        "leaving",
+        "linger",
+        "partition",
+        "pending",
+        "unresolved",
+        "waiting",
+        "windowing",
+    )
+
+    def __init__(self, partition: TopicPartition, settings: ExecutorSettings) -> None:
+        """Start empty."""
+        self.partition = partition
+        self.windowing: Windowing[Opened] = Windowing(
+            settings.window_size, settings.window_max_bytes, settings.window_linger_ms / 1000
+        )
+        self.pending: dict[object, TaskRun] = {}
+        self.waiting: deque[WindowRun] = deque()
+        self.arranging = False
+        self.unresolved = 0
+        self.closed = False
+        self.leaving = False
+        self.drained: asyncio.Event | None = None
+        self.linger: asyncio.TimerHandle | None = None
+
+    def pending_tasks(self) -> Iterator[ExecutorTask]:
+        """Yield the tasks that have no terminal outcome yet."""
+        return (run.task for run in self.pending.values())
+
+    def resolved(self) -> None:
+        """Count one message out."""
+        self.unresolved -= 1
+        if self.unresolved == 0 and self.drained is not None:
+            self.drained.set()
+
+    async def drain(self) -> None:
+        """Wait until nothing is in hand."""
+        if self.unresolved:
+            self.drained = asyncio.Event()
+            await self.drained.wait()
+
+    def close(self) -> None:
+        """Give the partition up."""
+        self.closed = True
+        self.waiting.clear()
+        if self.linger is not None:
+            self.linger.cancel()
+        if self.drained is not None:
+            self.drained.set()

@@ -1,0 +1,46 @@
+"""Makes a dead letter out of what a window knows: the messages, the task and how it failed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tidemill.pipeline.models import ExecutorError
+from tidemill.runtime.deadletter import Letter, LetterKind, letter_sources, stderr_tail
+from tidemill.runtime.messages import SourceMessage
+
+if TYPE_CHECKING:
+    from tidemill.pipeline.tasks import TaskRun
+
+
+def make_letter(
+    kind: LetterKind,
+    text: str,
+    messages: Sequence[SourceMessage],
+    run: TaskRun | None,
+    error: ExecutorError | None,
+) -> Letter:
+    """Return a letter about messages whose work ends here.
+
+    Args:
+        kind: What went wrong.
+        text: In words.
+        messages: The messages concerned; the letter carries all of them.
+        run: The task concerned, if there is one.
+        error: How it failed, if it did.
+    """
+    letter = Letter(
+        kind=kind,
+        error=text,
+        sources=letter_sources(messages),
+        partition=messages[0].partition if messages else None,
+        attempt_count=1,
+    )
+    if run is not None:
+        letter.task_id = run.task.task_id
+        letter.args = [str(argument) for argument in run.task.args]
+        letter.attempt_count = max(1, run.attempts)
+    if error is not None:
+        letter.exit_code = error.exit_code
+        letter.stderr = stderr_tail(error.stderr)
+    return letter

@@ -1,0 +1,179 @@
+"""The process that cleans up after a killed engine, and the engine's handle on it.
+
+An engine that is killed cannot end its children. Its warden outlives it: this file, run as
+`python -I -S warden.py ENGINE_ID ENGINE_PID GRACE_SECONDS` in a session of its own, waits for the end of the pipe
+on its standard input (or of the engine's process, should a fork of it hold the pipe), then ends every process that
+carries the engine's id in its environment, and whatever shares their groups.
+
+Invariants: only small modules of the standard library are imported here (no pathlib, no contextlib), so that a
+warden stays at some 9 MB; it keeps no descriptor of the engine beside the pipe and does not carry an engine's id
+itself; a byte on the pipe tells it to leave without looking.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+
+#: The variable by which a process is known to be an engine's.
+ENGINE_ID_VARIABLE = "TIDEMILL_ENGINE_ID"
+#: Seconds between two looks at /proc, and how many in a row must find nothing: an engine may have died while a
+#: child was between fork and exec, and then it carries the id only a moment later.
+PAUSE_SECONDS = 0.05
+CLEAN_LOOKS = 3
+#: How long to go on killing what does not die, after the grace.
+STUBBORN_SECONDS = 10.0
+#: How long a warden may take to leave when it was told to.
+LEAVE_SECONDS = 2.0
+
+
+class Warden:
+    """An engine's warden, from the engine's side.
+
+    Args:
+        engine_id: What the engine's children carry in their environment.
+        grace_seconds: Between SIGTERM and SIGKILL once the engine is gone; 0: SIGKILL at once, so that nothing runs
+            beside the work that is done again.
+    """
+
+    def __init__(self, engine_id: str, grace_seconds: float = 0.0) -> None:
+        """Start nothing yet."""
+        self._engine_id = engine_id
+        self._grace_seconds = grace_seconds
+        self._pipe = -1
+        self.pid: int | None = None
+
+    def start(self) -> None:
+        """Start the warden; to be called before the first child is.
+
+        Raises:
+            OSError: The system has no room for another process.
+        """
+        reader, self._pipe = os.pipe2(os.O_CLOEXEC)
+        null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        numbers = [self._engine_id, str(os.getpid()), str(self._grace_seconds)]
+        moves = [
+            (os.POSIX_SPAWN_DUP2, reader, 0),
+            (os.POSIX_SPAWN_DUP2, null, 1),
+            (os.POSIX_SPAWN_DUP2, null, 2),
+        ]
+        environ = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
+        try:
+            self.pid = os.posix_spawn(
+                sys.executable,
+                [sys.executable, "-I", "-S", *_program(), *numbers],
+                environ,
+                file_actions=moves,
+                setsid=True,
+                # Blocked from its first instruction: a signal for the engine's group or terminal is not for it.
+                setsigmask=(signal.SIGHUP, signal.SIGINT, signal.SIGTERM),
+                setsigdef=(signal.SIGPIPE,),
+            )
+        finally:
+            os.close(reader)
+            os.close(null)
+            if self.pid is None:
+                os.close(self._pipe)
+                self._pipe = -1
+
+    def close(self) -> None:
+        """Tell the warden to leave, and reap it; for an engine whose children have all ended."""
+        if self.pid is None:
+            return
+        try:  # noqa: SIM105  # see above: no contextlib
+            os.write(self._pipe, b"q")
+        except BrokenPipeError:
+            pass  # it was killed; there is only its exit status left
+        os.close(self._pipe)
+        deadline = time.monotonic() + LEAVE_SECONDS
+        try:
+            while os.waitpid(self.pid, os.WNOHANG)[0] == 0:
+                if time.monotonic() > deadline:
+                    os.kill(self.pid, signal.SIGKILL)
+                time.sleep(0.002)
+        except ChildProcessError:
+            pass  # somebody else in this process waited for it
+        self.pid, self._pipe = None, -1
+
+
+def _program() -> list[str]:
+    if os.path.isfile(__file__):  # noqa: PTH113
+        return [__file__]
+    # Inside a zip archive, as Spark ships code to a cluster: there is no file to run, but there is its text.
+    loader = globals()["__loader__"]
+    return ["-c", loader.get_data(__file__).decode()]
+
+
+def marked(engine_id: str) -> list[int]:
+    """Return the processes that carry this engine's id in the environment they were started with."""
+    mark = b"%s=%s\0" % (ENGINE_ID_VARIABLE.encode(), engine_id.encode())
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/environ", "rb") as stream:
+                    if mark in stream.read():
+                        found.append(int(name))
+            except OSError:
+                continue  # it ended, or belongs to another user, and so is not ours
+    return found
+
+
+def end_all(engine_id: str, grace_seconds: float) -> None:
+    """End what carries the id: SIGTERM for the grace, then SIGKILL, until several looks in a row find nothing."""
+    started = time.monotonic()
+    asked: set[int] = set()
+    clean = 0
+    while clean < CLEAN_LOOKS and time.monotonic() < started + grace_seconds + STUBBORN_SECONDS:
+        late = time.monotonic() >= started + grace_seconds
+        found = marked(engine_id)
+        clean = 0 if found else clean + 1
+        for pid in found:
+            if late or pid not in asked:
+                _signal_group(pid, signal.SIGKILL if late else signal.SIGTERM)
+                asked.add(pid)
+        time.sleep(PAUSE_SECONDS)
+
+
+def _signal_group(pid: int, number: int) -> None:
+    try:
+        group = os.getpgid(pid)
+        if group == os.getpgrp():
+            os.kill(pid, number)
+        else:  # every group with a marked process was made for a task, or by one
+            os.killpg(group, number)
+    except OSError:
+        pass  # it ended meanwhile, or is not ours to end
+
+
+def _close_inherited() -> None:
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2:
+            try:
+                os.close(int(name))
+            except OSError:
+                continue  # the listing itself
+
+
+def main(engine_id: str, engine_pid: int, grace_seconds: float) -> None:
+    """Wait for the engine's end, clean up after it, and leave."""
+    os.chdir("/")
+    _close_inherited()
+    waiting = select.poll()
+    waiting.register(0, select.POLLIN)
+    try:  # noqa: SIM105
+        waiting.register(os.pidfd_open(engine_pid), select.POLLIN)
+    except OSError:
+        pass  # no pidfd here, or the engine is gone already: the pipe tells
+    # With another parent the engine is gone, and its number may be another process's by now.
+    ended = dict(waiting.poll() if os.getppid() == engine_pid else waiting.poll(0))
+    if ended.get(0, 0) & select.POLLIN and os.read(0, 1):
+        return
+    end_all(engine_id, grace_seconds)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))

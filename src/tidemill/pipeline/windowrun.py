@@ -1,0 +1,427 @@
+"""One window on its way: arrange, tasks, hooks, deliveries, until every message of it is resolved.
+
+`core.arrangement` decides when a message and the window are complete and when a message is resolved; this shell calls
+the hooks, hands what they return to the outbox, and turns every failure into a dead letter. Whatever happens after the
+partition was given up changes nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from tidemill.core.arrangement import Arrangement, Effect, MessageComplete, MessageResolved
+from tidemill.core.ledger import Entry
+from tidemill.core.retry import Retry, decide
+from tidemill.pipeline.delivery import Origin, Routed
+from tidemill.pipeline.models import (
+    ErrorAction,
+    ExecutorError,
+    ExecutorResult,
+    ExecutorTask,
+    MessageGroup,
+    PendingContext,
+)
+from tidemill.pipeline.tasks import TaskRun
+from tidemill.runtime.deadletter import LetterKind
+from tidemill.runtime.messages import SourceMessage
+from tidemill.sinks.payloads import CollectResult
+from tidemill.sources.base import TopicPartition
+
+if TYPE_CHECKING:
+    from tidemill.pipeline.engine import Engine
+    from tidemill.pipeline.lane import Lane
+
+log = structlog.get_logger(__name__)
+
+
+class WindowRun:
+    """A window of messages of one partition, in hand.
+
+    Args:
+        engine: The services it uses.
+        lane: Its partition.
+        messages: Its messages, in order.
+        entries: Their entries in the ledger.
+        arrived: The loop's time when its first message came.
+    """
+
+    __slots__ = (
+        "arrived",
+        "engine",
+        "entries",
+        "graph",
+        "held_for_window",
+        "lane",
+        "messages",
+        "results",
+        "runs_of",
+        "started_at",
+    )
+
+    def __init__(
+        self,
+        engine: Engine,
+        lane: Lane,
+        messages: list[SourceMessage],
+        entries: Sequence[Entry[TopicPartition, int]],
+        arrived: float,
+    ) -> None:
+        """Prepare; nothing runs before `arrange`."""
+        self.engine = engine
+        self.lane = lane
+        self.messages = messages
+        self.entries = entries
+        self.arrived = arrived
+        self.graph = Arrangement(len(messages))
+        self.runs_of: list[list[TaskRun]] = [[] for _ in messages]
+        self.results: list[ExecutorResult | ExecutorError] = []
+        self.started_at = 0.0
+        self.held_for_window = False
+
+    # -- arrange ----------------------------------------------------------------------------------------------
+
+    async def arrange(self) -> None:
+        """Ask the handler for tasks; when it raises, find the message that it cannot take."""
+        engine, lane = self.engine, self.lane
+        self.started_at = time.time()
+        try:
+            tasks = _checked(await engine.handler.arrange(self.messages, PendingContext(lane.pending_tasks)))
+        except Exception as error:
+            if not lane.closed:
+                self._arrange_failed(error)
+        else:
+            if not lane.closed:
+                self._start(tasks)
+
+    def _arrange_failed(self, error: Exception) -> None:
+        """Dead-letter a single message; split a window so that its other messages go on."""
+        engine = self.engine
+        if len(self.messages) == 1:
+            engine.log.warning(
+                "arrange raised", message=self._label(0), error=repr(error), partition=self.lane.partition
+            )
+            engine.reject(self.lane, self.messages[0], self.entries[0], LetterKind.ARRANGE, _said(error))
+            return
+        half = len(self.messages) // 2
+        for part in (slice(half, None), slice(0, half)):
+            self.lane.waiting.appendleft(
+                WindowRun(engine, self.lane, self.messages[part], self.entries[part], self.arrived)
+            )
+
+    def _start(self, tasks: list[ExecutorTask]) -> None:
+        if self.engine.settings.executor.commit == "window":
+            self.held_for_window = True
+            self.graph.hold(range(len(self.messages)))
+        places = {message.offset: index for index, message in enumerate(self.messages)} if tasks else {}
+        runs: list[tuple[TaskRun, Sequence[int]]] = []
+        for task in tasks:
+            indexes = self._indexes(task, places)
+            run = self._run_for(task)
+            for index in indexes or range(len(self.messages)):
+                self.runs_of[index].append(run)
+            runs.append((run, indexes))
+        effects = self.graph.arranged(runs)
+        for run, _ in runs:
+            self._launch(run)
+        self._apply(effects)
+
+    def _indexes(self, task: ExecutorTask, places: dict[int, int]) -> Sequence[int]:
+        """Return the messages a task works for; () means all of the window."""
+        offsets = task.source_offsets
+        if not offsets:
+            return ()
+        try:
+            if len(offsets) == 1:
+                return (places[offsets[0]],)
+            return sorted({places[offset] for offset in offsets})
+        except KeyError:
+            own = sorted({places[offset] for offset in offsets if offset in places})
+            self.engine.warn(
+                "source_offsets of a task lie outside its window and are ignored",
+                task_id=task.task_id,
+                partition=self.lane.partition,
+                ignored=sorted(set(offsets) - set(places))[:10],
+            )
+            return own
+
+    def _run_for(self, task: ExecutorTask) -> TaskRun:
+        run = TaskRun(task, self, self.arrived)
+        if task.task_id in self.lane.pending:
+            self.engine.warn(
+                "a task with this id is pending already; it runs under an internal key",
+                task_id=task.task_id,
+                partition=self.lane.partition,
+            )
+            run.key = run
+        self.lane.pending[run.key] = run
+        return run
+
+    def _launch(self, run: TaskRun) -> None:
+        known = run.task.precomputed
+        if known is None:
+            self.engine.pool.submit(run)
+            return
+        stdout = known.stdout.encode() if isinstance(known.stdout, str) else known.stdout
+        run.attempts = 1
+        self.succeeded(run, ExecutorResult(known.exit_code, stdout, known.stderr, 0.0, run.task, None))
+
+    # -- tasks ------------------------------------------------------------------------------------------------
+
+    def succeeded(self, run: TaskRun, result: ExecutorResult) -> None:
+        """Take a result; the task is terminal once its hook has said what to deliver."""
+        run.result = result
+        self.results.append(result)
+        engine = self.engine
+        engine.counters.tasks_done += 1
+        engine.slowest.add(result)
+        # Even without a hook the turn is given back first: a window of a hundred known results must not recurse.
+        engine.hooks.submit(self._task_hook, run, result)
+
+    async def _task_hook(self, run: TaskRun, result: ExecutorResult) -> None:
+        engine = self.engine
+        if engine.has.on_task_complete:
+            try:
+                routed = engine.route(await engine.handler.on_task_complete(result))
+            except Exception as error:
+                if not self.lane.closed:
+                    self._hook_failed("on_task_complete", error, self._indexes_of(run), run)
+            else:
+                if routed and not self.lane.closed:
+                    self._deliver(routed, self._indexes_of(run), run.task)
+        self._terminal(run)
+
+    def failed(self, run: TaskRun, error: ExecutorError) -> None:
+        """Take a failure and decide about it, by the handler's word or by the default."""
+        if self.engine.has.on_error:
+            self.engine.hooks.submit(self._error_hook, run, error)
+        else:
+            self._retry(run, error)
+
+    async def _error_hook(self, run: TaskRun, error: ExecutorError) -> None:
+        try:
+            action = await self.engine.handler.on_error(run.task, error)
+        except Exception as raised:
+            self.engine.log.warning(
+                "on_error raised; the task is dead-lettered", task_id=run.task.task_id, exc_info=raised
+            )
+            action = ErrorAction.DLQ
+        if self.lane.closed:
+            return
+        if isinstance(action, list) and all(isinstance(task, ExecutorTask) for task in action):
+            self._replace(run, error, action)
+        elif action == ErrorAction.RETRY:
+            self._retry(run, error)
+        elif action == ErrorAction.SKIP:
+            self.engine.counters.skipped += 1
+            self._give_up(run, error)
+        else:
+            if action != ErrorAction.DLQ:
+                self.engine.warn("on_error returned no ErrorAction and no list of tasks", returned=repr(action)[:200])
+            self._dead_letter(run, error)
+
+    def _retry(self, run: TaskRun, error: ExecutorError) -> None:
+        engine = self.engine
+        decision = decide(run.attempts, engine.settings.executor.max_retries, engine.backoff, random.getrandbits(32))
+        if isinstance(decision, Retry):
+            engine.pool.retry(run, decision.delay_seconds)
+        else:
+            self._dead_letter(run, error)
+
+    def _replace(self, run: TaskRun, error: ExecutorError, tasks: list[ExecutorTask]) -> None:
+        if not tasks:
+            self.engine.counters.skipped += 1
+            self._give_up(run, error)
+            return
+        run.replaced = True
+        run.error = error
+        self.lane.pending.pop(run.key, None)
+        indexes = self.graph.indexes_of(run)
+        children = []
+        for task in tasks:
+            task.parent_task_id = run.task.task_id
+            child = self._run_for(task)
+            children.append(child)
+            for index in indexes:
+                self.runs_of[index].append(child)
+        effects = self.graph.replace(run, children)
+        for child in children:
+            self._launch(child)
+        self._apply(effects)
+
+    def _give_up(self, run: TaskRun, error: ExecutorError) -> None:
+        run.error = error
+        self.results.append(error)
+        self.engine.counters.tasks_failed += 1
+        self._terminal(run)
+
+    def _dead_letter(self, run: TaskRun, error: ExecutorError) -> None:
+        indexes = self._indexes_of(run)
+        self.engine.log.warning(
+            "a task failed for good",
+            task_id=run.task.task_id,
+            kind=error.kind.value,
+            exit_code=error.exit_code,
+            exception=error.exception,
+            attempts=run.attempts,
+            partition=self.lane.partition,
+        )
+        text = error.exception or error.stderr.strip()[-500:] or f"exit code {error.exit_code}"
+        self._letter(LetterKind.TASK, text, indexes, run, error)
+        self._give_up(run, error)
+
+    def _terminal(self, run: TaskRun) -> None:
+        self.lane.pending.pop(run.key, None)
+        if not self.lane.closed:
+            self._apply(self.graph.task_done(run))
+
+    def _indexes_of(self, run: TaskRun) -> Sequence[int]:
+        return self.graph.indexes_of(run)
+
+    # -- deliveries and letters -------------------------------------------------------------------------------
+
+    def _deliver(self, routed: list[Routed], indexes: Sequence[int], task: ExecutorTask | None) -> None:
+        self.graph.hold(indexes)
+        origin = Origin([self.messages[index] for index in indexes], task)
+        self.engine.outbox.submit(routed, origin, functools.partial(self._released, indexes))
+
+    def _released(self, indexes: Sequence[int]) -> None:
+        if not self.lane.closed:
+            self._apply(self.graph.release(indexes))
+
+    def _letter(
+        self,
+        kind: LetterKind,
+        text: str,
+        indexes: Sequence[int],
+        run: TaskRun | None = None,
+        error: ExecutorError | None = None,
+    ) -> None:
+        self.graph.hold(indexes)
+        self.engine.dead_letter(
+            kind,
+            text,
+            [self.messages[index] for index in indexes],
+            functools.partial(self._released, indexes),
+            run,
+            error,
+        )
+
+    def _hook_failed(self, hook: str, error: Exception, indexes: Sequence[int], run: TaskRun | None = None) -> None:
+        self.engine.log.warning("a hook raised", hook=hook, partition=self.lane.partition, exc_info=error)
+        self._letter(LetterKind.HOOK, f"{hook}: {_said(error)}", indexes, run)
+
+    # -- messages and the window ------------------------------------------------------------------------------
+
+    def _apply(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, MessageComplete):
+                self._message_complete(effect.index)
+            elif isinstance(effect, MessageResolved):
+                self._resolved(effect.index)
+            else:
+                self._window_complete()
+
+    def _message_complete(self, index: int) -> None:
+        self.engine.finished(self.lane)
+        if self.engine.has.on_message_complete:
+            self.engine.hooks.submit(self._message_hook, index)
+        else:
+            self._apply(self.graph.message_hook_done(index))
+
+    async def _message_hook(self, index: int) -> None:
+        engine = self.engine
+        try:
+            routed = engine.route(await engine.handler.on_message_complete(self._group(index)))
+        except Exception as error:
+            if not self.lane.closed:
+                self._hook_failed("on_message_complete", error, (index,))
+        else:
+            if routed and not self.lane.closed:
+                self._deliver(routed, (index,), None)
+        if not self.lane.closed:
+            self._apply(self.graph.message_hook_done(index))
+
+    def _group(self, index: int) -> MessageGroup:
+        runs = self.runs_of[index]
+        return MessageGroup(
+            self.messages[index],
+            [run.task for run in runs],
+            [run.result for run in runs if run.result is not None],
+            [run.error for run in runs if run.error is not None and not run.replaced],
+            self.started_at,
+            time.time(),
+            sum(run.replaced for run in runs),
+        )
+
+    def _resolved(self, index: int) -> None:
+        self.engine.resolved(self.lane, self.messages[index], self.entries[index], self, self.runs_of[index])
+
+    def _window_complete(self) -> None:
+        if self.engine.has.on_window_complete:
+            self.engine.window_hooks += 1
+            self.engine.hooks.submit(self._window_hook)
+        else:
+            self._window_done()
+
+    async def _window_hook(self) -> None:
+        engine = self.engine
+        everything = range(len(self.messages))
+        try:
+            routed = engine.route(await engine.handler.on_window_complete(self.results, self.messages))
+        except Exception as error:
+            engine.log.warning(
+                "a hook raised", hook="on_window_complete", partition=self.lane.partition, exc_info=error
+            )
+            engine.dead_letter(
+                LetterKind.HOOK,
+                f"on_window_complete: {_said(error)}",
+                self.messages,
+                self._window_done,
+                None,
+                None,
+            )
+        else:
+            if routed and not self.lane.closed:
+                origin = Origin([self.messages[index] for index in everything], None)
+                engine.outbox.submit(routed, origin, self._window_done)
+            else:
+                self._window_done()
+        finally:
+            engine.window_hooks -= 1
+
+    def _window_done(self) -> None:
+        if self.held_for_window and not self.lane.closed:
+            self.held_for_window = False
+            self._apply(self.graph.release(range(len(self.messages))))
+
+    def _label(self, index: int) -> str:
+        return self.engine.handler.message_label(self.messages[index])
+
+
+def _checked(tasks: Any) -> list[ExecutorTask]:
+    if not isinstance(tasks, (list, tuple)) or not all(isinstance(task, ExecutorTask) for task in tasks):
+        raise TypeError(f"arrange must return a list of ExecutorTask, not {type(tasks).__name__}: {repr(tasks)[:200]}")
+    return list(tasks)
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def collected(value: Any) -> CollectResult | None:
+    """Return what a hook collected, None where there is nothing to deliver.
+
+    Raises:
+        TypeError: It returned something else.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, CollectResult):
+        raise TypeError(f"a hook must return a CollectResult or None, not {type(value).__name__}")
+    return value if value.has_outputs else None

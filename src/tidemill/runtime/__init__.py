@@ -1,0 +1,1 @@
+"""What both wings and every process stand on."""

@@ -1,0 +1,378 @@
+"""The embedded Kafka: a real single-node Apache Kafka as a child process.
+
+For the demo, tests and for trying things out; not for production. Invariants: it never outlives the process
+that started it, not even one that is killed; it keeps its data folder and its ports over `stop`/`kill` and
+`start`, so that an outage can be staged; it listens on the loopback interface only.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from tidemill.core.errors import RemoteError
+from tidemill.runtime.jars import Progress, kafka_classpath
+from tidemill.runtime.java import find_java
+
+HOST = "127.0.0.1"
+_JVM_OPTIONS = (
+    *("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
+    *("-Djava.awt.headless=true", "-Dlog4j2.level=WARN"),
+)
+#: Two processes can be given the same free port; a broker that finds its own taken tries others.
+_PORT_ATTEMPTS = 3
+_TAIL_LINES = 25
+#: One partition of everything internal that allows it: a start is faster and a data folder smaller.
+_PROPERTIES: Mapping[str, str] = {
+    "process.roles": "broker,controller",
+    "node.id": "1",
+    "controller.listener.names": "CONTROLLER",
+    "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+    "offsets.topic.replication.factor": "1",
+    "offsets.topic.num.partitions": "4",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "transaction.state.log.num.partitions": "4",
+    "share.coordinator.state.topic.replication.factor": "1",
+    "share.coordinator.state.topic.min.isr": "1",
+    "share.coordinator.state.topic.num.partitions": "4",
+    "group.initial.rebalance.delay.ms": "0",
+    "auto.create.topics.enable": "false",
+    # A broker that was killed may come back only when the controller has given up on its former life (9 s).
+    "broker.session.timeout.ms": "3000",
+    "broker.heartbeat.interval.ms": "500",
+    "log.cleaner.dedupe.buffer.size": "4194304",
+}
+#: Waits for the word to become Java: until then nothing runs that could be left behind.
+_GATE = 'read -r _ && exec "$@" </dev/null'
+#: Reads until its parent is gone, however that ended, and takes the broker along.
+_GUARD = 'trap "" HUP INT TERM; read -r _; kill -KILL "$1"'
+
+
+class EmbeddedBroker:
+    """One Kafka broker (and controller) of this process.
+
+    Args:
+        data_dir: Where topics and logs are kept; None: a temporary folder that `close` removes.
+        port: The port for clients; 0: a free one, kept from the first start on.
+        properties: Broker properties on top of (or instead of) the defaults.
+        progress: Called with a line of text while jars are downloaded and the broker starts.
+        start_timeout_seconds: How long it may take from the process's start to the first metadata answer.
+
+    Example:
+        with EmbeddedBroker() as broker:
+            broker.create_topic("orders", partitions=4)
+            print(broker.bootstrap)
+    """
+
+    def __init__(
+        self,
+        data_dir: Path | None = None,
+        port: int = 0,
+        *,
+        properties: Mapping[str, str] | None = None,
+        progress: Progress | None = None,
+        start_timeout_seconds: float = 60.0,
+    ) -> None:
+        """Remember what to start; nothing runs before `start`."""
+        self._temporary = data_dir is None
+        self.data_dir = (
+            Path(tempfile.mkdtemp(prefix="tidemill-kafka-")) if data_dir is None else data_dir.resolve()
+        )
+        self._fixed_port = port
+        self._port = port
+        self._controller_port = 0
+        self._properties = dict(properties or {})
+        self._progress: Progress = progress or (lambda text: None)
+        self._start_timeout_seconds = start_timeout_seconds
+        self._process: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._admin_client: AdminClient | None = None
+
+    @property
+    def bootstrap(self) -> str:
+        """What clients put into `bootstrap.servers`."""
+        if not self._port:
+            raise RuntimeError("the broker has no address before its first start()")
+        return f"{HOST}:{self._port}"
+
+    @property
+    def pid(self) -> int | None:
+        """The Java process, None while there is none."""
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def running(self) -> bool:
+        """Whether the Java process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def log_path(self) -> Path:
+        """What the broker prints, over all its starts."""
+        return self.data_dir / "broker.log"
+
+    def start(self) -> EmbeddedBroker:
+        """Start (or start again) and wait until clients are answered; does nothing while it runs.
+
+        Raises:
+            RemoteError: It did not come up (with the end of its log), or its jars cannot be downloaded.
+            ConfigError: There is no Java.
+        """
+        if self.running:
+            return self
+        self._forget_process()
+        java = str(find_java().executable)
+        command = [java, *_JVM_OPTIONS, "-cp", kafka_classpath(self._progress)]
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        first = not (self.data_dir / "data" / "meta.properties").exists()
+        self._progress("starting Apache Kafka")
+        for attempt in range(1, _PORT_ATTEMPTS + 1):
+            self._write_properties()
+            if first:
+                self._format(command)
+            self._spawn([*command, "kafka.Kafka", str(self._properties_path)])
+            try:
+                self._wait_until_ready()
+            except RemoteError:
+                self._end(signal.SIGKILL, 10.0)
+                taken = "Address already in use" in self.log_tail()
+                if not (first and taken and not self._fixed_port and attempt < _PORT_ATTEMPTS):
+                    raise
+                self._port = self._controller_port = 0
+                shutil.rmtree(self.data_dir / "data", ignore_errors=True)
+            else:
+                self._progress(f"Apache Kafka answers on {self.bootstrap}")
+                break
+        return self
+
+    def stop(self, timeout_seconds: float = 20.0) -> None:
+        """End the broker in good order (SIGTERM; SIGKILL after the timeout); `start` brings it back."""
+        self._end(signal.SIGTERM, timeout_seconds)
+
+    def kill(self) -> None:
+        """End the broker as a crash would (SIGKILL); `start` brings it back."""
+        self._end(signal.SIGKILL, 10.0)
+
+    def close(self) -> None:
+        """Stop for good; a temporary data folder is removed."""
+        self.stop()
+        if self._temporary:
+            shutil.rmtree(self.data_dir, ignore_errors=True)
+
+    def __enter__(self) -> EmbeddedBroker:
+        """Start."""
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        config: Mapping[str, str] | None = None,
+        *,
+        timeout_seconds: float = 20.0,
+    ) -> str:
+        """Create a topic and wait until clients can use it.
+
+        Args:
+            name: The topic; it must not exist yet.
+            partitions: How many.
+            config: Topic properties, for example `{"max.message.bytes": "1000"}`.
+            timeout_seconds: For creating it and for its metadata together.
+
+        Returns:
+            The name.
+
+        Raises:
+            RemoteError: The broker refused, or did not lead all partitions in time.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=dict(config or {}))
+        try:
+            self._admin().create_topics([topic], operation_timeout=timeout_seconds)[name].result(
+                timeout_seconds
+            )
+        except KafkaException as error:
+            raise RemoteError(f"Topic {name!r} could not be created: {error.args[0].str()}") from error
+        # The answer to CreateTopics comes before every client can see the topic.
+        while not self._is_led(name, partitions):
+            if time.monotonic() > deadline:
+                raise RemoteError(f"Topic {name!r} was created but has no leader after {timeout_seconds:g} s")
+            time.sleep(0.02)
+        return name
+
+    def log_tail(self, lines: int = _TAIL_LINES) -> str:
+        """Return the last lines that the broker printed."""
+        with contextlib.suppress(FileNotFoundError):
+            return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
+        return ""
+
+    @property
+    def _properties_path(self) -> Path:
+        return self.data_dir / "server.properties"
+
+    def _admin(self) -> AdminClient:
+        if self._admin_client is None:
+            # Its complaints while the broker is down on purpose are of no interest.
+            settings: dict[str, Any] = {"log_level": 0, "error_cb": lambda error: None}
+            self._admin_client = AdminClient({"bootstrap.servers": self.bootstrap, **settings})
+        return self._admin_client
+
+    def _is_led(self, name: str, partitions: int) -> bool:
+        try:
+            topic = self._admin().list_topics(name, timeout=2.0).topics[name]
+        except KafkaException:
+            return False
+        leaders = [partition.leader for partition in topic.partitions.values()]
+        return topic.error is None and len(leaders) == partitions and min(leaders) >= 0
+
+    def _write_properties(self) -> None:
+        if self._properties_path.exists() and not self._controller_port:
+            # A data folder from an earlier process: its controller is known under its old address.
+            self._controller_port = _controller_port(self._properties_path.read_text())
+        self._port = self._port or free_port()
+        self._controller_port = self._controller_port or free_port()
+        clients, controller = (
+            f"PLAINTEXT://{HOST}:{self._port}",
+            f"CONTROLLER://{HOST}:{self._controller_port}",
+        )
+        properties = {
+            **_PROPERTIES,
+            "listeners": f"{clients},{controller}",
+            "advertised.listeners": f"{clients},{controller}",
+            "controller.quorum.bootstrap.servers": f"{HOST}:{self._controller_port}",
+            "log.dirs": str(self.data_dir / "data"),
+            **self._properties,
+        }
+        # In a properties file a backslash escapes.
+        lines = [f"{key}={value.replace(chr(92), chr(92) * 2)}\n" for key, value in properties.items()]
+        self._properties_path.write_text("".join(lines))
+
+    def _format(self, command: list[str]) -> None:
+        # A fixed first byte: an id that begins with "-" would be taken for an option.
+        cluster_id = base64.urlsafe_b64encode(b"t" + secrets.token_bytes(15)).decode().rstrip("=")
+        tool = ["kafka.tools.StorageTool", "format", "--standalone", "-t", cluster_id, "-c"]
+        done = subprocess.run(
+            [*command, *tool, str(self._properties_path)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=60,
+        )
+        if done.returncode != 0:
+            raise RemoteError(
+                f"The broker's data folder {self.data_dir} could not be formatted:\n{done.stdout}"
+            )
+
+    def _spawn(self, command: list[str]) -> None:
+        # Sessions of their own: Ctrl-C in a terminal must not end the broker before its clients.
+        with self.log_path.open("ab") as log:
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", _GATE, "sh", *command],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self.data_dir,
+                start_new_session=True,
+            )
+        self._process = process
+        self._guard = subprocess.Popen(
+            ["/bin/sh", "-c", _GUARD, "sh", str(process.pid)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        assert process.stdin is not None
+        with process.stdin as gate:
+            gate.write(b"go\n")
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + self._start_timeout_seconds
+        # An own client: one that saw the port closed would wait before it tries again.
+        while not _answers(self._port):
+            self._check_progress(deadline)
+            time.sleep(0.05)
+        self._admin_client = None
+        while True:
+            try:
+                if self._admin().list_topics(timeout=2.0).brokers:
+                    return
+            except KafkaException:
+                pass  # it is still starting; the deadline and the process decide
+            self._check_progress(deadline)
+            time.sleep(0.05)
+
+    def _check_progress(self, deadline: float) -> None:
+        if not self.running:
+            code = self._process.returncode if self._process is not None else None
+            raise RemoteError(
+                f"Apache Kafka ended while starting (exit code {code}); its log says:\n{self.log_tail()}"
+            )
+        if time.monotonic() > deadline:
+            raise RemoteError(
+                f"Apache Kafka did not answer on port {self._port} within {self._start_timeout_seconds:g} s; "
+                f"its log says:\n{self.log_tail()}"
+            )
+
+    def _end(self, number: signal.Signals, timeout_seconds: float) -> None:
+        process = self._process
+        if process is not None and process.poll() is None:
+            process.send_signal(number)
+            try:
+                process.wait(timeout_seconds)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(10.0)
+        self._forget_process()
+
+    def _forget_process(self) -> None:
+        # The guard goes without being told of an end: it would kill whoever has that pid by then.
+        if self._guard is not None:
+            self._guard.kill()
+            self._guard.wait()
+            if self._guard.stdin is not None:
+                self._guard.stdin.close()
+        self._guard = self._process = None
+
+
+def free_port() -> int:
+    """Return a TCP port on the loopback interface that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def _answers(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=1.0):
+        return True
+    return False
+
+
+def _controller_port(properties: str) -> int:
+    prefix = "controller.quorum.bootstrap.servers="
+    for line in properties.splitlines():
+        if line.startswith(prefix):
+            return int(line.rpartition(":")[2])
+    return 0

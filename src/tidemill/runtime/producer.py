@@ -1,0 +1,237 @@
+"""A Kafka producer for the event loop: records go out in rounds, confirmations come back once per round.
+
+One thread per producer polls librdkafka; it talks to the loop once per poll, never once per record. Invariants:
+every record of a round gets exactly one outcome, also when the broker is down (`delivery.timeout.ms` is finite),
+when the producer had to be replaced after a fatal error, and when it is closed; acks=all and idempotence are not
+optional.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import confluent_kafka as ck
+import structlog
+
+from tidemill.config.settings import KafkaSettings
+from tidemill.core.errors import ConfigError
+from tidemill.runtime.kafka_client import LibraryLog, client_config, scrubbed
+from tidemill.runtime.log import limited
+
+log = structlog.get_logger(__name__)
+
+#: (key, value); None as value is a tombstone.
+Record = tuple[bytes | None, bytes | None]
+Outcomes = list[ck.KafkaError | None]
+
+POLL_SECONDS = 0.25
+#: What librdkafka needs to give purged records back.
+PURGE_SECONDS = 2.0
+
+#: No linger: a round is a batch already, and while one is in flight librdkafka collects the next by itself.
+_DEFAULTS: Mapping[str, Any] = {
+    "linger.ms": 0,
+    "delivery.timeout.ms": 30_000,
+    "reconnect.backoff.max.ms": 2_000,
+    "socket.nagle.disable": True,
+    "log.connection.close": False,
+    # As Java's clients: the same key lands in the same partition whoever wrote it.
+    "partitioner": "murmur2_random",
+}
+_ALIASES: Mapping[str, str] = {
+    "queue.buffering.max.ms": "linger.ms",
+    "message.timeout.ms": "delivery.timeout.ms",
+}
+_FIXED: Mapping[str, Any] = {"acks": "all", "enable.idempotence": True}
+_FIXED_ALIASES = ("request.required.acks",)
+
+_HOPELESS = frozenset(
+    {
+        ck.KafkaError.MSG_SIZE_TOO_LARGE,
+        ck.KafkaError.RECORD_LIST_TOO_LARGE,
+        ck.KafkaError.INVALID_RECORD,
+        ck.KafkaError.INVALID_TIMESTAMP,
+        ck.KafkaError.POLICY_VIOLATION,
+        ck.KafkaError.TOPIC_EXCEPTION,
+        ck.KafkaError._INVALID_ARG,
+    }
+)
+
+
+def producer_config(kafka: KafkaSettings, brokers: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a producer's configuration: our defaults, the user's overrides, and what is not optional."""
+    given = {_ALIASES.get(key, key): value for key, value in overrides.items() if key not in _FIXED_ALIASES}
+    return client_config(kafka, brokers, {**_DEFAULTS, **given, **_FIXED})
+
+
+def too_large(error: ck.KafkaError) -> bool:
+    """Tell whether a record was refused for its size, or for that of the batch it travelled in."""
+    return error.code() in (ck.KafkaError.MSG_SIZE_TOO_LARGE, ck.KafkaError.RECORD_LIST_TOO_LARGE)
+
+
+def worth_retrying(error: ck.KafkaError) -> bool:
+    """Tell whether the same record may be taken later: always, unless it is itself what is wrong."""
+    return error.code() not in _HOPELESS
+
+
+class _Round:
+    """Records that were handed over together.
+
+    `outcomes` and `reported` are written by the poll thread for accepted records, `outcomes` by the loop for the
+    rest; `accepted` is set by the loop when all were handed over. Whoever sees the two counts meet ends the round.
+    """
+
+    __slots__ = ("accepted", "future", "outcomes", "reported")
+
+    def __init__(self, count: int, future: asyncio.Future[Outcomes]) -> None:
+        self.outcomes: Outcomes = [None] * count
+        self.reported = 0
+        self.accepted = -1
+        self.future = future
+
+    def end(self) -> None:
+        if not self.future.done():
+            self.future.set_result(self.outcomes)
+
+
+class LoopProducer:
+    """One producer of one loop.
+
+    Args:
+        config: From `producer_config`.
+        what: Whose producer it is, for logs and errors, e.g. 'sinks.kafka.out'.
+    """
+
+    def __init__(self, config: Mapping[str, Any], what: str) -> None:
+        """Remember the configuration; nothing is connected before `open`."""
+        self._config = dict(config)
+        self._what = what
+        self._ended: list[_Round] = []
+        self._rounds: set[_Round] = set()
+        self._fatal: str | None = None
+        self._closing = False
+        self._flush_seconds = 0.0
+        self._thread = threading.Thread(target=self._poll, name=f"tidemill-producer {what}", daemon=True)
+        #: What the client complained about last, until a record is confirmed.
+        self.trouble: str | None = None
+
+    def open(self) -> None:
+        """Start, in the running loop; librdkafka connects by itself.
+
+        Raises:
+            ConfigError: librdkafka does not take the configuration.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._closed = asyncio.Event()
+        self._producer = self._make()
+        self._thread.start()
+
+    def _make(self) -> ck.Producer:
+        try:
+            return ck.Producer({**self._config, "error_cb": self._on_error}, logger=LibraryLog())
+        except (ck.KafkaException, TypeError, ValueError) as error:
+            text = scrubbed(str(error), self._config)
+            raise ConfigError(f"{self._what}: bad Kafka client configuration: {text}") from None
+
+    def send(self, topic: str, records: Sequence[Record]) -> asyncio.Future[Outcomes]:
+        """Hand records over; the future gets one outcome per record (None: confirmed), and never fails."""
+        round_ = _Round(len(records), self._loop.create_future())
+        accepted = 0
+        produce, report = self._producer.produce, self._report
+        for index, (key, value) in enumerate(records):
+            try:
+                produce(topic, value, key, on_delivery=partial(report, round_, index))
+                accepted += 1
+            except ck.KafkaException as error:
+                round_.outcomes[index] = self._refused(error.args[0])
+            except BufferError:
+                round_.outcomes[index] = ck.KafkaError(ck.KafkaError._QUEUE_FULL)
+        if accepted:
+            self._rounds.add(round_)
+        round_.accepted = accepted
+        if round_.reported == accepted:
+            self._loop.call_soon(self._end, (round_,))
+        return round_.future
+
+    def _refused(self, error: ck.KafkaError) -> ck.KafkaError:
+        if error.fatal() or error.code() == ck.KafkaError._FATAL:
+            self._fatal = error.str()
+        return error
+
+    def _end(self, rounds: Sequence[_Round]) -> None:
+        for round_ in rounds:
+            self._rounds.discard(round_)
+            round_.end()
+
+    async def close(self, flush_seconds: float = 0.0) -> None:
+        """End; what is not confirmed within `flush_seconds` gets an error as its outcome."""
+        if not self._thread.is_alive():
+            return
+        self._flush_seconds = flush_seconds
+        self._closing = True
+        try:
+            async with asyncio.timeout(flush_seconds + POLL_SECONDS + PURGE_SECONDS + 2.0):
+                await self._closed.wait()
+        except TimeoutError:
+            log.warning("a Kafka producer did not end in time", client=self._what)
+        for round_ in self._rounds:
+            purged = ck.KafkaError(ck.KafkaError._PURGE_INFLIGHT)
+            round_.outcomes = [purged] * len(round_.outcomes)
+            round_.end()
+        self._rounds.clear()
+
+    # -- the poll thread -------------------------------------------------------------------------------------
+
+    def _poll(self) -> None:
+        while not self._closing:
+            self._producer.poll(POLL_SECONDS)
+            self._hand_over()
+            if self._fatal is not None:
+                self._replace()
+        if self._flush_seconds > 0:
+            self._producer.flush(self._flush_seconds)
+        self._purge(self._producer)
+        self._tell(self._closed.set)
+
+    def _report(self, round_: _Round, index: int, error: ck.KafkaError | None, message: ck.Message) -> None:
+        round_.outcomes[index] = error
+        round_.reported += 1
+        if error is None:
+            self.trouble = None
+        if round_.reported == round_.accepted:
+            self._ended.append(round_)
+
+    def _hand_over(self) -> None:
+        if self._ended:
+            ended, self._ended = self._ended, []
+            self._tell(self._end, ended)
+
+    def _tell(self, function: Any, *args: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:
+            self._closing = True  # the loop is closed: nobody is there to be told
+
+    def _on_error(self, error: ck.KafkaError) -> None:
+        text = scrubbed(error.str(), self._config)
+        self.trouble = text
+        if error.fatal() or error.code() == ck.KafkaError._FATAL:
+            self._fatal = text
+        else:
+            limited(log, 10.0).warning("Kafka producer", client=self._what, error=text)
+
+    def _replace(self) -> None:
+        """Go on with a new producer: after a fatal error one never works again, and gives its records back."""
+        log.error("a Kafka producer failed and is replaced", client=self._what, error=self._fatal)
+        old, self._producer = self._producer, self._make()
+        self._fatal = None
+        self._purge(old)
+
+    def _purge(self, producer: ck.Producer) -> None:
+        producer.purge()
+        producer.flush(PURGE_SECONDS)
+        self._hand_over()

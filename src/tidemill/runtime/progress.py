@@ -1,0 +1,73 @@
+"""What an engine says of itself: counters for status lines, and the summary at its end."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class StopReason(enum.StrEnum):
+    """Why an engine ended."""
+
+    DRAINED = "drained"
+    FENCED = "fenced"
+    CONFIG = "config"
+    FAILED = "failed"
+
+
+class EngineProgress(msgspec.Struct):
+    """A snapshot of one engine.
+
+    Attributes:
+        consumed: Messages taken from the source.
+        messages_done: Messages that left the pipeline (delivered, skipped or dead-lettered).
+        tasks_running: Processes that run now.
+        tasks_queued: Tasks that wait for a slot.
+        tasks_retrying: Tasks that wait for their next try.
+        tasks_done: Tasks that ended well.
+        tasks_failed: Tasks that failed for good.
+        delivered: Payloads that a sink confirmed.
+        dead_lettered: Letters that the broker confirmed.
+        skipped: Failures and payloads that a hook chose to skip.
+        warnings: Wrong but harmless things that handlers did (a task id twice, foreign offsets).
+        gap: Messages that the broker had deleted before they were read.
+        committed: The next offset per "topic/partition", as committed by this engine.
+        lag: Messages behind what was fetched, per "topic/partition".
+        paused: Partitions held by backpressure.
+        stalled: What waits for something outside, and why.
+        partitions: The partitions owned now, as "topic/partition".
+        cpu_seconds: CPU time of the engine's process and its ended children.
+        rss_bytes: Resident memory of the engine's process.
+        slowest: The slowest tasks so far: (seconds, task id, label).
+    """
+
+    consumed: int = 0
+    messages_done: int = 0
+    tasks_running: int = 0
+    tasks_queued: int = 0
+    tasks_retrying: int = 0
+    tasks_done: int = 0
+    tasks_failed: int = 0
+    delivered: int = 0
+    dead_lettered: int = 0
+    skipped: int = 0
+    warnings: int = 0
+    gap: int = 0
+    committed: dict[str, int] = {}
+    lag: dict[str, int] = {}
+    paused: list[str] = []
+    stalled: dict[str, str] = {}
+    partitions: list[str] = []
+    cpu_seconds: float = 0.0
+    rss_bytes: int = 0
+    slowest: list[tuple[float, str, str]] = []
+
+
+class EngineSummary(msgspec.Struct):
+    """What an engine leaves behind at its end."""
+
+    slot: int
+    reason: StopReason
+    error: str | None = None
+    progress: EngineProgress = msgspec.field(default_factory=EngineProgress)

@@ -1,0 +1,97 @@
+"""Look at topics and consumer groups from outside: never joins a group, never commits, changes nothing.
+
+Every call has a deadline and raises `TimeoutError` (what was not there in time) or `KafkaException` (what the
+broker said).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from confluent_kafka import Consumer, Message, TopicPartition
+
+_CALL_TIMEOUT_SECONDS = 10.0
+
+
+class TopicReader:
+    """A client that only reads; use it in a `with` block, from one thread.
+
+    Args:
+        bootstrap: The brokers.
+        group: The group whose committed offsets `committed` tells.
+        client_config: Further settings of librdkafka, for example security.
+    """
+
+    def __init__(
+        self, bootstrap: str, group: str = "tidemill-reader", client_config: Mapping[str, Any] | None = None
+    ) -> None:
+        """Make the client; it connects at the first call."""
+        settings: dict[str, Any] = {
+            # Outages show as answers that do not come; librdkafka's own lines about them say nothing more.
+            "log_level": 0,
+            "reconnect.backoff.max.ms": 500,
+            "fetch.wait.max.ms": 50,
+            **(client_config or {}),
+            "bootstrap.servers": bootstrap,
+            "group.id": group,
+            "enable.auto.commit": False,
+        }
+        self._consumer = Consumer(settings)
+
+    def __enter__(self) -> TopicReader:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the client."""
+        self._consumer.close()
+
+    def partitions(self, topic: str) -> list[int]:
+        """Return the numbers of a topic's partitions; none if it does not exist."""
+        metadata = self._consumer.list_topics(topic, timeout=_CALL_TIMEOUT_SECONDS)
+        return sorted(metadata.topics[topic].partitions)
+
+    def end_offsets(self, topic: str) -> dict[int, int]:
+        """Return the offset that the next message of each partition will get."""
+        return {number: self._range(topic, number)[1] for number in self.partitions(topic)}
+
+    def committed(self, topic: str) -> dict[int, int]:
+        """Return the group's committed next offset of each partition; -1 where there is none."""
+        wanted = [TopicPartition(topic, number) for number in self.partitions(topic)]
+        answers = self._consumer.committed(wanted, timeout=_CALL_TIMEOUT_SECONDS)
+        return {answer.partition: max(answer.offset, -1) for answer in answers}
+
+    def read(self, topic: str, count: int | None = None, *, timeout_seconds: float = 30.0) -> list[Message]:
+        """Return messages from the beginning of all partitions, in order within each.
+
+        Args:
+            topic: The topic.
+            count: How many at least to wait for; None: those that are there at the call.
+            timeout_seconds: For all of them together.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        ranges = {number: self._range(topic, number) for number in self.partitions(topic)}
+        self._consumer.assign([TopicPartition(topic, number, low) for number, (low, _) in ranges.items()])
+        missing = {number: end for number, (low, end) in ranges.items() if low < end}
+        found: list[Message] = []
+        while missing if count is None else len(found) < count:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{topic}: only {len(found)} messages came within {timeout_seconds:g} s")
+            batch = [message for message in self._consumer.consume(1000, 0.1) if message.error() is None]
+            found += batch
+            # Control records of transactions have offsets too, so the position counts and not the messages.
+            for number, end in list(missing.items()):
+                if self._consumer.position([TopicPartition(topic, number)])[0].offset >= end:
+                    del missing[number]
+        self._consumer.unassign()
+        return found
+
+    def _range(self, topic: str, partition: int) -> tuple[int, int]:
+        where = TopicPartition(topic, partition)
+        low, high = self._consumer.get_watermark_offsets(where, timeout=_CALL_TIMEOUT_SECONDS)
+        return low, high

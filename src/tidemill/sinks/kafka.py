@@ -1,0 +1,128 @@
+"""Kafka as a sink: one record per payload on one fixed topic, confirmed by all in-sync replicas.
+
+Invariants: a payload is confirmed only by the broker's own confirmation; a record that is too large never takes
+others down with it, although brokers refuse the whole batch it travelled in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import ClassVar
+
+import confluent_kafka as ck
+
+from tidemill.config.settings import KafkaSettings, KafkaSinkSettings
+from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.runtime.kafka_client import TopicAdmin, client_config, scrubbed
+from tidemill.runtime.producer import (
+    LoopProducer,
+    Outcomes,
+    Record,
+    producer_config,
+    too_large,
+    worth_retrying,
+)
+from tidemill.sinks.base import Encoded, Refusal, Sink, to_json
+from tidemill.sinks.payloads import KafkaPayload
+
+
+class KafkaSink(Sink):
+    """One `sinks.kafka.<name>`.
+
+    A payload's `data` of None writes a tombstone. Payloads of one key stay in order; those without a key have none.
+
+    Args:
+        name: The instance's name.
+        settings: Its section.
+        kafka: The `kafka` section, whose brokers and security settings may be inherited.
+    """
+
+    type: ClassVar[str] = "kafka"
+    max_batch_count = 2_000
+
+    def __init__(self, name: str, settings: KafkaSinkSettings, kafka: KafkaSettings) -> None:
+        """Prepare; nothing is connected before `connect`."""
+        super().__init__(name)
+        self._what = f"sinks.kafka.{name}"
+        self._topic = settings.topic
+        self._config = producer_config(kafka, settings.brokers, settings.client_config)
+        self._admin_config = client_config(kafka, settings.brokers, settings.client_config)
+        self._producer: LoopProducer | None = None
+
+    async def connect(self) -> None:
+        """Check the brokers and the topic, and start the producer.
+
+        Raises:
+            ConfigError: The topic does not exist, or a client setting is wrong.
+            RemoteError: The brokers do not answer.
+        """
+        await asyncio.to_thread(self._check)
+        self._producer = LoopProducer(self._config, self._what)
+        self._producer.open()
+
+    def _check(self) -> None:
+        admin = TopicAdmin(self._admin_config, self._what)
+        if not admin.exists(self._topic):
+            brokers = self._config["bootstrap.servers"]
+            raise ConfigError(
+                f"{self._what}: topic {self._topic!r} does not exist at {brokers}; create it, for example with "
+                f"kafka-topics.sh --bootstrap-server {brokers} --create --topic {self._topic} --partitions 4"
+            )
+        limit = admin.max_message_bytes(self._topic)
+        if limit is not None:
+            # A batch over the topic's limit is refused as a whole, so none may be larger than that.
+            self._config.setdefault("message.max.bytes", max(1_000, min(limit, 1_000_000_000)))
+            self._config.setdefault("batch.size", max(1, min(limit, 1_000_000)))
+
+    def encode(self, payload: KafkaPayload) -> Encoded:
+        """Return key and value as bytes."""
+        key: bytes | None
+        if payload.key is None or isinstance(payload.key, bytes):
+            key = payload.key
+        elif isinstance(payload.key, str):
+            key = payload.key.encode()
+        else:
+            raise TypeError(f"the key of a KafkaPayload is bytes, str or None, not {type(payload.key).__name__}")
+        value = None if payload.data is None else to_json(payload.data)
+        return Encoded(key, (key, value), (len(key) if key else 0) + (len(value) if value else 0))
+
+    async def send(self, batch: Sequence[Encoded]) -> Sequence[Refusal | None]:
+        """Produce, and wait for every confirmation.
+
+        Raises:
+            RemoteError: Nothing of the batch came through, and that was not the payloads' fault.
+        """
+        outcomes = await self._produced([item.body for item in batch])
+        if outcomes.count(None) == len(outcomes):
+            return outcomes  # type: ignore[return-value]  # a list of None
+        await self._resent_alone(batch, outcomes)
+        first = outcomes[0]
+        if first is not None and all(error is not None and worth_retrying(error) for error in outcomes):
+            raise RemoteError(self._text(first))
+        return [None if error is None else self._refusal(error) for error in outcomes]
+
+    async def _produced(self, records: Sequence[Record]) -> Outcomes:
+        if self._producer is None:
+            raise RemoteError(f"{self._what} is not connected")
+        return await self._producer.send(self._topic, records)
+
+    async def _resent_alone(self, batch: Sequence[Encoded], outcomes: Outcomes) -> None:
+        """Send each record again that was refused with its batch for size: only alone it is its own fault."""
+        suspects = [index for index, error in enumerate(outcomes) if error is not None and too_large(error)]
+        if len(suspects) > 1:
+            for index in suspects:
+                outcomes[index] = (await self._produced([batch[index].body]))[0]
+
+    def _refusal(self, error: ck.KafkaError) -> Refusal:
+        return Refusal(self._text(error), worth_retrying(error), too_large(error))
+
+    def _text(self, error: ck.KafkaError) -> str:
+        trouble = self._producer.trouble if self._producer is not None else None
+        why = f" ({trouble})" if trouble and worth_retrying(error) else ""
+        return scrubbed(f"topic {self._topic}: {error.name()}: {error.str()}{why}", self._config)
+
+    async def close(self) -> None:
+        """Disconnect; records without a confirmation are given up."""
+        if self._producer is not None:
+            await self._producer.close()

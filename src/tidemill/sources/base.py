@@ -1,0 +1,84 @@
+"""What the engine needs of a source, and what a source tells the engine.
+
+A source only moves bytes: it fetches into a bounded buffer per partition, hands over what is pulled, and carries out
+commits. It decides nothing about offsets. All methods of `SourceEvents` are called on the engine's loop.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from tidemill.runtime.messages import SourceMessage
+
+TopicPartition = tuple[str, int]
+
+
+class CommitStatus(enum.Enum):
+    """How a commit ended."""
+
+    DONE = "done"
+    AGAIN = "again"
+    FENCED = "fenced"
+
+
+class Fatal(enum.Enum):
+    """Why a source cannot go on."""
+
+    FENCED = "fenced"
+    FAILED = "failed"
+
+
+class SourceEvents(Protocol):
+    """The engine, as a source sees it."""
+
+    def on_messages(self) -> None:
+        """Something can be pulled."""
+
+    def on_assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        """These partitions are ours besides those we have."""
+
+    async def on_revoked(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """Finish the work of these partitions; return the offsets to commit before they are given up."""
+
+    def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
+        """These partitions are somebody else's already: deliver nothing more for them."""
+
+    def on_committed(self, offsets: Mapping[TopicPartition, int], status: CommitStatus) -> None:
+        """A commit ended."""
+
+    def on_fatal(self, fatal: Fatal, text: str) -> None:
+        """The source is at its end."""
+
+
+class Source(Protocol):
+    """Where messages come from."""
+
+    def start(self, events: SourceEvents) -> None:
+        """Connect and subscribe."""
+
+    def pull(self, partition: TopicPartition, limit: int) -> list[SourceMessage]:
+        """Take up to `limit` messages of a partition out of the buffer, in order."""
+
+    def buffered(self, partition: TopicPartition) -> int:
+        """How many messages of a partition wait in the buffer."""
+
+    def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Commit; `on_committed` tells how it went."""
+
+    def stop_fetching(self) -> None:
+        """Fetch nothing more and forget what is buffered; commits still work."""
+
+    @property
+    def gap(self) -> int:
+        """How many messages were deleted at the source before they were read."""
+
+    def lag(self) -> Mapping[TopicPartition, int]:
+        """How many messages of the topic lie behind what was fetched, per partition."""
+
+    def stalled(self) -> str | None:
+        """Why nothing comes, if the source knows."""
+
+    async def close(self, *, leave: bool) -> None:
+        """Disconnect; with `leave`, give the partitions to others at once instead of keeping them reserved."""

@@ -1,0 +1,465 @@
+"""The Kafka consumer of one engine: a thread that fetches, commits and takes part in the group.
+
+Invariants: only the thread touches the consumer. It never decides about offsets: it commits what it is told, after
+dropping what it does not own. What it fetched waits in a bounded buffer per partition; only when that is full is the
+partition paused at the broker's side, because a pause throws away everything that librdkafka had prefetched.
+
+Membership is static (`group.instance.id`), cooperative-sticky, in the classic protocol. A member fenced by another
+goes on fetching until it is told, so `_FATAL` and FENCED_INSTANCE_ID end the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import confluent_kafka as ck
+import structlog
+
+from tidemill.config.settings import Settings
+from tidemill.runtime.kafka_client import client_config
+from tidemill.runtime.log import limited
+from tidemill.runtime.messages import Header, SourceMessage
+from tidemill.sources.base import CommitStatus, Fatal, SourceEvents, TopicPartition
+
+log = structlog.get_logger(__name__)
+
+#: A partition's buffer is full at this many messages, and wants more below a quarter of it.
+BUFFER_MESSAGES = 4_000
+#: One poll waits this long for a first message, and so a command waits at most this long for the thread.
+POLL_SECONDS = 0.02
+#: How often watermarks and an unreachable broker are looked at.
+CHECK_SECONDS = 1.0
+#: A commit that the thread makes itself, in the middle of a rebalance, may take this long.
+REVOKE_COMMIT_SECONDS = 10.0
+
+_AGAIN = frozenset(
+    {
+        ck.KafkaError.REBALANCE_IN_PROGRESS,
+        ck.KafkaError.ILLEGAL_GENERATION,
+        ck.KafkaError.UNKNOWN_MEMBER_ID,
+    }
+)
+
+
+def consumer_config(settings: Settings, instance_id: str) -> dict[str, Any]:
+    """Return the consumer's configuration: what is ours is fixed, the rest is the user's."""
+    kafka = settings.kafka
+    return client_config(
+        kafka,
+        kafka.brokers,
+        {
+            "fetch.wait.max.ms": 50,
+            "fetch.queue.backoff.ms": 20,
+            "queued.min.messages": 10_000,
+            "queued.max.messages.kbytes": 16_384,
+            **kafka.client_config,
+            "group.id": kafka.consumer_group,
+            "group.instance.id": instance_id,
+            "client.id": instance_id,
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "auto.offset.reset": "earliest",
+            "partition.assignment.strategy": "cooperative-sticky",
+            "session.timeout.ms": kafka.session_timeout_ms,
+            "heartbeat.interval.ms": kafka.heartbeat_interval_ms,
+            "max.poll.interval.ms": kafka.max_poll_interval_ms,
+        },
+    )
+
+
+class _Buffer:
+    """What was fetched of one owned partition and not pulled yet."""
+
+    __slots__ = ("expected", "fetched_bytes", "messages", "paused", "pulled_bytes")
+
+    def __init__(self, committed: int) -> None:
+        self.messages: deque[SourceMessage] = deque()
+        # Each counter is written by one thread only.
+        self.fetched_bytes = 0
+        self.pulled_bytes = 0
+        self.expected = committed
+        self.paused = False
+
+    @property
+    def size_bytes(self) -> int:
+        return self.fetched_bytes - self.pulled_bytes
+
+
+class KafkaSource:
+    """A `Source` over one consumer.
+
+    Args:
+        settings: The pipeline's settings.
+        instance_id: The member's static id, `<group>.<worker>.<slot>`.
+    """
+
+    def __init__(self, settings: Settings, instance_id: str) -> None:
+        """Prepare; nothing is connected before `start`."""
+        self._topic = settings.kafka.source_topic
+        self._max_poll = settings.kafka.max_poll_records
+        self._max_bytes = settings.executor.max_queued_bytes
+        self._drain_seconds = settings.executor.drain_timeout_seconds
+        self._config = consumer_config(settings, instance_id)
+        self._buffers: dict[TopicPartition, _Buffer] = {}
+        self._commands: deque[Callable[[], None]] = deque()
+        self._to_commit: dict[TopicPartition, int] = {}
+        self._commit_in_flight = False
+        self._fetching = True
+        self._leave: bool | None = None
+        self._lag: dict[TopicPartition, int] = {}
+        self._stalled: str | None = None
+        self._gap = 0
+        self._dead = False
+        self._thread = threading.Thread(target=self._run, name="tidemill-consumer", daemon=True)
+        self._ended = threading.Event()
+
+    # -- the engine's side, on the loop -----------------------------------------------------------------------
+
+    def start(self, events: SourceEvents) -> None:
+        """Start the thread, which connects and subscribes."""
+        self._events = events
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    def pull(self, partition: TopicPartition, limit: int) -> list[SourceMessage]:
+        """Take messages out of the partition's buffer."""
+        buffer = self._buffers.get(partition)
+        if buffer is None:
+            return []
+        messages = buffer.messages
+        taken = [messages.popleft() for _ in range(min(limit, len(messages)))]
+        buffer.pulled_bytes += sum(message.size_bytes for message in taken)
+        return taken
+
+    def buffered(self, partition: TopicPartition) -> int:
+        """Return how many messages of the partition can be pulled."""
+        buffer = self._buffers.get(partition)
+        return len(buffer.messages) if buffer is not None else 0
+
+    def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Hand offsets to the thread; those not yet sent are replaced by later ones."""
+        self._commands.append(lambda: self._to_commit.update(offsets))
+
+    def stop_fetching(self) -> None:
+        """Let the thread pause everything and drop what it has."""
+        self._fetching = False
+
+    def lag(self) -> Mapping[TopicPartition, int]:
+        """Return the messages behind what was handed over, per owned partition."""
+        return self._lag
+
+    @property
+    def gap(self) -> int:
+        """How many messages the broker had deleted before they were read."""
+        return self._gap
+
+    def stalled(self) -> str | None:
+        """Say why nothing comes, while the brokers are unreachable."""
+        return self._stalled
+
+    async def close(self, *, leave: bool) -> None:
+        """End the thread; with `leave` the group has the partitions in about a second."""
+        self._leave = leave
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._ended.wait, 30.0)
+
+    # -- the thread -------------------------------------------------------------------------------------------
+
+    def _tell(self, function: Callable[..., object], *args: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:
+            self._dead = True  # the loop is closed: nobody is there to be told
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except Exception as error:
+            log.exception("the consumer's thread failed")
+            self._tell(self._events.on_fatal, Fatal.FAILED, f"the consumer failed: {error}")
+        finally:
+            self._ended.set()
+
+    def _work(self) -> None:
+        self._consumer = ck.Consumer(
+            {**self._config, "error_cb": self._on_error, "on_commit": self._on_commit}, logger=_LibraryLog()
+        )
+        self._consumer.subscribe(
+            [self._topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+        )
+        next_check = time.monotonic() + CHECK_SECONDS
+        while self._leave is None and not self._dead:
+            self._fetch()
+            while self._commands:
+                self._commands.popleft()()
+            self._send_commits()
+            self._regulate()
+            if time.monotonic() >= next_check:
+                self._check()
+                next_check = time.monotonic() + CHECK_SECONDS
+        self._finish(leave=bool(self._leave))
+
+    def _finish(self, *, leave: bool) -> None:
+        self._fetching = False
+        if leave:
+            # Leaving must be carried out by polls: close() alone keeps a static member's partitions reserved.
+            self._consumer.unsubscribe()
+            deadline = time.monotonic() + 5.0
+            while time.monotonic() < deadline:
+                self._consumer.poll(0.05)
+                if not self._consumer.assignment():
+                    break
+        self._consumer.close()
+
+    def _fetch(self) -> None:
+        first = self._consumer.poll(POLL_SECONDS)
+        if first is None:
+            return
+        records = [first]
+        if self._max_poll > 1:
+            records += self._consumer.consume(self._max_poll - 1, 0)
+        arrived = False
+        buffers = self._buffers
+        for record in records:
+            if (error := record.error()) is not None:
+                self._on_record_error(error)
+                continue
+            # The client's types allow None for all three; a record without an error has them.
+            topic: Any = record.topic()
+            partition: Any = record.partition()
+            offset: Any = record.offset()
+            buffer = buffers.get((topic, partition))
+            if buffer is None or not self._fetching:
+                continue  # given up meanwhile, or stopping: whoever owns it next reads it again
+            if offset != buffer.expected:
+                if offset < buffer.expected and buffer.messages:
+                    continue  # fetched twice around a pause
+                self._on_jump(topic, partition, buffer, offset)
+            buffer.expected = offset + 1
+            message = SourceMessage(
+                topic,
+                partition,
+                offset,
+                record.key(),
+                record.value(),
+                _headers(record.headers()),
+                record.timestamp()[1],
+            )
+            buffer.messages.append(message)
+            buffer.fetched_bytes += message.size_bytes
+            arrived = True
+        if arrived:
+            self._stalled = None
+            self._tell(self._events.on_messages)
+
+    def _on_record_error(self, error: ck.KafkaError) -> None:
+        code = error.code()
+        if code in (ck.KafkaError._FATAL, ck.KafkaError.FENCED_INSTANCE_ID):
+            self._fence(error.str())
+        elif code == ck.KafkaError.UNKNOWN_TOPIC_OR_PART:
+            self._stalled = f"topic {self._topic!r} does not exist any more; create it again or stop the pipeline"
+            limited(log, 10.0).warning("the source topic is missing", topic=self._topic)
+        elif code != ck.KafkaError._PARTITION_EOF:
+            limited(log, 10.0).warning("consumer error", error=error.str())
+
+    def _fence(self, text: str) -> None:
+        self._fetching = False
+        self._tell(self._events.on_fatal, Fatal.FENCED, text)
+
+    def _on_jump(self, topic: str, partition: int, buffer: _Buffer, offset: int) -> None:
+        """Tell a gap that the broker's retention made from the holes that compaction and transactions leave."""
+        expected = buffer.expected
+        if expected < 0:
+            return
+        if offset < expected:
+            log.warning(
+                "the topic ends before the committed offset; reading it again from where it begins",
+                topic=topic,
+                partition=partition,
+                committed=expected,
+                first=offset,
+            )
+            return
+        low, _ = self._consumer.get_watermark_offsets(ck.TopicPartition(topic, partition), timeout=5.0)
+        if low > expected:
+            self._gap += low - expected
+            log.error(
+                "messages were deleted by the broker before they were read",
+                topic=topic,
+                partition=partition,
+                expected=expected,
+                first=offset,
+                gap=low - expected,
+            )
+
+    def _send_commits(self) -> None:
+        if not self._to_commit or self._commit_in_flight:
+            return
+        offsets = {tp: offset for tp, offset in self._to_commit.items() if tp in self._buffers}
+        self._to_commit = {}
+        if not offsets:
+            return
+        try:
+            self._consumer.commit(offsets=_positions(offsets), asynchronous=True)
+            self._commit_in_flight = True
+        except ck.KafkaException as error:
+            self._commit_ended(offsets, error.args[0])
+
+    def _on_commit(self, error: ck.KafkaError | None, partitions: Sequence[ck.TopicPartition]) -> None:
+        self._commit_in_flight = False
+        offsets = {(p.topic, p.partition): p.offset for p in partitions}
+        failed = error or next((p.error for p in partitions if p.error is not None), None)
+        self._commit_ended(offsets, failed)
+
+    def _commit_ended(self, offsets: dict[TopicPartition, int], error: ck.KafkaError | None) -> None:
+        if error is None:
+            self._stalled = None
+            self._tell(self._events.on_committed, offsets, CommitStatus.DONE)
+            return
+        code = error.code()
+        if code in (ck.KafkaError.FENCED_INSTANCE_ID, ck.KafkaError._FATAL):
+            self._tell(self._events.on_committed, offsets, CommitStatus.FENCED)
+            self._fence(error.str())
+            return
+        if code not in _AGAIN:
+            limited(log, 10.0).warning("a commit failed and is tried again", error=error.str())
+        self._tell(self._events.on_committed, offsets, CommitStatus.AGAIN)
+
+    def _regulate(self) -> None:
+        """Pause partitions whose buffer is full, resume those that want more."""
+        share = self._max_bytes // max(1, len(self._buffers))
+        for (topic, partition), buffer in self._buffers.items():
+            count = len(buffer.messages)
+            if not buffer.paused:
+                if count >= BUFFER_MESSAGES or buffer.size_bytes >= share or not self._fetching:
+                    self._consumer.pause([ck.TopicPartition(topic, partition)])
+                    buffer.paused = True
+                    if not self._fetching:
+                        buffer.messages.clear()
+            elif self._fetching and count <= BUFFER_MESSAGES // 4 and buffer.size_bytes <= share // 4:
+                self._consumer.resume([ck.TopicPartition(topic, partition)])
+                buffer.paused = False
+
+    def _check(self) -> None:
+        """Refresh the lag; while the brokers are unreachable, find out whether they are back."""
+        lag = {}
+        for (topic, partition), buffer in list(self._buffers.items()):
+            try:
+                _, high = self._consumer.get_watermark_offsets(ck.TopicPartition(topic, partition), cached=True)
+            except ck.KafkaException:
+                continue
+            if high >= 0 and buffer.expected >= 0:
+                lag[topic, partition] = max(0, high - buffer.expected) + len(buffer.messages)
+        self._lag = lag
+        if self._stalled is not None:
+            try:
+                self._consumer.list_topics(self._topic, timeout=0.5)
+            except ck.KafkaException:
+                return
+            log.info("the brokers answer again")
+            self._stalled = None
+
+    def _on_error(self, error: ck.KafkaError) -> None:
+        if error.code() == ck.KafkaError._FATAL:
+            self._fence(error.str())
+        elif error.code() in (ck.KafkaError._ALL_BROKERS_DOWN, ck.KafkaError._TRANSPORT):
+            if error.code() == ck.KafkaError._ALL_BROKERS_DOWN:
+                self._stalled = f"no broker is reachable ({self._config['bootstrap.servers']}); waiting for one"
+            limited(log, 10.0).warning("the brokers are not reachable; the pipeline waits", error=error.str())
+        else:
+            limited(log, 10.0).warning("client error", error=error.str())
+
+    # -- the group --------------------------------------------------------------------------------------------
+
+    def _on_assign(self, consumer: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
+        committed: dict[TopicPartition, int] = {}
+        if partitions:
+            try:
+                for position in consumer.committed(partitions, timeout=10.0):
+                    committed[position.topic, position.partition] = position.offset if position.error is None else -1
+            except ck.KafkaException as error:
+                log.warning("committed offsets are not known; gaps cannot be told", error=str(error))
+        for position in partitions:
+            tp = (position.topic, position.partition)
+            self._buffers[tp] = _Buffer(committed.get(tp, -1))
+        consumer.incremental_assign(partitions)
+        self._tell(self._events.on_assigned, [(p.topic, p.partition) for p in partitions])
+
+    def _on_revoke(self, consumer: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
+        owned = [(p.topic, p.partition) for p in partitions if (p.topic, p.partition) in self._buffers]
+        for tp in owned:
+            self._buffers[tp].messages.clear()
+        if owned and self._leave is None and not self._dead:
+            self._finish_work(consumer, owned)
+        for tp in owned:
+            self._buffers.pop(tp, None)
+        consumer.incremental_unassign(partitions)
+
+    def _finish_work(self, consumer: ck.Consumer, owned: list[TopicPartition]) -> None:
+        work = asyncio.run_coroutine_threadsafe(_awaited(self._events.on_revoked, owned), self._loop)
+        try:
+            offsets = work.result(self._drain_seconds + 10.0)
+            if offsets:
+                consumer.commit(offsets=_positions(offsets), asynchronous=False)
+        except ck.KafkaException as error:
+            log.warning(
+                "the last commit of revoked partitions failed; their work will be done again",
+                error=str(error),
+            )
+            if error.args[0].code() in (ck.KafkaError.FENCED_INSTANCE_ID, ck.KafkaError._FATAL):
+                self._fence(str(error))
+        except TimeoutError:
+            work.cancel()
+            log.warning("revoked partitions were not drained in time; their work will be done again", partitions=owned)
+
+    def _on_lost(self, consumer: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
+        lost = [(p.topic, p.partition) for p in partitions]
+        for tp in lost:
+            self._buffers.pop(tp, None)
+        self._tell(self._events.on_lost, lost)
+
+
+async def _awaited(function: Callable[..., Any], argument: object) -> Any:
+    return await function(argument)
+
+
+def _positions(offsets: Mapping[TopicPartition, int]) -> list[ck.TopicPartition]:
+    return [ck.TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
+
+
+def _headers(headers: Any) -> tuple[Header, ...]:
+    return tuple(headers) if headers else ()
+
+
+class _LibraryLog:
+    """Takes librdkafka's own log lines; they repeat without end while a broker is down."""
+
+    def log(self, level: int, message: str, *args: object) -> None:
+        """Pass one line on, at most one in ten seconds."""
+        limited(log, 10.0).info("librdkafka", line=message % args if args else message)
+
+
+def reap_member(settings: Settings, instance_id: str, timeout_seconds: float = 10.0) -> None:
+    """Leave the group for a member that died without leaving, so that others get its partitions at once.
+
+    Subscribes under its id, which replaces it, and leaves; reads and commits nothing.
+
+    Raises:
+        KafkaException: The brokers refuse; the partitions stay reserved for the session timeout.
+    """
+    consumer = ck.Consumer(consumer_config(settings, instance_id), logger=_LibraryLog())
+    try:
+        consumer.subscribe([settings.kafka.source_topic])
+        deadline = time.monotonic() + timeout_seconds
+        while time.monotonic() < deadline and not consumer.assignment():
+            consumer.poll(0.1)
+        consumer.unsubscribe()
+        while time.monotonic() < deadline and consumer.assignment():
+            consumer.poll(0.1)
+    finally:
+        consumer.close()

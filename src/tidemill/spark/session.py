@@ -1,0 +1,242 @@
+"""Makes and ends the SparkContext that the engines run on; the only place that knows Spark's settings.
+
+Invariants: the JVM ignores SIGTERM and SIGINT (a Ctrl-C in a terminal reaches the whole process group, and the
+engines have to drain first); the process has the signal handlers afterwards that it had before; what the user
+writes in `spark.conf` wins over everything here but what engines cannot do without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.resources
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+import tidemill
+from tidemill.config.settings import SparkSettings
+from tidemill.core.errors import RemoteError
+from tidemill.runtime.java import find_java
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+log = structlog.get_logger(__name__)
+
+#: How long a stopped JVM may take to end before it is killed.
+JVM_END_SECONDS = 10.0
+
+#: What the user may change in `spark.conf`.
+DEFAULTS = {
+    "spark.driver.memory": "1g",
+    "spark.log.level": "OFF",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.python.unix.domain.socket.enabled": "true",
+    # A cancelled engine has nothing to clean up that its warden does not; do not wait 2 s to kill it.
+    "spark.python.task.killTimeout": "200ms",
+    "spark.deploy.maxExecutorRetries": "-1",
+}
+#: What engines cannot do without: their supervisor alone restarts them, each in a process of its own.
+REQUIRED = {
+    "spark.scheduler.mode": "FAIR",
+    "spark.python.worker.reuse": "false",
+    "spark.python.daemon.module": "tidemill.spark.daemon",
+    "spark.task.maxFailures": "1",
+    "spark.speculation": "false",
+    "spark.pyspark.python": sys.executable,
+    "spark.pyspark.driver.python": sys.executable,
+}
+
+
+def is_local(settings: SparkSettings) -> bool:
+    """Tell whether the engines run on this host, in the JVM of the driver."""
+    return settings.master == "local" or settings.master.startswith("local[")
+
+
+def spark_conf(settings: SparkSettings, app_name: str, engines: int) -> dict[str, str]:
+    """Return the whole Spark configuration.
+
+    Args:
+        settings: The `spark` section.
+        app_name: What Spark calls the application.
+        engines: How many engines will run; `local` has one core more, so that other jobs can run beside.
+
+    Example:
+        >>> spark_conf(SparkSettings(), "demo", 2)["spark.master"]
+        'local[3]'
+    """
+    conf = {**DEFAULTS, "spark.app.name": app_name, **settings.conf, **REQUIRED}
+    conf["spark.master"] = f"local[{engines + 1}]" if settings.master == "local" else settings.master
+    if is_local(settings):
+        conf.setdefault("spark.driver.host", "127.0.0.1")
+        conf.setdefault("spark.driver.bindAddress", "127.0.0.1")
+    log4j = Path(str(importlib.resources.files("tidemill.spark") / "log4j2.properties"))
+    options = conf.get("spark.driver.extraJavaOptions", "")
+    if "log4j" not in options:
+        option = shlex.quote(f"-Dlog4j2.configurationFile={log4j.as_uri()}")
+        conf["spark.driver.extraJavaOptions"] = f"{options} {option}".strip()
+    return conf
+
+
+class Spark:
+    """A SparkContext and its JVM, from start to end.
+
+    Args:
+        settings: The `spark` section.
+        app_name: What Spark calls the application.
+        engines: How many engines will run.
+    """
+
+    def __init__(self, settings: SparkSettings, app_name: str, engines: int) -> None:
+        """Prepare; nothing is started before `start`."""
+        self._settings = settings
+        self._conf = spark_conf(settings, app_name, engines)
+        self._folder = tempfile.TemporaryDirectory(prefix="tidemill-spark-", ignore_cleanup_errors=True)
+        self._context: SparkContext | None = None
+        self._jvm: subprocess.Popen[bytes] | None = None
+        self._stopping = threading.Event()
+
+    @property
+    def context(self) -> SparkContext:
+        """The running context."""
+        if self._context is None:
+            raise RemoteError("Spark is not running", retryable=False)
+        return self._context
+
+    @property
+    def jvm_pid(self) -> int | None:
+        """The JVM's process, None if somebody else started it."""
+        return self._jvm.pid if self._jvm is not None else None
+
+    @property
+    def driver_host(self) -> str:
+        """The address under which executors reach this process."""
+        return str(self.context.getConf().get("spark.driver.host"))
+
+    def start(self) -> None:
+        """Start the JVM and the context.
+
+        Raises:
+            ConfigError: There is no Java to run it.
+            RemoteError: Spark does not start, or its master does not answer.
+        """
+        from pyspark import SparkConf, SparkContext
+
+        os.environ["JAVA_HOME"] = str(find_java().home)
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+        # Python threads have JVM threads of their own, with their own job group and pool.
+        os.environ["PYSPARK_PIN_THREAD"] = "true"
+        conf = SparkConf(loadDefaults=False)
+        for key, value in self._conf.items():
+            conf.set(key, value)
+        with _signals_ignored():
+            try:
+                self._context = SparkContext(conf=conf)
+            except Exception as error:
+                raise RemoteError(
+                    f"Spark does not start with master {self._conf['spark.master']!r}: {_first_line(error)}; "
+                    "check spark.master and spark.conf, and run `tidemill doctor`"
+                ) from error
+            finally:
+                gateway = SparkContext._gateway
+                self._jvm = getattr(gateway, "proc", None)
+        if not is_local(self._settings):
+            self._context.addPyFile(str(_package_zip(Path(self._folder.name))))
+
+    def watch(self, on_dead: threading.Event) -> None:
+        """Set an event when the JVM ends without having been stopped."""
+        jvm = self._jvm
+        if jvm is None:
+            return
+
+        def wait() -> None:
+            jvm.wait()
+            if not self._stopping.is_set():
+                on_dead.set()
+
+        threading.Thread(target=wait, name="tidemill-jvm", daemon=True).start()
+
+    def cancel(self, job_group: str) -> None:
+        """Cancel what runs in a job group; a dead JVM has nothing to cancel."""
+        try:
+            self.context.cancelJobGroup(job_group)
+        except Exception as error:
+            log.warning("a Spark job could not be cancelled", job_group=job_group, error=_first_line(error))
+
+    def stop(self) -> None:
+        """Stop the context and the JVM; what does not end in time is killed."""
+        from pyspark import SparkContext
+
+        self._stopping.set()
+        if self._context is not None:
+            if self._jvm is None or self._jvm.poll() is None:
+                try:
+                    self._context.stop()
+                except Exception as error:
+                    log.warning("the Spark context did not stop", error=_first_line(error))
+            self._context = None
+        if self._jvm is not None:
+            gateway = SparkContext._gateway
+            with contextlib.suppress(Exception):  # it is going in any case
+                gateway.shutdown()
+            _end(self._jvm)
+            # A later context in this process starts a new JVM instead of asking this one.
+            SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+            self._jvm = None
+        self._folder.cleanup()
+
+
+def _end(jvm: subprocess.Popen[bytes]) -> None:
+    """Close the JVM's standard input, which ends it."""
+    if jvm.stdin is not None:
+        with contextlib.suppress(OSError):
+            jvm.stdin.close()
+    try:
+        jvm.wait(JVM_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        log.warning("the JVM did not end in time and is killed", pid=jvm.pid)
+        jvm.kill()
+        jvm.wait()
+
+
+@contextlib.contextmanager
+def _signals_ignored() -> Iterator[None]:
+    """Ignore SIGTERM and SIGINT while the JVM is made: it inherits that. pyspark's own handler is undone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _package_zip(folder: Path) -> Path:
+    """Pack this package for hosts that do not have it; Spark imports from a zip, not from a wheel."""
+    root = Path(tidemill.__file__).parent
+    target = folder / "tidemill.zip"
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted(root.rglob("*")):
+            if file.is_file() and "__pycache__" not in file.parts:
+                archive.write(file, Path("tidemill") / file.relative_to(root))
+    return target
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,1 @@
+"""Public support for testing handlers and pipelines; the pytest plugin is found by pytest itself."""

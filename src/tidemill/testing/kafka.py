@@ -1,0 +1,106 @@
+"""A real Kafka for tests: brokers tuned for short outages, and a few calls to look at topics from outside.
+
+Everything here waits on the thing it is about, with a deadline, and raises `TimeoutError` when that passes.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from tidemill.runtime.broker import EmbeddedBroker
+from tidemill.runtime.topics import TopicReader
+
+#: Broker properties for tests: members may be given up for dead after 2 s.
+FAST_PROPERTIES: Mapping[str, str] = {"group.min.session.timeout.ms": "2000"}
+
+#: Client properties for tests: connections are tried again soon after an outage.
+FAST_CLIENT: Mapping[str, str | int] = {
+    "reconnect.backoff.ms": 50,
+    "reconnect.backoff.max.ms": 500,
+    "topic.metadata.refresh.fast.interval.ms": 50,
+    "log_level": 0,
+}
+
+
+def new_broker(data_dir: Path | None = None, **options: Any) -> EmbeddedBroker:
+    """Return a broker with the test properties, not started yet; `options` are those of `EmbeddedBroker`."""
+    properties = {**FAST_PROPERTIES, **options.pop("properties", {})}
+    return EmbeddedBroker(data_dir, properties=properties, **options)
+
+
+def unique_name(prefix: str = "topic") -> str:
+    """Return a name for a topic or a group that no other test uses."""
+    return f"{prefix}-{uuid.uuid4().hex[:10]}"
+
+
+def produce(
+    bootstrap: str,
+    topic: str,
+    values: Iterable[bytes | str | None],
+    *,
+    key: bytes | str | None = None,
+    partition: int = -1,
+    timeout_seconds: float = 30.0,
+) -> int:
+    """Write values in order and return how many, once the broker confirmed all of them.
+
+    Args:
+        bootstrap: The broker.
+        topic: An existing topic.
+        values: What to write; None writes a tombstone.
+        key: The key of all of them.
+        partition: Where to; -1: by the key, without one anywhere.
+        timeout_seconds: For all of them together.
+    """
+    failures: list[KafkaError] = []
+
+    def confirmed(error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            failures.append(error)
+
+    settings: dict[str, Any] = {**FAST_CLIENT, "bootstrap.servers": bootstrap, "linger.ms": 1}
+    producer = Producer(settings)
+    count = 0
+    for value in values:
+        producer.produce(topic, value=value, key=key, partition=partition, on_delivery=confirmed)
+        count += 1
+        if count % 10_000 == 0:
+            producer.flush(timeout_seconds)
+    if producer.flush(timeout_seconds):
+        raise TimeoutError(f"{topic}: not all of {count} records were confirmed in {timeout_seconds:g} s")
+    if failures:
+        raise KafkaException(failures[0])
+    return count
+
+
+def consume(bootstrap: str, topic: str, count: int, *, timeout_seconds: float = 30.0) -> list[Message]:
+    """Return the messages of all partitions of a topic (in order within each) once there are `count`."""
+    with TopicReader(bootstrap, client_config=FAST_CLIENT) as reader:
+        return reader.read(topic, count, timeout_seconds=timeout_seconds)
+
+
+def committed_offsets(bootstrap: str, group: str, topic: str) -> dict[int, int]:
+    """Return a group's committed next offset by partition; -1 where it has none."""
+    with TopicReader(bootstrap, group, FAST_CLIENT) as reader:
+        return reader.committed(topic)
+
+
+def wait_for_committed(
+    bootstrap: str, group: str, topic: str, total: int, *, timeout_seconds: float = 30.0
+) -> dict[int, int]:
+    """Wait until a group's committed offsets of a topic add up to `total`; return them by partition."""
+    deadline = time.monotonic() + timeout_seconds
+    with TopicReader(bootstrap, group, FAST_CLIENT) as reader:
+        while True:
+            offsets = reader.committed(topic)
+            if sum(max(offset, 0) for offset in offsets.values()) >= total:
+                return offsets
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{group} committed {offsets} of {topic}, not {total}")
+            time.sleep(0.02)

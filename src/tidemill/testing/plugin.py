@@ -1,0 +1,44 @@
+"""The pytest plugin: a real Kafka broker as a fixture.
+
+Loaded by pytest wherever tidemill is installed, so importing it must be cheap: what a fixture needs is
+imported in the fixture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from tidemill.runtime.broker import EmbeddedBroker
+
+
+@pytest.fixture(scope="session")
+def embedded_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    """Return the session's shared broker, running; do not stop it (see `own_kafka`)."""
+    from tidemill.testing.kafka import new_broker
+
+    with new_broker(tmp_path_factory.mktemp("kafka")) as broker:
+        yield broker
+
+
+@pytest.fixture
+def own_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., EmbeddedBroker]]:
+    """Return a function that starts a broker of this test's own, to be stopped, killed and started at will.
+
+    The function takes the keyword arguments of `EmbeddedBroker`; all brokers end with the test.
+    """
+    from tidemill.testing.kafka import new_broker
+
+    brokers: list[EmbeddedBroker] = []
+
+    def start(**options: Any) -> EmbeddedBroker:
+        broker = new_broker(tmp_path_factory.mktemp("own-kafka"), **options)
+        brokers.append(broker)
+        return broker.start()
+
+    yield start
+    for broker in brokers:
+        broker.close()

@@ -1,0 +1,186 @@
+"""Runs a handler over messages, in this process, without Kafka and Spark; tasks run as real processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from tidemill.config.settings import FilesystemSinkSettings, KafkaSinkSettings, Settings
+from tidemill.core.errors import HandlerError, TidemillError
+from tidemill.pipeline.delivery import Outbox
+from tidemill.pipeline.engine import Engine
+from tidemill.pipeline.executor import Executor
+from tidemill.pipeline.handler import Handler
+from tidemill.pipeline.models import ExecutorError, ExecutorResult
+from tidemill.pipeline.tasks import TaskRun
+from tidemill.runtime.deadletter import Letter
+from tidemill.runtime.identity import Identity
+from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.progress import EngineSummary, StopReason
+from tidemill.sinks.base import Sink
+from tidemill.sources.base import TopicPartition
+from tidemill.testing.scripted import ScriptedDeadLetters, ScriptedSink, ScriptedSource
+
+Message = SourceMessage | bytes | str | Mapping[str, Any] | None
+
+
+class MessageOutcome(msgspec.Struct):
+    """What became of one message.
+
+    Attributes:
+        message: The message, parsed.
+        results: Of its tasks that ended well.
+        errors: Of its tasks that failed for good.
+        rejected: Why it was dead-lettered before any task; None if it was not.
+    """
+
+    message: SourceMessage
+    results: list[ExecutorResult]
+    errors: list[ExecutorError]
+    rejected: str | None
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether nothing went wrong with it."""
+        return self.rejected is None and not self.errors
+
+
+class HandlerRun(msgspec.Struct):
+    """What a handler did.
+
+    Attributes:
+        outcomes: One per message, in the order in which they were done.
+        payloads: What would have been delivered, by "type.name" as in the configuration.
+        dead_letters: The letters, in order.
+        summary: The engine's own.
+    """
+
+    outcomes: list[MessageOutcome]
+    payloads: dict[str, list[Any]]
+    dead_letters: list[Letter]
+    summary: EngineSummary
+
+
+class _Report:
+    """Takes the place of the history writer."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[MessageOutcome] = []
+
+    def finished(
+        self, message: SourceMessage, started_at: float | None, runs: Iterable[TaskRun], error: str | None
+    ) -> None:
+        self.outcomes.append(
+            MessageOutcome(
+                message,
+                [run.result for run in runs if run.result is not None],
+                [run.error for run in runs if run.error is not None and not run.replaced],
+                error,
+            )
+        )
+
+    async def close(self) -> None:
+        pass
+
+
+def run_handler(
+    handler: Handler[Any, Any] | type[Handler[Any, Any]],
+    messages: Iterable[Message],
+    config: Settings | Mapping[str, Any] | None = None,
+    *,
+    timeout_seconds: float = 60.0,
+) -> HandlerRun:
+    """Run a handler over messages until every one is done.
+
+    Args:
+        handler: The handler, or its class.
+        messages: Values (bytes, text, or a dict that is sent as JSON; None is a tombstone) or whole messages.
+        config: Settings or the same as a dict; without sinks, one Kafka sink and one file sink are there.
+        timeout_seconds: How long it may take.
+
+    Raises:
+        HandlerError: The handler could not start, or did not end in time.
+        TidemillError: The configuration is wrong.
+    """
+    return asyncio.run(run_handler_async(handler, messages, config, timeout_seconds=timeout_seconds))
+
+
+async def run_handler_async(
+    handler: Handler[Any, Any] | type[Handler[Any, Any]],
+    messages: Iterable[Message],
+    config: Settings | Mapping[str, Any] | None = None,
+    *,
+    timeout_seconds: float = 60.0,
+) -> HandlerRun:
+    """Run a handler like `run_handler`, inside a running event loop."""
+    instance = handler() if isinstance(handler, type) else handler
+    settings = config if isinstance(config, Settings) else Settings.model_validate(dict(config or {}))
+    settings = await instance.on_startup(settings) or settings
+    sources = [_message(value, index) for index, value in enumerate(messages)]
+    ends: dict[TopicPartition, int] = {}
+    for message in sources:
+        ends[message.topic, message.partition] = message.offset + 1
+
+    def committed(offsets: Mapping[TopicPartition, int]) -> None:
+        if all(source.committed.get(partition) == end for partition, end in ends.items()):
+            engine.drain()
+
+    source = ScriptedSource(sources, committed)
+    sinks = scripted_sinks(settings)
+    letters = ScriptedDeadLetters()
+    report = _Report()
+    engine = Engine(
+        settings,
+        instance,
+        Identity("test", 0, "test", settings.kafka.consumer_group, 1),
+        source,
+        Outbox(sinks, letters, instance.on_delivery_error),
+        letters,
+        Executor(settings.executor, "test"),
+        report,
+    )
+    if not sources:
+        engine.drain()
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            summary = await engine.run(_at_once)
+    except TimeoutError:
+        raise HandlerError(f"the handler did not finish {len(sources)} messages in {timeout_seconds} s") from None
+    if summary.reason is not StopReason.DRAINED:
+        raise TidemillError(f"the engine ended: {summary.reason.value}: {summary.error}")
+    payloads = {
+        f"{kind}.{name}": sink.payloads
+        for kind, named in sinks.items()
+        for name, sink in named.items()
+        if isinstance(sink, ScriptedSink)
+    }
+    return HandlerRun(report.outcomes, payloads, letters.letters, summary)
+
+
+def scripted_sinks(settings: Settings) -> dict[str, dict[str, Sink]]:
+    """Return a scripted sink for each configured one; without any, one of each type."""
+    if settings.sinks.is_empty():
+        settings = settings.model_copy(deep=True)
+        settings.sinks.kafka = {"kafka": KafkaSinkSettings(topic="results")}
+        settings.sinks.filesystem = {"files": FilesystemSinkSettings(base_path=".")}
+    return {
+        kind: {name: ScriptedSink(name, kind) for name in named}
+        for kind, named in (("kafka", settings.sinks.kafka), ("filesystem", settings.sinks.filesystem))
+    }
+
+
+async def _at_once() -> None:
+    pass
+
+
+def _message(value: Message, index: int) -> SourceMessage:
+    if isinstance(value, SourceMessage):
+        return value
+    if isinstance(value, str):
+        value = value.encode()
+    elif isinstance(value, Mapping):
+        value = msgspec.json.encode(value)
+    return SourceMessage("input-events", 0, index, None, value)

@@ -1,0 +1,211 @@
+"""Scripted parts: a source and a sink that do what a test says, and keep what happened."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from tidemill.runtime.deadletter import Letter
+from tidemill.runtime.messages import SourceMessage
+from tidemill.sinks.base import Encoded, Refusal, Sink, to_json
+from tidemill.sources.base import CommitStatus, Fatal, SourceEvents, TopicPartition
+
+
+class ScriptedSource:
+    """A source over given messages; commits are confirmed at once unless the script says otherwise.
+
+    Args:
+        messages: What can be read, in order per partition.
+        on_committed: Called after each confirmed commit.
+    """
+
+    gap = 0
+
+    def __init__(
+        self,
+        messages: Iterable[SourceMessage] = (),
+        on_committed: Callable[[Mapping[TopicPartition, int]], None] | None = None,
+    ) -> None:
+        """Sort the messages into partitions."""
+        self._buffers: dict[TopicPartition, deque[SourceMessage]] = {}
+        self._on_committed = on_committed
+        self._fetching = True
+        #: Every commit asked for, in order.
+        self.commits: list[dict[TopicPartition, int]] = []
+        #: The last confirmed offset per partition.
+        self.committed: dict[TopicPartition, int] = {}
+        #: Answers for the next commits; DONE when it is empty.
+        self.answers: deque[CommitStatus] = deque()
+        #: True while commits are kept unanswered; `answer()` answers them.
+        self.hold_commits = False
+        self._held: list[dict[TopicPartition, int]] = []
+        self.left: bool | None = None
+        for message in messages:
+            self._buffers.setdefault((message.topic, message.partition), deque()).append(message)
+
+    @property
+    def partitions(self) -> list[TopicPartition]:
+        """The partitions there are."""
+        return list(self._buffers)
+
+    def start(self, events: SourceEvents) -> None:
+        """Assign every partition."""
+        self.events = events
+        self._loop = asyncio.get_running_loop()
+        self._loop.call_soon(events.on_assigned, self.partitions)
+
+    def feed(self, *messages: SourceMessage) -> None:
+        """Let more messages arrive in partitions that are assigned."""
+        for message in messages:
+            self._buffers.setdefault((message.topic, message.partition), deque()).append(message)
+        self.events.on_messages()
+
+    def pull(self, partition: TopicPartition, limit: int) -> list[SourceMessage]:
+        """Take messages out of the partition's buffer."""
+        buffer = self._buffers.get(partition, deque())
+        return [buffer.popleft() for _ in range(min(limit, len(buffer)))] if self._fetching else []
+
+    def buffered(self, partition: TopicPartition) -> int:
+        """Return how many messages wait."""
+        return len(self._buffers.get(partition, ())) if self._fetching else 0
+
+    def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Keep the commit and answer it as scripted."""
+        self.commits.append(dict(offsets))
+        self._held.append(dict(offsets))
+        if not self.hold_commits:
+            self.answer()
+
+    def answer(self) -> None:
+        """Answer every commit that was held."""
+        held, self._held = self._held, []
+        for offsets in held:
+            status = self.answers.popleft() if self.answers else CommitStatus.DONE
+            if status is CommitStatus.DONE:
+                self.committed.update(offsets)
+            self._loop.call_soon(self._answered, offsets, status)
+
+    def _answered(self, offsets: dict[TopicPartition, int], status: CommitStatus) -> None:
+        self.events.on_committed(offsets, status)
+        if status is CommitStatus.DONE and self._on_committed is not None:
+            self._on_committed(offsets)
+
+    async def revoke(self, *partitions: TopicPartition) -> Mapping[TopicPartition, int]:
+        """Take partitions away in good order; returns what the engine wanted committed."""
+        for partition in partitions:
+            self._buffers.pop(partition, None)
+        offsets = await self.events.on_revoked(list(partitions))
+        self.committed.update(offsets)
+        return offsets
+
+    def lose(self, *partitions: TopicPartition) -> None:
+        """Take partitions away as after a session time-out."""
+        for partition in partitions:
+            self._buffers.pop(partition, None)
+        self.events.on_lost(list(partitions))
+
+    def fence(self) -> None:
+        """Let another process take this member's place."""
+        self.events.on_fatal(Fatal.FENCED, "another process uses this member's id")
+
+    def stop_fetching(self) -> None:
+        """Hand nothing more over."""
+        self._fetching = False
+
+    def lag(self) -> Mapping[TopicPartition, int]:
+        """Return what waits."""
+        return {partition: len(buffer) for partition, buffer in self._buffers.items()}
+
+    def stalled(self) -> str | None:
+        """Return None: a scripted source never waits."""
+        return None
+
+    async def close(self, *, leave: bool) -> None:
+        """Keep whether the group was left."""
+        self.left = leave
+
+
+class ScriptedSink(Sink):
+    """A sink that keeps payloads in memory and refuses what a test says.
+
+    Args:
+        name: The instance's name.
+        type_name: The type it stands for.
+        refuse: Called with each payload; a `Refusal` refuses it.
+    """
+
+    type = "scripted"
+
+    def __init__(
+        self,
+        name: str,
+        type_name: str = "scripted",
+        refuse: Callable[[Any], Refusal | None] = lambda payload: None,
+    ) -> None:
+        """Start empty."""
+        super().__init__(name)
+        self.type = type_name  # type: ignore[misc]
+        self.refuse = refuse
+        #: What was confirmed, in order.
+        self.payloads: list[Any] = []
+        #: Unset to let `send` wait until it is set again.
+        self.open = asyncio.Event()
+        self.open.set()
+        self.closed = False
+
+    async def connect(self) -> None:
+        """Succeed."""
+
+    def encode(self, payload: Any) -> Encoded:
+        """Check that the payload can be encoded, and keep it as it is."""
+        key = getattr(payload, "key", None) or getattr(payload, "path", None)
+        return Encoded(key, payload, len(to_json(payload.data)))
+
+    async def send(self, batch: Sequence[Encoded]) -> Sequence[Refusal | None]:
+        """Keep what is not refused."""
+        await self.open.wait()
+        answers = [self.refuse(item.body) for item in batch]
+        self.payloads += [item.body for item, refusal in zip(batch, answers, strict=True) if refusal is None]
+        return answers
+
+    async def close(self) -> None:
+        """Remember it."""
+        self.closed = True
+
+
+class ScriptedDeadLetters:
+    """Keeps letters in memory; each is confirmed in the next turn of the loop, unless held."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.letters: list[Letter] = []
+        self.written = 0
+        self.hold = False
+        self._held: list[Callable[[], None]] = []
+
+    async def open(self) -> None:
+        """Succeed."""
+
+    def put(self, letter: Letter, done: Callable[[], None]) -> None:
+        """Keep a letter and confirm it."""
+        self.letters.append(letter)
+        self._held.append(done)
+        if not self.hold:
+            self.confirm()
+
+    def confirm(self) -> None:
+        """Confirm every letter that was held."""
+        held, self._held = self._held, []
+        loop = asyncio.get_running_loop()
+        for done in held:
+            self.written += 1
+            loop.call_soon(done)
+
+    def stalled(self) -> str | None:
+        """Say that letters are held."""
+        return "held by the test" if self._held else None
+
+    async def close(self) -> None:
+        """Succeed."""

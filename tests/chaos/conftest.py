@@ -1,0 +1,182 @@
+"""A pipeline as a process of its own, over a real broker, to be stopped, killed and watched."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka as ck
+import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def wait_for(condition: Callable[[], Any], seconds: float, what: str) -> Any:
+    """Poll a condition that only the outside world can tell; return its value."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds} s: {what}")
+        time.sleep(0.05)
+    return value
+
+
+class Site:
+    """A topic, an output folder, and the pipelines that work on them."""
+
+    def __init__(self, folder: Path, bootstrap: str, create_topic: Callable[..., object], partitions: int = 4) -> None:
+        self.folder = folder
+        self.bootstrap = bootstrap
+        self.topic = f"chaos-{uuid.uuid4().hex[:8]}"
+        self.group = f"g-{self.topic}"
+        self.partitions = partitions
+        self.out = folder / "out"
+        self.fed = 0
+        self.running: list[PipelineProcess] = []
+        create_topic(self.topic, partitions=partitions)
+
+    def feed(self, count: int, *, sleep: float = 0.0, slow_every: int = 0) -> None:
+        producer = ck.Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 5})
+        for n in range(self.fed, self.fed + count):
+            slow = slow_every and n % slow_every == 0
+            value = json.dumps({"n": n, "sleep": sleep if (slow or not slow_every) else 0})
+            producer.produce(self.topic, value.encode(), partition=n % self.partitions)
+        assert producer.flush(30) == 0
+        self.fed += count
+
+    def committed(self) -> dict[int, int]:
+        consumer = ck.Consumer({"bootstrap.servers": self.bootstrap, "group.id": self.group})
+        try:
+            parts = [ck.TopicPartition(self.topic, n) for n in range(self.partitions)]
+            return {p.partition: max(0, p.offset) for p in consumer.committed(parts, timeout=10)}
+        finally:
+            consumer.close()
+
+    def rows(self) -> list[dict[str, Any]]:
+        path = self.out / "out.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def seen(self) -> Counter[int]:
+        return Counter(row["n"] for row in self.rows())
+
+    def wait_all_committed(self, seconds: float = 60.0) -> None:
+        wait_for(lambda: sum(self.committed().values()) == self.fed, seconds, f"{self.fed} offsets committed")
+
+    def assert_nothing_lost(self) -> Counter[int]:
+        """Every message fed has a result; returns how often each was done again."""
+        seen = self.seen()
+        assert set(seen) == set(range(self.fed))
+        return Counter({n: times - 1 for n, times in seen.items() if times > 1})
+
+    def start(self, worker: str = "w1", *, engines: int = 2, handler: str = "Work", **config: Any) -> PipelineProcess:
+        config.setdefault("kafka", {}).update(
+            brokers=self.bootstrap, source_topic=self.topic, consumer_group=self.group
+        )
+        config.setdefault("sinks", {"filesystem": {"out": {"base_path": str(self.out)}}})
+        config.setdefault("spark", {}).setdefault("engines", engines)
+        path = self.folder / f"{worker}.yaml"
+        path.write_text(yaml.safe_dump(config))
+        process = PipelineProcess(self, path, worker, handler)
+        self.running.append(process)
+        return process
+
+
+class PipelineProcess:
+    """One `tidemill run`, in a session of its own, marked so that whatever it leaves behind is found."""
+
+    def __init__(self, site: Site, config: Path, worker: str, handler: str) -> None:
+        self.site = site
+        self.mark = uuid.uuid4().hex
+        self.log_path = config.with_suffix(".log")
+        env = {**os.environ, "WORKER_ID": worker, "CHAOS_MARK": self.mark, "PYTHONPATH": str(ROOT)}
+        with open(self.log_path, "ab") as log:
+            self.process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "tidemill.cli.main",
+                    "run",
+                    str(config),
+                    "--handler",
+                    f"tests.chaos.handlers:{handler}",
+                ],
+                cwd=site.folder,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    def marked(self) -> dict[int, str]:
+        """Return the command of every living process that carries this pipeline's mark."""
+        found = {}
+        wanted = f"CHAOS_MARK={self.mark}".encode()
+        for entry in os.listdir("/proc"):
+            if entry.isdigit():
+                with contextlib.suppress(OSError):
+                    if wanted in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
+                        found[int(entry)] = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        return found
+
+    def engines(self) -> list[int]:
+        """Return the Spark Python workers: children of the daemon that forks them."""
+        workers = []
+        marked = self.marked()
+        for pid, command in marked.items():
+            if "daemon" in command:
+                with contextlib.suppress(OSError):
+                    parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+                    if "daemon" in marked.get(parent, ""):
+                        workers.append(pid)
+        return sorted(workers)
+
+    def wait_working(self, seconds: float = 60.0) -> None:
+        def working() -> bool:
+            assert self.process.poll() is None, self.log
+            return bool(self.site.rows())
+
+        wait_for(working, seconds, "a first result")
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def ctrl_c(self) -> None:
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def wait(self, seconds: float = 60.0) -> int:
+        return self.process.wait(seconds)
+
+    def end(self) -> None:
+        """End whatever is left of it."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(40)
+        for pid in self.marked():
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait(10)
+
+
+@pytest.fixture
+def site(tmp_path: Path, embedded_kafka: Any, request: pytest.FixtureRequest) -> Iterator[Site]:
+    place = Site(tmp_path, embedded_kafka.bootstrap, embedded_kafka.create_topic)
+    yield place
+    for pipeline in place.running:
+        pipeline.end()

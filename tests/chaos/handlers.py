@@ -1,0 +1,33 @@
+"""The handler of the failure tests: one process per message, one line per result."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pydantic
+
+from tidemill import CollectResult, ExecutorTask, FilePayload, Handler
+
+
+class Job(pydantic.BaseModel):
+    n: int
+    sleep: float = 0
+
+
+class Work(Handler[Job, Any]):
+    async def arrange(self, messages, pending):
+        return [
+            ExecutorTask(
+                f"{m.partition}-{m.offset}",
+                ("-c", f"sleep {m.payload.sleep}; exec cat") if m.payload.sleep else ("-c", "exec cat"),
+                source_offsets=(m.offset,),
+                binary_path="/bin/sh",
+                stdin=m.value,
+                metadata={"partition": m.partition, "offset": m.offset, "n": m.payload.n},
+            )
+            for m in messages
+        ]
+
+    async def on_task_complete(self, result):
+        return CollectResult(files=[FilePayload(path="out.jsonl", data={**result.task.metadata, "at": time.time()})])

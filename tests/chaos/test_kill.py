@@ -1,0 +1,142 @@
+"""Processes that die: engines, the driver, the broker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import confluent_kafka as ck
+import pytest
+
+from tests.chaos.conftest import Site, wait_for
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def longest_silence(times: list[float]) -> float:
+    ordered = sorted(times)
+    return max((b - a for a, b in zip(ordered, ordered[1:], strict=False)), default=0.0)
+
+
+def test_sigkill_of_an_engine_at_full_load_loses_nothing_and_disturbs_nobody(site):
+    site.feed(200)
+    pipeline = site.start()
+    pipeline.wait_working()
+    wait_for(lambda: len(pipeline.engines()) == 2, 30, "two engines")
+    site.feed(12_000)
+    wait_for(lambda: sum(site.committed().values()) > 1_000, 60, "work under way")
+    victim = pipeline.engines()[0]
+    before = {row["partition"] for row in site.rows()}
+    assert before == {0, 1, 2, 3}
+    killed_at = time.time()
+    os.kill(victim, signal.SIGKILL)
+    site.wait_all_committed(120)
+    again = site.assert_nothing_lost()
+    silences = {}
+    for partition in range(4):
+        times = [row["at"] for row in site.rows() if row["partition"] == partition and row["at"] > killed_at - 1]
+        silences[partition] = longest_silence(times)
+    assert max(silences.values()) < 2.0, silences
+    assert sorted(silences.values())[1] < 1.0, f"the other engine's partitions were disturbed: {silences}"
+    print("silences", silences, "done again", sum(again.values()))
+    assert sum(again.values()) <= 400, "more was done again than was uncommitted"
+
+
+def test_the_children_of_a_killed_engine_die_with_it(site):
+    site.feed(8, sleep=300)
+    pipeline = site.start()
+
+    def sleepers() -> list[int]:
+        return [pid for pid, command in pipeline.marked().items() if command.startswith(("sleep ", "/bin/sleep"))]
+
+    wait_for(lambda: len(sleepers()) == 8, 60, "eight running tasks")
+    before = set(sleepers())
+    for engine in pipeline.engines():
+        os.kill(engine, signal.SIGKILL)
+    wait_for(lambda: not before & set(sleepers()), 10, "the children of both engines are gone")
+
+
+def test_sigkill_of_the_driver_leaves_no_process_and_a_restart_loses_nothing(site):
+    site.feed(4_000, sleep=0.02, slow_every=5)
+    pipeline = site.start(executor={"drain_timeout_seconds": 2})
+    pipeline.wait_working()
+    pipeline.signal(signal.SIGKILL)
+    pipeline.wait()
+    started = time.monotonic()
+    wait_for(lambda: not pipeline.marked(), 2 + 15, "every process is gone")
+    print("gone after", time.monotonic() - started)
+    second = site.start()
+    site.wait_all_committed(120)
+    site.assert_nothing_lost()
+    second.signal(signal.SIGTERM)
+    assert second.wait() == 0
+
+
+def outage_seconds(request: pytest.FixtureRequest) -> float:
+    return 20.0 if request.config.getoption("--long") else 5.0
+
+
+def test_a_broker_that_is_down_is_waited_for(tmp_path: Path, own_kafka, request):
+    broker = own_kafka()
+    site = Site(tmp_path, broker.bootstrap, broker.create_topic)
+    pipeline = site.start()
+    try:
+        site.feed(500)
+        pipeline.wait_working()
+        broker.kill()
+        time.sleep(outage_seconds(request))  # the outage itself is what is tested
+        assert pipeline.process.poll() is None, pipeline.log
+        assert "reachable" in pipeline.log
+        broker.start()
+        site.feed(500)
+        site.wait_all_committed(90)
+        site.assert_nothing_lost()
+        pipeline.signal(signal.SIGTERM)
+        assert pipeline.wait() == 0, pipeline.log
+    finally:
+        pipeline.end()
+
+
+def test_an_engine_whose_place_was_taken_while_it_was_stopped_ends(site):
+    site.feed(40)
+    pipeline = site.start(engines=1)
+    pipeline.wait_working()
+    wait_for(lambda: sum(site.committed().values()) == 40, 30, "all committed")
+    (engine,) = pipeline.engines()
+    os.kill(engine, signal.SIGSTOP)
+    thief = ck.Consumer(
+        {
+            "bootstrap.servers": site.bootstrap,
+            "group.id": site.group,
+            "group.instance.id": f"{site.group}.w1.0",
+            "partition.assignment.strategy": "cooperative-sticky",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+        }
+    )
+    try:
+        thief.subscribe([site.topic])
+        wait_for(lambda: thief.poll(0.1) or len(thief.assignment()) == 4, 30, "the other process has the partitions")
+        os.kill(engine, signal.SIGCONT)
+        site.feed(40)
+        code = pipeline.wait(30)
+        assert code == 5, pipeline.log
+        assert "w1" in pipeline.log.splitlines()[-1]
+        assert sum(site.committed().values()) == 40, "a fenced engine committed"
+    finally:
+        thief.close()
+
+
+def test_an_engine_that_hangs_is_replaced(site):
+    site.feed(40)
+    pipeline = site.start(engines=1)
+    pipeline.wait_working()
+    (engine,) = pipeline.engines()
+    os.kill(engine, signal.SIGSTOP)
+    site.feed(40)
+    wait_for(lambda: pipeline.engines() not in ([], [engine]), 60, "another engine runs")
+    site.wait_all_committed(60)
+    site.assert_nothing_lost()
+    wait_for(lambda: engine not in pipeline.marked(), 15, "the hung engine is gone")

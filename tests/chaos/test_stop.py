@@ -1,0 +1,108 @@
+"""Stops in good order: SIGTERM, Ctrl-C, a second signal, and two pipelines that share a group."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import confluent_kafka as ck
+import pytest
+
+from tests.chaos.conftest import wait_for
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def partitions_within(site, seconds: float) -> float:
+    """Return how long a new member of the group waits for all partitions."""
+    consumer = ck.Consumer(
+        {
+            "bootstrap.servers": site.bootstrap,
+            "group.id": site.group,
+            "partition.assignment.strategy": "cooperative-sticky",
+            "enable.auto.commit": False,
+        }
+    )
+    try:
+        started = time.monotonic()
+        consumer.subscribe([site.topic])
+        wait_for(lambda: consumer.poll(0.05) or len(consumer.assignment()) == site.partitions, seconds, "partitions")
+        return time.monotonic() - started
+    finally:
+        consumer.close()
+
+
+@pytest.mark.parametrize("how", ["sigterm", "ctrl-c"])
+def test_a_stop_under_load_finishes_commits_leaves_and_exits_0(site, how):
+    site.feed(6_000, sleep=0.02, slow_every=3)
+    pipeline = site.start()
+    pipeline.wait_working()
+    if how == "sigterm":
+        pipeline.signal(signal.SIGTERM)
+    else:
+        pipeline.ctrl_c()
+    code = pipeline.wait(60)
+    assert code == 0, pipeline.log
+    assert not pipeline.marked()
+    done, committed = len(site.seen()), site.committed()
+    assert 0 < done < 6_000, "it went on fetching"
+    assert sum(committed.values()) == done, "what finished is committed, what is committed finished"
+    assert partitions_within(site, 10) < 6
+    second = site.start()
+    site.wait_all_committed(120)
+    again = site.assert_nothing_lost()
+    assert not again, "what had been committed was done again"
+    second.signal(signal.SIGTERM)
+    assert second.wait() == 0
+
+
+def test_what_does_not_finish_within_the_drain_timeout_is_redelivered(site):
+    site.feed(40, sleep=0.05)
+    pipeline = site.start(executor={"drain_timeout_seconds": 1, "term_grace_seconds": 0.2})
+    pipeline.wait_working()
+    site.wait_all_committed(30)
+    site.feed(8, sleep=30)
+    wait_for(lambda: any("sleep 30" in c for c in pipeline.marked().values()), 20, "slow tasks run")
+    pipeline.signal(signal.SIGTERM)
+    assert pipeline.wait(30) == 0, pipeline.log
+    assert not pipeline.marked()
+    assert sum(site.committed().values()) == 40
+
+
+def test_a_second_signal_stops_at_once(site):
+    site.feed(8, sleep=60)
+    pipeline = site.start()
+    wait_for(lambda: any("sleep 60" in c for c in pipeline.marked().values()), 60, "tasks run")
+    pipeline.signal(signal.SIGTERM)
+    wait_for(lambda: "drain" in pipeline.log, 10, "the drain begins")
+    pipeline.signal(signal.SIGTERM)
+    started = time.monotonic()
+    assert pipeline.wait(20) == 130, pipeline.log
+    assert time.monotonic() - started < 10
+    wait_for(lambda: not pipeline.marked(), 20, "nothing is left behind")
+    assert sum(site.committed().values()) == 0
+
+
+def test_two_pipelines_of_one_group_share_the_partitions_and_repeat_nothing(site):
+    site.feed(3_000, sleep=0.01, slow_every=3)
+    first = site.start("w1", engines=1)
+    first.wait_working()
+    second = site.start("w2", engines=1)
+    wait_for(lambda: "partitions assigned" in second.log, 60, "the second one has partitions")
+    site.feed(2_000)
+    site.wait_all_committed(120)
+    assert not site.assert_nothing_lost(), "work was repeated by a rebalance"
+    second.signal(signal.SIGTERM)
+    assert second.wait() == 0
+    site.feed(100)
+    site.wait_all_committed(30)
+    assert not site.assert_nothing_lost()
+
+
+def test_a_second_run_with_the_same_worker_name_on_this_host_is_refused(site):
+    site.feed(10)
+    first = site.start("w1", engines=1)
+    first.wait_working()
+    second = site.start("w1", engines=1)
+    assert second.wait(30) == 5, second.log
+    assert "WORKER_ID" in second.log

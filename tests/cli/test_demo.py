@@ -1,0 +1,118 @@
+"""`tidemill demo`: its folder rules, its feeding, and the whole run as a user sees it, without a terminal."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from queue import Empty, Queue
+from threading import Thread
+
+import pytest
+
+from tidemill.cli.demo import PARTITIONS, feed, own_folder
+from tidemill.core.errors import ConfigError
+from tidemill.runtime.broker import EmbeddedBroker
+from tidemill.testing.kafka import consume, unique_name
+
+
+def test_what_an_earlier_run_left_is_replaced_and_other_files_stay(tmp_path: Path) -> None:
+    with own_folder(tmp_path / "demo") as folder:
+        (folder / "output").mkdir()
+        (folder / "output" / "messages.jsonl").write_text("old")
+        (folder / "tidemill.yaml").write_text("old")
+        (folder / "notes.txt").write_text("mine")
+    with own_folder(tmp_path / "demo") as folder:
+        assert not (folder / "output").exists()
+        assert not (folder / "tidemill.yaml").exists()
+        assert (folder / "notes.txt").read_text() == "mine"
+
+
+def test_a_folder_with_other_things_in_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "output").mkdir()
+    with pytest.raises(ConfigError, match=r"files that are not of a demo.*--dir"), own_folder(tmp_path):
+        pass
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="is not a folder"), own_folder(tmp_path / "file"):
+        pass
+    assert (tmp_path / "output").exists()
+
+
+def test_two_demos_at_once_need_two_folders(tmp_path: Path) -> None:
+    with (
+        own_folder(tmp_path / "demo"),
+        pytest.raises(ConfigError, match="A demo is running"),
+        own_folder(tmp_path / "demo"),
+    ):
+        pass
+
+
+@pytest.mark.kafka
+def test_lines_are_fed_round_the_partitions_in_order(embedded_kafka: EmbeddedBroker) -> None:
+    topic = embedded_kafka.create_topic(unique_name(), PARTITIONS)
+    lines = [str(number).encode() for number in range(1000)]
+    feed(embedded_kafka.bootstrap, topic, lines)
+    for message in consume(embedded_kafka.bootstrap, topic, 1000):
+        assert message.value() == lines[message.offset() * PARTITIONS + message.partition()]
+
+
+@contextmanager
+def demo(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], Queue[str]]]:
+    """Start the command; yield it and a queue of the lines that it prints."""
+    program = Path(sys.executable).with_name("tidemill")
+    command = [str(program), "demo", "--dir", str(folder), *options]
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        lines: Queue[str] = Queue()
+        assert process.stdout is not None
+        Thread(target=lambda: [lines.put(line) for line in process.stdout or ()], daemon=True).start()
+        try:
+            yield process, lines
+        finally:
+            process.kill()
+
+
+def read_until(lines: Queue[str], pattern: str, seconds: float) -> str:
+    """Return everything printed up to a line that matches."""
+    seen, deadline = "", time.monotonic() + seconds
+    while not re.search(pattern, seen):
+        try:
+            seen += lines.get(timeout=max(deadline - time.monotonic(), 0.01))
+        except Empty:
+            raise AssertionError(f"no {pattern!r} in {seconds:g} s in:\n{seen}") from None
+    return seen
+
+
+@pytest.mark.spark
+@pytest.mark.kafka
+@pytest.mark.timeout(240)
+def test_the_demo_ends_with_numbers_that_agree_with_the_input(tmp_path: Path) -> None:
+    with demo(tmp_path / "demo") as (process, lines):
+        output = read_until(lines, r"numbers agree|WRONG", 180)
+        assert process.wait(60) == 0, output
+    assert "WRONG" not in output
+    assert "2,747,282,505" in output
+    assert "Offsets committed: 10,000" in output
+    assert re.search(r"Dead letter \(parse\) for access-log/\d/\d+: .*not in the combined log format", output)
+    assert "Slowest tasks" in output
+    assert len((tmp_path / "demo" / "output" / "messages.jsonl").read_text().splitlines()) == 9999
+    assert len((tmp_path / "demo" / "topics" / "access-log_dlq.jsonl").read_text().splitlines()) == 1
+
+
+@pytest.mark.long
+@pytest.mark.spark
+@pytest.mark.kafka
+@pytest.mark.timeout(300)
+def test_with_keep_everything_runs_on_until_ctrl_c(tmp_path: Path) -> None:
+    with demo(tmp_path / "demo", "--keep") as (process, lines):
+        output = read_until(lines, r"left running", 180)
+        (address,) = re.findall(r"Kafka: +(127\.0\.0\.1:\d+)", output)
+        assert len(consume(address, "access-log_dlq", 1)) == 1
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0

@@ -1,0 +1,403 @@
+"""Loading: where values come from, and what is said about those that are wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from tidemill.config.loading import load_settings, validated
+from tidemill.config.settings import Settings
+from tidemill.core.errors import ConfigError
+
+Load = Callable[..., Settings]
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    """Load a YAML text with an environment."""
+
+    def run(text: str, environ: Mapping[str, str] | None = None, **more: object) -> Settings:
+        path = tmp_path / "tidemill.yaml"
+        path.write_text(text)
+        return load_settings(path, environ or {}, **more)  # type: ignore[arg-type]
+
+    return run
+
+
+def refused(load: Load, text: str, environ: Mapping[str, str] | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(text, environ)
+    return str(caught.value)
+
+
+# -- what is valid ------------------------------------------------------------------------------------------------
+
+
+def test_nothing_at_all_gives_the_defaults() -> None:
+    settings = load_settings(None, {})
+
+    assert settings == Settings()
+    assert settings.kafka.brokers == "localhost:9092"
+    assert settings.dlq_topic == "input-events_dlq"
+
+
+@pytest.mark.parametrize("text", ["", "# only a comment\n", "kafka:\nsinks:\n  kafka:\nexecutor:\n  env:\n"])
+def test_empty_files_and_empty_sections_mean_the_defaults(load: Load, text: str) -> None:
+    assert load(text) == Settings()
+
+
+def test_the_file_can_be_named_by_the_environment(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text("kafka: {source_topic: orders}")
+
+    assert load_settings(None, {"TIDEMILL_CONFIG": str(path)}).kafka.source_topic == "orders"
+
+
+def test_merge_keys_and_anchors_work(load: Load) -> None:
+    settings = load(
+        "sinks:\n  kafka:\n    a: &a {topic: t, ui_url: u}\n    b:\n      <<: *a\n      topic: other\n",
+    )
+
+    assert settings.sinks.kafka["b"].model_dump()["ui_url"] == "u"
+    assert settings.sinks.kafka["b"].topic == "other"
+
+
+def test_levels_may_be_written_small(load: Load) -> None:
+    assert load("logging: {level: debug}").logging.level == "DEBUG"
+
+
+# -- the environment ----------------------------------------------------------------------------------------------
+
+
+def test_the_environment_wins_over_the_file_key_by_key(load: Load) -> None:
+    settings = load(
+        "kafka: {brokers: a, source_topic: b}\nexecutor: {max_executors: 2}",
+        {"TIDEMILL_KAFKA__SOURCE_TOPIC": "c", "TIDEMILL_EXECUTOR__MAX_EXECUTORS": "8"},
+    )
+
+    assert (settings.kafka.brokers, settings.kafka.source_topic) == ("a", "c")
+    assert settings.executor.max_executors == 8
+
+
+def test_overrides_from_code_win_over_both(load: Load) -> None:
+    settings = load(
+        "kafka: {source_topic: a}",
+        {"TIDEMILL_KAFKA__SOURCE_TOPIC": "b"},
+        overrides={"kafka": {"source_topic": "c"}},
+    )
+
+    assert settings.kafka.source_topic == "c"
+
+
+def test_a_text_setting_stays_a_text_whatever_it_looks_like() -> None:
+    environ = {
+        "TIDEMILL_KAFKA__SOURCE_TOPIC": "123",
+        "TIDEMILL_KAFKA__CONSUMER_GROUP": "true",
+        "TIDEMILL_KAFKA__CLIENT_CONFIG__SASL_PASSWORD": "0042",
+        "TIDEMILL_EXECUTOR__ENV__PORT": "80",
+        "TIDEMILL_EXECUTOR__BINARY_PATH": "",
+    }
+
+    settings = load_settings(None, environ)
+
+    assert settings.kafka.source_topic == "123"
+    assert settings.kafka.consumer_group == "true"
+    assert settings.kafka.client_config == {"sasl.password": "0042"}
+    assert settings.executor.env == {"PORT": "80"}
+
+
+def test_other_settings_are_read_as_yaml_or_json() -> None:
+    environ = {
+        "TIDEMILL_EXECUTOR__TASK_TIMEOUT_SECONDS": "1.5",
+        "TIDEMILL_SPARK__ENGINES": "null",
+        "TIDEMILL_EXECUTOR__ENV_INHERIT_DENY": '["A_*", "B"]',
+        "TIDEMILL_SINKS__FILESYSTEM__OUT__FSYNC": "true",
+        "TIDEMILL_SINKS__FILESYSTEM__OUT__BASE_PATH": "out",
+        "TIDEMILL_SPARK": '{"conf": {"spark.x": "1"}}',
+    }
+
+    settings = load_settings(None, environ)
+
+    assert settings.executor.task_timeout_seconds == 1.5
+    assert settings.spark.engines is None
+    assert settings.executor.env_inherit_deny == ["A_*", "B"]
+    assert settings.sinks.filesystem["out"].fsync is True
+    assert settings.spark.conf == {"spark.x": "1"}
+
+
+def test_names_in_the_file_are_found_without_regard_to_case(load: Load) -> None:
+    settings = load(
+        "sinks: {kafka: {Results: {topic: a}}}\nkafka: {client_config: {Weird.Key: 1}}\n"
+        "spark: {conf: {spark.dynamicAllocation.enabled: 'false'}}",
+        {
+            "TIDEMILL_SINKS__KAFKA__RESULTS__TOPIC": "b",
+            "TIDEMILL_KAFKA__CLIENT_CONFIG__WEIRD_KEY": "2",
+            "TIDEMILL_SPARK__CONF__SPARK_DYNAMICALLOCATION_ENABLED": "true",
+        },
+    )
+
+    assert {name: sink.topic for name, sink in settings.sinks.kafka.items()} == {"Results": "b"}
+    assert settings.kafka.client_config == {"Weird.Key": "2"}
+    assert settings.spark.conf == {"spark.dynamicAllocation.enabled": "true"}
+
+
+def test_a_section_given_as_json_is_merged_and_its_keys_can_be_overridden(load: Load) -> None:
+    settings = load(
+        "kafka: {client_config: {a.b: '1', c.d: '2'}}",
+        {
+            "TIDEMILL_KAFKA__CLIENT_CONFIG": '{"a.b": "3", "e.f": "4"}',
+            "TIDEMILL_KAFKA__CLIENT_CONFIG__E_F": "5",
+        },
+    )
+
+    assert settings.kafka.client_config == {"a.b": "3", "c.d": "2", "e.f": "5"}
+
+
+def test_variables_that_are_no_settings_are_left_alone() -> None:
+    environ = {"TIDEMILL_OFFLINE": "1", "TIDEMILL_ENGINE_ID": "x", "TIDEMILL_CACHE": "/x", "OTHER__X": "1"}
+
+    assert load_settings(None, environ) == Settings()
+
+
+def test_top_level_settings_have_plain_names() -> None:
+    assert load_settings(None, {"TIDEMILL_CLUSTER_NAME": "blue"}).cluster_name == "blue"
+
+
+def test_an_unknown_variable_is_named_with_the_nearest_setting(load: Load) -> None:
+    message = refused(load, "", {"TIDEMILL_KAFKA__SOURCE_TOPICS": "x"})
+
+    assert "TIDEMILL_KAFKA__SOURCE_TOPICS: there is no setting kafka.source_topics" in message
+    assert "did you mean TIDEMILL_KAFKA__SOURCE_TOPIC" in message
+
+
+@pytest.mark.parametrize(
+    "name", ["TIDEMILL_KAFKA__", "TIDEMILL_X__Y", "TIDEMILL___", "TIDEMILL_KAFKA__BROKERS__X", "TIDEMILL_SINKS__KAFKA__"]
+)
+def test_a_variable_with_a_wrong_path_is_named(load: Load, name: str) -> None:
+    assert name in refused(load, "", {name: "x"})
+
+
+def test_two_variables_for_one_setting_are_refused(load: Load) -> None:
+    message = refused(load, "", {"TIDEMILL_KAFKA__BROKERS": "a", "TIDEMILL_kafka__brokers": "b"})
+
+    assert "TIDEMILL_KAFKA__BROKERS" in message
+    assert "TIDEMILL_kafka__brokers" in message
+
+
+def test_a_wrong_value_names_its_variable_and_not_the_file(load: Load) -> None:
+    message = refused(load, "executor:\n  max_executors: 4\n", {"TIDEMILL_EXECUTOR__MAX_EXECUTORS": "many"})
+
+    assert "TIDEMILL_EXECUTOR__MAX_EXECUTORS: executor.max_executors: expected a whole number" in message
+    assert "got the string 'many'" in message
+
+
+def test_a_variable_that_is_not_yaml_is_named(load: Load) -> None:
+    assert "TIDEMILL_EXECUTOR__ENV: not valid YAML" in refused(load, "", {"TIDEMILL_EXECUTOR__ENV": "{"})
+
+
+# -- what is wrong with a file ------------------------------------------------------------------------------------
+
+
+def test_an_unknown_key_is_named_with_place_and_nearest_key(load: Load) -> None:
+    message = refused(load, "kafka:\n  brokers: a\n  source_topics: b\n")
+
+    assert "tidemill.yaml:3: kafka.source_topics: unknown key; did you mean source_topic?" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("kafak: {}", "tidemill.yaml:1: kafak: unknown key; did you mean kafka?"),
+        ("source_topic: x", "did you mean kafka.source_topic?"),
+        ("sinks: {file: {a: {base_path: x}}}", "sinks.file: unknown key; did you mean filesystem?"),
+        ("sinks: {kafka: {out: {topics: x}}}", "sinks.kafka.out.topics: unknown key; did you mean topic?"),
+        ("executor: {zzz: 1}", "executor.zzz: unknown key; known here: binary_path, max_executors"),
+        ("executor: {retry_backoff: {initial: 1}}", "did you mean initial_seconds?"),
+    ],
+)
+def test_the_nearest_known_key_is_found(load: Load, text: str, expected: str) -> None:
+    assert expected in refused(load, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("kafka: {max_poll_records: many}", "expected a whole number, got the string 'many'"),
+        ("kafka: {max_poll_records: true}", "expected a whole number, got the truth value true"),
+        ("kafka: {max_poll_records: 1.5}", "expected a whole number, got the number 1.5"),
+        ("kafka: {max_poll_records: 0}", "expected a number above 0, got the number 0"),
+        ("kafka: {source_topic: 5}", "expected a string, got the number 5; write it in quotes"),
+        ("kafka: {source_topic: 2024-01-01}", "expected a string, got the date 2024-01-01; write it in quotes"),
+        ("kafka: {brokers: ''}", "expected a text that is not empty"),
+        ("kafka: {on_parse_error: drop}", "expected 'dlq' or 'pass', got the string 'drop'"),
+        ("kafka: [1]", "kafka: expected a section (a mapping of keys to values), got a list"),
+        ("kafka: {client_config: x}", "expected a mapping of keys to values, got the string"),
+        ("executor: {env_inherit_deny: X}", 'expected a list, got the string \'X\'; for example ["a", "b"]'),
+        ("executor: {env: {A: 1}}", "executor.env.A: expected a string, got the number 1; write it in quotes"),
+        ("executor: {task_timeout_seconds: .inf}", "expected a finite number"),
+        ("executor: {task_timeout_seconds: }", "expected a number, got nothing"),
+        ("sinks: {filesystem: {a: {base_path: x, fsync: 1}}}", "expected true or false, got the number 1"),
+        ("sinks: {kafka: {out: {}}}", "tidemill.yaml:1: sinks.kafka.out.topic: is missing"),
+        ("sinks: {kafka: {out: }}", "sinks.kafka.out.topic: is missing"),
+        ("sinks: {kafka: {out: {topic: 'a b'}}}", "is no topic name"),
+        ("kafka: {source_topic: ..}", "is no topic name"),
+        ("kafka: {consumer_group: a/b}", "is no usable group name"),
+    ],
+)
+def test_a_wrong_value_says_what_is_expected_and_what_is_there(load: Load, text: str, expected: str) -> None:
+    message = refused(load, text)
+
+    # A string where a section belongs can be a secret in the wrong place: its text is not shown.
+    assert expected in message.replace("got a string", "got the string")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("kafka: {session_timeout_ms: 3000}", "heartbeat_interval_ms (3000) has to be below session_timeout_ms (3000)"),
+        ("kafka: {max_poll_interval_ms: 10}", "session_timeout_ms (45000) may not exceed max_poll_interval_ms (10)"),
+        (
+            "executor: {backpressure_low_multiplier: 32}",
+            "backpressure_low_multiplier (32) has to be below backpressure_high_multiplier (32)",
+        ),
+        ("executor: {max_queued_bytes: 5}", "window_max_bytes (8388608) may not exceed max_queued_bytes (5)"),
+        ("executor: {retry_backoff: {initial_seconds: 60}}", "initial_seconds (60.0) may not exceed max_seconds (30.0)"),
+        ("dlq: {topic: input-events}", "dlq.topic may not be the source topic (input-events)"),
+        ("sinks: {kafka: {o: {topic: t, client_config: {bootstrap.servers: x}}}}", "set brokers of this sink"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(load: Load, text: str, expected: str) -> None:
+    assert expected in refused(load, text)
+
+
+@pytest.mark.parametrize(
+    ("key", "instead"),
+    [
+        ("enable.auto.commit", "it is always false"),
+        ("auto.offset.reset", "it is always earliest"),
+        ("group.id", "set kafka.consumer_group"),
+        ("group.instance.id", "made of kafka.consumer_group"),
+        ("partition.assignment.strategy", "it is always cooperative-sticky"),
+        ("bootstrap.servers", "set kafka.brokers"),
+        ("session.timeout.ms", "set kafka.session_timeout_ms"),
+    ],
+)
+def test_client_properties_of_tidemill_are_refused_with_what_to_use(load: Load, key: str, instead: str) -> None:
+    message = refused(load, f"kafka:\n  client_config:\n    linger.ms: 5\n    {key}: x\n")
+
+    assert f"tidemill.yaml:4: kafka.client_config: {key} may not be set here: " in message
+    assert instead in message
+
+
+def test_all_problems_are_said_at_once(load: Load) -> None:
+    message = refused(
+        load,
+        "kafka:\n  brokers: a\n  brokers: b\n  max_poll_records: x\nnope: 1\nsinks: {kafka: {o: {}}}\n",
+        {"TIDEMILL_A__B": "1"},
+    )
+
+    for part in (":3: kafka.brokers: is there twice", "max_poll_records", "nope", "sinks.kafka.o.topic", "TIDEMILL_A__B"):
+        assert part in message
+    assert len(message.splitlines()) == 6
+
+
+def test_a_key_that_is_there_twice_names_both_lines(load: Load) -> None:
+    message = refused(load, "executor:\n  max_retries: 1\n  window_size: 5\n  max_retries: 2\n")
+
+    assert "tidemill.yaml:4: executor.max_retries: is there twice; the first is in line 2" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("kafka:\n  brokers: [a\n", "tidemill.yaml:3:1: not valid YAML"),
+        ("kafka:\n\tbrokers: a\n", "tidemill.yaml:2:1: not valid YAML"),
+        ("a: 1\n---\nb: 2\n", "tidemill.yaml:2:1: not valid YAML: expected a single document"),
+        ("- kafka\n", "expected sections (kafka, executor, ...) at the top"),
+        ("executor: {env: {on: 'x'}}", "executor.env.on: YAML takes this key for a value of type bool; write it in quotes"),
+        ("kafka: &k {client_config: *k}", "contains itself"),
+        ("kafka: {source_topic: !x y}", "has a tag that is not known here"),
+        ("kafka: {source_topic: 2024-99-99}", "is not a valid date, time or number; quote the value"),
+    ],
+)
+def test_what_is_not_valid_yaml_has_a_place(load: Load, text: str, expected: str) -> None:
+    assert expected in refused(load, text)
+
+
+def test_a_missing_file_is_named_with_what_named_it(tmp_path: Path) -> None:
+    missing = tmp_path / "no.yaml"
+
+    with pytest.raises(ConfigError, match=r"no\.yaml does not exist.*tidemill init"):
+        load_settings(missing, {})
+    with pytest.raises(ConfigError, match=r"no\.yaml \(named by TIDEMILL_CONFIG\) does not exist"):
+        load_settings(None, {"TIDEMILL_CONFIG": str(missing)})
+
+
+def test_a_folder_and_a_binary_file_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\xfa")
+
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_settings(tmp_path, {})
+    with pytest.raises(ConfigError, match="is not UTF-8 text"):
+        load_settings(tmp_path / "b.yaml", {})
+
+
+# -- secrets ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "kafka: {client_config: {sasl.password: hunter2}, max_poll_records: x}",
+        "kafka: {client_config: hunter2}",
+        "kafka: hunter2",
+        "kafka: {client_config: {sasl.password: *hunter2}}",
+        "kafka: {client_config: {sasl.password: !hunter2 x}}",
+        "kafka: {client_config: {sasl.password: 'hunter2}}",
+        "kafka: {client_config: {sasl.password: hunter2: x}}",
+        "executor: {env: {DB_PASSWORD: 42424242}}",
+        "kafka: {source_topic: 'http://me:hunter2@host/'}",
+        "history: {path: 'password=hunter2', paths: 1}",
+        "executor: {max_retries: 'token=hunter2'}",
+    ],
+)
+def test_no_error_shows_a_secret(load: Load, text: str) -> None:
+    message = refused(load, text)
+
+    assert "hunter2" not in message
+    assert "42424242" not in message
+
+
+def test_no_error_about_a_variable_shows_a_secret(load: Load) -> None:
+    for raw in ('{"sasl.password": "hunter2"', "hunter2", '["hunter2"]'):
+        assert "hunter2" not in refused(load, "", {"TIDEMILL_KAFKA__CLIENT_CONFIG": raw})
+    assert "hunter2" not in refused(load, "", {"TIDEMILL_KAFKA__PASSWORD": "hunter2"})
+
+
+def test_not_even_the_models_own_errors_show_values() -> None:
+    settings = Settings()
+
+    with pytest.raises(ValueError, match="client_config") as caught:
+        settings.kafka.client_config = "hunter2"  # type: ignore[assignment]
+
+    assert "hunter2" not in str(caught.value)
+
+
+# -- changed in code ----------------------------------------------------------------------------------------------
+
+
+def test_settings_changed_in_code_are_checked_as_a_whole() -> None:
+    settings = Settings()
+    settings.kafka.client_config["group.id"] = "x"
+
+    with pytest.raises(ConfigError, match=r"on_startup: kafka\.client_config: group\.id may not be set here"):
+        validated(settings)
+
+
+def test_settings_that_are_still_valid_stay_the_same() -> None:
+    settings = load_settings(None, {"TIDEMILL_SINKS__KAFKA__A__TOPIC": "t"})
+    settings.executor.max_executors = 9
+
+    assert validated(settings) == settings

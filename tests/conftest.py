@@ -1,0 +1,24 @@
+"""What all tests share: the `--long` switch."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="run the tests marked `long` too, at full length")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--long"):
+        return
+    short = [item for item in items if item.get_closest_marker("long") is None]
+    if len(short) < len(items):
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("long")])
+        items[:] = short
+
+
+@pytest.fixture(scope="session")
+def long_run(request: pytest.FixtureRequest) -> bool:
+    """Tell whether durations and counts are to be those of the full run."""
+    return bool(request.config.getoption("--long"))

@@ -1,0 +1,130 @@
+"""The embedded broker: a real Apache Kafka that starts, survives outages and never outlives its parent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tidemill.core.errors import RemoteError
+from tidemill.runtime.broker import EmbeddedBroker
+from tidemill.testing.kafka import consume, produce, unique_name
+
+pytestmark = pytest.mark.kafka
+
+Start = Callable[..., EmbeddedBroker]
+
+
+def test_a_topic_can_be_written_and_read_as_soon_as_it_was_created(embedded_kafka: EmbeddedBroker) -> None:
+    topic = embedded_kafka.create_topic(unique_name(), partitions=3)
+    assert produce(embedded_kafka.bootstrap, topic, [b"one", b"two", None]) == 3
+    assert sorted(m.value() or b"" for m in consume(embedded_kafka.bootstrap, topic, 3)) == [
+        b"",
+        b"one",
+        b"two",
+    ]
+
+
+def test_a_topic_gets_its_properties(embedded_kafka: EmbeddedBroker) -> None:
+    topic = embedded_kafka.create_topic(unique_name(), config={"max.message.bytes": "1000"})
+    with pytest.raises(Exception, match="MSG_SIZE_TOO_LARGE"):
+        produce(embedded_kafka.bootstrap, topic, [b"x" * 2000])
+
+
+def test_a_topic_that_exists_already_is_refused_by_name(embedded_kafka: EmbeddedBroker) -> None:
+    topic = embedded_kafka.create_topic(unique_name())
+    with pytest.raises(RemoteError, match=f"{topic}.*already exists"):
+        embedded_kafka.create_topic(topic)
+
+
+def test_a_killed_and_a_stopped_broker_comes_back_with_its_data_on_its_port(own_kafka: Start) -> None:
+    broker = own_kafka()
+    topic, address = broker.create_topic("kept"), broker.bootstrap
+    produce(address, topic, [b"before"])
+    broker.kill()
+    assert not broker.running
+    broker.start()
+    produce(address, topic, [b"between"])
+    broker.stop()
+    broker.start()
+    assert broker.bootstrap == address
+    assert [m.value() for m in consume(address, topic, 2)] == [b"before", b"between"]
+
+
+def test_another_broker_object_takes_over_a_data_folder(own_kafka: Start, tmp_path: Path) -> None:
+    first = EmbeddedBroker(tmp_path / "data")
+    with first:
+        produce(first.bootstrap, first.create_topic("kept"), [b"x"])
+    with EmbeddedBroker(tmp_path / "data") as second:
+        assert [m.value() for m in consume(second.bootstrap, "kept", 1)] == [b"x"]
+
+
+def test_a_taken_port_is_an_error_that_shows_the_end_of_the_log(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        broker = EmbeddedBroker(tmp_path, port=taken.getsockname()[1])
+        with pytest.raises(RemoteError, match="Address already in use"):
+            broker.start()
+        assert not broker.running
+
+
+def test_closing_removes_a_temporary_folder_and_ends_the_process() -> None:
+    with EmbeddedBroker() as broker:
+        folder, pid = broker.data_dir, broker.pid
+        assert pid is not None
+        assert (folder / "server.properties").exists()
+    assert not folder.exists()
+    assert not alive(pid)
+
+
+CHILD = """
+import sys, time
+from pathlib import Path
+from tidemill.runtime.broker import EmbeddedBroker
+broker = EmbeddedBroker(Path(sys.argv[1])).start()
+print(broker.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_the_broker_ends_when_its_parent_is_killed(number: signal.Signals, tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", CHILD, str(tmp_path)], stdout=subprocess.PIPE) as parent:
+        try:
+            assert parent.stdout is not None
+            pid = int(parent.stdout.readline())
+            assert alive(pid)
+        finally:
+            parent.send_signal(number)
+    deadline = time.monotonic() + 5
+    while alive(pid):
+        assert time.monotonic() < deadline, "the broker outlived its parent"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_nothing_is_started_without_a_word_when_the_parent_dies_in_between() -> None:
+    """The gate: a shell that is not told to go on ends instead of becoming a broker that nobody guards."""
+    from tidemill.runtime.broker import _GATE
+
+    read_end, write_end = os.pipe()
+    with subprocess.Popen(
+        ["/bin/sh", "-c", _GATE, "sh", "echo", "started"], stdin=read_end, stdout=-1
+    ) as shell:
+        os.close(read_end)
+        os.close(write_end)
+        assert shell.communicate(timeout=5)[0] == b""

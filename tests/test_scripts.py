@@ -1,0 +1,74 @@
+"""The shell functions behind the scripts: every step is run and told, and one failure fails the whole."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+
+
+def bash(script: str) -> tuple[int, str]:
+    """Run a script after sourcing the functions, with stdin closed and without a terminal."""
+    done = subprocess.run(
+        ["bash", "-c", f"exec <&-; set -euo pipefail; source {SCRIPTS}/lib.sh\n{script}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=30,
+    )
+    return done.returncode, done.stdout
+
+
+def test_a_failed_step_does_not_stop_the_next_and_fails_the_whole() -> None:
+    code, output = bash('step one true; step "two words" false; step three echo told; verdict')
+    assert code == 1
+    assert "1. one" in output
+    assert "two words: FAILED (exit code 1)" in output
+    assert "told" in output
+    assert output.splitlines()[-1].endswith("two words")
+
+
+def test_a_step_that_cannot_run_fails() -> None:
+    code, output = bash("step missing no-such-program; verdict")
+    assert code == 1
+    assert "missing: FAILED (exit code 127)" in output
+
+
+def test_steps_that_all_work_end_well() -> None:
+    code, output = bash("step one true; step two true; verdict")
+    assert code == 0
+    assert "all 2 steps ok" in output
+
+
+def test_a_quiet_command_shows_its_output_only_when_it_fails() -> None:
+    assert bash('quietly "making tea" echo hidden')[1].splitlines() == ["... making tea", "    done in 0 s"]
+    code, output = bash('quietly "making tea" bash -c "echo because; exit 3"; echo not reached')
+    assert code == 1
+    assert "because" in output
+    assert "error: making tea failed (exit code 3)" in output
+    assert "not reached" not in output
+
+
+def test_the_scripts_can_be_started() -> None:
+    for script in ("install", "demo", "test", "../.ci/run"):
+        path = SCRIPTS / script
+        assert os.access(path, os.X_OK), script
+        assert subprocess.run(["bash", "-n", path]).returncode == 0
+
+
+def test_an_installation_without_python_says_what_to_do(tmp_path: Path) -> None:
+    for name in ("bash", "dirname", "cat", "cksum"):
+        (tmp_path / name).symlink_to(shutil.which(name) or "")
+    (tmp_path / "scripts").mkdir()
+    for name in ("install", "lib.sh"):
+        (tmp_path / "scripts" / name).write_text((SCRIPTS / name).read_text())
+    for name in ("requirements.lock", "requirements-java.lock", "pyproject.toml"):
+        (tmp_path / name).write_text("")
+    done = subprocess.run(
+        ["bash", tmp_path / "scripts" / "install"], env={"PATH": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "needs Python 3.11 or newer" in done.stderr
