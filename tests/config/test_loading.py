@@ -233,7 +233,7 @@ def test_the_nearest_known_key_is_found(load: Load, text: str, expected: str) ->
         ("kafka: {brokers: ''}", "expected a text that is not empty"),
         ("kafka: {on_parse_error: drop}", "expected 'dlq' or 'pass', got the string 'drop'"),
         ("kafka: [1]", "kafka: expected a section (a mapping of keys to values), got a list"),
-        ("kafka: {client_config: x}", "expected a mapping of keys to values, got the string"),
+        ("kafka: {client_config: x}", "expected a mapping of keys to values, got a string"),
         ("executor: {env_inherit_deny: X}", 'expected a list, got the string \'X\'; for example ["a", "b"]'),
         ("executor: {env: {A: 1}}", "executor.env.A: expected a string, got the number 1; write it in quotes"),
         ("executor: {task_timeout_seconds: .inf}", "expected a finite number"),
@@ -247,10 +247,7 @@ def test_the_nearest_known_key_is_found(load: Load, text: str, expected: str) ->
     ],
 )
 def test_a_wrong_value_says_what_is_expected_and_what_is_there(load: Load, text: str, expected: str) -> None:
-    message = refused(load, text)
-
-    # A string where a section belongs can be a secret in the wrong place: its text is not shown.
-    assert expected in message.replace("got a string", "got the string")
+    assert expected in refused(load, text)
 
 
 @pytest.mark.parametrize(

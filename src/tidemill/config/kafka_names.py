@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from tidemill.config.redaction import redact_text
+
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 _MAX_TOPIC = 249
 #: The group's name is a part of `group.instance.id`, to which Kafka's limit for names applies.
@@ -20,7 +22,7 @@ def check_topic(name: str) -> str:
     """
     if name in {".", ".."} or len(name) > _MAX_TOPIC or not _NAME.fullmatch(name):
         raise ValueError(
-            f"is no topic name: 1 to {_MAX_TOPIC} letters, digits, '.', '_' and '-' are allowed, got {name!r}"
+            f"is no topic name: 1 to {_MAX_TOPIC} letters, digits, '.', '_' and '-' are allowed, got {redact_text(name)!r}"
         )
     return name
 
@@ -38,7 +40,7 @@ def check_group(name: str) -> str:
     """
     if len(name) > _MAX_GROUP or not _NAME.fullmatch(name):
         raise ValueError(
-            f"is no usable group name: 1 to {_MAX_GROUP} letters, digits, '.', '_' and '-' are allowed, got {name!r}"
+            f"is no usable group name: 1 to {_MAX_GROUP} letters, digits, '.', '_' and '-' are allowed, got {redact_text(name)!r}"
         )
     return name
 

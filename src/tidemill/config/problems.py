@@ -96,7 +96,7 @@ def _shown(value: Any, path: Path, kind: str) -> str:
     """Name a value; its text only where that cannot be a secret in the wrong place."""
     what, text = _named(value)
     if kind in {"model_type", "dict_type"} or any(is_secret(str(part)) for part in path):
-        return what
+        return what.replace("the ", "a ", 1)
     return f"{what} {text}" if text else what
 
 

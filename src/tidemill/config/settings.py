@@ -120,9 +120,9 @@ class KafkaSettings(Section):
 class RetryBackoffSettings(Section):
     """How long a failed task waits before it runs again: full jitter below an exponential bound."""
 
-    initial_seconds: PositiveFloat = 0.5
-    max_seconds: PositiveFloat = 30.0
-    multiplier: Annotated[float, Field(ge=1)] = 2.0
+    initial_seconds: PositiveFloat = Field(0.5, description="The bound before the first retry.")
+    max_seconds: PositiveFloat = Field(30.0, description="The bound grows no further than this.")
+    multiplier: float = Field(2.0, ge=1, description="By how much the bound grows with each retry.")
 
     @model_validator(mode="after")
     def _check_bounds(self) -> Self:

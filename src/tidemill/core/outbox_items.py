@@ -70,6 +70,11 @@ class Item(Generic[LaneT, ValueT]):
         self.number = 0
         self.state = State.QUEUED
 
+    @property
+    def gone(self) -> bool:
+        """Whether it ended."""
+        return self.state is State.GONE
+
     def __lt__(self, other: Item[LaneT, ValueT]) -> bool:
         """Order by arrival: of items due at the same time the oldest goes first."""
         return self.number < other.number

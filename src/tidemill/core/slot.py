@@ -178,7 +178,7 @@ class Slot:
                 return self._job_ended(job_token, ending, error, now)
             case DrainRequested():
                 return self._drain()
-            case Tick():
+            case Tick():  # pragma: no branch - mypy knows that nothing else is left
                 return self._tick(now)
 
     # -- what happens ------------------------------------------------------------------------------------------

@@ -94,4 +94,15 @@ def to_json(data: Any) -> bytes:
     dump = getattr(data, "model_dump_json", None)
     if dump is not None:
         return dump().encode()  # type: ignore[no-any-return]
-    return msgspec.json.encode(data)
+    return _encode_json(data)
+
+
+def _dumped(value: Any) -> Any:
+    """Let msgspec encode pydantic models inside containers."""
+    dump = getattr(value, "model_dump", None)
+    if dump is None:
+        raise TypeError(f"data has a {type(value).__name__}, which has no JSON form")
+    return dump(mode="json")
+
+
+_encode_json = msgspec.json.Encoder(enc_hook=_dumped).encode

@@ -1,7 +1,7 @@
 """What a hook hands to a sink: one small value per delivery, named after the sink's type.
 
-`data` is a pydantic model, a dict (or list), a str, or bytes. Models and containers are sent as JSON, bytes as they are.
-An empty `sink` means the only configured instance of that type.
+`data` is a pydantic model, a dict (or list), a str, or bytes. Models, containers and text are sent as JSON, bytes as
+they are. An empty `sink` means the only configured instance of that type.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 
 class KafkaPayload(msgspec.Struct, frozen=True):
-    """One record for a topic: `sinks.kafka.<sink>`."""
+    """One record for a topic: `sinks.kafka.<sink>`; `data` None writes a tombstone."""
 
     sink: str = ""
     key: bytes | str | None = None

@@ -132,6 +132,7 @@ class Spark:
             RemoteError: Spark does not start, or its master does not answer.
         """
         from pyspark import SparkConf, SparkContext
+        from pyspark.java_gateway import launch_gateway
 
         os.environ["JAVA_HOME"] = str(find_java().home)
         os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -140,17 +141,18 @@ class Spark:
         conf = SparkConf(loadDefaults=False)
         for key, value in self._conf.items():
             conf.set(key, value)
-        with _signals_ignored():
-            try:
-                self._context = SparkContext(conf=conf)
-            except Exception as error:
-                raise RemoteError(
-                    f"Spark does not start with master {self._conf['spark.master']!r}: {_first_line(error)}; "
-                    "check spark.master and spark.conf, and run `tidemill doctor`"
-                ) from error
-            finally:
-                gateway = SparkContext._gateway
-                self._jvm = getattr(gateway, "proc", None)
+        try:
+            with _signals_ignored():
+                gateway = launch_gateway(conf)
+            self._jvm = gateway.proc
+            with _signals_kept():
+                self._context = SparkContext(conf=conf, gateway=gateway)
+        except Exception as error:
+            self.stop()
+            raise RemoteError(
+                f"Spark does not start with master {self._conf['spark.master']!r}: {_first_line(error)}; "
+                "check spark.master and spark.conf, and run `tidemill doctor`"
+            ) from error
         if not is_local(self._settings):
             self._context.addPyFile(str(_package_zip(Path(self._folder.name))))
 
@@ -167,8 +169,19 @@ class Spark:
 
         threading.Thread(target=wait, name="tidemill-jvm", daemon=True).start()
 
+    def is_alive(self) -> bool:
+        """Tell whether the JVM still takes jobs; asks it, because its process may be about to end."""
+        if self._context is None or self._stopping.is_set() or (self._jvm and self._jvm.poll() is not None):
+            return False
+        try:
+            return not self._context._jsc.sc().isStopped()
+        except Exception:
+            return False  # every failure to talk to it is py4j's way to say that it is gone
+
     def cancel(self, job_group: str) -> None:
-        """Cancel what runs in a job group; a dead JVM has nothing to cancel."""
+        """Cancel what runs in a job group; without Spark nothing does."""
+        if not self.is_alive():
+            return
         try:
             self.context.cancelJobGroup(job_group)
         except Exception as error:
@@ -211,19 +224,27 @@ def _end(jvm: subprocess.Popen[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def _signals_ignored() -> Iterator[None]:
-    """Ignore SIGTERM and SIGINT while the JVM is made: it inherits that. pyspark's own handler is undone."""
+def _signals_kept() -> Iterator[None]:
+    """Undo the handler that pyspark sets: at Ctrl-C it would cancel all jobs."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        for number in before:
-            signal.signal(number, signal.SIG_IGN)
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _signals_ignored() -> Iterator[None]:
+    """Ignore SIGTERM and SIGINT while the JVM is started: it inherits that."""
+    with _signals_kept():
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_IGN)
+        yield
 
 
 def _package_zip(folder: Path) -> Path:

@@ -50,7 +50,7 @@ class EngineJob(msgspec.Struct, frozen=True):
 
     Attributes:
         slot: The slot that the engine fills.
-        attempt: Which submission of the slot this is.
+        job_token: The number of this submission.
         worker: The worker's name.
         address: The driver's end of the link.
         settings: The validated configuration.
@@ -60,12 +60,12 @@ class EngineJob(msgspec.Struct, frozen=True):
     """
 
     slot: int
-    attempt: int
+    job_token: int
     worker: str
     address: LinkAddress
     settings: Settings
     handler: bytes
-    log_context: dict[str, str]
+    log_context: dict[str, Any]
     factory: str = DEFAULT_FACTORY
 
 
@@ -186,7 +186,7 @@ class _EngineProcess:
         engine_id = new_engine_id()
         self._link = EngineLink(
             self._job.address,
-            Hello("", self._job.slot, engine_id, 0, os.getpid(), socket.gethostname(), self._job.attempt),
+            Hello("", self._job.slot, self._job.job_token, 0, engine_id, os.getpid(), socket.gethostname()),
             self._progress,
             self._on_command,
             self._on_lost,

@@ -1,0 +1,281 @@
+"""The shell around one sink: sends what `core.outbox` says, tells it the answers, and passes on what became of it.
+
+Decides nothing. One asyncio task per sink; a batch goes out as soon as the sink is free, and what is submitted
+meanwhile makes up the next one, so that an idle sink sends at once and a busy one sends in large batches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import structlog
+
+from tidemill.core.errors import InvariantError, RemoteError
+from tidemill.core.outbox import SendQueue
+from tidemill.core.outbox_items import Ask, Decision, Delivered, GaveUp, Item, Limits
+from tidemill.runtime.log import limited
+from tidemill.sinks.base import Encoded, Refusal, Sink
+
+log = structlog.get_logger(__name__)
+
+#: (source topic, partition); None for what comes from no partition.
+DeliveryLane = tuple[str, int] | None
+#: A batch that the sink does not answer for this long is reported as stalled.
+SLOW_SECONDS = 5.0
+#: A sink may take this long to close.
+CLOSE_SECONDS = 15.0
+
+
+class Submission:
+    """Payloads of one hook's result, across sinks.
+
+    Attributes:
+        origin: Where they come from.
+        pending: How many of them are not settled.
+        released: Called when none is left.
+    """
+
+    __slots__ = ("origin", "pending", "released")
+
+    def __init__(self, origin: Any, pending: int, released: Callable[[], None]) -> None:
+        """Start with everything pending."""
+        self.origin = origin
+        self.pending = pending
+        self.released = released
+
+    def settle(self, count: int = 1) -> None:
+        """Count payloads off; the last one releases."""
+        self.pending -= count
+        if self.pending == 0:
+            try:
+                self.released()
+            except Exception:
+                log.exception("a release failed; this is a fault of tidemill")
+
+
+class Parcel(msgspec.Struct):
+    """What travels with an item through `core.outbox`: the payload, its wire form, and whose it is."""
+
+    payload: Any
+    encoded: Encoded | None
+    submission: Submission
+
+
+Entry = Item[DeliveryLane, Parcel]
+Question = Ask[DeliveryLane, Parcel]
+Failure = GaveUp[DeliveryLane, Parcel]
+
+
+class SinkStats(msgspec.Struct):
+    """What happened at one sink.
+
+    Attributes:
+        delivered_count: Batches with at least one confirmed payload.
+        delivered_payloads: Payloads confirmed.
+        error_count: Answers that refused something, and batches that failed as a whole.
+        refused: Payloads refused, each time they were.
+        skipped: Payloads that the hook chose to skip.
+        dead_lettered: Payloads that ended in a letter.
+        last_error: The last refusal.
+        last_delivered_at: Seconds since the epoch.
+        last_error_at: Likewise.
+    """
+
+    delivered_count: int = 0
+    delivered_payloads: int = 0
+    error_count: int = 0
+    refused: int = 0
+    skipped: int = 0
+    dead_lettered: int = 0
+    last_error: str | None = None
+    last_delivered_at: float | None = None
+    last_error_at: float | None = None
+
+
+class Batcher:
+    """One sink, its line and its task.
+
+    Args:
+        sink: Where to.
+        limits: How to retry; batch sizes and linger are the sink's own.
+        ask: Called with what somebody has to decide about; answered by `decided`.
+        gave_up: Called with what is not tried again.
+        settled: Called after payloads were settled.
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        limits: Limits,
+        ask: Callable[[Batcher, Question], None],
+        gave_up: Callable[[Batcher, Failure], None],
+        settled: Callable[[], None],
+    ) -> None:
+        """Start empty, without a task."""
+        self.sink = sink
+        self.stats = SinkStats()
+        self._queue: SendQueue[DeliveryLane, Parcel] = SendQueue(
+            Limits(
+                sink.max_batch_count,
+                sink.max_batch_bytes,
+                sink.linger_seconds,
+                limits.budget_seconds,
+                limits.backoff,
+            )
+        )
+        self._ask = ask
+        self._gave_up = gave_up
+        self._settled = settled
+        self._wake: asyncio.Future[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._sent_at: float | None = None
+
+    @property
+    def label(self) -> str:
+        """The sink's place in the configuration."""
+        return f"sinks.{self.sink.type}.{self.sink.name}"
+
+    @property
+    def outstanding(self) -> int:
+        """Payloads that are neither confirmed nor given up."""
+        return self._queue.outstanding
+
+    def start(self) -> None:
+        """Start sending, in the running loop."""
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(self._run(), name=self.label)
+
+    def add(self, payload: Any, lane: DeliveryLane, submission: Submission) -> None:
+        """Put a payload into the line; one that cannot be encoded is asked about, in a later turn of the loop."""
+        now = self._loop.time()
+        try:
+            encoded = self.sink.encode(payload)
+        except Exception as error:  # a user's data can raise anything
+            text = f"{type(error).__name__}: {error}"
+            item = Item(lane, None, 0, Parcel(payload, None, submission))
+            question = self._queue.refuse(item, text, now)
+            self._note_error(text, 1)
+            self._loop.call_soon(self._ask, self, question)
+            return
+        item = Item(lane, encoded.key, encoded.size_bytes, Parcel(payload, encoded, submission))
+        self._queue.add(item, now)
+        self._wake_up()
+
+    def _wake_up(self) -> None:
+        wake = self._wake
+        if wake is not None and not wake.done():
+            wake.set_result(None)
+
+    def decided(self, question: Question, decision: Decision) -> None:
+        """Carry an answer to the queue."""
+        effects = self._queue.decided(question, decision, self._loop.time(), random.getrandbits(32))
+        self._apply(effects)
+        self._wake_up()
+
+    def abandon(self, lane: DeliveryLane) -> None:
+        """Forget what came from a partition."""
+        self._queue.abandon(lane)
+        self._wake_up()
+
+    async def _run(self) -> None:
+        queue = self._queue
+        while True:
+            batch = queue.take(self._loop.time())
+            if batch:
+                await self._send(batch)
+            else:
+                await self._wait(queue.due)
+
+    async def _wait(self, due: float | None) -> None:
+        self._wake = self._loop.create_future()
+        timer = self._loop.call_at(due, self._wake_up) if due is not None else None
+        try:
+            await self._wake
+        finally:
+            self._wake = None
+            if timer is not None:
+                timer.cancel()
+
+    async def _send(self, batch: Sequence[Entry]) -> None:
+        self._sent_at = self._loop.time()
+        bits = random.getrandbits(32)
+        try:
+            answers = await self._answers([item.value.encoded for item in batch])  # type: ignore[misc]
+        except Exception as error:  # asyncio's cancellation is no Exception: it ends the task
+            text = str(error) if isinstance(error, RemoteError) else f"{type(error).__name__}: {error}"
+            retryable = error.retryable if isinstance(error, RemoteError) else True
+            self._note_error(text, len(batch))
+            effects = self._queue.failed(text, retryable, self._loop.time(), bits)
+        else:
+            if answers.count(None) != len(answers):
+                refused = [answer for answer in answers if answer is not None]
+                self._note_error(_most_telling(refused), len(refused))
+            effects = self._queue.answered(answers, self._loop.time(), bits)
+        finally:
+            self._sent_at = None
+        self._apply(effects)
+
+    async def _answers(self, batch: Sequence[Encoded]) -> Sequence[Refusal | None]:
+        answers = await self.sink.send(batch)
+        if len(answers) != len(batch):
+            raise InvariantError(f"{self.label} gave {len(answers)} answers for {len(batch)} payloads")
+        return answers
+
+    def _note_error(self, text: str, count: int) -> None:
+        stats = self.stats
+        stats.error_count += 1
+        stats.refused += count
+        stats.last_error = text
+        stats.last_error_at = time.time()
+        limited(log, 10.0).warning("a sink refused payloads", sink=self.label, payloads=count, error=text[:2000])
+
+    def _apply(self, effects: Sequence[Delivered[DeliveryLane, Parcel] | Question | Failure]) -> None:
+        for effect in effects:
+            if isinstance(effect, Delivered):
+                self.stats.delivered_count += 1
+                self.stats.delivered_payloads += len(effect.items)
+                self.stats.last_delivered_at = time.time()
+                for item in effect.items:
+                    item.value.submission.settle()
+            elif isinstance(effect, Ask):
+                self._ask(self, effect)
+            else:
+                self._gave_up(self, effect)
+        self._settled()
+
+    def stalled(self) -> str | None:
+        """Say what waits, and why; None while all is well."""
+        if self._task is None:
+            return None
+        queue, now = self._queue, self._loop.time()
+        if queue.failing is not None:
+            since, error = queue.failing
+            return f"{queue.outstanding} payloads wait for {now - since:.0f} s: {error}"
+        if self._sent_at is not None and now - self._sent_at > SLOW_SECONDS:
+            return f"{queue.outstanding} payloads wait: no answer for {now - self._sent_at:.0f} s"
+        if queue.asked:
+            return f"{queue.asked} payloads wait for on_delivery_error"
+        return None
+
+    async def close(self) -> None:
+        """Stop sending and close the sink; errors are logged."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self.sink.close()
+        except Exception as error:
+            log.warning("a sink could not be closed", sink=self.label, error=f"{type(error).__name__}: {error}")
+
+
+def _most_telling(refused: Sequence[Refusal]) -> str:
+    """Return the error of a payload that will never be taken, if there is one."""
+    return next((refusal.error for refusal in refused if not refusal.retryable), refused[0].error)

@@ -1,0 +1,32 @@
+"""What the tests of commands share: running `tidemill` as a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def tidemill(tmp_path: Path) -> Run:
+    """Run the command in a folder of its own, with nothing of this process's TIDEMILL_* variables."""
+
+    def run(*arguments: object, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("TIDEMILL_")}
+        return subprocess.run(
+            [sys.executable, "-c", "from tidemill.cli.main import main; main()", *map(str, arguments)],
+            cwd=tmp_path,
+            env={**clean, "COLUMNS": "200", **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            stdin=subprocess.DEVNULL,
+        )
+
+    return run

@@ -1,0 +1,73 @@
+"""`tidemill broker`: a real Kafka in the foreground."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+from tidemill.cli.broker import parsed_topic
+from tidemill.core.errors import ConfigError
+from tidemill.runtime.exitcode import ExitCode
+
+
+def test_topics_are_written_with_their_partitions() -> None:
+    assert parsed_topic("orders:4") == ("orders", 4)
+    assert parsed_topic("orders") == ("orders", 1)
+
+
+@pytest.mark.parametrize("text", ["orders:x", "orders:0", ":4", "a b:1", "orders:-1"])
+def test_other_topics_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--topic"):
+        parsed_topic(text)
+
+
+def test_a_wrong_topic_is_refused_before_anything_starts(tidemill: Run) -> None:
+    done = tidemill("broker", "--topic", "a b")
+
+    assert done.returncode == ExitCode.CONFIG
+    assert "error: --topic a b" in done.stderr
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_runs_with_its_topics_until_it_is_stopped(tmp_path: Path, number: signal.Signals) -> None:
+    from confluent_kafka.admin import AdminClient
+
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from tidemill.cli.main import main; main()", "broker", "--port", "0"]
+        + ["--topic", "lines:3", "--data-dir", str(tmp_path / "data")],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=dict(os.environ),
+        start_new_session=True,
+    )
+    # Ends the reading below if it never gets ready.
+    guard = threading.Timer(60, process.kill)
+    guard.start()
+    try:
+        assert process.stderr is not None
+        address = ""
+        seen = []
+        for line in process.stderr:
+            seen.append(line)
+            if line.startswith("Kafka is ready at "):
+                address = line.split()[4].rstrip(";")
+                break
+        assert address, "".join(seen)
+        topics = AdminClient({"bootstrap.servers": address, "log_level": 0}).list_topics(timeout=10).topics
+        assert len(topics["lines"].partitions) == 3
+
+        # As from a terminal: the whole process group gets it.
+        os.killpg(process.pid, number)
+        assert process.wait(40) == ExitCode.OK
+    finally:
+        guard.cancel()
+        process.kill()
+        process.communicate()

@@ -1,0 +1,87 @@
+"""`tidemill config`: check, show, schema."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import yaml
+
+from tests.cli.conftest import Run
+from tidemill.runtime.exitcode import ExitCode
+
+SECRETS = """
+kafka:
+  brokers: broker:9093
+  client_config:
+    security.protocol: SASL_SSL
+    sasl.mechanism: PLAIN
+    sasl.username: hunter2
+    sasl.password: hunter2
+    ssl.key.pem: hunter2
+    ssl.ca.location: /ca.pem
+executor:
+  env: {DB_PASSWORD: hunter2, DATABASE_URL: 'postgres://app:hunter2@db/x', LANG: C}
+sinks:
+  kafka: {results: {topic: t, client_config: {sasl.password: hunter2}}}
+spark:
+  conf: {spark.hadoop.fs.s3a.secret.key: hunter2}
+"""
+
+
+def test_show_masks_every_secret_and_shows_the_rest(tidemill: Run, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(SECRETS)
+
+    done = tidemill("config", "show", "c.yaml", env={"TIDEMILL_KAFKA__CLIENT_CONFIG__SSL_KEY_PASSWORD": "hunter2"})
+
+    assert done.returncode == 0
+    assert "hunter2" not in done.stdout + done.stderr
+    shown = yaml.safe_load(done.stdout)
+    assert shown["kafka"]["client_config"] == {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": "***",
+        "sasl.password": "***",
+        "ssl.key.pem": "***",
+        "ssl.ca.location": "/ca.pem",
+        "ssl.key.password": "***",
+    }
+    assert shown["executor"]["env"] == {"DB_PASSWORD": "***", "DATABASE_URL": "postgres://***@db/x", "LANG": "C"}
+    assert shown["executor"]["max_executors"] == 4
+
+
+def test_show_can_leave_the_defaults_out(tidemill: Run, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("kafka: {source_topic: orders}\nexecutor: {max_executors: 4}\n")
+
+    assert yaml.safe_load(tidemill("config", "show", "--changed", "c.yaml").stdout) == {
+        "kafka": {"source_topic": "orders"}
+    }
+
+
+def test_check_says_ok_and_warns_of_a_pipeline_without_sinks(tidemill: Run, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("sinks: {filesystem: {a: {base_path: out}}}")
+
+    good = tidemill("config", "check", "c.yaml")
+    without = tidemill("config", "check")
+
+    assert (good.returncode, good.stdout, good.stderr) == (0, "ok\n", "")
+    assert without.returncode == 0
+    assert "no sink is configured" in without.stderr
+
+
+def test_check_names_every_problem_but_no_secret(tidemill: Run, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(SECRETS + "nope: 1\n")
+
+    done = tidemill("config", "check", env={"TIDEMILL_CONFIG": "c.yaml", "TIDEMILL_KAFKA__PASSWORD": "hunter2"})
+
+    assert done.returncode == ExitCode.CONFIG
+    assert done.stderr.startswith("error: the configuration is wrong:\n")
+    assert "nope: unknown key" in done.stderr
+    assert "TIDEMILL_KAFKA__PASSWORD" in done.stderr
+    assert "hunter2" not in done.stdout + done.stderr
+
+
+def test_the_schema_is_json(tidemill: Run) -> None:
+    schema = json.loads(tidemill("config", "schema").stdout)
+
+    assert schema["properties"]["kafka"] is not None

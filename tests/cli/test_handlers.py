@@ -1,0 +1,133 @@
+"""Finding the handler: what is imported, and what is said when it is not there."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tidemill.cli.handlers import load_handler
+from tidemill.core.errors import HandlerError
+from tidemill.pipeline.handler import Handler
+
+GOOD = """
+from tidemill.pipeline.handler import Handler
+class LogHandler(Handler): pass
+class NeedsMore(Handler):
+    def __init__(self, size): self.size = size
+class Raises(Handler):
+    def __init__(self): raise RuntimeError("no")
+ready = NeedsMore(5)
+class NoHandler: pass
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> Iterator[Callable[[str], None]]:
+    """Write `my_handlers.py`; what was imported and the path are as before at the end."""
+    path, modules = sys.path[:], set(sys.modules)
+
+    def write(text: str) -> None:
+        (tmp_path / "my_handlers.py").write_text(text)
+        importlib.invalidate_caches()
+
+    yield write
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        if name.startswith("my_handlers"):
+            del sys.modules[name]
+
+
+Write = Callable[[str], None]
+
+
+def refused(spec: str, folder: Path) -> str:
+    with pytest.raises(HandlerError) as caught:
+        load_handler(spec, folder)
+    return str(caught.value)
+
+
+def test_a_class_of_a_module_in_the_folder_is_found(module: Write, tmp_path: Path) -> None:
+    module(GOOD)
+
+    handler = load_handler("my_handlers:LogHandler", tmp_path)
+
+    assert isinstance(handler, Handler)
+    assert type(handler).__name__ == "LogHandler"
+
+
+def test_an_instance_is_taken_as_it_is(module: Write, tmp_path: Path) -> None:
+    module(GOOD)
+
+    assert load_handler("my_handlers:ready", tmp_path).size == 5  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("spec", ["my_handlers", ":X", "my_handlers:"])
+def test_a_text_that_names_no_class_says_how_to_write_it(tmp_path: Path, spec: str) -> None:
+    assert "write module:Class" in refused(spec, tmp_path)
+
+
+def test_a_file_instead_of_a_module_says_the_module(tmp_path: Path) -> None:
+    assert "name the module instead: jobs.my_handlers:X" in refused("./jobs/my_handlers.py:X", tmp_path)
+
+
+def test_a_missing_module_says_where_it_was_looked_for_and_the_nearest(module: Write, tmp_path: Path) -> None:
+    module(GOOD)
+
+    message = refused("my_handler:LogHandler", tmp_path)
+
+    assert "there is no module 'my_handler'" in message
+    assert str(tmp_path) in message
+    assert "did you mean 'my_handlers'?" in message
+
+
+def test_a_missing_class_says_the_nearest(module: Write, tmp_path: Path) -> None:
+    module(GOOD)
+
+    assert "did you mean my_handlers:LogHandler?" in refused("my_handlers:LogHandlr", tmp_path)
+
+
+def test_a_module_without_any_handler_says_so(module: Write, tmp_path: Path) -> None:
+    module("from tidemill.pipeline.handler import Handler\n")
+
+    assert "it has no handler at all" in refused("my_handlers:X", tmp_path)
+
+
+def test_a_module_that_needs_a_missing_one_says_which_and_where(module: Write, tmp_path: Path) -> None:
+    module("\nimport no_such_dependency\n")
+
+    message = refused("my_handlers:X", tmp_path)
+
+    assert "needs the module 'no_such_dependency', which is not installed" in message
+    assert "my_handlers.py:2" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("\n\n1 / 0\n", "ZeroDivisionError: division by zero (.*my_handlers.py:3)"),
+        ("def x(:\n", "SyntaxError: .*my_handlers.py:1"),
+        ("import sys; sys.exit(3)\n", "SystemExit: 3"),
+    ],
+)
+def test_a_module_that_raises_says_what_and_where(module: Write, tmp_path: Path, text: str, expected: str) -> None:
+    module(text)
+
+    with pytest.raises(HandlerError, match=expected.replace("(.*", r"\(.*")):
+        load_handler("my_handlers:X", tmp_path)
+
+
+def test_a_class_that_is_no_handler_is_refused(module: Write, tmp_path: Path) -> None:
+    module(GOOD)
+
+    assert "has to be a class that inherits from tidemill.Handler" in refused("my_handlers:NoHandler", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["NeedsMore", "Raises"])
+def test_a_class_that_cannot_be_made_says_why(module: Write, tmp_path: Path, name: str) -> None:
+    module(GOOD)
+
+    assert "cannot be made without arguments" in refused(f"my_handlers:{name}", tmp_path)

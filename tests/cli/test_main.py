@@ -1,0 +1,136 @@
+"""The command as a whole: its start, its help, its exit codes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import typer
+
+from tests.cli.conftest import Run
+from tidemill.cli.reporting import reporting
+from tidemill.core.errors import (
+    ConfigError,
+    FencedError,
+    HandlerError,
+    InvariantError,
+    RemoteError,
+    SinkNotConfiguredError,
+)
+from tidemill.runtime.exitcode import ExitCode, exit_code_of
+from tidemill.runtime.lock import WorkerNameInUseError
+
+
+def test_the_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\n"
+        "sys.argv = ['tidemill', '--help']\n"
+        "from tidemill.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'pyspark', 'confluent_kafka', 'pyarrow', 'pydantic', 'yaml', 'structlog'} & set(sys.modules)\n"
+        "sys.exit(repr(heavy) if heavy else 0)\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_help_is_there_at_once(tidemill: Run) -> None:
+    tidemill("--help")
+    times = []
+    for _ in range(5):
+        started = time.perf_counter()
+        assert tidemill("--help").returncode == 0
+        times.append(time.perf_counter() - started)
+
+    # 0.2 s on a quiet machine; the best of five is what the program itself takes on a busy one.
+    assert min(times) < 0.8
+
+
+def test_the_help_documents_commands_and_exit_codes(tidemill: Run) -> None:
+    text = " ".join(tidemill("--help").stdout.split())
+
+    for command in ("run", "demo", "init", "config", "doctor", "broker"):
+        assert f" {command} " in text
+    for code in ExitCode:
+        assert f" {code.value} " in text
+    assert "Exit codes" in tidemill("run", "--help").stdout
+
+
+def test_the_version_is_shown(tidemill: Run) -> None:
+    assert tidemill("--version").stdout.startswith("tidemill 0.")
+
+
+def test_a_wrong_command_line_is_a_wrong_configuration(tidemill: Run) -> None:
+    assert tidemill("nothing").returncode == ExitCode.CONFIG
+    assert tidemill("run", "x.yaml").returncode == ExitCode.CONFIG
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("x"), 2),
+        (SinkNotConfiguredError("x"), 2),
+        (WorkerNameInUseError("x"), 5),
+        (FencedError("x"), 5),
+        (HandlerError("x"), 3),
+        (RemoteError("x"), 4),
+        (InvariantError("x"), 1),
+        (KeyboardInterrupt(), 130),
+        (ValueError("x"), 1),
+    ],
+)
+def test_each_kind_of_error_has_its_exit_code(error: BaseException, code: int) -> None:
+    assert exit_code_of(error) == code
+
+
+def test_our_own_errors_are_one_line_without_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as caught, reporting():
+        raise RemoteError("the broker is gone")
+
+    assert caught.value.exit_code == ExitCode.REMOTE
+    assert capsys.readouterr().err == "error: the broker is gone\n"
+
+
+def test_other_errors_show_a_traceback_with_secrets_masked(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as caught, reporting():
+        raise ValueError("bad: password=" + "hunter2")
+
+    text = capsys.readouterr().err
+    assert caught.value.exit_code == ExitCode.INTERNAL
+    assert "Traceback" in text
+    assert "ValueError: bad: password=***" in text
+
+
+def test_ctrl_c_before_anything_runs_is_a_stop(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as caught, reporting():
+        raise KeyboardInterrupt
+
+    assert caught.value.exit_code == ExitCode.STOPPED
+    assert capsys.readouterr().err == ""
+
+
+def test_a_wrong_configuration_is_refused_before_spark(tidemill: Run, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("kafka: {source_topics: x, client_config: {sasl.password: hunter2}}")
+
+    done = tidemill("run", "c.yaml", "--handler", "h:H")
+
+    assert done.returncode == ExitCode.CONFIG
+    assert "c.yaml:1: kafka.source_topics: unknown key; did you mean source_topic?" in done.stderr
+    assert "hunter2" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_handler_that_does_not_import_is_refused_before_spark(tidemill: Run, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("")
+
+    done = tidemill("run", "c.yaml", "--handler", "no_such_module:H")
+
+    assert done.returncode == ExitCode.HANDLER
+    assert "there is no module 'no_such_module'" in done.stderr
+    assert "Traceback" not in done.stderr

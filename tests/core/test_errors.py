@@ -1,0 +1,16 @@
+"""Errors say whether trying again can help."""
+
+from __future__ import annotations
+
+from tidemill.core.errors import FencedError, RemoteError, TidemillError
+
+
+def test_a_remote_error_may_be_tried_again_unless_it_says_otherwise() -> None:
+    assert RemoteError("down").retryable
+    assert not RemoteError("refused", retryable=False).retryable
+    assert str(RemoteError("down")) == "down"
+
+
+def test_every_error_on_purpose_is_caught_as_one() -> None:
+    assert issubclass(FencedError, TidemillError)
+    assert issubclass(RemoteError, TidemillError)

@@ -1,0 +1,369 @@
+"""The ledger: its five invariants under random schedules, and a naive model beside it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from tidemill.core.ledger import Batch, Entry, Ledger, Outcome
+
+LANES = ("a", "b", "c")
+MEMBERS = 3
+ALL = (1 << MEMBERS) - 1
+
+lanes = st.sampled_from(LANES)
+masks = st.integers(0, ALL)
+#: Bits beyond `ALL` are members that nobody has.
+some_members = st.integers(1, (ALL << 1) | 1)
+outcomes = st.sampled_from(Outcome)
+picks = st.integers(0, 1000)
+
+step = st.one_of(
+    st.tuples(st.just("open"), lanes, masks),
+    st.tuples(st.just("resolve"), picks, outcomes, some_members),
+    st.tuples(st.just("resolve"), picks, outcomes, some_members),
+    st.tuples(st.just("ready")),
+    st.tuples(st.just("settle"), picks),
+    st.tuples(st.just("settle"), picks),
+    st.tuples(st.just("retry"), picks),
+    st.tuples(st.just("abandon"), lanes),
+)
+schedules = st.lists(step, max_size=80)
+
+
+@dataclass
+class Played:
+    """A schedule that was played, and what was seen."""
+
+    ledger: Ledger[str, int] = field(default_factory=Ledger)
+    entries: list[Entry[str, int]] = field(default_factory=list)
+    batches: list[Batch[str, int]] = field(default_factory=list)
+    settled: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    abandoned: set[int] = field(default_factory=set)
+
+    def step(self, step: tuple) -> None:
+        match step:
+            case ("open", lane, members):
+                self.entries.append(self.ledger.open(lane, len(self.entries), members))
+            case ("resolve", pick, outcome, member) if self.entries:
+                self.ledger.resolve(self.entries[pick % len(self.entries)], outcome, member)
+            case ("ready",):
+                self.batches += self.ledger.ready()
+            case ("settle", pick) if self.batches:
+                self.settle(self.batches[pick % len(self.batches)])
+            case ("retry", pick) if self.batches:
+                self.ledger.retry(self.batches[pick % len(self.batches)])
+            case ("abandon", lane):
+                self.abandoned |= {e.position for e in self.outstanding(lane)}
+                self.ledger.abandon(lane)
+
+    def settle(self, batch: Batch[str, int]) -> None:
+        before = self.ledger.outstanding(batch.lane)
+        self.ledger.settle(batch)
+        if self.ledger.outstanding(batch.lane) != before:
+            self.settled[batch.lane] += [entry.position for entry in batch.entries]
+
+    def outstanding(self, lane: str) -> list[Entry[str, int]]:
+        gone = self.abandoned | set(self.settled[lane])
+        return [entry for entry in self.entries if entry.lane == lane and entry.position not in gone]
+
+
+def play(schedule: list[tuple]) -> Played:
+    played = Played()
+    for one in schedule:
+        played.step(one)
+    return played
+
+
+# -- the invariants, by their numbers in the design --------------------------------------------------------------
+
+
+@given(schedules)
+def test_1_a_position_is_advanced_only_if_every_earlier_one_of_its_lane_is_resolved(schedule: list[tuple]) -> None:
+    played = Played()
+    for one in schedule:
+        seen = len(played.batches)
+        played.step(one)
+        for batch in played.batches[seen:]:
+            last = batch.entries[-1].position
+            earlier = [entry for entry in played.outstanding(batch.lane) if entry.position <= last]
+            assert earlier == list(batch.entries)
+            assert all(entry.resolved for entry in earlier)
+
+
+@given(schedules)
+def test_2_nothing_is_advanced_twice_and_a_watermark_never_moves_back(schedule: list[tuple]) -> None:
+    for positions in play(schedule).settled.values():
+        assert positions == sorted(set(positions))
+
+
+@given(schedules)
+def test_3_an_entry_resolves_each_member_once_and_nothing_else_changes_it(schedule: list[tuple]) -> None:
+    played = Played()
+    members: dict[int, int] = {}
+    first: dict[tuple[int, int], Outcome] = {}
+    for one in schedule:
+        if one[0] == "resolve" and played.entries:
+            entry = played.entries[one[1] % len(played.entries)]
+            if entry.position not in played.abandoned:
+                for bit in (1, 2, 4):
+                    if one[3] & bit & members[entry.position]:
+                        first.setdefault((entry.position, bit), one[2])
+        played.step(one)
+        if one[0] == "open":
+            members[played.entries[-1].position] = one[2]
+    for entry in played.entries:
+        by_outcome = {Outcome.ACKED: entry.acked, Outcome.FAILED: entry.failed, Outcome.REJECTED: entry.rejected}
+        for bit in (1, 2, 4):
+            found = [outcome for outcome, mask in by_outcome.items() if mask & bit]
+            expected = first.get((entry.position, bit))
+            assert found == ([] if expected is None else [expected])
+            assert bool(entry.pending & bit) == (expected is None and bool(members[entry.position] & bit))
+
+
+@given(st.lists(st.tuples(st.sampled_from(["publish", "join", "leave", "pull", "confirm"]), st.integers(0, 4))))
+def test_4_members_are_frozen_at_open_and_leaving_fails_what_was_never_pulled(script: list[tuple[str, int]]) -> None:
+    ledger: Ledger[str, int] = Ledger()
+    entries: list[Entry[str, int]] = []
+    present: set[int] = set()
+    pulled: dict[int, int] = {}  # member -> how many entries it has pulled or came too late for
+    frozen: list[set[int]] = []
+    expected: dict[tuple[int, int], Outcome] = {}
+
+    def tell(index: int, member: int, outcome: Outcome) -> None:
+        ledger.resolve(entries[index], outcome, 1 << member)
+        if member in frozen[index]:
+            expected.setdefault((index, member), outcome)
+
+    for action, member in script:
+        if action == "publish":
+            frozen.append(set(present))
+            entries.append(ledger.open("lane", len(entries), sum(1 << one for one in present)))
+        elif action == "join" and member not in present:
+            present.add(member)
+            pulled[member] = len(entries)
+        elif action == "pull" and member in present:
+            pulled[member] = min(pulled[member] + 1, len(entries))
+        elif action == "leave" and member in present:
+            present.remove(member)
+            for index in range(pulled[member], len(entries)):
+                tell(index, member, Outcome.FAILED)
+        elif action == "confirm":  # who left since may still confirm what it pulled
+            for index in range(pulled.get(member, 0)):
+                tell(index, member, Outcome.ACKED)
+    for index, entry in enumerate(entries):
+        touched = entry.pending | entry.acked | entry.failed | entry.rejected
+        assert touched == sum(1 << member for member in frozen[index])
+        assert entry.acked == sum(1 << m for m in frozen[index] if expected.get((index, m)) is Outcome.ACKED)
+        assert entry.failed == sum(1 << m for m in frozen[index] if expected.get((index, m)) is Outcome.FAILED)
+
+
+@given(masks, st.lists(st.tuples(outcomes, some_members)))
+def test_5_an_outcome_that_nobody_accepted_is_not_clean(members: int, told: list[tuple[Outcome, int]]) -> None:
+    ledger: Ledger[str, None] = Ledger()
+    entry = ledger.open("lane", None, members)
+    for outcome, member in told:
+        ledger.resolve(entry, outcome, member)
+    if entry.clean:
+        assert entry.acked == members != 0
+    if entry.resolved and entry.acked == members != 0:
+        assert entry.clean
+
+
+# -- a naive model beside it --------------------------------------------------------------------------------------
+
+
+class Model:
+    """One lane: what is outstanding, and how many of its head are in flight."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[Entry[str, int], set[int]]] = []
+        self.in_flight: Batch[str, int] | None = None
+
+
+class LedgerBesideModel(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger: Ledger[str, int] = Ledger()
+        self.model: dict[str, Model] = {}
+        self.entries: list[Entry[str, int]] = []
+        self.batches: list[Batch[str, int]] = []
+
+    @rule(lane=lanes, members=masks)
+    def open(self, lane: str, members: int) -> None:
+        entry = self.ledger.open(lane, len(self.entries), members)
+        assert entry.lane == lane
+        assert not self.entries or entry.position > self.entries[-1].position
+        self.entries.append(entry)
+        lane_model = self.model.setdefault(lane, Model())
+        lane_model.entries.append((entry, {bit for bit in (1, 2, 4) if members & bit}))
+
+    @rule(pick=picks, outcome=outcomes, member=some_members)
+    def resolve(self, pick: int, outcome: Outcome, member: int) -> None:
+        if self.entries:
+            entry = self.entries[pick % len(self.entries)]
+            self.ledger.resolve(entry, outcome, member)
+            for lane_model in self.model.values():
+                for other, pending in lane_model.entries:
+                    if other is entry:
+                        pending -= {bit for bit in (1, 2, 4) if member & bit}
+
+    @rule()
+    def ready(self) -> None:
+        expected = {}
+        for lane, lane_model in self.model.items():
+            prefix = []
+            for entry, pending in lane_model.entries:
+                if pending:
+                    break
+                prefix.append(entry)
+            if prefix and lane_model.in_flight is None:
+                expected[lane] = prefix
+        batches = self.ledger.ready()
+        assert {batch.lane: list(batch.entries) for batch in batches} == expected
+        assert len(batches) == len(expected)
+        for batch in batches:
+            self.model[batch.lane].in_flight = batch
+        self.batches += batches
+
+    @rule(pick=picks)
+    def settle(self, pick: int) -> None:
+        if self.batches:
+            batch = self.batches[pick % len(self.batches)]
+            self.ledger.settle(batch)
+            lane_model = self.model.get(batch.lane)
+            if lane_model is not None and lane_model.in_flight is batch:
+                lane_model.in_flight = None
+                del lane_model.entries[: len(batch.entries)]
+                if not lane_model.entries:
+                    del self.model[batch.lane]
+
+    @rule(pick=picks)
+    def retry(self, pick: int) -> None:
+        if self.batches:
+            batch = self.batches[pick % len(self.batches)]
+            self.ledger.retry(batch)
+            lane_model = self.model.get(batch.lane)
+            if lane_model is not None and lane_model.in_flight is batch:
+                lane_model.in_flight = None
+
+    @rule(lane=lanes)
+    def abandon(self, lane: str) -> None:
+        self.ledger.abandon(lane)
+        self.model.pop(lane, None)
+
+    @invariant()
+    def both_say_the_same(self) -> None:
+        assert set(self.ledger.lanes()) == self.model.keys()
+        assert self.ledger.total == sum(len(one.entries) for one in self.model.values())
+        for lane in LANES:
+            outstanding = self.model[lane].entries if lane in self.model else []
+            assert self.ledger.outstanding(lane) == len(outstanding)
+            assert self.ledger.head(lane) is (outstanding[0][0] if outstanding else None)
+
+
+TestLedgerBesideModel = LedgerBesideModel.TestCase
+TestLedgerBesideModel.settings = settings(max_examples=60, stateful_step_count=60)
+
+
+# -- examples -----------------------------------------------------------------------------------------------------
+
+
+def test_out_of_order_completion_catches_up_at_once() -> None:
+    ledger: Ledger[str, int] = Ledger()
+    entries = {offset: ledger.open("lane", offset) for offset in range(10, 15)}
+    for offset in (10, 11, 12, 14):
+        ledger.resolve(entries[offset])
+    (batch,) = ledger.ready()
+    assert [entry.item for entry in batch.entries] == [10, 11, 12]
+    ledger.settle(batch)
+    assert ledger.ready() == []
+    ledger.resolve(entries[13])
+    (batch,) = ledger.ready()
+    assert [entry.item for entry in batch.entries] == [13, 14]
+
+
+def test_a_batch_that_failed_comes_again_with_what_joined_it() -> None:
+    ledger: Ledger[str, int] = Ledger()
+    first, second = ledger.open("lane", 1), ledger.open("lane", 2)
+    ledger.resolve(first)
+    (batch,) = ledger.ready()
+    ledger.resolve(second)
+    assert ledger.ready() == []
+    ledger.retry(batch)
+    (again,) = ledger.ready()
+    assert list(again.entries) == [first, second]
+    ledger.settle(batch)
+    assert ledger.total == 2, "the old batch is not in flight any more"
+    ledger.settle(again)
+    assert ledger.total == 0
+
+
+def test_what_was_resolved_while_a_batch_was_in_flight_is_ready_once_it_is_settled() -> None:
+    ledger: Ledger[str, int] = Ledger()
+    first, second = ledger.open("lane", 1), ledger.open("lane", 2)
+    ledger.resolve(first)
+    (batch,) = ledger.ready()
+    ledger.resolve(second)
+    ledger.settle(batch)
+    (batch,) = ledger.ready()
+    assert list(batch.entries) == [second]
+
+
+def test_an_entry_without_members_is_resolved_at_once_but_waits_for_those_before_it() -> None:
+    ledger: Ledger[str, int] = Ledger()
+    first = ledger.open("lane", 1)
+    second = ledger.open("lane", 2, members=0)
+    assert second.resolved
+    assert not second.clean
+    assert ledger.ready() == []
+    ledger.resolve(first)
+    (batch,) = ledger.ready()
+    assert list(batch.entries) == [first, second]
+    ledger.open("other", 3, members=0)
+    (batch,) = ledger.ready()
+    assert batch.lane == "other"
+
+
+def test_a_lane_given_up_and_taken_again_knows_nothing_of_its_past() -> None:
+    ledger: Ledger[str, int] = Ledger()
+    old = ledger.open("lane", 1)
+    ledger.resolve(old)
+    (old_batch,) = ledger.ready()
+    stale = ledger.open("lane", 2)
+    ledger.abandon("lane")
+    new = ledger.open("lane", 1)
+    ledger.settle(old_batch)
+    ledger.retry(old_batch)
+    ledger.resolve(stale)
+    assert not stale.resolved
+    assert ledger.ready() == []
+    assert ledger.head("lane") is new
+
+
+def test_a_lane_without_entries_takes_no_memory() -> None:
+    ledger: Ledger[int, None] = Ledger()
+    for lane in range(1000):
+        ledger.resolve(ledger.open(lane, None))
+    for batch in ledger.ready():
+        ledger.settle(batch)
+    assert list(ledger.lanes()) == []
+    assert ledger.total == 0
+
+
+def test_an_entry_tells_what_it_waits_for() -> None:
+    ledger: Ledger[str, int] = Ledger()
+    entry = ledger.open("lane", 7, 0b101)
+    assert repr(entry) == "<Entry 1 of 'lane': 7, pending=0b101>"
+    ledger.resolve(entry, Outcome.REJECTED, 0b101)
+    assert repr(entry) == "<Entry 1 of 'lane': 7, resolved>"
+
+
+def test_members_are_a_bit_mask() -> None:
+    with pytest.raises(ValueError, match="bit mask"):
+        Ledger[str, int]().open("lane", 1, -1)

@@ -1,0 +1,478 @@
+"""The line in front of a sink: every path by example, the invariants by random schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidemill.core.outbox import SendQueue
+from tidemill.core.outbox_items import Ask, Decision, Delivered, GaveUp, Item, Limits
+from tidemill.core.retry import Backoff
+
+FULL = (1 << 32) - 1
+BUDGET = 100.0
+
+
+@dataclass(frozen=True)
+class Refusal:
+    error: str = "no"
+    retryable: bool = True
+    oversize: bool = False
+
+
+AGAIN = Refusal()
+NEVER = Refusal("never", retryable=False)
+
+
+def new_queue(count: int = 3, size: int = 100, linger: float = 0.0) -> SendQueue[str, str]:
+    return SendQueue(Limits(count, size, linger, BUDGET, Backoff(1.0, 8.0)))
+
+
+def add(
+    queue: SendQueue[str, str], *names: str, now: float = 0.0, lane: str = "p", size: int = 1
+) -> list[Item[str, str]]:
+    """Add items; the first letter is the key, '-' is none."""
+    items = [Item(lane, None if name[0] == "-" else name[0], size, name) for name in names]
+    for item in items:
+        queue.add(item, now)
+    return items
+
+
+def names(items: Sequence[Item[str, str]]) -> list[str]:
+    return [item.value for item in items]
+
+
+def test_a_batch_is_sent_at_once_and_what_comes_meanwhile_makes_up_the_next_one() -> None:
+    queue = new_queue()
+    add(queue, "a1")
+    assert queue.due == 0.0
+    assert names(queue.take(0.0)) == ["a1"]
+    add(queue, "a2", "b1")
+    assert queue.take(0.0) == ()
+    assert queue.due is None
+    assert queue.in_flight
+    (effect,) = queue.answered([None], 0.0, 0)
+    assert isinstance(effect, Delivered)
+    assert names(effect.items) == ["a1"]
+    assert names(queue.take(0.0)) == ["a2", "b1"]
+    assert queue.outstanding == 2
+
+
+def test_nothing_is_due_when_nothing_is_there() -> None:
+    queue = new_queue()
+    assert queue.take(0.0) == ()
+    assert queue.due is None
+
+
+def test_batches_are_bounded_by_count_and_bytes_and_one_large_item_goes_alone() -> None:
+    queue = new_queue(count=3, size=10)
+    add(queue, "a1", "a2", "a3", "a4")
+    assert names(queue.take(0.0)) == ["a1", "a2", "a3"]
+    queue.answered([None] * 3, 0.0, 0)
+    add(queue, "b1", size=50)
+    add(queue, "b2")
+    assert names(queue.take(0.0)) == ["a4"]
+    queue.answered([None], 0.0, 0)
+    assert names(queue.take(0.0)) == ["b1"]
+    queue.answered([None], 0.0, 0)
+    assert names(queue.take(0.0)) == ["b2"]
+
+
+def test_linger_waits_for_more_unless_the_batch_is_full() -> None:
+    queue = new_queue(count=2, linger=5.0)
+    add(queue, "a1", now=1.0)
+    assert queue.take(2.0) == ()
+    assert queue.due == 6.0
+    assert names(queue.take(6.0)) == ["a1"]
+    queue.answered([None], 6.0, 0)
+    add(queue, "a2", "a3", now=7.0)
+    assert names(queue.take(7.0)) == ["a2", "a3"]
+
+
+def test_items_of_a_refused_key_wait_while_others_go_on() -> None:
+    queue = new_queue()
+    add(queue, "a1", "b1")
+    queue.take(0.0)
+    add(queue, "a2", "b2", "-1")
+    (delivered,) = queue.answered([AGAIN, None], 0.0, FULL)
+    assert names(delivered.items) == ["b1"]
+    assert queue.failing == (0.0, "no")
+    assert names(queue.take(0.0)) == ["b2", "-1"]
+    queue.answered([None, None], 0.5, 0)
+    assert queue.take(0.5) == ()
+    assert queue.due is not None
+    assert 0.9 < queue.due <= 1.0
+    add(queue, "a3", now=0.6)
+    assert names(queue.take(1.0)) == ["a1"]
+    queue.answered([None], 1.0, 0)
+    assert queue.failing is None
+    assert names(queue.take(1.0)) == ["a2", "a3"]
+
+
+def test_a_probe_that_is_refused_again_waits_longer() -> None:
+    queue = new_queue()
+    add(queue, "a1")
+    now = 0.0
+    waits = []
+    for _ in range(5):
+        assert names(queue.take(now)) == ["a1"]
+        assert queue.answered([AGAIN], now, FULL) == []
+        due = queue.due
+        assert due is not None
+        waits.append(round(due - now))
+        now = due
+    assert waits == [1, 2, 4, 8, 8]
+
+
+def test_items_without_a_key_hold_nothing() -> None:
+    queue = new_queue()
+    add(queue, "-1", "-2")
+    queue.take(0.0)
+    queue.answered([AGAIN, None], 0.0, FULL)
+    add(queue, "-3")
+    assert names(queue.take(0.0)) == ["-3"]
+    queue.answered([None], 0.0, 0)
+    assert names(queue.take(1.0)) == ["-1"]
+
+
+def test_a_failing_sink_pauses_the_whole_line_and_keeps_its_order() -> None:
+    queue = new_queue(count=4)
+    add(queue, "-1", "a1", "-2")
+    queue.take(0.0)
+    add(queue, "-3", "a2")
+    assert queue.failed("down", True, 0.0, FULL) == []
+    assert queue.take(0.5) == ()
+    due = queue.due
+    assert due is not None
+    assert 0.9 < due <= 1.0
+    assert names(queue.take(due)) == ["-1", "a1", "-2", "-3"]
+    queue.failed("down", True, due, FULL)
+    second = queue.due
+    assert second is not None
+    assert round(second - due) == 2
+    assert names(queue.take(second)) == ["-1", "a1", "-2", "-3"]
+    queue.answered([None] * 4, second, 0)
+    assert names(queue.take(second)) == ["a2"]
+
+
+def test_probes_respect_the_bytes_of_a_batch() -> None:
+    queue = new_queue(count=4, size=10)
+    add(queue, "-1", "-2", size=5)
+    queue.take(0.0)
+    queue.answered([AGAIN, AGAIN], 0.0, FULL)
+    add(queue, "-3", size=6)
+    assert names(queue.take(0.5)) == ["-3"]
+    queue.answered([AGAIN], 0.0, FULL)
+    assert names(queue.take(1.0)) == ["-1", "-2"]
+    assert queue.due is None
+    queue.answered([None, None], 1.0, 0)
+    assert queue.due == 1.0 or queue.due == 0.0
+    assert names(queue.take(1.0)) == ["-3"]
+
+
+def test_a_hopeless_item_is_asked_about_and_its_key_waits_for_the_decision() -> None:
+    queue = new_queue()
+    add(queue, "a1", "a2")
+    queue.take(0.0)
+    (ask,) = queue.answered([NEVER, AGAIN], 0.0, FULL)
+    assert isinstance(ask, Ask)
+    assert (names(ask.items), ask.error, ask.attempts, queue.asked) == (["a1"], "never", 1, 1)
+    assert queue.take(50.0) == ()
+    assert queue.decided(ask, Decision.DROP, 50.0, 0) == []
+    assert queue.asked == 0
+    assert names(queue.take(50.0)) == ["a2"]
+    assert queue.outstanding == 1
+
+
+def test_the_same_answer_to_several_items_is_one_question() -> None:
+    queue = new_queue()
+    add(queue, "-1", "-2", "-3")
+    queue.take(0.0)
+    first, second = queue.answered([NEVER, Refusal("big", False, True), NEVER], 0.0, 0)
+    assert isinstance(first, Ask)
+    assert isinstance(second, Ask)
+    assert (names(first.items), names(second.items), second.oversize) == (["-1", "-3"], ["-2"], True)
+
+
+def test_a_decision_to_retry_is_carried_out_within_the_budget_then_given_up() -> None:
+    queue = new_queue()
+    add(queue, "a1")
+    queue.take(0.0)
+    (ask,) = queue.answered([NEVER], 0.0, 0)
+    queue.decided(ask, Decision.RETRY, 1.0, 0)
+    assert names(queue.take(1.0)) == ["a1"]
+    (ask,) = queue.answered([NEVER], 2.0, 0)
+    assert ask.attempts == 2
+    (effect,) = queue.decided(ask, Decision.RETRY, 1.0 + BUDGET, 0)
+    assert isinstance(effect, GaveUp)
+    assert names(effect.items) == ["a1"]
+    assert queue.outstanding == 0
+
+
+def test_after_the_budget_somebody_is_asked_and_a_retry_gives_one_more_budget() -> None:
+    queue = new_queue()
+    add(queue, "a1")
+    queue.take(0.0)
+    queue.answered([AGAIN], 0.0, 0)
+    queue.take(BUDGET)
+    (ask,) = queue.answered([AGAIN], BUDGET, 0)
+    assert isinstance(ask, Ask)
+    assert queue.decided(ask, Decision.RETRY, BUDGET, 0) == []
+    queue.take(BUDGET)
+    assert queue.answered([AGAIN], BUDGET, 0) == []
+    queue.take(2 * BUDGET)
+    (effect,) = queue.answered([AGAIN], 2 * BUDGET, 0)
+    assert isinstance(effect, GaveUp)
+    assert effect.attempts == 4
+
+
+def test_a_sink_that_fails_for_good_is_asked_about_at_once() -> None:
+    queue = new_queue()
+    add(queue, "a1", "b1")
+    queue.take(0.0)
+    (ask,) = queue.failed("forbidden", False, 0.0, 0)
+    assert names(ask.items) == ["a1", "b1"]
+    add(queue, "c1")
+    assert names(queue.take(0.0)) == ["c1"]
+
+
+def test_an_item_that_cannot_be_sent_is_asked_about_once() -> None:
+    queue = new_queue()
+    item = Item("p", "a", 1, "a1")
+    ask = queue.refuse(item, "cannot be encoded", 5.0)
+    assert queue.outstanding == 1
+    assert queue.take(5.0) == ()
+    (effect,) = queue.decided(ask, Decision.RETRY, 5.0, 0)
+    assert isinstance(effect, GaveUp)
+    assert queue.outstanding == 0
+
+
+def test_decisions_about_items_behind_the_head_keep_the_order() -> None:
+    queue = new_queue(count=5)
+    add(queue, "a1", "a2", "a3", "a4")
+    queue.take(0.0)
+    (ask,) = queue.answered([AGAIN, AGAIN, NEVER, AGAIN], 0.0, 0)
+    assert names(queue.take(0.0)) == ["a1"]
+    queue.answered([None], 0.0, 0)
+    # a3 is still asked about, so a2 goes as a probe and a4 waits.
+    assert names(queue.take(0.0)) == ["a2"]
+    queue.answered([None], 0.0, 0)
+    assert queue.take(0.0) == ()
+    assert queue.due is None
+    queue.decided(ask, Decision.RETRY, 0.0, 0)
+    assert names(queue.take(0.0)) == ["a3"]
+    queue.answered([None], 0.0, 0)
+    assert names(queue.take(0.0)) == ["a4"]
+
+
+def test_an_item_behind_the_head_that_is_retried_or_dropped_waits_for_its_turn() -> None:
+    queue = new_queue(count=5)
+    add(queue, "a1", "a2", "a3")
+    queue.take(0.0)
+    ask2, ask3 = queue.answered([AGAIN, NEVER, Refusal("other", False)], 0.0, 0)
+    queue.decided(ask2, Decision.DROP, 0.0, 0)
+    queue.decided(ask3, Decision.RETRY, 0.0, 0)
+    assert names(queue.take(0.0)) == ["a1"]
+    queue.answered([None], 0.0, 0)
+    assert names(queue.take(0.0)) == ["a3"]
+
+
+def test_abandoning_a_lane_forgets_its_items_wherever_they_are() -> None:
+    queue = new_queue(count=9)
+    add(queue, "a1", "b1", "c1", "c2", "d1", "-1", lane="p")
+    add(queue, "a2", "c3", "d2", lane="q")
+    queue.take(0.0)
+    effects = queue.answered([AGAIN, None, NEVER, AGAIN, AGAIN, NEVER, AGAIN, NEVER, NEVER], 0.0, FULL)
+    add(queue, "e1", lane="p")
+    add(queue, "e2", lane="q")
+    queue.abandon("p")
+    assert queue.outstanding == 4
+    assert queue.asked == 2
+    assert names(queue.take(0.0)) == ["e2"]
+    queue.answered([None], 0.0, 0)
+    for effect in effects:
+        if isinstance(effect, Ask):
+            queue.decided(effect, Decision.DROP, 0.0, 0)
+    assert names(queue.take(10.0)) == ["a2"]
+    queue.answered([None], 10.0, 0)
+    queue.take(10.0)
+    assert queue.outstanding == 0
+    assert list(queue._everything()) == []
+
+
+def test_an_asked_item_behind_the_head_can_be_abandoned() -> None:
+    queue = new_queue()
+    add(queue, "a1", lane="q")
+    add(queue, "a2", lane="p")
+    queue.take(0.0)
+    queue.answered([AGAIN, NEVER], 0.0, 0)
+    queue.abandon("p")
+    add(queue, "a3", lane="q")
+    queue.take(0.0)
+    queue.answered([None], 0.0, 0)
+    assert names(queue.take(0.0)) == ["a3"]
+
+
+def test_what_the_sink_says_of_an_abandoned_batch_changes_nothing() -> None:
+    queue = new_queue()
+    add(queue, "a1", lane="p")
+    add(queue, "b1", lane="q")
+    queue.take(0.0)
+    queue.abandon("p")
+    (delivered,) = queue.answered([None, None], 0.0, 0)
+    assert names(delivered.items) == ["b1"]
+    assert queue.outstanding == 0
+
+
+def test_abandoning_twice_or_an_unknown_lane_changes_nothing() -> None:
+    queue = new_queue()
+    add(queue, "a1")
+    queue.take(0.0)
+    queue.answered([NEVER], 0.0, 0)
+    queue.abandon("other")
+    assert queue.outstanding == 1
+    queue.abandon("p")
+    queue.abandon("p")
+    assert queue.outstanding == 0
+
+
+# -- random schedules -----------------------------------------------------------------------------------------
+
+ANSWERS = st.sampled_from(["ok", "ok", "ok", "again", "never", "big"])
+STEPS = st.one_of(
+    st.tuples(st.just("add"), st.sampled_from("abc-"), st.sampled_from("pq"), st.integers(1, 60)),
+    st.tuples(st.just("answer"), st.lists(ANSWERS, max_size=6)),
+    st.tuples(st.just("fail"), st.booleans()),
+    st.tuples(st.just("decide"), st.integers(0, 5), st.sampled_from(Decision)),
+    st.tuples(st.just("time"), st.sampled_from([0.5, 3.0, BUDGET])),
+    st.tuples(st.just("abandon"), st.sampled_from("pq")),
+    st.tuples(st.just("refuse"), st.sampled_from("ab")),
+)
+
+
+class Schedule:
+    """Drives a queue and checks the invariants at every step."""
+
+    def __init__(self) -> None:
+        self.queue = new_queue(count=4)
+        self.now = 0.0
+        self.items: list[Item[str, str]] = []
+        self.ended: dict[int, str] = {}
+        self.delivered: dict[Any, list[int]] = {}
+        self.asks: list[Ask[str, str]] = []
+        self.batch: list[Item[str, str]] = []
+
+    def end(self, item: Item[str, str], how: str) -> None:
+        assert item.number not in self.ended, f"{item.value} ended twice: {self.ended[item.number]}, {how}"
+        self.ended[item.number] = how
+
+    def effects(self, effects: Sequence[Any]) -> None:
+        for effect in effects:
+            if isinstance(effect, Ask):
+                self.asks.append(effect)
+                continue
+            for item in effect.items:
+                self.end(item, type(effect).__name__)
+                if isinstance(effect, Delivered) and item.key is not None:
+                    order = self.delivered.setdefault(item.key, [])
+                    assert not order or order[-1] < item.number, "a key was delivered out of order"
+                    order.append(item.number)
+
+    def take(self) -> None:
+        batch = self.queue.take(self.now)
+        if batch:
+            assert not self.batch, "two batches in flight"
+            assert len(batch) <= 4
+            self.batch = list(batch)
+
+    def answer(self, script: list[str]) -> None:
+        """Answer in order; as a sink that keeps order has to, refuse what follows a refusal of its key."""
+        answers: list[Refusal | None] = []
+        refused: set[Any] = set()
+        for index, item in enumerate(self.batch):
+            word = script[index] if index < len(script) else "ok"
+            answer = {"ok": None, "again": AGAIN, "never": NEVER, "big": Refusal("big", False, True)}[word]
+            if answer is None and item.key in refused:
+                answer = AGAIN
+            if answer is not None and item.key is not None:
+                refused.add(item.key)
+            answers.append(answer)
+        self.batch = []
+        self.effects(self.queue.answered(answers, self.now, FULL))
+
+    def decide(self, ask: Ask[str, str], decision: Decision) -> None:
+        if decision is Decision.DROP:
+            for item in ask.items:
+                if not item.gone:
+                    self.end(item, "dropped")
+        self.effects(self.queue.decided(ask, decision, self.now, FULL))
+
+    def step(self, step: tuple[Any, ...]) -> None:
+        match step:
+            case ("add", key, lane, size):
+                item = Item(lane, None if key == "-" else key, size, f"{key}{len(self.items)}")
+                self.items.append(item)
+                self.queue.add(item, self.now)
+            case ("refuse", key):
+                item = Item("p", key, 1, f"{key}{len(self.items)}")
+                self.items.append(item)
+                self.asks.append(self.queue.refuse(item, "bad", self.now))
+            case ("answer", script) if self.batch:
+                self.answer(script)
+            case ("fail", retryable) if self.batch:
+                self.batch = []
+                self.effects(self.queue.failed("down", retryable, self.now, FULL))
+            case ("decide", index, decision) if self.asks:
+                self.decide(self.asks.pop(index % len(self.asks)), decision)
+            case ("time", seconds):
+                self.now += seconds
+            case ("abandon", lane):
+                for item in self.items:
+                    if item.lane == lane and item.number not in self.ended:
+                        self.end(item, "abandoned")
+                self.queue.abandon(lane)
+        self.take()
+        self.check()
+
+    def check(self) -> None:
+        open_items = len(self.items) - len(self.ended)
+        assert self.queue.outstanding == open_items
+        if open_items and not self.batch and not any(not item.gone for ask in self.asks for item in ask.items):
+            assert self.queue.due is not None, "something is left that nobody will ever send"
+
+    def finish(self) -> None:
+        for _ in range(4 * len(self.items) + 20):
+            while self.asks:
+                self.decide(self.asks.pop(), Decision.DROP)
+            self.take()
+            if self.batch:
+                self.answer([])
+            self.now += 10.0
+        assert sorted(self.ended) == [item.number for item in self.items]
+        assert list(self.queue._everything()) == []
+        assert not self.queue._holds
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(STEPS, max_size=80))
+def test_every_item_ends_once_and_keys_stay_in_order(steps: list[tuple[Any, ...]]) -> None:
+    schedule = Schedule()
+    for step in steps:
+        schedule.step(step)
+    schedule.finish()
+
+
+def test_memory_stays_with_what_is_outstanding() -> None:
+    queue = new_queue(count=50, size=10_000)
+    for number in range(20_000):
+        add(queue, f"{'abcdef'[number % 6]}{number}")
+        if number % 25 == 24:
+            batch = queue.take(0.0)
+            if batch:
+                queue.answered([AGAIN if number % 1000 == 999 and i == 0 else None for i in range(len(batch))], 0.0, 0)
+            assert len(set(queue._everything())) == queue.outstanding
+            assert queue.outstanding < 200

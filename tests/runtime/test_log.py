@@ -1,0 +1,200 @@
+"""Logging: one form for all loggers, context on every line, secrets masked, floods limited."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+
+from tidemill.config.settings import LoggingSettings
+from tidemill.runtime import log as log_module
+from tidemill.runtime.log import configure, limited, version
+
+LOG = structlog.get_logger("tidemill.test")
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = handlers, level
+    structlog.reset_defaults()
+
+
+@pytest.fixture
+def stream() -> io.StringIO:
+    return io.StringIO()
+
+
+def lines(stream: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_every_line_carries_the_context_and_the_version(stream: io.StringIO) -> None:
+    configure(LoggingSettings(), stream=stream, worker_id="w", consumer_group="g", engine=3, partition=None)
+
+    LOG.info("hello", partition=7)
+
+    (line,) = lines(stream)
+    assert list(line)[:3] == ["timestamp", "level", "event"]
+    assert line["timestamp"].endswith("Z")
+    del line["timestamp"]
+    assert line == {
+        "level": "info",
+        "event": "hello",
+        "logger": "tidemill.test",
+        "worker_id": "w",
+        "consumer_group": "g",
+        "engine": 3,
+        "partition": 7,
+        "version": version(),
+    }
+
+
+def test_the_standard_library_goes_the_same_way(stream: io.StringIO) -> None:
+    configure(LoggingSettings(), stream=stream, worker_id="w")
+
+    logging.getLogger("some.library").warning("is %s", "low")
+
+    (line,) = lines(stream)
+    assert (line["event"], line["level"], line["logger"]) == ("is low", "warning", "some.library")
+    assert line["worker_id"] == "w"
+
+
+@pytest.mark.parametrize("name", ["py4j", "py4j.clientserver", "pyspark", "asyncio"])
+def test_noisy_libraries_are_heard_from_warning_on(stream: io.StringIO, name: str) -> None:
+    configure(LoggingSettings(level="DEBUG"), stream=stream)
+
+    logging.getLogger(name).info("chatter")
+    logging.getLogger(name).warning("trouble")
+
+    assert [line["event"] for line in lines(stream)] == ["trouble"]
+
+
+def test_lines_below_the_level_are_not_written(stream: io.StringIO) -> None:
+    configure(LoggingSettings(level="WARNING"), stream=stream)
+
+    LOG.info("no")
+    logging.getLogger("x").info("no")
+    LOG.warning("yes")
+
+    assert [line["event"] for line in lines(stream)] == ["yes"]
+
+
+def test_a_logger_made_before_follows_a_later_configuration(stream: io.StringIO) -> None:
+    bound = LOG.bind(engine=1)
+    configure(LoggingSettings(level="ERROR"), stream=io.StringIO())
+    LOG.error("first")
+
+    configure(LoggingSettings(level="DEBUG"), stream=stream)
+    LOG.debug("second")
+    LOG.bind(engine=1).debug("third")
+
+    assert [line["event"] for line in lines(stream)] == ["second", "third"]
+    assert bound is not None
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_secrets_are_masked_in_fields_messages_and_tracebacks(stream: io.StringIO, form: Any) -> None:
+    configure(LoggingSettings(format=form), stream=stream, url="http://me:hunter2@host/")
+
+    LOG.info(
+        "connecting with password=hunter2",
+        sasl_password="hunter2",
+        config={"sasl.password": "hunter2", "list": [{"token": "hunter2"}]},
+        args=("postgres://u:hunter2@h/",),
+    )
+    logging.getLogger("lib").warning("token: %s", "hunter2")
+    try:
+        raise ValueError("no luck with postgres://u:" + "hunter2@db/")
+    except ValueError:
+        LOG.exception("failed")
+        logging.getLogger("lib").exception("failed too")
+
+    assert "hunter2" not in stream.getvalue().replace('"hunter2@db/")', "").replace('\\"hunter2@db/\\")', "")
+    assert stream.getvalue().count("ValueError: no luck with postgres://***@db/") == 2
+
+
+def test_console_lines_have_no_colours_without_a_terminal(stream: io.StringIO) -> None:
+    configure(LoggingSettings(format="console"), stream=stream, worker_id="w")
+
+    LOG.info("hello", n=1)
+
+    assert "\x1b" not in stream.getvalue()
+    assert "hello" in stream.getvalue()
+    assert "worker_id=w" in stream.getvalue()
+
+
+def test_lines_go_to_standard_error_as_it_is_when_they_are_written(capsys: pytest.CaptureFixture[str]) -> None:
+    configure(LoggingSettings())
+
+    LOG.info("hello")
+
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert json.loads(captured.err)["event"] == "hello"
+
+
+def test_a_closed_standard_error_stops_nothing() -> None:
+    closed = io.StringIO()
+    configure(LoggingSettings(), stream=closed)
+    closed.close()
+
+    LOG.error("nobody reads this")
+
+
+def test_values_that_json_does_not_know_are_written_as_text(stream: io.StringIO) -> None:
+    configure(LoggingSettings(), stream=stream)
+
+    LOG.info("x", error=ValueError("bad"), raw=b"\xff")
+
+    assert lines(stream)[0]["error"] == "bad"
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(log_module, "_LIMITS", log_module._Limits(clock))
+    return clock
+
+
+def test_a_limited_message_passes_once_per_interval_and_counts_the_others(stream: io.StringIO, clock: Clock) -> None:
+    configure(LoggingSettings(), stream=stream)
+
+    for step in range(25):
+        clock.now = 100.0 + step
+        # A new view each time, as in callbacks: the count is not lost with it.
+        limited(LOG, 10.0).warning("broker down", step=step)
+
+    assert [(line["step"], line.get("left_out")) for line in lines(stream)] == [(0, None), (10, 9), (20, 9)]
+
+
+def test_different_messages_are_limited_on_their_own(stream: io.StringIO, clock: Clock) -> None:
+    configure(LoggingSettings(), stream=stream)
+
+    for event in ("a", "b", "a", "b"):
+        limited(LOG, 10.0).error(event)
+
+    assert [line["event"] for line in lines(stream)] == ["a", "b"]
+
+
+def test_texts_without_end_do_not_fill_the_memory(clock: Clock) -> None:
+    limits = log_module._Limits(clock)
+
+    for number in range(5000):
+        limits.passes(f"event {number}", 10.0)
+
+    assert len(limits._written) <= limits.MAX_EVENTS
