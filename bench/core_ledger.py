@@ -7,7 +7,6 @@ Run: `python bench/core_ledger.py [--messages N]`. JSON lines out, one per shape
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import random
 import time
@@ -24,7 +23,7 @@ def in_order(entries: list[Entry[tuple[str, int], int]]) -> None:
 
 def shuffled(entries: list[Entry[tuple[str, int], int]]) -> None:
     """Messages end in any order within a round."""
-    random.Random(1).shuffle(entries)  # noqa: S311
+    random.Random(1).shuffle(entries)
 
 
 def slow_head(entries: list[Entry[tuple[str, int], int]]) -> None:
@@ -59,7 +58,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--messages", type=int, default=400_000)
     messages = parser.parse_args().messages
-    gc.disable()
     for order, per_round in ((in_order, 2_000), (shuffled, 2_000), (slow_head, 10_000)):
         best = min(nanoseconds_per_message(order, messages, per_round) for _ in range(3))
         print(

@@ -1,1 +1,115 @@
-"""stub"""
+"""Turn streams of events into finished work.
+
+Everything a user imports is here, and importing it is cheap: a name is loaded from its module when it is first
+used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tidemill.config.settings import Settings
+    from tidemill.core.errors import (
+        AmbiguousSinkError,
+        ConfigError,
+        HandlerError,
+        RemoteError,
+        SinkNotConfiguredError,
+        TidemillError,
+    )
+    from tidemill.pipeline.handler import Handler
+    from tidemill.pipeline.models import (
+        DeliveryAction,
+        DeliveryError,
+        ErrorAction,
+        ErrorKind,
+        ExecutorError,
+        ExecutorResult,
+        ExecutorTask,
+        MessageGroup,
+        PendingContext,
+        PrecomputedResult,
+        make_stable_task_id,
+        make_task_id,
+    )
+    from tidemill.runtime.exitcode import ExitCode
+    from tidemill.runtime.messages import SourceMessage
+    from tidemill.sinks.payloads import CollectResult, FilePayload, KafkaPayload
+    from tidemill.spark.app import Pipeline
+
+_MODULES = {
+    "tidemill.config.settings": ("Settings",),
+    "tidemill.core.errors": (
+        "AmbiguousSinkError",
+        "ConfigError",
+        "HandlerError",
+        "RemoteError",
+        "SinkNotConfiguredError",
+        "TidemillError",
+    ),
+    "tidemill.pipeline.handler": ("Handler",),
+    "tidemill.pipeline.models": (
+        "DeliveryAction",
+        "DeliveryError",
+        "ErrorAction",
+        "ErrorKind",
+        "ExecutorError",
+        "ExecutorResult",
+        "ExecutorTask",
+        "MessageGroup",
+        "PendingContext",
+        "PrecomputedResult",
+        "make_stable_task_id",
+        "make_task_id",
+    ),
+    "tidemill.runtime.exitcode": ("ExitCode",),
+    "tidemill.runtime.messages": ("SourceMessage",),
+    "tidemill.sinks.payloads": ("CollectResult", "FilePayload", "KafkaPayload"),
+    "tidemill.spark.app": ("Pipeline",),
+}
+_PLACES = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = [
+    "AmbiguousSinkError",
+    "CollectResult",
+    "ConfigError",
+    "DeliveryAction",
+    "DeliveryError",
+    "ErrorAction",
+    "ErrorKind",
+    "ExecutorError",
+    "ExecutorResult",
+    "ExecutorTask",
+    "ExitCode",
+    "FilePayload",
+    "Handler",
+    "HandlerError",
+    "KafkaPayload",
+    "MessageGroup",
+    "PendingContext",
+    "Pipeline",
+    "PrecomputedResult",
+    "RemoteError",
+    "Settings",
+    "SinkNotConfiguredError",
+    "SourceMessage",
+    "TidemillError",
+    "make_stable_task_id",
+    "make_task_id",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name when it is first used (PEP 562)."""
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_PLACES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Return the public names, loaded or not."""
+    return sorted({*globals(), *__all__})

@@ -105,7 +105,7 @@ class PipelineProcess:
                 [
                     sys.executable,
                     "-m",
-                    "tidemill.cli.main",
+                    "tidemill",
                     "run",
                     str(config),
                     "--handler",

@@ -116,3 +116,16 @@ def test_with_keep_everything_runs_on_until_ctrl_c(tmp_path: Path) -> None:
         assert len(consume(address, "access-log_dlq", 1)) == 1
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
+
+
+@pytest.mark.long
+@pytest.mark.spark
+@pytest.mark.kafka
+@pytest.mark.timeout(300)
+def test_ctrl_c_in_between_ends_everything_and_is_not_taken_for_a_result(tmp_path: Path) -> None:
+    with demo(tmp_path / "demo") as (process, lines):
+        read_until(lines, r"Spark is starting", 60)
+        process.send_signal(signal.SIGINT)
+        output = read_until(lines, r"stopped before everything was committed", 60)
+        assert process.wait(60) == 130
+    assert "WRONG" not in output

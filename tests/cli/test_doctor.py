@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cli.conftest import Run
 from tidemill.cli.checks import checked
 from tidemill.core.errors import RemoteError
 from tidemill.runtime.exitcode import ExitCode
@@ -17,6 +18,8 @@ from tidemill.testing.kafka import unique_name
 
 if TYPE_CHECKING:
     from tidemill.runtime.broker import EmbeddedBroker
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 HANDLER = """
 import threading
@@ -28,9 +31,7 @@ class Unpicklable(Handler):
 
 
 @pytest.mark.kafka
-def test_everything_well_is_said_part_by_part(
-    tidemill: Run, tmp_path: Path, embedded_kafka: EmbeddedBroker
-) -> None:
+def test_everything_well_is_said_part_by_part(tidemill: Run, tmp_path: Path, embedded_kafka: EmbeddedBroker) -> None:
     source = embedded_kafka.create_topic(unique_name("source"), partitions=3)
     results = embedded_kafka.create_topic(unique_name("results"))
     (tmp_path / "handlers_for_doctor.py").write_text(HANDLER)

@@ -108,15 +108,15 @@ def test_a_module_that_needs_a_missing_one_says_which_and_where(module: Write, t
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("\n\n1 / 0\n", "ZeroDivisionError: division by zero (.*my_handlers.py:3)"),
-        ("def x(:\n", "SyntaxError: .*my_handlers.py:1"),
+        ("\n\n1 / 0\n", r"ZeroDivisionError: division by zero \(.*my_handlers\.py:3\)"),
+        ("def x(:\n", r"SyntaxError: .*my_handlers\.py:1"),
         ("import sys; sys.exit(3)\n", "SystemExit: 3"),
     ],
 )
 def test_a_module_that_raises_says_what_and_where(module: Write, tmp_path: Path, text: str, expected: str) -> None:
     module(text)
 
-    with pytest.raises(HandlerError, match=expected.replace("(.*", r"\(.*")):
+    with pytest.raises(HandlerError, match=expected):
         load_handler("my_handlers:X", tmp_path)
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Run
 from tidemill.cli.init import FILES, create_project
 from tidemill.config.loading import load_settings
 from tidemill.core.errors import ConfigError
 from tidemill.runtime.exitcode import ExitCode
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def test_all_files_are_there_and_the_configuration_is_valid(tidemill: Run, tmp_path: Path) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import typer
 
-from tests.cli.conftest import Run
 from tidemill.cli.reporting import reporting
 from tidemill.core.errors import (
     ConfigError,
@@ -22,6 +22,8 @@ from tidemill.core.errors import (
 )
 from tidemill.runtime.exitcode import ExitCode, exit_code_of
 from tidemill.runtime.lock import WorkerNameInUseError
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def test_the_help_imports_nothing_heavy() -> None:

@@ -12,28 +12,34 @@ import pytest
 
 from tidemill.cli.status import Rate, live_status, status_text
 from tidemill.runtime.progress import EngineProgress
+from tidemill.spark.progress import EngineStatus, PipelineProgress, summed
+
+
+def pipeline(*engines: EngineProgress) -> PipelineProgress:
+    statuses = [EngineStatus(slot, "running", progress=engine) for slot, engine in enumerate(engines)]
+    return summed((), engines, statuses)
 
 
 def test_before_the_first_engine_it_says_what_is_waited_for() -> None:
-    assert status_text([], 0.0) == "starting Spark and the engines"
+    assert status_text(summed((), (), [EngineStatus(0, "starting")]), 0.0) == "starting Spark and the engines"
 
 
 def test_engines_are_summed_up() -> None:
-    engines = [
+    progress = pipeline(
         EngineProgress(messages_done=1000, tasks_running=4, tasks_queued=7, partitions=["t/0", "t/1"], lag={"t/0": 5}),
         EngineProgress(messages_done=234, tasks_running=3, tasks_failed=2, dead_lettered=2, partitions=["t/2"]),
-    ]
+    )
 
-    assert status_text(engines, 99.6) == (
-        "2 engines, 3 partitions | 1,234 messages done, 100/s | tasks: 7 running, 7 queued, 2 failed | lag 5 | "
+    assert status_text(progress, 99.6) == (
+        "2 of 2 engines, 3 partitions | 1,234 messages done, 100/s | tasks: 7 running, 7 queued, 2 failed | lag 5 | "
         "2 dead letters"
     )
 
 
-def test_what_is_waited_for_is_said_once() -> None:
+def test_what_is_waited_for_is_said() -> None:
     stalled = {"kafka": "no broker answers"}
 
-    text = status_text([EngineProgress(stalled=stalled), EngineProgress(stalled=stalled)], 0.0)
+    text = status_text(pipeline(EngineProgress(stalled=stalled), EngineProgress(stalled=stalled)), 0.0)
 
     assert text.count("waiting for kafka: no broker answers") == 1
 
@@ -50,15 +56,8 @@ def test_the_rate_is_that_of_the_last_seconds() -> None:
     assert idle == 0.0
 
 
-def test_the_rate_starts_again_when_an_engine_did() -> None:
-    rate = Rate()
-    rate.add(0.0, 1000)
-
-    assert rate.add(1.0, 10) == 0.0
-
-
 def test_without_a_terminal_nothing_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    with live_status(lambda: []):
+    with live_status(list):
         pass
 
     assert capsys.readouterr() == ("", "")
@@ -70,6 +69,7 @@ from tidemill.cli.status import live_status
 from tidemill.config.settings import LoggingSettings
 from tidemill.runtime.log import configure
 from tidemill.runtime.progress import EngineProgress
+from tidemill.spark.progress import EngineStatus, summed
 import structlog
 configure(LoggingSettings())
 calls = []
@@ -77,7 +77,8 @@ def progress():
     calls.append(1)
     if len(calls) == 1:
         raise RuntimeError("not yet")
-    return [EngineProgress(messages_done=4242)]
+    engine = EngineProgress(messages_done=4242)
+    return summed((), [engine], [EngineStatus(0, 'running', progress=engine)])
 with live_status(progress, plain="--plain" in sys.argv):
     structlog.get_logger().info("a log line")
     deadline = time.monotonic() + 20

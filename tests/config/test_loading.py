@@ -173,7 +173,8 @@ def test_an_unknown_variable_is_named_with_the_nearest_setting(load: Load) -> No
 
 
 @pytest.mark.parametrize(
-    "name", ["TIDEMILL_KAFKA__", "TIDEMILL_X__Y", "TIDEMILL___", "TIDEMILL_KAFKA__BROKERS__X", "TIDEMILL_SINKS__KAFKA__"]
+    "name",
+    ["TIDEMILL_KAFKA__", "TIDEMILL_X__Y", "TIDEMILL___", "TIDEMILL_KAFKA__BROKERS__X", "TIDEMILL_SINKS__KAFKA__"],
 )
 def test_a_variable_with_a_wrong_path_is_named(load: Load, name: str) -> None:
     assert name in refused(load, "", {name: "x"})
@@ -260,7 +261,10 @@ def test_a_wrong_value_says_what_is_expected_and_what_is_there(load: Load, text:
             "backpressure_low_multiplier (32) has to be below backpressure_high_multiplier (32)",
         ),
         ("executor: {max_queued_bytes: 5}", "window_max_bytes (8388608) may not exceed max_queued_bytes (5)"),
-        ("executor: {retry_backoff: {initial_seconds: 60}}", "initial_seconds (60.0) may not exceed max_seconds (30.0)"),
+        (
+            "executor: {retry_backoff: {initial_seconds: 60}}",
+            "initial_seconds (60.0) may not exceed max_seconds (30.0)",
+        ),
         ("dlq: {topic: input-events}", "dlq.topic may not be the source topic (input-events)"),
         ("sinks: {kafka: {o: {topic: t, client_config: {bootstrap.servers: x}}}}", "set brokers of this sink"),
     ],
@@ -295,7 +299,13 @@ def test_all_problems_are_said_at_once(load: Load) -> None:
         {"TIDEMILL_A__B": "1"},
     )
 
-    for part in (":3: kafka.brokers: is there twice", "max_poll_records", "nope", "sinks.kafka.o.topic", "TIDEMILL_A__B"):
+    for part in (
+        ":3: kafka.brokers: is there twice",
+        "max_poll_records",
+        "nope",
+        "sinks.kafka.o.topic",
+        "TIDEMILL_A__B",
+    ):
         assert part in message
     assert len(message.splitlines()) == 6
 
@@ -313,7 +323,10 @@ def test_a_key_that_is_there_twice_names_both_lines(load: Load) -> None:
         ("kafka:\n\tbrokers: a\n", "tidemill.yaml:2:1: not valid YAML"),
         ("a: 1\n---\nb: 2\n", "tidemill.yaml:2:1: not valid YAML: expected a single document"),
         ("- kafka\n", "expected sections (kafka, executor, ...) at the top"),
-        ("executor: {env: {on: 'x'}}", "executor.env.on: YAML takes this key for a value of type bool; write it in quotes"),
+        (
+            "executor: {env: {on: 'x'}}",
+            "executor.env.on: YAML takes this key for a value of type bool; write it in quotes",
+        ),
         ("kafka: &k {client_config: *k}", "contains itself"),
         ("kafka: {source_topic: !x y}", "has a tag that is not known here"),
         ("kafka: {source_topic: 2024-99-99}", "is not a valid date, time or number; quote the value"),

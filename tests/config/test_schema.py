@@ -20,9 +20,7 @@ def properties(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 def test_every_setting_and_section_has_a_description() -> None:
     schema = settings_schema()
 
-    missing = [
-        name for name, value in properties(schema) if "description" not in value and "$ref" not in value
-    ]
+    missing = [name for name, value in properties(schema) if "description" not in value and "$ref" not in value]
     assert missing == []
     assert all("description" in definition for definition in schema["$defs"].values())
 

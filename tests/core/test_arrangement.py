@@ -192,6 +192,16 @@ def test_a_message_waits_for_its_hook_and_for_all_its_deliveries() -> None:
     assert graph.release([0]) == [MessageResolved(0)]
 
 
+def test_a_release_without_a_hold_changes_nothing() -> None:
+    graph = Arrangement(1)
+    graph.arranged([])
+    assert graph.release([0]) == []
+    graph.hold([0])
+    assert graph.message_hook_done(0) == [WindowComplete()]
+    assert graph.release([0]) == [MessageResolved(0)]
+    assert graph.release([0]) == []
+
+
 def test_a_window_is_arranged_once_and_a_key_is_one_task() -> None:
     graph = Arrangement(1)
     graph.arranged([("a", [0]), ("b", [0])])

@@ -206,7 +206,10 @@ def test_a_decision_to_retry_is_carried_out_within_the_budget_then_given_up() ->
     queue.decided(ask, Decision.RETRY, 1.0, 0)
     assert names(queue.take(1.0)) == ["a1"]
     (ask,) = queue.answered([NEVER], 2.0, 0)
-    assert ask.attempts == 2
+    queue.decided(ask, Decision.RETRY, 3.0, 0)
+    assert names(queue.take(3.0)) == ["a1"]
+    (ask,) = queue.answered([NEVER], 3.0, 0)
+    assert ask.attempts == 3
     (effect,) = queue.decided(ask, Decision.RETRY, 1.0 + BUDGET, 0)
     assert isinstance(effect, GaveUp)
     assert names(effect.items) == ["a1"]
@@ -315,6 +318,19 @@ def test_an_asked_item_behind_the_head_can_be_abandoned() -> None:
     queue.take(0.0)
     queue.answered([None], 0.0, 0)
     assert names(queue.take(0.0)) == ["a3"]
+
+
+def test_abandoned_items_between_others_of_their_key_are_left_out() -> None:
+    queue = new_queue(count=5)
+    add(queue, "a1", "a2", lane="q")
+    add(queue, "a3", lane="p")
+    add(queue, "a4", lane="q")
+    queue.take(0.0)
+    queue.answered([AGAIN] * 4, 0.0, 0)
+    queue.abandon("p")
+    queue.take(0.0)
+    queue.answered([None], 0.0, 0)
+    assert names(queue.take(0.0)) == ["a2", "a4"]
 
 
 def test_what_the_sink_says_of_an_abandoned_batch_changes_nothing() -> None:

@@ -217,6 +217,38 @@ def test_a_finished_slot_refuses_everybody(running: Play) -> None:
     assert running.feed(DrainRequested()) == []
 
 
+def test_health_is_that_of_one_engine(running: Play) -> None:
+    running.idle(60, 1)
+    kill(running, 1, 1)
+    running.tick(0.2)
+    running.feed(JobEnded(2, Ending.CRASHED, "before its hello"))
+    assert running.slot.due == pytest.approx(running.now + 0.4)
+    running.tick(0.4)
+    running.feed(Hello(3, 3))
+    running.feed(Ready(3))
+    running.idle(60, 3)
+    running.feed(LinkClosed(3))
+    running.feed(Hello(3, 4))
+    kill(running, 3, 4)
+    assert running.slot.due == pytest.approx(running.now + 0.8)
+
+
+def test_a_fencing_counts_whatever_became_of_earlier_jobs(running: Play) -> None:
+    kill(running, 1, 1)
+    running.tick(0.2)
+    running.feed(Hello(2, 2))
+    assert running.feed(JobEnded(2, Ending.FENCED, "taken")) == [Finished(Ending.FENCED, "taken")]
+
+
+def test_the_end_of_a_replaced_engines_link_does_not_make_the_newer_one_look_gone_later(running: Play) -> None:
+    running.feed(Hello(1, 2))
+    running.feed(LinkClosed(2))
+    running.idle(30)
+    running.feed(LinkClosed(1))
+    running.idle(24)
+    assert running.tick(1.0) == [CancelJob(1)]
+
+
 def test_an_engine_that_is_ready_again_after_its_link_broke_was_healthy_all_the_time(running: Play) -> None:
     kill(running, 1, 1)
     running.tick(0.2)

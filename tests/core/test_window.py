@@ -75,6 +75,12 @@ def test_a_window_closes_by_count_at_the_item_that_fills_it() -> None:
     assert windowing.add("b", 1, 0.0) == Window(0, ["a", "b"], 2)
 
 
+def test_an_item_that_just_fits_fills_the_window() -> None:
+    windowing: Windowing[str] = Windowing(10, 100, 0)
+    assert windowing.add("a", 60, 0.0) is None
+    assert windowing.add("b", 40, 0.0) == Window(0, ["a", "b"], 100)
+
+
 def test_without_a_linger_a_window_closes_as_soon_as_nothing_more_is_waiting() -> None:
     windowing: Windowing[str] = Windowing(10, 100, 0)
     windowing.add("a", 1, 0.0)

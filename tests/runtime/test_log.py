@@ -187,8 +187,15 @@ def test_different_messages_are_limited_on_their_own(stream: io.StringIO, clock:
 
     for event in ("a", "b", "a", "b"):
         limited(LOG, 10.0).error(event)
+    for sink in ("x", "y", "x"):
+        limited(LOG, 10.0).error("down", sink=sink, error=ValueError())
 
-    assert [line["event"] for line in lines(stream)] == ["a", "b"]
+    assert [(line["event"], line.get("sink")) for line in lines(stream)] == [
+        ("a", None),
+        ("b", None),
+        ("down", "x"),
+        ("down", "y"),
+    ]
 
 
 def test_texts_without_end_do_not_fill_the_memory(clock: Clock) -> None:

@@ -30,6 +30,7 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.broker import EmbeddedBroker
 from tidemill.runtime.deadletter import Letter
+from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.topics import TopicReader
 from tidemill.spark.app import Pipeline
 
@@ -114,6 +115,7 @@ class _Demo:
         self.lines = demo_check.read_lines(example_folder() / "access.log.gz")
         self.expected = demo_check.direct_count(self.lines, PARTITIONS)
         self.ended = threading.Event()
+        self.finished = False
         self.verdict: int | None = None
         self.failure: str | None = None
         handler = load_handler("pipeline:AccessLog", example_folder())
@@ -148,9 +150,12 @@ class _Demo:
         if self.failure is not None:
             self.console.print(f"[red]{self.failure}[/red]")
             return 1
-        if code != 0:
-            self.console.print(f"[red]the pipeline ended with exit code {code}[/red]")
-            return code
+        if code not in (ExitCode.OK, ExitCode.STOPPED):
+            self.console.print(f"[red]the pipeline ended with exit code {code:d}: {self.pipeline.error}[/red]")
+            return int(code)
+        if not self.finished:
+            self.console.print("stopped before everything was committed")
+            return ExitCode.STOPPED
         if self.verdict is None:
             self.verdict = self._conclude(seconds)
         return self.verdict
@@ -159,8 +164,8 @@ class _Demo:
         """Show progress until every offset is committed; then drain, or with `keep` show the summary."""
         started = time.monotonic()
         try:
-            finished = self._follow()
-            if finished and self.keep:
+            self.finished = self._follow()
+            if self.finished and self.keep:
                 self._wait_for_windows()
                 self.verdict = self._conclude(time.monotonic() - started)
                 self.console.print("Everything is left running; end it with Ctrl-C.")
@@ -257,7 +262,9 @@ def feed(bootstrap: str, topic: str, lines: Sequence[bytes]) -> None:
         if error is not None:
             failed.append(error)
 
-    producer = ck.Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5})
+    # Errors only: a new broker is not ready at once, and the producer tries again by itself.
+    settings = {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5, "log_level": 3}
+    producer = ck.Producer(settings)
     for number, line in enumerate(lines):
         producer.produce(topic, line, partition=number % PARTITIONS, on_delivery=confirmed)
     if producer.flush(60.0) or failed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -19,7 +19,7 @@ from rich.table import Table
 
 from tidemill.cli import demo_check
 from tidemill.runtime.deadletter import Letter
-from tidemill.runtime.progress import EngineProgress
+from tidemill.spark.progress import PipelineProgress
 
 Show = Callable[[int, str], None]
 #: Without a terminal: a line this often, and whenever it is finished.
@@ -34,7 +34,7 @@ def live_line(console: Console, total: int) -> Iterator[Show]:
         return
     columns = (
         SpinnerColumn(),
-        BarColumn(),
+        BarColumn(bar_width=16),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TextColumn("{task.description}"),
@@ -53,26 +53,22 @@ def _plain(console: Console, total: int) -> Show:
         now = time.monotonic() - started
         if now >= next_at or done >= total:
             next_at = now + _PLAIN_SECONDS
-            console.print(f"{now:5.1f} s  {done:,} of {total:,} lines committed, {text}", highlight=False)
+            line = f"{now:5.1f} s  {done:,} of {total:,} lines committed, {text}"
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     return show
 
 
-def progress_text(engines: Iterable[EngineProgress]) -> str:
+def progress_text(progress: PipelineProgress) -> str:
     """Say in a few words what the engines do."""
-    known = list(engines)
-    if not known:
+    running = [engine for engine in progress.engines if engine.progress is not None]
+    if not running:
         return "Spark is starting"
-    done, running, queued = (
-        sum(getattr(engine, name) for engine in known)
-        for name in ("tasks_done", "tasks_running", "tasks_queued")
-    )
-    failed = sum(engine.tasks_failed for engine in known)
-    text = f"{len(known)} engines: {done} tasks done, {running} running, {queued} queued"
-    if failed:
-        text += f", {failed} failed"
-    stalled = {f"{name}: {reason}" for engine in known for name, reason in engine.stalled.items()}
-    return "; ".join([text, *sorted(stalled)])
+    text = f"{progress.tasks_done} tasks done, {progress.tasks_running} running, {progress.tasks_queued} queued"
+    if progress.tasks_failed:
+        text += f", {progress.tasks_failed} failed"
+    stalled = [f"{name}: {reason}" for name, reason in sorted(progress.stalled.items())]
+    return "; ".join([f"{len(running)} engines: {text}", *stalled])
 
 
 def show_summary(
@@ -89,9 +85,7 @@ def show_summary(
     console.print(f"Offsets committed: {sum(outputs.committed.values()):,} (partition {by_partition})")
 
 
-def _status_table(
-    expected: Mapping[demo_check.Position, demo_check.Line | None], outputs: demo_check.Outputs
-) -> Table:
+def _status_table(expected: Mapping[demo_check.Position, demo_check.Line | None], outputs: demo_check.Outputs) -> Table:
     want = demo_check.totals_of_input(expected)
     found = demo_check.totals_of_reports(outputs.reports, outputs.outcomes)
     table = Table("status", title="Counted by awk, per status code", title_justify="left")
@@ -118,4 +112,5 @@ def _slowest_table(reports: Sequence[demo_check.Report]) -> Table:
 
 def _show_letter(console: Console, letter: Letter) -> None:
     places = ", ".join(f"{source.topic}/{source.partition}/{source.offset}" for source in letter.sources)
-    console.print(f"Dead letter ({letter.kind}) for {places}: {letter.error}", markup=False, highlight=False)
+    text = f"Dead letter ({letter.kind}) for {places}: {letter.error}"
+    console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import typer
 
-from tidemill.core.errors import TidemillError
+from tidemill.core.errors import ConfigError, TidemillError
 from tidemill.runtime.exitcode import ExitCode, exit_code_of
 
 
@@ -22,7 +22,7 @@ def reporting() -> Iterator[None]:
     try:
         yield
     except TidemillError as error:
-        typer.echo(f"error: {error}", err=True)
+        say_error(error)
         raise typer.Exit(exit_code_of(error)) from None
     except KeyboardInterrupt:
         raise typer.Exit(ExitCode.STOPPED) from None
@@ -34,3 +34,12 @@ def reporting() -> Iterator[None]:
         typer.echo(redact_text(traceback.format_exc()), err=True, nl=False)
         typer.echo("error: this is a fault of tidemill (or of a library); please report it", err=True)
         raise typer.Exit(ExitCode.INTERNAL) from None
+
+
+def say_error(error: TidemillError) -> None:
+    """Write the line that tells of an error; what libraries and handlers said in it is masked."""
+    from tidemill.config.redaction import redact_text
+
+    # Errors of the configuration quote no secrets, and name keys that would be taken for one.
+    text = str(error) if isinstance(error, ConfigError) else redact_text(str(error))
+    typer.echo(f"error: {text}", err=True)

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from tidemill.cli.reporting import reporting
+from tidemill.cli.reporting import reporting, say_error
+from tidemill.core.errors import TidemillError
 
 
 def run(
@@ -39,4 +40,7 @@ def run(
         pipeline = Pipeline(instance, settings=settings)
         with live_status(pipeline.progress, plain=plain):
             code = pipeline.run()
+        if isinstance(pipeline.error, TidemillError):
+            # It was logged too, but a log may go elsewhere.
+            say_error(pipeline.error)
         raise typer.Exit(code)

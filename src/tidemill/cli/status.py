@@ -9,17 +9,15 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tidemill.runtime.progress import EngineProgress
+    from tidemill.spark.progress import PipelineProgress
 
 _REFRESH_SECONDS = 0.25
 #: The rate is that of the last seconds: shorter jumps, longer hides a stop.
 _RATE_SECONDS = 3.0
-
-Engines = Sequence["EngineProgress"]
 
 
 class Rate:
@@ -31,9 +29,6 @@ class Rate:
 
     def add(self, now: float, count: int) -> float:
         """Take a new count and return the rate."""
-        # A restarted engine counts from zero again.
-        if self._samples and count < self._samples[-1][1]:
-            self._samples.clear()
         self._samples.append((now, count))
         while len(self._samples) > 2 and now - self._samples[1][0] >= _RATE_SECONDS:
             self._samples.pop(0)
@@ -41,46 +36,45 @@ class Rate:
         return (after - before) / (last - first) if last > first else 0.0
 
 
-def status_text(engines: Engines, rate: float) -> str:
-    """Say in one line what the engines do.
+def status_text(progress: PipelineProgress, rate: float) -> str:
+    """Say in one line what a pipeline does.
 
     Args:
-        engines: The last progress of each.
+        progress: Of the pipeline.
         rate: Messages per second.
     """
-    if not engines:
+    if not any(engine.progress for engine in progress.engines):
         return "starting Spark and the engines"
-    done = sum(engine.messages_done for engine in engines)
-    tasks = [f"{sum(engine.tasks_running for engine in engines):,} running"]
-    for name, count in (
-        ("queued", sum(engine.tasks_queued for engine in engines)),
-        ("in back-off", sum(engine.tasks_retrying for engine in engines)),
-        ("failed", sum(engine.tasks_failed for engine in engines)),
-    ):
-        if count:
-            tasks.append(f"{count:,} {name}")
+    running = sum(engine.state == "running" for engine in progress.engines)
     parts = [
-        f"{len(engines)} engine{'s' if len(engines) != 1 else ''}, "
-        f"{sum(len(engine.partitions) for engine in engines)} partitions",
-        f"{done:,} messages done, {rate:,.0f}/s",
-        "tasks: " + ", ".join(tasks),
-        f"lag {sum(sum(engine.lag.values()) for engine in engines):,}",
+        f"{running} of {len(progress.engines)} engines, {len(progress.partitions)} partitions",
+        f"{progress.messages_done:,} messages done, {rate:,.0f}/s",
+        "tasks: " + _tasks(progress),
+        f"lag {sum(progress.lag.values()):,}",
     ]
-    letters = sum(engine.dead_lettered for engine in engines)
-    if letters:
-        parts.append(f"{letters:,} dead letters")
-    stalled = sorted({f"{name}: {why}" for engine in engines for name, why in engine.stalled.items()})
-    if stalled:
-        parts.append("waiting for " + "; ".join(stalled))
+    if progress.dead_lettered:
+        parts.append(f"{progress.dead_lettered:,} dead letters")
+    if progress.stalled:
+        reasons = (f"{name}: {why}" for name, why in sorted(progress.stalled.items()))
+        parts.append("waiting for " + "; ".join(reasons))
     return " | ".join(parts)
 
 
+def _tasks(progress: PipelineProgress) -> str:
+    counts = (
+        ("queued", progress.tasks_queued),
+        ("in back-off", progress.tasks_retrying),
+        ("failed", progress.tasks_failed),
+    )
+    return ", ".join([f"{progress.tasks_running:,} running", *(f"{count:,} {name}" for name, count in counts if count)])
+
+
 @contextlib.contextmanager
-def live_status(progress: Callable[[], Engines], *, plain: bool = False) -> Iterator[None]:
+def live_status(progress: Callable[[], PipelineProgress], *, plain: bool = False) -> Iterator[None]:
     """Show a status line while the block runs, if standard error is a terminal.
 
     Args:
-        progress: Returns the last progress of each engine; called from a thread.
+        progress: Returns the pipeline's progress; called from a thread.
         plain: Show nothing at all.
     """
     if plain or not sys.stderr.isatty():
@@ -90,7 +84,7 @@ def live_status(progress: Callable[[], Engines], *, plain: bool = False) -> Iter
     from rich.live import Live
     from rich.spinner import Spinner
 
-    spinner = Spinner("dots", status_text((), 0.0))
+    spinner = Spinner("dots", "starting")
     ended = threading.Event()
     rate = Rate()
 
@@ -98,9 +92,8 @@ def live_status(progress: Callable[[], Engines], *, plain: bool = False) -> Iter
         while not ended.wait(_REFRESH_SECONDS):
             # A display that fails must not be the reason why a pipeline does.
             with contextlib.suppress(Exception):
-                engines = progress()
-                done = sum(engine.messages_done for engine in engines)
-                spinner.update(text=status_text(engines, rate.add(time.monotonic(), done)))
+                now = progress()
+                spinner.update(text=status_text(now, rate.add(time.monotonic(), now.messages_done)))
 
     thread = threading.Thread(target=refresh, name="tidemill-status", daemon=True)
     # Log lines go through sys.stderr, which the display replaces: they appear above the status line.

@@ -21,9 +21,7 @@ def check_topic(name: str) -> str:
         ValueError: It does not.
     """
     if name in {".", ".."} or len(name) > _MAX_TOPIC or not _NAME.fullmatch(name):
-        raise ValueError(
-            f"is no topic name: 1 to {_MAX_TOPIC} letters, digits, '.', '_' and '-' are allowed, got {redact_text(name)!r}"
-        )
+        raise ValueError(f"is no topic name: {_rule(_MAX_TOPIC)}, got {redact_text(name)!r}")
     return name
 
 
@@ -39,9 +37,7 @@ def check_group(name: str) -> str:
         ValueError: They cannot.
     """
     if len(name) > _MAX_GROUP or not _NAME.fullmatch(name):
-        raise ValueError(
-            f"is no usable group name: 1 to {_MAX_GROUP} letters, digits, '.', '_' and '-' are allowed, got {redact_text(name)!r}"
-        )
+        raise ValueError(f"is no usable group name: {_rule(_MAX_GROUP)}, got {redact_text(name)!r}")
     return name
 
 
@@ -59,3 +55,7 @@ def refuse_owned(config: dict[str, Any], owned: Mapping[str, str]) -> dict[str, 
     if problems:
         raise ValueError("; ".join(problems))
     return config
+
+
+def _rule(length: int) -> str:
+    return f"1 to {length} letters, digits, '.', '_' and '-' are allowed"

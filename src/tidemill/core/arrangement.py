@@ -159,8 +159,7 @@ class Arrangement:
     def hold(self, indexes: Iterable[int]) -> None:
         """Keep messages from being resolved until as many `release`: a delivery is open for them."""
         for index in indexes:
-            if self._stages[index] != _RESOLVED:
-                self._holds[index] += 1
+            self._holds[index] += 1
 
     def release(self, indexes: Iterable[int]) -> list[Effect]:
         """Take one hold off each of these messages."""

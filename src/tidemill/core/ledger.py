@@ -187,7 +187,8 @@ class Ledger(Generic[LaneT, ItemT]):
             entry.failed |= new
         else:
             entry.rejected |= new
-        if not entry.pending and line.entries[0] is entry and line.in_flight is None:
+        # With a batch in flight the head was resolved before, so this is not it.
+        if not entry.pending and line.entries[0] is entry:
             self._ready[line.lane] = line
 
     def ready(self) -> list[Batch[LaneT, ItemT]]:

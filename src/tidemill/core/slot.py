@@ -248,7 +248,6 @@ class Slot:
         if self._draining:
             return []
         self._draining = True
-        self._start_at = None
         ending = Ending.ABSENT if self._had_engine else Ending.DRAINED
         if self._job is None:
             return self._finish(ending, None)

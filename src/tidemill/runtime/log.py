@@ -75,6 +75,10 @@ def configure(settings: LoggingSettings, *, stream: TextIO | None = None, **cont
         logging.getLogger(name).setLevel(max(level, logging.WARNING))
 
 
+#: Fields that say what an event is about: two sinks that are down are two messages.
+_SUBJECTS = ("sink", "topic", "client", "path")
+
+
 class Limited:
     """A logger for messages that may come without end: one in so many seconds, the others counted.
 
@@ -105,7 +109,8 @@ class Limited:
         self._log("error", event, details)
 
     def _log(self, method: str, event: str, details: dict[str, object]) -> None:
-        left_out = _LIMITS.passes(event, self._seconds)
+        about = (event, *[details[name] for name in _SUBJECTS if name in details])
+        left_out = _LIMITS.passes(repr(about), self._seconds)
         if left_out is None:
             return
         if left_out:
@@ -114,7 +119,9 @@ class Limited:
 
 
 def limited(logger: Any, seconds: float) -> Limited:
-    """Return a view of a logger that passes each event (by its text) once per `seconds` in this process.
+    """Return a view of a logger that passes each event once per `seconds` in this process.
+
+    Events are told apart by their text and by what they are about (the fields sink, topic, client and path).
 
     Args:
         logger: A structlog logger.

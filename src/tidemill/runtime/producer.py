@@ -188,13 +188,15 @@ class LoopProducer:
 
     def _poll(self) -> None:
         while not self._closing:
-            self._producer.poll(POLL_SECONDS)
+            try:
+                self._producer.poll(POLL_SECONDS)
+            except ck.KafkaException as error:
+                # A fatal error is raised here as well as told to the callback.
+                self._on_error(error.args[0])
             self._hand_over()
             if self._fatal is not None:
                 self._replace()
-        if self._flush_seconds > 0:
-            self._producer.flush(self._flush_seconds)
-        self._purge(self._producer)
+        self._purge(self._producer, self._flush_seconds)
         self._tell(self._closed.set)
 
     def _report(self, round_: _Round, index: int, error: ck.KafkaError | None, message: ck.Message) -> None:
@@ -231,7 +233,12 @@ class LoopProducer:
         self._fatal = None
         self._purge(old)
 
-    def _purge(self, producer: ck.Producer) -> None:
-        producer.purge()
-        producer.flush(PURGE_SECONDS)
+    def _purge(self, producer: ck.Producer, flush_seconds: float = 0.0) -> None:
+        """Give back every record that is not confirmed within `flush_seconds`."""
+        for seconds in (flush_seconds, PURGE_SECONDS):
+            try:
+                producer.flush(seconds)
+            except ck.KafkaException as error:
+                log.warning("Kafka producer", client=self._what, error=scrubbed(str(error), self._config))
+            producer.purge()
         self._hand_over()

@@ -1,7 +1,7 @@
 """Kafka as a sink: one record per payload on one fixed topic, confirmed by all in-sync replicas.
 
-Invariants: a payload is confirmed only by the broker's own confirmation; a record that is too large never takes
-others down with it, although brokers refuse the whole batch it travelled in.
+Invariants: a payload is confirmed only by the broker's own confirmation; a record that is too large or not valid never
+takes others down with it, although brokers refuse the whole batch it travelled in.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import confluent_kafka as ck
 
 from tidemill.config.settings import KafkaSettings, KafkaSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.runtime.kafka_client import TopicAdmin, client_config, scrubbed
+from tidemill.runtime.kafka_client import FRESH_TOPIC_SECONDS, TopicAdmin, client_config, scrubbed
 from tidemill.runtime.producer import (
     LoopProducer,
     Outcomes,
@@ -36,16 +36,25 @@ class KafkaSink(Sink):
         name: The instance's name.
         settings: Its section.
         kafka: The `kafka` section, whose brokers and security settings may be inherited.
+        topic_wait_seconds: How long to wait for a topic that was just created.
     """
 
     type: ClassVar[str] = "kafka"
     max_batch_count = 2_000
 
-    def __init__(self, name: str, settings: KafkaSinkSettings, kafka: KafkaSettings) -> None:
+    def __init__(
+        self,
+        name: str,
+        settings: KafkaSinkSettings,
+        kafka: KafkaSettings,
+        *,
+        topic_wait_seconds: float = FRESH_TOPIC_SECONDS,
+    ) -> None:
         """Prepare; nothing is connected before `connect`."""
         super().__init__(name)
         self._what = f"sinks.kafka.{name}"
         self._topic = settings.topic
+        self._topic_wait_seconds = topic_wait_seconds
         self._config = producer_config(kafka, settings.brokers, settings.client_config)
         self._admin_config = client_config(kafka, settings.brokers, settings.client_config)
         self._producer: LoopProducer | None = None
@@ -63,7 +72,7 @@ class KafkaSink(Sink):
 
     def _check(self) -> None:
         admin = TopicAdmin(self._admin_config, self._what)
-        if not admin.exists(self._topic):
+        if not admin.exists(self._topic, self._topic_wait_seconds):
             brokers = self._config["bootstrap.servers"]
             raise ConfigError(
                 f"{self._what}: topic {self._topic!r} does not exist at {brokers}; create it, for example with "
@@ -94,7 +103,8 @@ class KafkaSink(Sink):
             RemoteError: Nothing of the batch came through, and that was not the payloads' fault.
         """
         outcomes = await self._produced([item.body for item in batch])
-        if outcomes.count(None) == len(outcomes):
+        # Not `count(None)`: a KafkaError raises when it is compared with None.
+        if all(error is None for error in outcomes):
             return outcomes  # type: ignore[return-value]  # a list of None
         await self._resent_alone(batch, outcomes)
         first = outcomes[0]
@@ -108,8 +118,8 @@ class KafkaSink(Sink):
         return await self._producer.send(self._topic, records)
 
     async def _resent_alone(self, batch: Sequence[Encoded], outcomes: Outcomes) -> None:
-        """Send each record again that was refused with its batch for size: only alone it is its own fault."""
-        suspects = [index for index, error in enumerate(outcomes) if error is not None and too_large(error)]
+        """Send each record again that was refused with its whole batch: only alone it is its own fault."""
+        suspects = [index for index, error in enumerate(outcomes) if error is not None and not worth_retrying(error)]
         if len(suspects) > 1:
             for index in suspects:
                 outcomes[index] = (await self._produced([batch[index].body]))[0]

@@ -21,10 +21,11 @@ import confluent_kafka as ck
 import structlog
 
 from tidemill.config.settings import Settings
-from tidemill.runtime.kafka_client import client_config
+from tidemill.runtime.kafka_client import LibraryLog
 from tidemill.runtime.log import limited
 from tidemill.runtime.messages import Header, SourceMessage
 from tidemill.sources.base import CommitStatus, Fatal, SourceEvents, TopicPartition
+from tidemill.sources.membership import consumer_config, leave_group
 
 log = structlog.get_logger(__name__)
 
@@ -44,32 +45,6 @@ _AGAIN = frozenset(
         ck.KafkaError.UNKNOWN_MEMBER_ID,
     }
 )
-
-
-def consumer_config(settings: Settings, instance_id: str) -> dict[str, Any]:
-    """Return the consumer's configuration: what is ours is fixed, the rest is the user's."""
-    kafka = settings.kafka
-    return client_config(
-        kafka,
-        kafka.brokers,
-        {
-            "fetch.wait.max.ms": 50,
-            "fetch.queue.backoff.ms": 20,
-            "queued.min.messages": 10_000,
-            "queued.max.messages.kbytes": 16_384,
-            **kafka.client_config,
-            "group.id": kafka.consumer_group,
-            "group.instance.id": instance_id,
-            "client.id": instance_id,
-            "enable.auto.commit": False,
-            "enable.auto.offset.store": False,
-            "auto.offset.reset": "earliest",
-            "partition.assignment.strategy": "cooperative-sticky",
-            "session.timeout.ms": kafka.session_timeout_ms,
-            "heartbeat.interval.ms": kafka.heartbeat_interval_ms,
-            "max.poll.interval.ms": kafka.max_poll_interval_ms,
-        },
-    )
 
 
 class _Buffer:
@@ -115,6 +90,7 @@ class KafkaSource:
         self._stalled: str | None = None
         self._gap = 0
         self._dead = False
+        self._joined = False
         self._thread = threading.Thread(target=self._run, name="tidemill-consumer", daemon=True)
         self._ended = threading.Event()
 
@@ -187,7 +163,7 @@ class KafkaSource:
 
     def _work(self) -> None:
         self._consumer = ck.Consumer(
-            {**self._config, "error_cb": self._on_error, "on_commit": self._on_commit}, logger=_LibraryLog()
+            {**self._config, "error_cb": self._on_error, "on_commit": self._on_commit}, logger=LibraryLog()
         )
         self._consumer.subscribe(
             [self._topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
@@ -207,13 +183,7 @@ class KafkaSource:
     def _finish(self, *, leave: bool) -> None:
         self._fetching = False
         if leave:
-            # Leaving must be carried out by polls: close() alone keeps a static member's partitions reserved.
-            self._consumer.unsubscribe()
-            deadline = time.monotonic() + 5.0
-            while time.monotonic() < deadline:
-                self._consumer.poll(0.05)
-                if not self._consumer.assignment():
-                    break
+            leave_group(self._consumer, lambda: self._joined)
         self._consumer.close()
 
     def _fetch(self) -> None:
@@ -388,6 +358,7 @@ class KafkaSource:
             tp = (position.topic, position.partition)
             self._buffers[tp] = _Buffer(committed.get(tp, -1))
         consumer.incremental_assign(partitions)
+        self._joined = True
         self._tell(self._events.on_assigned, [(p.topic, p.partition) for p in partitions])
 
     def _on_revoke(self, consumer: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
@@ -434,32 +405,3 @@ def _positions(offsets: Mapping[TopicPartition, int]) -> list[ck.TopicPartition]
 
 def _headers(headers: Any) -> tuple[Header, ...]:
     return tuple(headers) if headers else ()
-
-
-class _LibraryLog:
-    """Takes librdkafka's own log lines; they repeat without end while a broker is down."""
-
-    def log(self, level: int, message: str, *args: object) -> None:
-        """Pass one line on, at most one in ten seconds."""
-        limited(log, 10.0).info("librdkafka", line=message % args if args else message)
-
-
-def reap_member(settings: Settings, instance_id: str, timeout_seconds: float = 10.0) -> None:
-    """Leave the group for a member that died without leaving, so that others get its partitions at once.
-
-    Subscribes under its id, which replaces it, and leaves; reads and commits nothing.
-
-    Raises:
-        KafkaException: The brokers refuse; the partitions stay reserved for the session timeout.
-    """
-    consumer = ck.Consumer(consumer_config(settings, instance_id), logger=_LibraryLog())
-    try:
-        consumer.subscribe([settings.kafka.source_topic])
-        deadline = time.monotonic() + timeout_seconds
-        while time.monotonic() < deadline and not consumer.assignment():
-            consumer.poll(0.1)
-        consumer.unsubscribe()
-        while time.monotonic() < deadline and consumer.assignment():
-            consumer.poll(0.1)
-    finally:
-        consumer.close()

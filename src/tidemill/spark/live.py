@@ -178,9 +178,8 @@ class LiveSlots:
         return summed(past, last, statuses)
 
     def not_left(self) -> list[int]:
-        """Return the slots whose last engine ended without leaving the consumer group."""
-        left = (Ending.DRAINED, Ending.FENCED)
-        return [seat.number for seat in self._seats if seat.subscribed and seat.ended not in left]
+        """Return the slots whose last engine may be a member of the consumer group still."""
+        return [seat.number for seat in self._seats if seat.subscribed and seat.ended is not Ending.FENCED]
 
     def _soon(self, function: Callable[[], object]) -> None:
         try:

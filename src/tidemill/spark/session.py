@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,7 +39,6 @@ JVM_END_SECONDS = 10.0
 #: What the user may change in `spark.conf`.
 DEFAULTS = {
     "spark.driver.memory": "1g",
-    "spark.log.level": "OFF",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.python.unix.domain.socket.enabled": "true",
@@ -156,8 +155,8 @@ class Spark:
         if not is_local(self._settings):
             self._context.addPyFile(str(_package_zip(Path(self._folder.name))))
 
-    def watch(self, on_dead: threading.Event) -> None:
-        """Set an event when the JVM ends without having been stopped."""
+    def watch(self, on_dead: Callable[[], None]) -> None:
+        """Call a function, in another thread, when the JVM ends without having been stopped."""
         jvm = self._jvm
         if jvm is None:
             return
@@ -165,7 +164,7 @@ class Spark:
         def wait() -> None:
             jvm.wait()
             if not self._stopping.is_set():
-                on_dead.set()
+                on_dead()
 
         threading.Thread(target=wait, name="tidemill-jvm", daemon=True).start()
 

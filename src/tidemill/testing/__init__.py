@@ -1,1 +1,45 @@
-"""Public support for testing handlers and pipelines; the pytest plugin is found by pytest itself."""
+"""Public support for testing handlers and pipelines; the pytest plugin is found by pytest itself.
+
+`run_handler` runs a handler over messages without Kafka and Spark; `ScriptedSource`, `ScriptedSink` and
+`ScriptedDeadLetters` are the parts it stands on; `run_on_virtual_clock` makes timers cost nothing; `EmbeddedBroker` is
+a real Kafka broker, also there as the fixtures `embedded_kafka` and `own_kafka`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tidemill.runtime.broker import EmbeddedBroker
+    from tidemill.testing.clock import VirtualClockLoop, run_on_virtual_clock
+    from tidemill.testing.run import HandlerRun, MessageOutcome, run_handler, run_handler_async
+    from tidemill.testing.scripted import ScriptedDeadLetters, ScriptedSink, ScriptedSource
+
+_MODULES = {
+    "tidemill.runtime.broker": ("EmbeddedBroker",),
+    "tidemill.testing.clock": ("VirtualClockLoop", "run_on_virtual_clock"),
+    "tidemill.testing.run": ("HandlerRun", "MessageOutcome", "run_handler", "run_handler_async"),
+    "tidemill.testing.scripted": ("ScriptedDeadLetters", "ScriptedSink", "ScriptedSource"),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = [
+    "EmbeddedBroker",
+    "HandlerRun",
+    "MessageOutcome",
+    "ScriptedDeadLetters",
+    "ScriptedSink",
+    "ScriptedSource",
+    "VirtualClockLoop",
+    "run_handler",
+    "run_handler_async",
+    "run_on_virtual_clock",
+]
+
+
+def __getattr__(name: str) -> object:
+    # pytest loads this package with its plugins, in every run: nothing heavy before it is asked for.
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,14 +7,17 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Run
 from tidemill.cli.broker import parsed_topic
 from tidemill.core.errors import ConfigError
 from tidemill.runtime.exitcode import ExitCode
+
+MAIN = "from tidemill.cli.main import main; main()"
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def test_topics_are_written_with_their_partitions() -> None:
@@ -40,9 +43,9 @@ def test_a_wrong_topic_is_refused_before_anything_starts(tidemill: Run) -> None:
 def test_it_runs_with_its_topics_until_it_is_stopped(tmp_path: Path, number: signal.Signals) -> None:
     from confluent_kafka.admin import AdminClient
 
+    options = ["--port", "0", "--topic", "lines:3", "--data-dir", str(tmp_path / "data")]
     process = subprocess.Popen(
-        [sys.executable, "-c", "from tidemill.cli.main import main; main()", "broker", "--port", "0"]
-        + ["--topic", "lines:3", "--data-dir", str(tmp_path / "data")],
+        [sys.executable, "-c", MAIN, "broker", *options],
         stderr=subprocess.PIPE,
         text=True,
         env=dict(os.environ),

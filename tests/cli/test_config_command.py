@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import yaml
 
-from tests.cli.conftest import Run
 from tidemill.runtime.exitcode import ExitCode
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 SECRETS = """
 kafka:

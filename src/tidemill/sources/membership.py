@@ -1,0 +1,97 @@
+"""How an engine is a member of its consumer group: the consumer's configuration, and leaving for good.
+
+A static member that only closes keeps its partitions reserved for its id during the session timeout, which is what a
+restart wants. To leave for good it has to unsubscribe and go on polling, and only a member whose join is complete
+can; so whoever ends a pipeline asks the brokers afterwards who is still there, and leaves for them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from typing import Any
+
+import confluent_kafka as ck
+from confluent_kafka.admin import AdminClient
+
+from tidemill.config.settings import Settings
+from tidemill.runtime.kafka_client import LibraryLog, client_config
+
+#: How long leaving waits for the group to complete a join, and for the partitions to be given up.
+JOIN_SECONDS = 3.0
+LEAVE_SECONDS = 5.0
+
+
+def consumer_config(settings: Settings, instance_id: str) -> dict[str, Any]:
+    """Return the consumer's configuration: what is ours is fixed, the rest is the user's."""
+    kafka = settings.kafka
+    return client_config(
+        kafka,
+        kafka.brokers,
+        {
+            "fetch.wait.max.ms": 50,
+            "fetch.queue.backoff.ms": 20,
+            "queued.min.messages": 10_000,
+            "queued.max.messages.kbytes": 16_384,
+            **kafka.client_config,
+            "group.id": kafka.consumer_group,
+            "group.instance.id": instance_id,
+            "client.id": instance_id,
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "auto.offset.reset": "earliest",
+            "partition.assignment.strategy": "cooperative-sticky",
+            "session.timeout.ms": kafka.session_timeout_ms,
+            "heartbeat.interval.ms": kafka.heartbeat_interval_ms,
+            "max.poll.interval.ms": kafka.max_poll_interval_ms,
+        },
+    )
+
+
+def leave_group(consumer: ck.Consumer, joined: Callable[[], bool], join_seconds: float = JOIN_SECONDS) -> None:
+    """Leave the group, so that others have the partitions in about a second.
+
+    Args:
+        consumer: A subscribed consumer; the caller closes it afterwards.
+        joined: Whether its join is complete.
+        join_seconds: How long to wait for that.
+    """
+    deadline = time.monotonic() + join_seconds
+    while not joined() and time.monotonic() < deadline:
+        consumer.poll(0.05)
+    consumer.unsubscribe()
+    deadline = time.monotonic() + LEAVE_SECONDS
+    while time.monotonic() < deadline:
+        consumer.poll(0.05)
+        if not consumer.assignment():
+            return
+
+
+def present_members(settings: Settings, instance_ids: Collection[str], timeout_seconds: float = 5.0) -> set[str]:
+    """Return which of these static members the group still has.
+
+    Raises:
+        KafkaException: The brokers do not say.
+    """
+    kafka = settings.kafka
+    admin = AdminClient(client_config(kafka, kafka.brokers, {}), logger=LibraryLog())
+    groups = admin.describe_consumer_groups([kafka.consumer_group], request_timeout=timeout_seconds)
+    members = groups[kafka.consumer_group].result(timeout_seconds + 1.0).members
+    return {member.group_instance_id for member in members} & set(instance_ids)
+
+
+def reap_member(settings: Settings, instance_id: str, join_seconds: float = 10.0) -> None:
+    """Leave the group for a member that ended without leaving, so that others get its partitions at once.
+
+    Subscribes under its id, which replaces it, and leaves; reads and commits nothing.
+
+    Raises:
+        KafkaException: The brokers refuse; the partitions stay reserved for the session timeout.
+    """
+    assigned: list[object] = []
+    consumer = ck.Consumer(consumer_config(settings, instance_id), logger=LibraryLog())
+    try:
+        consumer.subscribe([settings.kafka.source_topic], on_assign=lambda _, partitions: assigned.append(partitions))
+        leave_group(consumer, lambda: bool(assigned), join_seconds)
+    finally:
+        consumer.close()

@@ -1,0 +1,298 @@
+"""The pipeline as a user runs it: from a handler and a configuration to engines on Spark, and to a clean end.
+
+The order is fixed. Start: configuration, logging, `on_startup`, validation, the handler packed, the worker's
+name locked, the topic looked up, Spark, the link, the engines. Stop: the engines drain, what they could not leave
+is left for them, the link, Spark. Nothing is started before everything that can be checked without it was.
+
+Signal handlers and other threads only put a word into a queue; the thread that runs the pipeline waits on that
+queue and acts, and it is never inside a call to Spark while engines run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import queue
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import structlog
+
+from tidemill.config.loading import load_settings
+from tidemill.config.settings import Settings
+from tidemill.core import errors
+from tidemill.core.errors import FencedError, RemoteError, TidemillError
+from tidemill.core.roster import RunFinished
+from tidemill.core.slot import SlotLimits
+from tidemill.core.slot_events import Ending
+from tidemill.pipeline.handler import Handler
+from tidemill.runtime.exitcode import ExitCode, exit_code_of
+from tidemill.runtime.frames import LinkAddress
+from tidemill.runtime.identity import Identity, cluster_name, worker_name
+from tidemill.runtime.link import RECONNECT_SECONDS
+from tidemill.runtime.lock import WorkerLock
+from tidemill.runtime.log import configure
+from tidemill.sources.membership import present_members, reap_member
+from tidemill.spark.live import LiveSlots
+from tidemill.spark.prepare import engine_count, handler_of, look_up_partitions, started_up, with_full_paths
+from tidemill.spark.progress import PipelineProgress
+from tidemill.spark.session import Spark, is_local
+from tidemill.spark.shipping import pack_handler
+from tidemill.spark.worker import ABANDONED_SECONDS, DEFAULT_FACTORY, EngineJob
+
+log = structlog.get_logger(__name__)
+
+
+class _Wake(enum.Enum):
+    """Why the thread that runs the pipeline has something to do."""
+
+    SIGNAL = enum.auto()
+    DRAIN = enum.auto()
+    STOP = enum.auto()
+    SPARK_LOST = enum.auto()
+    FINISHED = enum.auto()
+
+
+class Pipeline:
+    """A pipeline: a handler, its configuration, and one run.
+
+    Args:
+        handler: The handler, or its class.
+        config_path: The YAML file; None: the one that TIDEMILL_CONFIG names, or the defaults.
+        settings: A configuration made elsewhere; then no file is read.
+        factory: "module:callable" that builds engines, for tests of the supervision.
+        limits: The supervision's times, for tests of it.
+
+    Example:
+        >>> raise SystemExit(Pipeline(MyHandler, "pipeline.yaml").run())  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        handler: Handler[Any, Any] | type[Handler[Any, Any]],
+        config_path: str | Path | None = None,
+        *,
+        settings: Settings | None = None,
+        factory: str = DEFAULT_FACTORY,
+        limits: SlotLimits | None = None,
+    ) -> None:
+        """Prepare; everything happens in `run`."""
+        self._handler = handler
+        self._config_path = config_path
+        self._settings = settings
+        self._factory = factory
+        self._limits = limits
+        # Its put() may be called from a signal handler, unlike Event.set().
+        self._wakes: queue.SimpleQueue[_Wake] = queue.SimpleQueue()
+        self._live: LiveSlots | None = None
+        self._finished: RunFinished | None = None
+        self._error: BaseException | None = None
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why the run failed; None if it did not, or has not ended."""
+        return self._error
+
+    def run(self) -> ExitCode:
+        """Run until drained, stopped or at an end that nobody asked for; say which by an exit code.
+
+        In the main thread, SIGTERM and SIGINT are handled while engines are wanted: the first one drains, a second
+        one stops at once. What went wrong is logged, and is `error` afterwards.
+
+        Returns:
+            OK after a drain; else why not, see `ExitCode`.
+        """
+        try:
+            return self._run()
+        except TidemillError as error:
+            self._error = error
+            log.error("the pipeline failed", error=str(error), kind=type(error).__name__)  # noqa: TRY400
+        except KeyboardInterrupt as error:
+            self._error = error
+        except Exception as error:
+            self._error = error
+            log.exception("the pipeline failed; this is a fault of tidemill, please report it")
+        return exit_code_of(self._error)
+
+    def drain(self) -> None:
+        """Ask for a clean end; returns at once, from any thread."""
+        self._wakes.put(_Wake.DRAIN)
+
+    def stop_now(self) -> None:
+        """Ask for an immediate end: what runs is killed, and done again by the next run; from any thread."""
+        self._wakes.put(_Wake.STOP)
+
+    def progress(self) -> PipelineProgress:
+        """Return the sums over all engines, and how each of them stands; from any thread, at any time."""
+        return self._live.progress() if self._live is not None else PipelineProgress()
+
+    # -- start -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> ExitCode:
+        settings = self._settings or load_settings(self._config_path)
+        worker = worker_name(settings)
+        self._configure_logs(settings, worker)
+        handler = handler_of(self._handler)
+        settings = with_full_paths(started_up(handler, settings))
+        self._configure_logs(settings, worker)
+        if settings.sinks.is_empty():
+            raise errors.SinkNotConfiguredError(
+                "no sink is configured, so nothing could be delivered; add one to the section sinks, for example "
+                "sinks.filesystem.out.base_path: out"
+            )
+        packed = pack_handler(handler)
+        with WorkerLock(settings.kafka.consumer_group, worker, name_env=settings.worker_name_env):
+            partitions = look_up_partitions(settings)
+            with self._signals():
+                return self._run_on_spark(settings, worker, packed, partitions)
+
+    def _configure_logs(self, settings: Settings, worker: str) -> None:
+        self._log_context: dict[str, Any] = {
+            "worker_id": worker,
+            "consumer_group": settings.kafka.consumer_group,
+            "cluster": cluster_name(settings) or None,
+        }
+        configure(settings.logging, **self._log_context)
+
+    def _run_on_spark(self, settings: Settings, worker: str, packed: bytes, partitions: int) -> ExitCode:
+        count = engine_count(settings.spark, partitions)
+        spark = Spark(settings.spark, f"tidemill {settings.kafka.consumer_group}", count)
+        try:
+            log.info("starting Spark", master=settings.spark.master, engines=count, partitions=partitions)
+            spark.start()
+            return self._run_live(spark, settings, worker, packed, count)
+        finally:
+            spark.stop()
+
+    def _run_live(self, spark: Spark, settings: Settings, worker: str, packed: bytes, count: int) -> ExitCode:
+        def make_job(slot: int, job_token: int, address: LinkAddress) -> EngineJob:
+            return EngineJob(slot, job_token, worker, address, settings, packed, self._log_context, self._factory)
+
+        live = LiveSlots(spark, worker, count, make_job, self._on_finished, self._times(settings))
+        host = "127.0.0.1" if is_local(settings.spark) else spark.driver_host
+        spark.watch(lambda: self._wakes.put(_Wake.SPARK_LOST))
+        self._live = live
+        try:
+            live.start(bind_host=host)
+            code = self._supervise(live)
+        finally:
+            live.close()
+        if code is not ExitCode.STOPPED:
+            _leave_for(settings, worker, live.not_left())
+            self._raise_failure(settings, worker)
+        return code
+
+    def _times(self, settings: Settings) -> SlotLimits:
+        if self._limits is not None:
+            return self._limits
+        lost = RECONNECT_SECONDS + ABANDONED_SECONDS + settings.executor.drain_timeout_seconds
+        return SlotLimits(lost_seconds=lost)
+
+    # -- while engines run -----------------------------------------------------------------------------------
+
+    def _supervise(self, live: LiveSlots) -> ExitCode:
+        signals = 0
+        while True:
+            wake = self._wakes.get()
+            if wake is _Wake.SIGNAL:
+                signals += 1
+                wake = _Wake.DRAIN if signals == 1 else _Wake.STOP
+            match wake:
+                case _Wake.DRAIN:
+                    log.info("draining: nothing more is read; a second signal stops at once")
+                    live.drain()
+                case _Wake.STOP:
+                    log.warning("stopping at once; what is not committed is done again by the next run")
+                    live.exit_now()
+                    return ExitCode.STOPPED
+                case _Wake.SPARK_LOST:
+                    self._error = RemoteError(
+                        "Spark's JVM ended although nobody stopped it (out of memory, or killed?); the engines "
+                        "were drained: start the pipeline again"
+                    )
+                    log.error("Spark's JVM is gone; the engines drain")
+                    live.drain()
+                case _Wake.FINISHED:
+                    return ExitCode.OK
+
+    def _on_finished(self, finished: RunFinished) -> None:
+        self._finished = finished
+        self._wakes.put(_Wake.FINISHED)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Take SIGTERM and SIGINT over, if this is the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def note(number: int, frame: FrameType | None) -> None:
+            self._wakes.put(_Wake.SIGNAL)
+
+        before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    # -- stop ------------------------------------------------------------------------------------------------
+
+    def _raise_failure(self, settings: Settings, worker: str) -> None:
+        """Raise why the run ended, unless it was drained."""
+        if self._error is not None:
+            raise self._error
+        finished = self._finished
+        if finished is None or finished.ending in (Ending.DRAINED, Ending.ABSENT):
+            return
+        if finished.ending is Ending.FENCED:
+            raise FencedError(
+                f"another process uses worker name {worker!r} in consumer group "
+                f"{settings.kafka.consumer_group!r}; give one of them another name: "
+                f"{settings.worker_name_env}=..."
+            )
+        raise _engine_error(finished)
+
+
+def _engine_error(finished: RunFinished) -> Exception:
+    """Return the error of an engine as one of this process: engines say what they raised by its name."""
+    name, _, text = (finished.error or "").partition(": ")
+    kind = getattr(errors, name, None)
+    if isinstance(kind, type) and issubclass(kind, TidemillError):
+        return kind(f"the engine of slot {finished.slot} failed: {text}")
+    said = finished.error or finished.ending.value
+    return TidemillError(f"the engine of slot {finished.slot} failed: {said}")
+
+
+def _leave_for(settings: Settings, worker: str, slots: list[int]) -> None:
+    """Leave the consumer group for engines that could not, so that others have their partitions at once.
+
+    An engine that died did not leave, and one that was drained while the group was joining may not have been able
+    to; the brokers know.
+    """
+    members = {Identity(worker, slot, "", settings.kafka.consumer_group).instance_id for slot in slots}
+    try:
+        left_behind = present_members(settings, members) if members else set()
+    except Exception as error:
+        log.warning("the brokers do not say who is left in the group", error=str(error))
+        return
+
+    def leave(instance_id: str) -> None:
+        try:
+            reap_member(settings, instance_id)
+        except Exception as error:
+            log.warning(
+                "an engine's partitions stay reserved for the session timeout",
+                member=instance_id,
+                error=str(error),
+                session_timeout_ms=settings.kafka.session_timeout_ms,
+            )
+
+    if left_behind:
+        with ThreadPoolExecutor(len(left_behind)) as pool:
+            list(pool.map(leave, left_behind))

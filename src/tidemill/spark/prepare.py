@@ -1,0 +1,135 @@
+"""What a pipeline has to know before Spark starts: its handler, its final settings, its partitions and engines."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import confluent_kafka as ck
+import structlog
+
+from tidemill.config.loading import validated
+from tidemill.config.settings import Settings, SparkSettings
+from tidemill.core.errors import ConfigError, HandlerError, RemoteError, TidemillError
+from tidemill.pipeline.handler import Handler
+from tidemill.runtime.kafka_client import TopicAdmin, client_config
+from tidemill.runtime.topics import TopicReader
+
+log = structlog.get_logger(__name__)
+
+ResultT = TypeVar("ResultT")
+_LOCAL = re.compile(r"local\[(\d+)(?:,\s*\d+)?\]")
+
+
+def handler_of(handler: Handler[Any, Any] | type[Handler[Any, Any]]) -> Handler[Any, Any]:
+    """Return the handler itself, made without arguments if its class was given.
+
+    Raises:
+        HandlerError: It cannot be made, or is no handler.
+    """
+    if isinstance(handler, type):
+        name = handler.__name__
+        try:
+            handler = handler()
+        except Exception as error:
+            raise HandlerError(
+                f"{name} cannot be made without arguments: {error}; pass an instance instead"
+            ) from error
+    if not isinstance(handler, Handler):
+        raise HandlerError(f"{type(handler).__name__} is no handler; it has to inherit from tidemill.Handler")
+    return handler
+
+
+def started_up(handler: Handler[Any, Any], settings: Settings) -> Settings:
+    """Run `on_startup` and return the configuration as it left it.
+
+    Raises:
+        HandlerError: It raised, or returned something else.
+        ConfigError: It made the configuration wrong.
+    """
+    name = f"{type(handler).__name__}.on_startup"
+    try:
+        changed = _completed(lambda: handler.on_startup(settings.model_copy(deep=True)))
+    except TidemillError:
+        raise
+    except Exception as error:
+        raise HandlerError(f"{name} raised {type(error).__name__}: {error}") from error
+    if changed is None:
+        return settings
+    if not isinstance(changed, Settings):
+        raise HandlerError(f"{name} returned a {type(changed).__name__}; return the settings, or None")
+    return validated(changed, name)
+
+
+def with_full_paths(settings: Settings) -> Settings:
+    """Return settings whose folders do not depend on where an engine's process stands."""
+    settings = settings.model_copy(deep=True)
+    for sink in settings.sinks.filesystem.values():
+        sink.base_path = str(Path.cwd() / sink.base_path)
+    if settings.history.path:
+        settings.history.path = str(Path.cwd() / settings.history.path)
+    return settings
+
+
+def look_up_partitions(settings: Settings) -> int:
+    """Return how many partitions the source topic has.
+
+    Raises:
+        ConfigError: The brokers do not let us see the topic.
+        RemoteError: They do not answer, or have no such topic.
+    """
+    kafka = settings.kafka
+    config = client_config(kafka, "", {})
+    if not TopicAdmin(config, "kafka").exists(kafka.source_topic):
+        raise RemoteError(
+            f"there is no topic {kafka.source_topic!r} at {kafka.brokers}; create it, or change "
+            "kafka.source_topic or kafka.brokers",
+            retryable=False,
+        )
+    try:
+        with TopicReader(kafka.brokers, client_config=config) as reader:
+            return len(reader.partitions(kafka.source_topic))
+    except (ck.KafkaException, TimeoutError) as error:
+        raise RemoteError(
+            f"the partitions of topic {kafka.source_topic!r} cannot be looked up at {kafka.brokers}: {error}; "
+            "is the broker running and reachable from here?"
+        ) from error
+
+
+def engine_count(settings: SparkSettings, partitions: int) -> int:
+    """Return how many engines to run: as configured, else the smaller of partitions and cores.
+
+    Raises:
+        ConfigError: More engines are configured than the local master has cores: some would never start.
+    """
+    fixed = _LOCAL.fullmatch(settings.master)
+    cores = int(fixed.group(1)) if fixed else len(os.sched_getaffinity(0))
+    if settings.engines is None:
+        return max(1, min(partitions, cores))
+    if fixed and settings.engines > cores:
+        raise ConfigError(
+            f"spark.engines is {settings.engines}, but spark.master {settings.master!r} has only {cores} cores, "
+            "and each engine needs one; raise the one or lower the other, or use master local"
+        )
+    if settings.engines > partitions:
+        log.warning(
+            "there are more engines than partitions; some will have nothing to do",
+            engines=settings.engines,
+            partitions=partitions,
+        )
+    return settings.engines
+
+
+def _completed(start: Callable[[], Coroutine[Any, Any, ResultT]]) -> ResultT:
+    """Run a coroutine to its end, also where this thread has a loop that runs already (a notebook)."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(start())
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: asyncio.run(start())).result()

@@ -1,0 +1,145 @@
+"""`tidemill run`, for real: the project that `tidemill init` makes, on Spark, with a broker."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tidemill.cli.init import create_project
+from tidemill.runtime.exitcode import ExitCode
+from tidemill.testing.kafka import committed_offsets, unique_name
+
+if TYPE_CHECKING:
+    from tidemill.runtime.broker import EmbeddedBroker
+
+MAIN = "from tidemill.cli.main import main; main()"
+
+
+@contextmanager
+def running(folder: Path, env: dict[str, str], *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the project's pipeline in a process group of its own, as a shell on a terminal would."""
+    with (folder / "log.txt").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", MAIN, "run", "tidemill.yaml", "--handler", "handler:Capitals", *options],
+            cwd=folder,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def wait_until(reached: Callable[[], bool], process: subprocess.Popen[bytes], folder: Path) -> None:
+    deadline = time.monotonic() + 90
+    while not reached():
+        log = (folder / "log.txt").read_text()
+        assert process.poll() is None, log
+        assert time.monotonic() < deadline, log
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    create_project(tmp_path / "project")
+    return tmp_path / "project"
+
+
+@pytest.fixture
+def env(project: Path, embedded_kafka: EmbeddedBroker) -> dict[str, str]:
+    """Point the project to the shared broker by variables alone; its files stay as they were made."""
+    topic = embedded_kafka.create_topic(unique_name("lines"), partitions=2)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("TIDEMILL_")}
+    return {
+        **clean,
+        "TIDEMILL_KAFKA__BROKERS": embedded_kafka.bootstrap,
+        "TIDEMILL_KAFKA__SOURCE_TOPIC": topic,
+        "TIDEMILL_KAFKA__CONSUMER_GROUP": topic,
+        # A broker of plain text takes no notice of it; nothing may show it.
+        "TIDEMILL_KAFKA__CLIENT_CONFIG__SASL_PASSWORD": "hunter2",
+        "WORKER_ID": topic,
+    }
+
+
+def send(project: Path, env: dict[str, str], lines: list[str]) -> None:
+    text = "".join(f"{line}\n" for line in lines)
+    done = subprocess.run(
+        [sys.executable, "send.py"], cwd=project, env=env, input=text, capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.kafka
+@pytest.mark.spark
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
+def test_a_new_project_does_its_work_and_ends_cleanly(
+    project: Path, env: dict[str, str], embedded_kafka: EmbeddedBroker, number: signal.Signals
+) -> None:
+    send(project, env, ["hello", "tide mill"])
+    results = project / "output" / "results.jsonl"
+
+    with running(project, env) as process:
+        wait_until(lambda: results.exists() and len(results.read_text().splitlines()) == 2, process, project)
+        # As Ctrl-C in a terminal does: the whole process group gets it.
+        os.killpg(process.pid, number)
+        assert process.wait(60) == ExitCode.OK
+
+    written = {row["line"]: row["capitals"] for row in map(json.loads, results.read_text().splitlines())}
+    assert written == {"hello": "HELLO", "tide mill": "TIDE MILL"}
+    log = (project / "log.txt").read_text()
+    assert "hunter2" not in log
+    assert "Traceback" not in log
+    topic = env["TIDEMILL_KAFKA__SOURCE_TOPIC"]
+    assert sum(max(0, offset) for offset in committed_offsets(embedded_kafka.bootstrap, topic, topic).values()) == 2
+
+
+@pytest.mark.kafka
+@pytest.mark.spark
+def test_a_second_run_of_the_same_name_is_refused_at_once(project: Path, env: dict[str, str]) -> None:
+    from tidemill.runtime.lock import WorkerLock
+
+    with WorkerLock(env["TIDEMILL_KAFKA__CONSUMER_GROUP"], env["WORKER_ID"]), running(project, env) as process:
+        assert process.wait(60) == ExitCode.FENCED
+
+    log = (project / "log.txt").read_text()
+    assert f"by process {os.getpid()}" in log
+    assert "WORKER_ID=..." in log
+    assert "Traceback" not in log
+
+
+@pytest.mark.kafka
+def test_a_broker_that_is_not_there_ends_the_run_with_one_line(project: Path, env: dict[str, str]) -> None:
+    with running(project, {**env, "TIDEMILL_KAFKA__BROKERS": "127.0.0.1:1"}) as process:
+        assert process.wait(90) == ExitCode.REMOTE
+
+    log = (project / "log.txt").read_text()
+    assert "\nerror: " in log
+    assert "127.0.0.1:1" in log
+    assert "hunter2" not in log
+    assert "Traceback" not in log
+
+
+def test_a_pipeline_without_sinks_is_refused_before_spark(project: Path) -> None:
+    (project / "tidemill.yaml").write_text("kafka: {source_topic: lines}\n")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("TIDEMILL_")}
+
+    with running(project, clean) as process:
+        assert process.wait(60) == ExitCode.CONFIG
+
+    assert "error: no sink is configured" in (project / "log.txt").read_text()

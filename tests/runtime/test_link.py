@@ -1,0 +1,224 @@
+"""The link between driver and engines, over real TCP connections."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from tidemill.core.errors import RemoteError
+from tidemill.runtime import frames
+from tidemill.runtime.frames import Drain, Go, Hello, LinkAddress, Refused, Welcome
+from tidemill.runtime.link import EngineLink, LinkServer
+from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
+
+
+class Driver:
+    """Welcomes every engine under its slot's number, unless told to refuse; keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self.refuse = False
+        self.server = LinkServer(self)
+        self.address = self.server.start()
+
+    def on_hello(self, link: int, hello: Hello) -> None:
+        self.server.send(link, Refused("nobody is wanted") if self.refuse else Welcome(7))
+        self.told.put(("hello", link, hello))
+
+    def on_beat(self, link: int, progress: EngineProgress) -> None:
+        self.told.put(("beat", link, progress))
+
+    def on_ready(self, link: int) -> None:
+        self.told.put(("ready", link))
+
+    def on_ended(self, link: int, summary: EngineSummary) -> None:
+        self.told.put(("ended", link, summary))
+
+    def on_closed(self, link: int) -> None:
+        self.told.put(("closed", link))
+
+    async def next(self, what: str) -> tuple[Any, ...]:
+        """Return the next thing of a kind, passing over others."""
+        while True:
+            event = await asyncio.to_thread(self.told.get, True, 10.0)
+            if event[0] == what:
+                return event
+
+    def do(self, function: Callable[..., None], *args: Any) -> None:
+        self.server.loop.call_soon_threadsafe(function, *args)
+
+
+@pytest.fixture
+def driver() -> Iterator[Driver]:
+    driver = Driver()
+    yield driver
+    driver.server.close()
+
+
+class Engine:
+    def __init__(self, address: LinkAddress, **options: float) -> None:
+        self.commands: asyncio.Queue[frames.Command] = asyncio.Queue()
+        self.lost: asyncio.Queue[str] = asyncio.Queue()
+        self.consumed = 0
+        hello = Hello("", 1, 5, 0, "engine", 42, "here")
+        self.link = EngineLink(address, hello, self.progress, self.commands.put_nowait, self.lost.put_nowait, **options)
+
+    def progress(self) -> EngineProgress:
+        self.consumed += 1
+        return EngineProgress(consumed=self.consumed)
+
+
+async def raw(address: LinkAddress, data: bytes) -> bytes:
+    """Send bytes, and return what comes until the other side closes."""
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    writer.write(data)
+    async with asyncio.timeout(3.0):
+        answer = await reader.read()
+    writer.close()
+    return answer
+
+
+def framed(body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + body
+
+
+async def test_an_engine_is_welcomed_and_its_snapshots_arrive(driver: Driver) -> None:
+    engine = Engine(driver.address)
+    assert await engine.link.connect() == 7
+    _, link, hello = await driver.next("hello")
+    assert (hello.slot, hello.job_token, hello.run_token, hello.pid) == (1, 5, 0, 42)
+    first = (await driver.next("beat"))[2].consumed
+    assert (await driver.next("beat"))[2].consumed == first + 1
+    engine.link.ready()
+    assert await driver.next("ready") == ("ready", link)
+    summary = EngineSummary(1, StopReason.DRAINED, None, EngineProgress(consumed=9))
+    await engine.link.close(summary)
+    assert await driver.next("ended") == ("ended", link, summary)
+    assert await driver.next("closed") == ("closed", link)
+
+
+async def test_commands_reach_the_engine_in_order(driver: Driver) -> None:
+    engine = Engine(driver.address)
+    await engine.link.connect()
+    _, link, _ = await driver.next("hello")
+    driver.do(driver.server.send, link, Go())
+    driver.do(driver.server.send, link, Drain())
+    assert [await engine.commands.get(), await engine.commands.get()] == [Go(), Drain()]
+
+
+async def test_an_engine_whose_connection_breaks_comes_back_with_its_token(driver: Driver) -> None:
+    engine = Engine(driver.address)
+    await engine.link.connect()
+    engine.link.ready()
+    _, first, _ = await driver.next("hello")
+    driver.do(driver.server.close_link, first)
+    _, second, hello = await driver.next("hello")
+    assert second != first
+    assert (hello.run_token, hello.ready) == (7, True)
+    await driver.next("beat")
+    assert engine.lost.empty()
+
+
+async def test_an_engine_that_cannot_come_back_is_told_that_its_driver_is_lost(driver: Driver) -> None:
+    engine = Engine(driver.address, reconnect_seconds=0.5)
+    await engine.link.connect()
+    driver.server.close()
+    assert "does not answer" in await asyncio.wait_for(engine.lost.get(), 5.0)
+
+
+async def test_an_engine_that_is_refused_stops(driver: Driver) -> None:
+    engine = Engine(driver.address)
+    await engine.link.connect()
+    _, link, _ = await driver.next("hello")
+    driver.do(driver.server.send, link, Refused("replaced"))
+    assert await asyncio.wait_for(engine.lost.get(), 5.0) == "replaced"
+    driver.refuse = True
+    with pytest.raises(RemoteError, match="nobody is wanted"):
+        await Engine(driver.address).link.connect()
+
+
+async def test_an_engine_gives_up_where_nobody_listens() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        nowhere = LinkAddress("127.0.0.1", taken.getsockname()[1], "secret")
+        with pytest.raises(RemoteError, match=r"spark\.driver\.host"):
+            await Engine(nowhere, reconnect_seconds=0.5).link.connect()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        struct.pack(">I", 100_000_000),
+        framed(b"\xc1 is no msgpack"),
+        framed(msgspec.msgpack.encode(frames.Ready())),
+        framed(msgspec.msgpack.encode(Hello("wrong", 1, 5, 0, "engine", 42, "here"))),
+        framed(msgspec.msgpack.encode(Hello("", 1, 5, 0, "engine", 42, "here"))),
+    ],
+    ids=["http", "endless", "garbage", "no hello", "wrong secret", "no secret"],
+)
+async def test_a_stranger_is_cut_off_without_an_answer(driver: Driver, data: bytes) -> None:
+    assert await raw(driver.address, data) == b""
+    assert driver.told.empty()
+
+
+async def test_a_frame_that_is_too_long_closes_the_link(driver: Driver) -> None:
+    engine = Engine(driver.address)
+    await engine.link.connect()
+    _, link, _ = await driver.next("hello")
+    assert engine.link._writer is not None
+    engine.link._writer.write(struct.pack(">I", frames.MAX_FRAME_BYTES + 1))
+    assert await driver.next("closed") == ("closed", link)
+
+
+async def test_a_second_hello_closes_the_link(driver: Driver) -> None:
+    hello = framed(msgspec.msgpack.encode(Hello(driver.address.secret, 1, 5, 0, "engine", 42, "here")))
+    assert await raw(driver.address, hello + hello) == framed(msgspec.msgpack.encode(Welcome(7)))
+    await driver.next("closed")
+
+
+async def test_a_slow_driver_does_not_fill_the_engines_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidemill.runtime.link.BEAT_SECONDS", 0.0)
+    welcomed = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        frames.send_frame(writer, Welcome(1))
+        welcomed.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=1024)
+    address = LinkAddress("127.0.0.1", server.sockets[0].getsockname()[1], "secret")
+    engine = Engine(address)
+    await engine.link.connect()
+    transport = engine.link._writer.transport  # type: ignore[union-attr]
+    consumed = -1
+    async with asyncio.timeout(20.0):
+        while consumed != engine.consumed or not engine.consumed:
+            consumed = engine.consumed
+            await asyncio.sleep(0.2)
+    assert transport.get_write_buffer_size() < 2 * 256 * 1024
+    transport.abort()
+    server.close()
+
+
+def test_no_secret_is_shown() -> None:
+    assert "hush" not in repr(LinkAddress("h", 1, "hush"))
+    assert "hush" not in repr(Hello("hush", 1, 5, 0, "engine", 42, "here"))
+
+
+def test_a_server_that_never_started_can_be_closed() -> None:
+    LinkServer(object()).close()  # type: ignore[arg-type]
+
+
+def test_an_address_of_another_host_cannot_be_listened_on() -> None:
+    with pytest.raises(RemoteError, match=r"spark\.driver\.host"):
+        LinkServer(object(), bind_host="192.0.2.77").start()  # type: ignore[arg-type]

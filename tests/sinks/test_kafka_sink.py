@@ -1,0 +1,231 @@
+"""The Kafka sink against a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import confluent_kafka as ck
+import pytest
+from contract import SinkContract, deliver
+
+from tidemill.config.settings import KafkaSettings, KafkaSinkSettings
+from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.runtime.broker import EmbeddedBroker, free_port
+from tidemill.sinks.base import Sink
+from tidemill.sinks.kafka import KafkaSink
+from tidemill.sinks.payloads import KafkaPayload
+from tidemill.testing.kafka import consume, unique_name
+
+pytestmark = pytest.mark.kafka
+
+QUICK = {"reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 200}
+
+
+def make_sink(bootstrap: str, topic: str, *, wait: float = 5.0, **client_config: Any) -> KafkaSink:
+    settings = KafkaSinkSettings(topic=topic, client_config={**QUICK, **client_config})
+    return KafkaSink("out", settings, KafkaSettings(brokers=bootstrap), topic_wait_seconds=wait)
+
+
+async def delivered_at_last(sink: KafkaSink, payload: KafkaPayload) -> None:
+    """Try for as long as a broker may need after its start."""
+    async with asyncio.timeout(20):
+        while True:
+            with contextlib.suppress(RemoteError):
+                assert list(await deliver(sink, [payload])) == [None]
+                return
+
+
+class TestKafkaContract(SinkContract):
+    @pytest.fixture(autouse=True)
+    def _topic(self, embedded_kafka: EmbeddedBroker) -> None:
+        self.bootstrap = embedded_kafka.bootstrap
+        self.topic = embedded_kafka.create_topic(unique_name("sink"))
+
+    def make(self) -> Sink:
+        return make_sink(self.bootstrap, self.topic)
+
+    def make_unusable(self) -> Sink:
+        return make_sink(self.bootstrap, unique_name("missing"), wait=0.0)
+
+    def payload(self, data: Any, key: str = "k") -> Any:
+        return KafkaPayload(key=key, data=data)
+
+    def bad_payload(self) -> Any:
+        return KafkaPayload(key=5, data=1)  # type: ignore[arg-type]
+
+    async def received(self, count: int) -> list[bytes]:
+        messages = await asyncio.to_thread(consume, self.bootstrap, self.topic, count)
+        return [message.value() or b"" for message in messages]
+
+
+async def test_keys_may_be_text_bytes_or_none_and_no_data_is_a_tombstone(embedded_kafka: EmbeddedBroker) -> None:
+    topic = embedded_kafka.create_topic(unique_name("sink"))
+    sink = make_sink(embedded_kafka.bootstrap, topic)
+    await sink.connect()
+    payloads = [KafkaPayload(key="\u00e9", data=1), KafkaPayload(key=b"\xff", data=2), KafkaPayload(data=3)]
+    await deliver(sink, [*payloads, KafkaPayload(key="gone", data=None)])
+    await sink.close()
+    found = [(each.key(), each.value()) for each in consume(embedded_kafka.bootstrap, topic, 4)]
+    assert found == [("\u00e9".encode(), b"1"), (b"\xff", b"2"), (None, b"3"), (b"gone", None)]
+
+
+async def test_a_key_lands_where_javas_clients_would_put_it(embedded_kafka: EmbeddedBroker) -> None:
+    topic = embedded_kafka.create_topic(unique_name("sink"), partitions=4)
+    sink = make_sink(embedded_kafka.bootstrap, topic)
+    await sink.connect()
+    # Murmur2 of these keys, as Kafka's own test of its partitioner has them.
+    await deliver(sink, [KafkaPayload(key=key, data=0) for key in ("21", "foobar")])
+    await sink.close()
+    found = {each.key(): each.partition() for each in consume(embedded_kafka.bootstrap, topic, 2)}
+    assert found == {b"21": (-973932308 & 0x7FFFFFFF) % 4, b"foobar": (-790332482 & 0x7FFFFFFF) % 4}
+
+
+async def test_a_missing_topic_is_named_with_what_to_do(embedded_kafka: EmbeddedBroker) -> None:
+    topic = unique_name("missing")
+    with pytest.raises(ConfigError, match=rf"{topic}.*does not exist.*--create"):
+        await make_sink(embedded_kafka.bootstrap, topic, wait=0.0).connect()
+
+
+async def test_a_topic_that_is_being_created_is_waited_for(embedded_kafka: EmbeddedBroker) -> None:
+    topic = unique_name("late")
+    sink = make_sink(embedded_kafka.bootstrap, topic)
+    connecting = asyncio.ensure_future(sink.connect())
+    await asyncio.sleep(0.3)
+    assert not connecting.done()
+    await asyncio.to_thread(embedded_kafka.create_topic, topic)
+    await connecting
+    assert list(await deliver(sink, [KafkaPayload(data=1)])) == [None]
+    await sink.close()
+
+
+async def test_no_broker_at_all_is_a_retryable_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidemill.runtime.kafka_client.CALL_SECONDS", 1.0)
+    with pytest.raises(RemoteError, match=r"sinks\.kafka\.out: no answer from Kafka") as caught:
+        await make_sink(f"127.0.0.1:{free_port()}", "t").connect()
+    assert caught.value.retryable
+
+
+async def test_a_wrong_client_setting_is_named_without_its_secrets(embedded_kafka: EmbeddedBroker) -> None:
+    sink = make_sink(embedded_kafka.bootstrap, "t", **{"sasl.password": "hunter2", "no.such.setting": "hunter2"})
+    with pytest.raises(ConfigError, match=r"sinks\.kafka\.out: .*no\.such\.setting") as caught:
+        await sink.connect()
+    assert "hunter2" not in str(caught.value)
+
+
+async def test_a_payload_larger_than_the_topic_takes_is_oversize_and_the_others_arrive(
+    embedded_kafka: EmbeddedBroker,
+) -> None:
+    topic = embedded_kafka.create_topic(unique_name("small"), config={"max.message.bytes": "5000"})
+    sink = make_sink(embedded_kafka.bootstrap, topic)
+    await sink.connect()
+    payloads = [KafkaPayload(key=str(n), data="x" * (10_000 if n == 7 else 900)) for n in range(50)]
+    answers = await deliver(sink, payloads)
+    await sink.close()
+    (refusal,) = [answer for answer in answers if answer is not None]
+    assert answers[7] is refusal
+    assert (refusal.oversize, refusal.retryable) == (True, False)
+    assert len(consume(embedded_kafka.bootstrap, topic, 49)) == 49
+
+
+async def test_only_the_large_payload_of_a_batch_that_the_broker_refuses_is_oversize(
+    embedded_kafka: EmbeddedBroker,
+) -> None:
+    # As when the topic's limit cannot be read: the client itself would send anything, in one batch.
+    topic = embedded_kafka.create_topic(unique_name("small"), config={"max.message.bytes": "5000"})
+    sink = make_sink(
+        embedded_kafka.bootstrap, topic, **{"message.max.bytes": 1_000_000, "batch.size": 1_000_000, "linger.ms": 50}
+    )
+    await sink.connect()
+    answers = await deliver(sink, [KafkaPayload(key="k", data="x" * (6_000 if n == 3 else 400)) for n in range(20)])
+    assert [index for index, answer in enumerate(answers) if answer is not None] == [3]
+    assert answers[3] is not None
+    assert answers[3].oversize
+    assert list(await deliver(sink, [KafkaPayload(key="k", data="after")])) == [None]
+    await sink.close()
+    values = [each.value() for each in consume(embedded_kafka.bootstrap, topic, 20)]
+    assert values[-1] == b'"after"'
+
+
+async def test_a_record_that_the_topic_refuses_is_not_retryable_and_takes_no_other_down(
+    embedded_kafka: EmbeddedBroker,
+) -> None:
+    topic = embedded_kafka.create_topic(unique_name("compact"), config={"cleanup.policy": "compact"})
+    sink = make_sink(embedded_kafka.bootstrap, topic, **{"linger.ms": 50})
+    await sink.connect()
+    bad, good = await deliver(sink, [KafkaPayload(data="no key"), KafkaPayload(key="k", data=1)])
+    assert bad is not None
+    assert not bad.retryable
+    # The broker refused its neighbour in the same batch as well, so each was sent again alone.
+    assert good is None
+    await sink.close()
+
+
+async def test_while_the_broker_is_down_batches_fail_as_retryable_and_arrive_once_it_is_back(
+    own_kafka: Callable[..., EmbeddedBroker],
+) -> None:
+    broker = own_kafka()
+    topic = broker.create_topic("t")
+    sink = make_sink(broker.bootstrap, topic, **{"delivery.timeout.ms": 1_000})
+    await sink.connect()
+    await delivered_at_last(sink, KafkaPayload(key="k", data=0))
+    broker.kill()
+    started = time.monotonic()
+    with pytest.raises(RemoteError, match="topic t: _MSG_TIMED_OUT") as caught:
+        await deliver(sink, [KafkaPayload(key="k", data=1)] * 3)
+    assert caught.value.retryable
+    assert 0.5 < time.monotonic() - started < 5
+    await asyncio.to_thread(broker.start)
+    await delivered_at_last(sink, KafkaPayload(key="k", data=2))
+    await sink.close()
+    assert consume(broker.bootstrap, topic, 2)[-1].value() == b"2"
+
+
+async def test_closing_gives_up_what_the_broker_never_confirmed(own_kafka: Callable[..., EmbeddedBroker]) -> None:
+    broker = own_kafka()
+    topic = broker.create_topic("t")
+    sink = make_sink(broker.bootstrap, topic)
+    await sink.connect()
+    broker.kill()
+    sending = asyncio.ensure_future(deliver(sink, [KafkaPayload(data=1)]))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        await sink.close()
+        with pytest.raises(RemoteError, match="PURGE"):
+            await sending
+
+
+async def test_a_payload_is_confirmed_within_milliseconds(embedded_kafka: EmbeddedBroker) -> None:
+    topic = embedded_kafka.create_topic(unique_name("fast"))
+    sink = make_sink(embedded_kafka.bootstrap, topic)
+    await sink.connect()
+    seconds = []
+    for number in range(100):
+        started = time.perf_counter()
+        assert list(await deliver(sink, [KafkaPayload(data=number)])) == [None]
+        seconds.append(time.perf_counter() - started)
+    await sink.close()
+    assert sorted(seconds)[50] < 0.015
+
+
+def test_credentials_go_only_to_the_brokers_they_belong_to() -> None:
+    kafka = KafkaSettings(brokers="a:9092", client_config={"sasl.password": "hunter2", "fetch.min.bytes": 5})
+    inherited = KafkaSink("i", KafkaSinkSettings(topic="t"), kafka)
+    foreign = KafkaSink("f", KafkaSinkSettings(topic="t", brokers="b:9092"), kafka)
+    assert inherited._config["bootstrap.servers"] == "a:9092"
+    assert inherited._config["sasl.password"] == "hunter2"
+    assert "fetch.min.bytes" not in inherited._config
+    assert foreign._config["bootstrap.servers"] == "b:9092"
+    assert "sasl.password" not in foreign._config
+
+
+def test_acknowledgement_by_all_is_not_optional() -> None:
+    settings = KafkaSinkSettings(
+        topic="t", client_config={"acks": 1, "request.required.acks": 0, "enable.idempotence": False, "linger.ms": 7}
+    )
+    config = KafkaSink("i", settings, KafkaSettings())._config
+    assert (config["acks"], config["enable.idempotence"], config["linger.ms"]) == ("all", True, 7)
+    ck.Producer({**config, "log_level": 0})

@@ -1,0 +1,267 @@
+"""Engines over a real broker, in this process: membership, commits, gaps, and what a broker refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka as ck
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from tidemill.config.settings import Settings
+from tidemill.pipeline.build import build_engine
+from tidemill.pipeline.engine import Engine
+from tidemill.pipeline.handler import Handler
+from tidemill.pipeline.models import ExecutorTask, PrecomputedResult
+from tidemill.runtime.deadletter import decode_letter
+from tidemill.runtime.identity import Identity
+from tidemill.runtime.progress import EngineSummary, StopReason
+from tidemill.sinks.payloads import CollectResult, FilePayload, KafkaPayload
+from tidemill.sources.kafka import KafkaSource
+from tidemill.sources.membership import reap_member
+
+
+class Copy(Handler[Any, Any]):
+    """Every message into a file, after a moment if it says so."""
+
+    async def arrange(self, messages, pending):
+        return [
+            ExecutorTask(
+                f"{m.partition}-{m.offset}",
+                source_offsets=[m.offset],
+                metadata={"value": m.value.decode()},
+                precomputed=PrecomputedResult(),
+            )
+            for m in messages
+        ]
+
+    async def on_task_complete(self, result):
+        await asyncio.sleep(0.002)
+        return CollectResult(files=[FilePayload(path="out", data=result.task.metadata)])
+
+
+class Place:
+    """One topic and the engines that read it."""
+
+    def __init__(self, broker: Any, folder: Path, partitions: int = 4) -> None:
+        self.broker = broker
+        self.folder = folder
+        self.topic = f"s-{uuid.uuid4().hex[:8]}"
+        self.partitions = partitions
+        broker.create_topic(self.topic, partitions=partitions)
+        self.tasks: list[asyncio.Task[EngineSummary]] = []
+        self.engines: list[Engine] = []
+
+    def settings(self, **more: Any) -> Settings:
+        config: dict[str, Any] = {
+            "kafka": {
+                "brokers": self.broker.bootstrap,
+                "source_topic": self.topic,
+                "consumer_group": self.topic,
+                "session_timeout_ms": 6000,
+                "heartbeat_interval_ms": 500,
+            },
+            "sinks": {"filesystem": {"out": {"base_path": str(self.folder)}}},
+            **more,
+        }
+        return Settings.model_validate(config)
+
+    def feed(self, values: list[bytes | None], **record: Any) -> None:
+        producer = ck.Producer({"bootstrap.servers": self.broker.bootstrap})
+        for n, value in enumerate(values):
+            producer.produce(self.topic, value, partition=n % self.partitions, **record)
+        assert producer.flush(20) == 0
+
+    def start(self, handler: Handler[Any, Any], worker: str = "w", **more: Any) -> Engine:
+        engine = build_engine(
+            self.settings(**more), handler, Identity(worker, 0, uuid.uuid4().hex, self.topic, 1)
+        )
+
+        async def at_once() -> None:
+            pass
+
+        self.engines.append(engine)
+        self.tasks.append(asyncio.ensure_future(engine.run(at_once)))
+        return engine
+
+    async def until(self, condition: Any, seconds: float = 20.0) -> None:
+        async with asyncio.timeout(seconds):
+            while not condition():
+                await asyncio.sleep(0.01)
+
+    async def committed(self, count: int) -> None:
+        def total() -> int:
+            ends: Counter[Any] = Counter()
+            for engine in self.engines:
+                for partition, offset in engine.commits.committed.items():
+                    ends[partition] = max(ends[partition], offset)
+            return sum(ends.values())
+
+        await self.until(lambda: total() == count)
+
+    def lines(self) -> Counter[str]:
+        text = (self.folder / "out").read_text() if (self.folder / "out").exists() else ""
+        return Counter(json.loads(line)["value"] for line in text.splitlines())
+
+    async def end(self) -> list[EngineSummary]:
+        for engine in self.engines:
+            engine.drain()
+        return await asyncio.wait_for(asyncio.gather(*self.tasks), 40)
+
+    def letters(self) -> list[Any]:
+        consumer = ck.Consumer(
+            {"bootstrap.servers": self.broker.bootstrap, "group.id": "letters", "enable.partition.eof": True}
+        )
+        consumer.assign([ck.TopicPartition(f"{self.topic}_dlq", 0, 0)])
+        letters = []
+        try:
+            while True:
+                record = consumer.poll(10)
+                assert record is not None, "the dead-letter topic cannot be read"
+                if record.error() is not None:
+                    assert record.error().code() == ck.KafkaError._PARTITION_EOF, record.error()
+                    return letters
+                letters.append(decode_letter(record.value()))
+        finally:
+            consumer.close()
+
+
+@pytest.fixture
+async def place(embedded_kafka, tmp_path):
+    made = Place(embedded_kafka, tmp_path)
+    yield made
+    await made.end()
+
+
+def numbers(count: int, start: int = 0) -> list[bytes]:
+    return [b"%d" % n for n in range(start, start + count)]
+
+
+async def test_messages_arrive_whole_with_key_headers_timestamp_and_tombstones(place):
+    class Keep(Handler[Any, Any]):
+        def __init__(self) -> None:
+            self.seen: list[Any] = []
+
+        async def arrange(self, messages, pending):
+            self.seen += messages
+            return []
+
+    handler = Keep()
+    place.feed([b"\xff\x00", None], key=b"k", headers=[("h", b"1"), ("h", None)], timestamp=1_700_000_000_123)
+    place.start(handler)
+    await place.committed(2)
+    first, second = sorted(handler.seen, key=lambda m: m.partition)
+    assert (first.key, first.value, first.timestamp) == (b"k", b"\xff\x00", 1_700_000_000_123)
+    assert first.headers == (("h", b"1"), ("h", None))
+    assert second.value is None
+
+
+async def test_a_result_larger_than_the_broker_takes_is_dead_lettered_with_its_size(place):
+    class Large(Handler[Any, Any]):
+        async def arrange(self, messages, pending):
+            return [ExecutorTask("large", precomputed=PrecomputedResult(b"x" * 3_000_000))]
+
+        async def on_task_complete(self, result):
+            return CollectResult(kafka=[KafkaPayload(key="k", data=result.stdout_bytes)])
+
+    place.broker.create_topic(f"{place.topic}-out", partitions=1)
+    place.feed([b"1"])
+    place.start(Large(), sinks={"kafka": {"out": {"topic": f"{place.topic}-out"}}})
+    await place.committed(1)
+    (letter,) = place.letters()
+    assert letter.kind == "oversize"
+    assert "3000000" in json.dumps(letter.original_payloads) + letter.error
+    assert letter.sources[0].offset == 0
+
+
+async def test_messages_that_the_broker_deleted_are_counted_as_a_gap(place):
+    place.feed(numbers(40))
+    first = place.start(Copy())
+    await place.committed(40)
+    await place.end()
+    place.feed(numbers(40, 40))
+    admin = AdminClient({"bootstrap.servers": place.broker.bootstrap})
+    for future in admin.delete_records([ck.TopicPartition(place.topic, 0, 15)]).values():
+        future.result(10)
+    place.tasks.clear()
+    place.engines.clear()
+    second = place.start(Copy())
+    await place.committed(80)
+    assert (first.progress().gap, second.progress().gap) == (0, 5)
+
+
+async def test_a_second_engine_takes_its_share_and_nothing_is_repeated(place):
+    place.feed(numbers(3000))
+    place.start(Copy(), "a")
+    await place.until(lambda: place.engines[0].counters.messages_done > 100)
+    place.start(Copy(), "b")
+    await place.until(lambda: len(place.engines) == 2 and len(place.engines[1].progress().partitions) == 2)
+    place.feed(numbers(1000, 3000))
+    await place.committed(4000)
+    assert place.lines() == Counter(str(n) for n in range(4000))
+    assert place.engines[1].counters.messages_done > 0
+
+
+async def test_two_rebalances_in_a_row_lose_and_repeat_nothing(place):
+    place.feed(numbers(2000))
+    place.start(Copy(), "a")
+    await place.until(lambda: place.engines[0].counters.messages_done > 50)
+    second = place.start(Copy(), "b")
+    third = place.start(Copy(), "c")
+    await place.until(lambda: second.progress().partitions and third.progress().partitions)
+    second.drain()
+    third.drain()
+    place.feed(numbers(1000, 2000))
+    await place.committed(3000)
+    assert place.lines() == Counter(str(n) for n in range(3000))
+
+
+async def test_the_newest_of_two_with_one_id_wins_and_the_other_ends_as_fenced(place):
+    place.feed(numbers(100))
+    place.start(Copy())
+    await place.committed(100)
+    second = place.start(Copy())
+    summary = await asyncio.wait_for(place.tasks[0], 20)
+    assert summary.reason is StopReason.FENCED
+    await place.until(lambda: len(second.progress().partitions) == 4)
+
+
+async def test_a_drained_engine_leaves_so_that_others_have_its_partitions_at_once(place):
+    place.feed(numbers(20))
+    place.start(Copy(), "a")
+    await place.committed(20)
+    place.start(Copy(), "b")
+    await place.until(lambda: len(place.engines[1].progress().partitions) == 2)
+    started = time.monotonic()
+    place.engines[0].drain()
+    await place.until(lambda: len(place.engines[1].progress().partitions) == 4, 5)
+    assert time.monotonic() - started < 4
+
+
+async def test_reaping_a_dead_member_frees_its_partitions(place):
+    dead = KafkaSource(place.settings(), f"{place.topic}.dead.0")
+
+    class Nobody:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *_: None
+
+    dead.start(Nobody())
+    await place.until(lambda: len(dead._buffers) == 4)
+    await dead.close(leave=False)
+    alive = place.start(Copy(), "alive")
+    await asyncio.to_thread(reap_member, place.settings(), f"{place.topic}.dead.0")
+    await place.until(lambda: len(alive.progress().partitions) == 4, 5)
+
+
+async def test_a_full_buffer_pauses_its_partition_and_loses_nothing(place, monkeypatch):
+    monkeypatch.setattr("tidemill.sources.kafka.BUFFER_MESSAGES", 50)
+    place.feed(numbers(4000))
+    place.start(Copy(), executor={"max_executors": 1, "window_size": 10})
+    await place.committed(4000)
+    assert place.lines() == Counter(str(n) for n in range(4000))

@@ -1,0 +1,72 @@
+"""An engine without Kafka, for tests of the supervision: counts until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from tidemill.config.settings import Settings
+from tidemill.pipeline.handler import Handler
+from tidemill.runtime.identity import Identity
+from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
+
+
+class FakeEngine:
+    """Behaves as the attributes of its handler say."""
+
+    def __init__(self, settings: Settings, handler: Handler[Any, Any], identity: Identity) -> None:
+        self.settings = settings
+        self.handler = handler
+        self.identity = identity
+        self.consumed = 0
+        self.subscribed = False
+        self.paused = False
+        self.stop = asyncio.Event()
+
+    def progress(self) -> EngineProgress:
+        name = f"topic/{self.identity.slot}"
+        return EngineProgress(
+            consumed=self.consumed,
+            paused=[name] if self.paused else [],
+            partitions=[name] if self.subscribed else [],
+        )
+
+    async def run(self, may_subscribe: Callable[[], Awaitable[None]]) -> EngineSummary:
+        slot = self.identity.slot
+        try:
+            await self.handler.on_ready(self.settings, None)
+        except Exception as error:
+            return EngineSummary(slot, StopReason.FAILED, f"HandlerError: {error}", self.progress())
+        await may_subscribe()
+        self.subscribed = True
+        ends = getattr(self.handler, "ends", {}).get(slot)
+        if ends is not None:
+            return EngineSummary(slot, StopReason(ends), f"it was told to be {ends}", self.progress())
+        while not self.stop.is_set():
+            self.consumed += not self.paused
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(getattr(self.handler, "drain_seconds", 0.0))
+        return EngineSummary(slot, StopReason.DRAINED, None, self.progress())
+
+    def drain(self) -> None:
+        self.stop.set()
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
+
+
+def build(settings: Settings, handler: Handler[Any, Any], identity: Identity) -> FakeEngine:
+    return FakeEngine(settings, handler, identity)
+
+
+def build_exiting(settings: Settings, handler: Handler[Any, Any], identity: Identity) -> FakeEngine:
+    raise SystemExit(3)
+
+
+def build_dying(settings: Settings, handler: Handler[Any, Any], identity: Identity) -> FakeEngine:
+    os._exit(9)

@@ -1,0 +1,239 @@
+"""Slots on real Spark with real worker processes; only what an engine does is faked."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidemill.config.settings import ExecutorSettings, Settings, SparkSettings
+from tidemill.core.roster import RunFinished
+from tidemill.core.slot import SlotLimits
+from tidemill.core.slot_events import Ending
+from tidemill.pipeline.handler import Handler
+from tidemill.runtime.frames import LinkAddress
+from tidemill.spark.live import LiveSlots
+from tidemill.spark.progress import EngineStatus
+from tidemill.spark.session import Spark
+from tidemill.spark.shipping import pack_handler
+from tidemill.spark.worker import EngineJob
+
+pytestmark = pytest.mark.spark
+
+
+class Quiet(Handler[bytes, bytes]):
+    drain_seconds = 0.0
+    ends: dict[int, str] = {}
+
+    def __init__(self, **attributes: Any) -> None:
+        vars(self).update(attributes)
+
+
+class SlowFirst(Quiet):
+    """Slot 0 is slow to be ready; says who was ready when."""
+
+    async def on_ready(self, config: Settings, pg_pool: Any) -> None:
+        with open(self.journal, "a") as file:
+            file.write(f"begin {os.getpid()}\n")
+            file.flush()
+            time.sleep(0.3)
+            file.write(f"end {os.getpid()}\n")
+
+
+class Refusing(Quiet):
+    async def on_ready(self, config: Settings, pg_pool: Any) -> None:
+        raise RuntimeError("the database is not migrated")
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Spark]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        spark = Spark(SparkSettings(), "tidemill-test", 2)
+        spark.start()
+        yield spark
+        spark.stop()
+
+
+class Running:
+    """Slots that run, and what came of them."""
+
+    def __init__(self, spark: Spark, count: int, handler: Handler[Any, Any], factory: str, **limits: float):
+        settings = Settings(executor=ExecutorSettings(drain_timeout_seconds=5.0))
+        packed = pack_handler(handler)
+
+        def make_job(slot: int, job_token: int, address: LinkAddress) -> EngineJob:
+            return EngineJob(slot, job_token, "w", address, settings, packed, {}, f"fake_engine:{factory}")
+
+        self.ends: queue.SimpleQueue[RunFinished] = queue.SimpleQueue()
+        self.live = LiveSlots(spark, "w", count, make_job, self.ends.put, SlotLimits(**limits))
+        self.live.start()
+
+    def engine(self, slot: int) -> EngineStatus:
+        return self.live.progress().engines[slot]
+
+    def works(self, slot: int = 0) -> bool:
+        progress = self.engine(slot).progress
+        return progress is not None and progress.consumed > 0
+
+    def finish(self, timeout: float = 15.0) -> RunFinished:
+        return self.ends.get(timeout=timeout)
+
+
+@pytest.fixture
+def running(spark: Spark) -> Iterator[Callable[..., Running]]:
+    made: list[Running] = []
+
+    def start(
+        count: int = 1, handler: Handler[Any, Any] | None = None, factory: str = "build", **limits: float
+    ) -> Running:
+        made.append(Running(spark, count, handler or Quiet(), factory, **limits))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.live.exit_now()
+        one.live.close()
+        spark.context.cancelAllJobs()
+
+
+def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.005)
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def test_engines_start_say_how_they_stand_and_drain_over_the_link(running: Callable[..., Running]) -> None:
+    run = running(2)
+    until(lambda: run.works(0) and run.works(1))
+    progress = run.live.progress()
+    assert progress.partitions == ["topic/0", "topic/1"]
+    assert progress.consumed == sum(e.progress.consumed for e in progress.engines if e.progress)
+    pids = [engine.pid for engine in progress.engines]
+    assert len(set(pids)) == 2
+    run.live.drain()
+    assert run.finish() == RunFinished(Ending.DRAINED)
+    assert run.live.not_left() == []
+    until(lambda: all(gone(pid) for pid in pids if pid is not None))
+
+
+def test_a_paused_pipeline_takes_nothing_until_it_is_resumed(running: Callable[..., Running]) -> None:
+    run = running()
+    until(run.works)
+    run.live.pause()
+    until(lambda: run.live.progress().paused == ["topic/0"])
+    before = run.live.progress().consumed
+    run.live.resume()
+    until(lambda: run.live.progress().consumed > before)
+
+
+def test_slot_0_is_ready_before_the_others_begin(running: Callable[..., Running], tmp_path: Path) -> None:
+    run = running(2, SlowFirst(journal=str(tmp_path / "journal")))
+    until(lambda: run.works(0) and run.works(1))
+    lines = (tmp_path / "journal").read_text().splitlines()
+    first = run.engine(0).pid
+    second = run.engine(1).pid
+    assert lines == [f"begin {first}", f"end {first}", f"begin {second}", f"end {second}"]
+
+
+def test_a_killed_engine_is_replaced_and_what_it_did_still_counts(running: Callable[..., Running]) -> None:
+    run = running(2)
+    until(lambda: run.works(0) and run.works(1))
+    victim, other, done = run.engine(0).pid, run.engine(1).pid, run.live.progress().consumed
+    os.kill(victim, signal.SIGKILL)
+    killed_at = time.monotonic()
+    until(lambda: run.engine(0).pid not in (victim, None) and run.works(0))
+    seconds = time.monotonic() - killed_at
+    print(f"working again {seconds:.2f} s after SIGKILL")
+    assert seconds < 5.0
+    assert run.engine(1).pid == other
+    assert run.live.progress().consumed >= done
+    run.live.drain()
+    assert run.finish() == RunFinished(Ending.DRAINED)
+
+
+def test_an_engine_that_hangs_is_killed_and_replaced(running: Callable[..., Running]) -> None:
+    run = running(silent_seconds=1.5)
+    until(run.works)
+    victim = run.engine(0).pid
+    os.kill(victim, signal.SIGSTOP)
+    stopped_at = time.monotonic()
+    until(lambda: run.engine(0).pid not in (victim, None) and run.works(0))
+    print(f"replaced {time.monotonic() - stopped_at:.2f} s after SIGSTOP, with a limit of 1.5 s")
+    until(lambda: gone(victim))
+
+
+def test_an_engine_ignores_sigterm_and_sigint(running: Callable[..., Running]) -> None:
+    run = running()
+    until(run.works)
+    pid, done = run.engine(0).pid, run.live.progress().consumed
+    os.kill(pid, signal.SIGTERM)
+    os.kill(pid, signal.SIGINT)
+    until(lambda: run.live.progress().consumed > done + 20)
+    assert run.engine(0).pid == pid
+
+
+def test_sighup_drains_an_engine_that_nobody_else_would_end(running: Callable[..., Running]) -> None:
+    run = running()
+    until(run.works)
+    victim = run.engine(0).pid
+    os.kill(victim, signal.SIGHUP)
+    until(lambda: gone(victim))
+    until(lambda: run.engine(0).pid not in (victim, None) and run.works(0))
+
+
+def test_a_failure_at_the_first_start_ends_the_run(running: Callable[..., Running]) -> None:
+    finished = running(2, Refusing()).finish()
+    assert finished.ending is Ending.FAILED
+    assert finished.error == "HandlerError: the database is not migrated"
+
+
+def test_a_handler_that_calls_sys_exit_is_a_failed_engine(running: Callable[..., Running]) -> None:
+    finished = running(factory="build_exiting").finish()
+    assert (finished.ending, finished.error) == (Ending.FAILED, "SystemExit: 3")
+
+
+def test_an_engine_that_dies_at_its_first_start_ends_the_run(running: Callable[..., Running]) -> None:
+    finished = running(factory="build_dying").finish()
+    assert finished.ending is Ending.CRASHED
+    assert finished.error is not None
+    assert "Python process died" in finished.error
+
+
+def test_a_fenced_engine_ends_the_run_and_the_others_drain(running: Callable[..., Running]) -> None:
+    run = running(2, Quiet(ends={1: "fenced"}))
+    finished = run.finish()
+    assert (finished.ending, finished.slot) == (Ending.FENCED, 1)
+    assert run.live.not_left() == []
+
+
+def test_a_slot_that_died_last_is_named_as_not_having_left_its_group(running: Callable[..., Running]) -> None:
+    run = running(handler=Quiet(drain_seconds=30.0))
+    until(run.works)
+    run.live.drain()
+    os.kill(run.engine(0).pid, signal.SIGKILL)
+    assert run.finish().ending is Ending.CRASHED
+    assert run.live.not_left() == [0]
+
+
+def test_exit_now_ends_the_processes_at_once(running: Callable[..., Running]) -> None:
+    run = running(handler=Quiet(drain_seconds=30.0))
+    until(run.works)
+    pid = run.engine(0).pid
+    run.live.drain()
+    run.live.exit_now()
+    until(lambda: gone(pid), 3.0)
