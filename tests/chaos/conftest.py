@@ -139,10 +139,10 @@ class PipelineProcess:
         workers = []
         marked = self.marked()
         for pid, command in marked.items():
-            if "daemon" in command:
+            if "-m tidemill.spark.daemon" in command:
                 with contextlib.suppress(OSError):
                     parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-                    if "daemon" in marked.get(parent, ""):
+                    if "-m tidemill.spark.daemon" in marked.get(parent, ""):
                         workers.append(pid)
         return sorted(workers)
 

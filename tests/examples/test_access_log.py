@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import hashlib
 import subprocess
@@ -150,11 +151,11 @@ def wrong(lines: list[bytes], outputs: demo_check.Outputs) -> dict[str, int]:
 
 
 @pytest.fixture(scope="module")
-async def outputs(example: ModuleType, lines: list[bytes]) -> demo_check.Outputs:
-    return await outputs_of(example, lines, window=500)
+def outputs(example: ModuleType, lines: list[bytes]) -> demo_check.Outputs:
+    return asyncio.run(outputs_of(example, lines, window=500))
 
 
-async def test_the_hooks_and_awk_agree_with_a_direct_count_of_the_input(
+def test_the_hooks_and_awk_agree_with_a_direct_count_of_the_input(
     lines: list[bytes], outputs: demo_check.Outputs
 ) -> None:
     assert wrong(lines, outputs) == {}
@@ -175,7 +176,7 @@ async def test_work_that_was_done_twice_is_counted_once(
     assert wrong(lines, twice) == {}
 
 
-async def test_every_fault_is_found(lines: list[bytes], outputs: demo_check.Outputs) -> None:
+def test_every_fault_is_found(lines: list[bytes], outputs: demo_check.Outputs) -> None:
     report = outputs.reports[0]
     bad = msgspec.structs.replace(report, bytes=report.bytes + 1)
     change = msgspec.structs.replace
@@ -188,9 +189,7 @@ async def test_every_fault_is_found(lines: list[bytes], outputs: demo_check.Outp
     lost = wrong(lines, change(outputs, reports=outputs.reports[1:]))
     assert lost[f"lines with status {report.status}"] == -report.lines
     assert wrong(lines, change(outputs, outcomes=outputs.outcomes[1:])) == {"lines with an outcome": -1}
-    assert wrong(lines, change(outputs, committed={**outputs.committed, 3: 2499})) == {
-        "offsets committed": -1
-    }
+    assert wrong(lines, change(outputs, committed={**outputs.committed, 3: 2499})) == {"offsets committed": -1}
     assert wrong(lines, change(outputs, letters=[])) == {"malformed lines dead-lettered": -1}
     more = [*outputs.letters, letter((0, 0))]
     assert wrong(lines, change(outputs, letters=more)) == {"other lines dead-lettered": 1}

@@ -122,9 +122,7 @@ def test_nothing_is_started_without_a_word_when_the_parent_dies_in_between() -> 
     from tidemill.runtime.broker import _GATE
 
     read_end, write_end = os.pipe()
-    with subprocess.Popen(
-        ["/bin/sh", "-c", _GATE, "sh", "echo", "started"], stdin=read_end, stdout=-1
-    ) as shell:
+    with subprocess.Popen(["/bin/sh", "-c", _GATE, "sh", "echo", "started"], stdin=read_end, stdout=-1) as shell:
         os.close(read_end)
         os.close(write_end)
         assert shell.communicate(timeout=5)[0] == b""

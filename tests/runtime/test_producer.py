@@ -133,6 +133,8 @@ async def test_closing_gives_every_record_an_outcome(own_kafka: Callable[..., Em
         outcomes = await waiting
     assert all(error is not None and worth_retrying(error) for error in outcomes)
     await producer.close()
+    (late,) = await producer.send(topic, [(None, b"3")])
+    assert late is not None
 
 
 async def test_closing_with_time_flushes_first(embedded_kafka: EmbeddedBroker) -> None:

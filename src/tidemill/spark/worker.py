@@ -57,6 +57,7 @@ class EngineJob(msgspec.Struct, frozen=True):
         handler: The handler, cloudpickled.
         log_context: What every log line of the engine carries.
         factory: "module:callable" that builds the engine from settings, handler and identity.
+        import_path: The driver's own folders; looked into for modules, where the engine's host has them.
     """
 
     slot: int
@@ -67,6 +68,7 @@ class EngineJob(msgspec.Struct, frozen=True):
     handler: bytes
     log_context: dict[str, Any]
     factory: str = DEFAULT_FACTORY
+    import_path: list[str] = []
 
 
 class RunnableEngine(Protocol):
@@ -174,7 +176,7 @@ class _EngineProcess:
         self._go = asyncio.Event()
         self._draining = False
         self._paused = False
-        self._lost_reason: str | None = None
+        self._is_abandoned = False
         self._drain_seconds = job.settings.executor.drain_timeout_seconds
 
     async def run(self) -> EngineSummary:
@@ -209,6 +211,7 @@ class _EngineProcess:
         return summary
 
     async def _run_engine(self, identity: Identity) -> EngineSummary:
+        sys.path.extend(folder for folder in self._job.import_path if folder not in sys.path)
         try:
             handler = cloudpickle.loads(self._job.handler)
             module, _, name = self._job.factory.partition(":")
@@ -276,5 +279,7 @@ class _EngineProcess:
 
     def _abandoned(self, reason: str, seconds: float = ABANDONED_SECONDS) -> None:
         self._deadline.within(self._drain_seconds + seconds)
-        log.warning("nobody supervises this engine any more: it drains and ends", reason=reason)
+        if not self._is_abandoned:
+            self._is_abandoned = True
+            log.warning("nobody supervises this engine any more: it drains and ends", reason=reason)
         self._drain()
