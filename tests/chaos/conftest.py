@@ -18,6 +18,7 @@ from typing import Any
 import confluent_kafka as ck
 import pytest
 import yaml
+from confluent_kafka.admin import AdminClient
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -62,6 +63,14 @@ class Site:
             return {p.partition: max(0, p.offset) for p in consumer.committed(parts, timeout=10)}
         finally:
             consumer.close()
+
+    def shares(self) -> list[int]:
+        """Return how many partitions each member of the group has, once the group is stable."""
+        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        group = admin.describe_consumer_groups([self.group])[self.group].result(10)
+        if group.state is not ck.ConsumerGroupState.STABLE:
+            return []
+        return sorted(len(member.assignment.topic_partitions) for member in group.members)
 
     def rows(self) -> list[dict[str, Any]]:
         path = self.out / "out.jsonl"

@@ -24,7 +24,7 @@ def test_sigkill_of_an_engine_at_full_load_loses_nothing_and_disturbs_nobody(sit
     site.feed(200)
     pipeline = site.start()
     pipeline.wait_working()
-    wait_for(lambda: len(pipeline.engines()) == 2, 30, "two engines")
+    wait_for(lambda: site.shares() == [2, 2], 30, "two engines that share the partitions")
     site.feed(12_000)
     wait_for(lambda: sum(site.committed().values()) > 1_000, 60, "work under way")
     victim = pipeline.engines()[0]
