@@ -98,7 +98,10 @@ class Bench:
                 {"bootstrap.servers": self.broker.bootstrap, "group.id": group, "enable.auto.commit": False}
             )
         parts = [ck.TopicPartition(self.topic, n) for n in range(self.partitions)]
-        return sum(max(0, p.offset) for p in self._probe.committed(parts, timeout=10))
+        try:
+            return sum(max(0, p.offset) for p in self._probe.committed(parts, timeout=10))
+        except ck.KafkaException:
+            return 0  # a fresh broker has no coordinator yet
 
     def wait_committed(self, group: str, count: int, timeout: float = 300.0) -> None:
         deadline = time.monotonic() + timeout

@@ -132,8 +132,11 @@ def test_attributes_travel(user_folder: Path) -> None:
 
 
 def test_an_attribute_that_cannot_be_pickled_is_named() -> None:
-    with pytest.raises(HandlerError, match=r"attribute 'file' of Attributes \(a TextIOWrapper\).*on_ready"):
-        pack_handler(Attributes(fine=1, file=sys.__stdout__))
+    with (
+        open(__file__, "rb") as file,
+        pytest.raises(HandlerError, match=r"attribute 'file' of Attributes \(a BufferedReader\).*on_ready"),
+    ):
+        pack_handler(Attributes(fine=1, file=file))
 
 
 def test_a_class_attribute_that_cannot_be_pickled_is_named() -> None:
