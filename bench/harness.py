@@ -103,7 +103,7 @@ class Bench:
         except ck.KafkaException:
             return 0  # a fresh broker has no coordinator yet
 
-    def wait_committed(self, group: str, count: int, timeout: float = 300.0) -> None:
+    def wait_committed(self, group: str, count: int, timeout: float = 60.0) -> None:
         deadline = time.monotonic() + timeout
         while self.committed(group) < count:
             if time.monotonic() > deadline:
@@ -126,7 +126,7 @@ class Bench:
                 [
                     sys.executable,
                     "-m",
-                    "tidemill.cli.main",
+                    "tidemill",
                     "run",
                     str(path),
                     "--handler",
