@@ -57,6 +57,8 @@ class Stuck(Handler[Any, Any]):
     """Tasks that never end, so that messages queue."""
 
     async def arrange(self, messages, pending):
+        with open("arranged", "a") as counted:
+            counted.write(f"{len(messages)}\n")
         return [
             ExecutorTask(f"{m.partition}-{m.offset}", ("600",), source_offsets=(m.offset,), binary_path="sleep")
             for m in messages

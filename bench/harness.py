@@ -15,6 +15,7 @@ from typing import Any
 
 import confluent_kafka as ck
 import yaml
+from confluent_kafka.admin import AdminClient
 
 from tidemill.runtime.broker import EmbeddedBroker
 
@@ -103,7 +104,19 @@ class Bench:
         except ck.KafkaException:
             return 0  # a fresh broker has no coordinator yet
 
-    def wait_committed(self, group: str, count: int, timeout: float = 60.0) -> None:
+    def wait_settled(self, group: str, members: int, timeout: float = 60.0) -> None:
+        """Wait until the group is stable, with its partitions shared by so many members."""
+        admin = AdminClient({"bootstrap.servers": self.broker.bootstrap})
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            found = admin.describe_consumer_groups([group])[group].result(10)
+            shares = [len(member.assignment.topic_partitions) for member in found.members]
+            if found.state is ck.ConsumerGroupState.STABLE and len(shares) == members and all(shares):
+                return
+            time.sleep(0.1)
+        raise TimeoutError(f"the group {group} did not settle")
+
+    def wait_committed(self, group: str, count: int, timeout: float = 300.0) -> None:
         deadline = time.monotonic() + timeout
         while self.committed(group) < count:
             if time.monotonic() > deadline:

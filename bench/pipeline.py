@@ -7,9 +7,11 @@ things measured in the same run, in turn.
 from __future__ import annotations
 
 import gzip
+import os
 import resource
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
@@ -52,6 +54,7 @@ def cat(folder: Path, rounds: int = 5) -> None:
         with bench.pipeline("Cat", "cat", executor={"binary_path": "/bin/cat"}, sinks=files) as process:
             bench.feed(LINES[:500])
             bench.wait_committed("cat", 500)
+            bench.wait_settled("cat", 2)
             time.sleep(2)
             idle_from, cpu_from = time.monotonic(), tree_cpu_seconds(process.pid)
             time.sleep(10)
@@ -136,6 +139,7 @@ def latency(folder: Path, count: int = 1200, per_second: float = 20.0) -> None:
         with bench.pipeline("Sleepy", "latency", sinks={"kafka": {"out": {"topic": "out"}}}):
             bench.feed([b"warm %d" % n for n in range(100)])
             bench.wait_committed("latency", 100)
+            bench.wait_settled("latency", 2)
             reader.start()
             producer = ck.Producer({"bootstrap.servers": bench.broker.bootstrap, "linger.ms": 0})
             for n in range(count):
@@ -163,6 +167,7 @@ def latency(folder: Path, count: int = 1200, per_second: float = 20.0) -> None:
 
 def memory(folder: Path) -> None:
     """Resident memory of an engine with 20,000 messages queued, and over 200,000 messages."""
+    idle = idle_worker_mb()
     bench = Bench(folder)
     files = {"filesystem": {"out": {"base_path": str(folder / "out")}}}
     try:
@@ -172,10 +177,15 @@ def memory(folder: Path) -> None:
             while not _engines(process.pid) and time.monotonic() < deadline:
                 time.sleep(0.1)
             bench.feed([b"x" * 1000] * 40_000)
-            time.sleep(8)
-            rows = tree_rss(process.pid)
+            arranged = folder / "arranged"
+            while not arranged.exists() or sum(map(int, arranged.read_text().split())) < 20_000:
+                if time.monotonic() > deadline:
+                    raise TimeoutError("20,000 messages were not queued")
+                time.sleep(0.1)
+            time.sleep(3)
             engine = max(_engines(process.pid).values())
-            report(bench="memory", case="queued", engine_mb=engine / 1e6, processes=len(rows))
+            report(bench="memory", case="queued", engine_mb=engine / 1e6, idle_mb=idle, above_mb=engine / 1e6 - idle,
+                   bar_above_mb=150)  # fmt: skip
         with bench.pipeline("Known", "flat", spark={"engines": 1}, sinks=files) as process:
             for target in (50_000, 100_000, 150_000, 200_000):
                 bench.feed([b"x" * 1000] * 50_000)
@@ -190,9 +200,39 @@ def memory(folder: Path) -> None:
         bench.close()
 
 
+def idle_worker_mb() -> float:
+    """Return the resident megabytes of a plain Spark Python worker that only waits."""
+    script = (
+        "import time; from pyspark import SparkContext; sc = SparkContext('local[1]', conf=None);"
+        "sc.setLogLevel('OFF'); sc.parallelize([0], 1).map(lambda _: time.sleep(30)).collect()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while len(_engines(process.pid)) < 2:
+            if time.monotonic() > deadline:
+                raise TimeoutError("no Spark worker started")
+            time.sleep(0.2)
+        time.sleep(2)
+        return max(_engines(process.pid).values()) / 1e6
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
 def _engines(pid: int) -> dict[int, int]:
     """Return the resident bytes of the Spark Python workers; the daemon that forks them is the smaller one."""
-    found = {p: size for p, (command, size) in tree_rss(pid).items() if "pyspark" in command and "daemon" in command}
+    found = {
+        p: size
+        for p, (command, size) in tree_rss(pid).items()
+        if "python" in command.split(" ")[0] and "daemon" in command
+    }
     return found if len(found) > 1 else {}
 
 
