@@ -50,7 +50,7 @@ async def deliver(base: Path, payloads: int, rate: float | None) -> dict[str, fl
             routed = outbox.route(CollectResult(files=(FilePayload(path="out.jsonl", data=data),)))
             outbox.submit(routed, Origin((message,)), lambda now=now: latencies.append(loop.time() - now))
         if rate is None:
-            while len(latencies) < first - 20_000:  # noqa: ASYNC110 - the next slice comes as soon as there is room
+            while len(latencies) < first - 20_000:
                 await asyncio.sleep(0)
             await asyncio.sleep(0)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
@@ -9,7 +10,6 @@ from pathlib import Path
 
 import confluent_kafka as ck
 import pytest
-
 from tests.chaos.conftest import Site, wait_for
 
 pytestmark = pytest.mark.timeout(180)
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(180)
 
 def longest_silence(times: list[float]) -> float:
     ordered = sorted(times)
-    return max((b - a for a, b in zip(ordered, ordered[1:], strict=False)), default=0.0)
+    return max((b - a for a, b in itertools.pairwise(ordered)), default=0.0)
 
 
 def test_sigkill_of_an_engine_at_full_load_loses_nothing_and_disturbs_nobody(site):

@@ -7,7 +7,6 @@ import time
 
 import confluent_kafka as ck
 import pytest
-
 from tests.chaos.conftest import wait_for
 
 pytestmark = pytest.mark.timeout(180)
@@ -106,3 +105,11 @@ def test_a_second_run_with_the_same_worker_name_on_this_host_is_refused(site):
     second = site.start("w1", engines=1)
     assert second.wait(30) == 5, second.log
     assert "WORKER_ID" in second.log
+
+
+def test_a_signal_while_spark_starts_is_not_lost(site):
+    pipeline = site.start()
+    wait_for(lambda: "starting Spark" in pipeline.log, 30, "the start of Spark")
+    pipeline.signal(signal.SIGTERM)
+    assert pipeline.wait(40) == 0, pipeline.log
+    assert not pipeline.marked()

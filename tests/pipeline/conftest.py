@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
-from tidemill.pipeline.delivery import Outbox
 
 from tidemill.config.settings import Settings
+from tidemill.pipeline.delivery import Outbox
 from tidemill.pipeline.engine import Engine
 from tidemill.pipeline.executor import Executor
 from tidemill.pipeline.handler import Handler

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract import SinkContract, deliver
+from tests.sinks.contract import SinkContract, deliver
 
 from tidemill.config.settings import FilesystemSinkSettings
 from tidemill.core.errors import ConfigError

@@ -10,7 +10,7 @@ from typing import Any
 
 import confluent_kafka as ck
 import pytest
-from contract import SinkContract, deliver
+from tests.sinks.contract import SinkContract, deliver
 
 from tidemill.config.settings import KafkaSettings, KafkaSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError

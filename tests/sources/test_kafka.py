@@ -79,9 +79,7 @@ class Place:
         assert producer.flush(20) == 0
 
     def start(self, handler: Handler[Any, Any], worker: str = "w", **more: Any) -> Engine:
-        engine = build_engine(
-            self.settings(**more), handler, Identity(worker, 0, uuid.uuid4().hex, self.topic, 1)
-        )
+        engine = build_engine(self.settings(**more), handler, Identity(worker, 0, uuid.uuid4().hex, self.topic, 1))
 
         async def at_once() -> None:
             pass

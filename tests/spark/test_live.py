@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tidemill.config.settings import ExecutorSettings, Settings, SparkSettings
+from tidemill.config.settings import ExecutorSettings, Settings
 from tidemill.core.roster import RunFinished
 from tidemill.core.slot import SlotLimits
 from tidemill.core.slot_events import Ending
@@ -49,16 +49,6 @@ class SlowFirst(Quiet):
 class Refusing(Quiet):
     async def on_ready(self, config: Settings, pg_pool: Any) -> None:
         raise RuntimeError("the database is not migrated")
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Spark]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
-        spark = Spark(SparkSettings(), "tidemill-test", 2)
-        spark.start()
-        yield spark
-        spark.stop()
 
 
 class Running:

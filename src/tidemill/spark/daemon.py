@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import signal
 
 from pyspark import daemon
 
@@ -25,6 +26,8 @@ PRELOADED = (
 
 def main() -> None:
     """Import, then serve forks until Spark closes standard input."""
+    # The driver blocks these while it starts the JVM; Spark ends this process with SIGTERM.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
     for name in PRELOADED:
         importlib.import_module(name)
     # What is there now is never garbage; without this the first collection in a fork would copy all of it.

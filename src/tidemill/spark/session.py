@@ -238,12 +238,23 @@ def _signals_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _signals_ignored() -> Iterator[None]:
-    """Ignore SIGTERM and SIGINT while the JVM is started: it inherits that."""
-    with _signals_kept():
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, signal.SIG_IGN)
+    """Ignore SIGTERM and SIGINT while the JVM is started: it inherits that.
+
+    They are blocked meanwhile too, because a blocked signal waits even if it is ignored: it is this process's as soon
+    as its handlers are back. (`spark.daemon` takes the inherited mask off again.)
+    """
+    if threading.current_thread() is not threading.main_thread():
         yield
+        return
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        with _signals_kept():
+            for number in numbers:
+                signal.signal(number, signal.SIG_IGN)
+            yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _package_zip(folder: Path) -> Path:
