@@ -140,3 +140,15 @@ def test_an_engine_that_hangs_is_replaced(site):
     site.wait_all_committed(60)
     site.assert_nothing_lost()
     wait_for(lambda: engine not in pipeline.marked(), 15, "the hung engine is gone")
+
+
+def test_when_spark_dies_the_engines_drain_and_the_run_fails(site):
+    site.feed(2_000, sleep=0.02, slow_every=3)
+    pipeline = site.start(executor={"drain_timeout_seconds": 5})
+    pipeline.wait_working()
+    (jvm,) = [pid for pid, command in pipeline.marked().items() if "SparkSubmit" in command]
+    os.kill(jvm, signal.SIGKILL)
+    assert pipeline.wait(40) == 4, pipeline.log
+    assert "Spark" in pipeline.log.splitlines()[-1]
+    wait_for(lambda: not pipeline.marked(), 20, "nothing is left behind")
+    assert sum(site.committed().values()) == len(site.seen()), "the engines did not drain"
