@@ -241,11 +241,13 @@ class _Demo:
         return 1 if wrong else 0
 
     def _show_places(self) -> None:
-        out = self.folder / "output"
+        here = Path.cwd()
+        folder = self.folder.relative_to(here) if self.folder.is_relative_to(here) else self.folder
+        out = folder / "output"
         self.console.print(f"Per line:       {out / 'messages.jsonl'}", soft_wrap=True)
         self.console.print(f"Per window:     {out / 'windows.jsonl'}", soft_wrap=True)
-        self.console.print(f"Topics:         {self.folder / 'topics'} (copies; Kafka's data: kafka)", soft_wrap=True)
-        self.console.print(f"Configuration:  {self.folder / 'tidemill.yaml'}", soft_wrap=True)
+        self.console.print(f"Topics:         {folder / 'topics'} (copies; Kafka's data: kafka)", soft_wrap=True)
+        self.console.print(f"Configuration:  {folder / 'tidemill.yaml'}", soft_wrap=True)
         if self.keep:
             self.console.print(f"Kafka:          {self.bootstrap}", soft_wrap=True)
 
