@@ -9,13 +9,22 @@ from tidemill.core.roster import Begin, DrainSlot, Go, Roster, RunFinished
 from tidemill.core.slot_events import Ending
 
 
-def test_slot_0_is_ready_before_the_others_begin() -> None:
-    roster = Roster(3)
+def test_slot_0_is_ready_before_the_others_begin_and_those_there_subscribe_together() -> None:
+    roster = Roster(4)
+    assert roster.connected(3) == []
     assert roster.connected(2) == []
     assert roster.connected(0) == [Begin(0)]
-    assert roster.ready(0) == [Go(0), Begin(2)]
+    assert roster.ready(0) == [Begin(2), Begin(3)]
     assert roster.connected(1) == [Begin(1)]
-    assert roster.ready(1) == [Go(1)]
+    assert roster.ready(3) == []
+    assert roster.ready(1) == [Go(1)], "who comes later is not waited for and does not wait"
+    assert roster.ready(2) == [Go(0), Go(3), Go(2)]
+
+
+def test_slot_0_waits_for_nobody_if_nobody_is_there() -> None:
+    roster = Roster(2)
+    roster.connected(0)
+    assert roster.ready(0) == [Go(0)]
 
 
 def test_later_starts_are_not_held_up() -> None:
@@ -60,6 +69,9 @@ def test_a_run_ends_once_after_its_last_slot_and_nobody_overtakes_slot_0(
 ) -> None:
     roster = Roster(slots)
     ready_0 = False
+    ready: set[int] = set()
+    gone: set[int] = set()
+    begun: set[int] = set()
     waiting: set[int] = set()
     finished: list[Ending] = []
     seen: set[int] = set()
@@ -72,8 +84,11 @@ def test_a_run_ends_once_after_its_last_slot_and_nobody_overtakes_slot_0(
                 effects = roster.connected(slot)
                 waiting.add(slot)
             case "ready":
+                if slot not in begun:
+                    continue  # an engine says so only after it was let begin
                 effects = roster.ready(slot)
                 ready_0 = ready_0 or (slot == 0 and not was_draining)
+                ready.add(slot)
             case "finished":
                 effects = roster.finished(slot, ending)
                 if slot not in seen:
@@ -85,11 +100,13 @@ def test_a_run_ends_once_after_its_last_slot_and_nobody_overtakes_slot_0(
             match effect:
                 case Begin(other):
                     assert not was_draining
+                    begun.add(other)
                     assert other in waiting, "nobody is there to begin"
                     assert other == 0 or ready_0
                 case Go(other):
                     assert not was_draining
-                    assert other == slot
+                    assert other in ready, "it subscribes before it is ready"
+                    gone.add(other)
                 case DrainSlot(other):
                     assert not was_draining
                     assert other not in seen
@@ -97,4 +114,6 @@ def test_a_run_ends_once_after_its_last_slot_and_nobody_overtakes_slot_0(
                     ends += 1
                     bad = [one for one in finished if one not in (Ending.DRAINED, Ending.ABSENT)]
                     assert end is (bad[0] if bad else Ending.DRAINED)
+        if not roster.draining and ready_0 and ready >= waiting:
+            assert gone >= ready, "all who are there are ready, and one still waits"
         assert ends == int(len(seen) == slots)

@@ -1,7 +1,8 @@
 """The slots of a pipeline together: which may begin, and what the end of one means for the others.
 
-At the first start slot 0 finishes `on_ready` before the others begin theirs, so that migrations do not race;
-later starts are not held up. The pipeline runs until a drain is asked for or until one slot finishes for a
+At the first start slot 0 finishes `on_ready` before the others begin theirs, so that migrations do not race; and those
+that are there by then subscribe together, because a member that joins a group later waits for a rebalance, of which the
+others hear with their next heartbeat. Later starts are not held up. The pipeline runs until a drain is asked for or until one slot finishes for a
 reason of its
 own: then the others are drained, and the pipeline ends for that reason.
 
@@ -70,6 +71,9 @@ class Roster:
         self._unfinished = set(range(slots))
         #: Slots with an engine that waits for slot 0; None once that was ready.
         self._waiting: set[int] | None = set()
+        #: Slots that are to subscribe together: those not ready yet, and those that wait for them.
+        self._getting_ready: set[int] = set()
+        self._held: list[int] = []
         self._draining = False
         self._failure: RunFinished | None = None
 
@@ -91,11 +95,20 @@ class Roster:
         """Note that an engine of a slot finished `on_ready`; slot 0 lets the others begin by that."""
         if self._draining:
             return []
-        effects: list[Effect] = [Go(slot)]
-        if slot == 0 and self._waiting is not None:
-            effects += [Begin(other) for other in sorted(self._waiting)]
+        if slot == 0 and self._waiting:
+            self._getting_ready, self._waiting = self._waiting, None
+            self._held.append(slot)
+            return [Begin(other) for other in sorted(self._getting_ready)]
+        if slot == 0:
             self._waiting = None
-        return effects
+        if slot not in self._getting_ready:
+            return [Go(slot)]
+        self._getting_ready.remove(slot)
+        self._held.append(slot)
+        if self._getting_ready:
+            return []
+        together, self._held = self._held, []
+        return [Go(other) for other in together]
 
     def finished(self, slot: int, ending: Ending, error: str | None = None) -> list[Effect]:
         """Note that a slot is finished; a repetition changes nothing."""
