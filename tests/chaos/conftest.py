@@ -172,14 +172,12 @@ class PipelineProcess:
         return self.process.wait(seconds)
 
     def end(self) -> None:
-        """End whatever is left of it."""
-        if self.process.poll() is None:
-            self.process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(40)
-        for pid in self.marked():
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+        """End whatever is left of it, at once."""
+        while left := self.marked():
+            for pid in left:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            self.process.poll()
         self.process.wait(10)
 
 
