@@ -1,10 +1,10 @@
 """The slots of a pipeline together: which may begin, and what the end of one means for the others.
 
-At the first start slot 0 finishes `on_ready` before the others begin theirs, so that migrations do not race; and those
-that are there by then subscribe together, because a member that joins a group later waits for a rebalance, of which the
-others hear with their next heartbeat. Later starts are not held up. The pipeline runs until a drain is asked for or until one slot finishes for a
-reason of its
-own: then the others are drained, and the pipeline ends for that reason.
+At the first start slot 0 finishes `on_ready` before the others begin theirs, so that migrations do not race; and
+those that are there by then subscribe together, because a member that joins a group later waits for a rebalance,
+of which the others hear only with their next heartbeat. Later starts are not held up. The pipeline runs until a
+drain is asked for or until one slot finishes for a reason of its own: then the others are drained, and the
+pipeline ends for that reason.
 
 Invariants: no slot but 0 begins before an engine of slot 0 was ready; none begins or goes on after a drain
 was asked for; `RunFinished` comes once, after the last slot finished.
