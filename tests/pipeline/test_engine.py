@@ -9,6 +9,7 @@ from typing import Any
 
 import pydantic
 import pytest
+import structlog
 from tests.pipeline.conftest import P0, P1, message
 
 from tidemill.pipeline.handler import Handler
@@ -510,3 +511,377 @@ async def test_two_thousand_known_results_do_not_recurse(rig):
     run = rig(Many(), [message(0)])
     await run.committed(1)
     assert len(run.files.payloads) == 2000
+
+
+# -- what a handler may do wrong -------------------------------------------------------------------------------
+
+
+class Returns(Handler[Any, Any]):
+    """One task per window: the given one for offset 0, a good one for the others."""
+
+    def __init__(self, task: ExecutorTask) -> None:
+        self.task = task
+
+    async def arrange(self, messages, pending):
+        return [self.task if messages[0].offset == 0 else ExecutorTask("good", binary_path="true")]
+
+
+WRONG: dict[str, Any] = {
+    "source_offsets": 5,
+    "labels": None,
+    "args": "one text",
+    "precomputed": "text",
+    "task_id": ["t"],
+    "stdin": "\ud800",
+    "env": 7,
+    "binary_path": 7,
+    "timeout_seconds": "soon",
+}
+
+
+@pytest.mark.parametrize("field", WRONG)
+async def test_a_task_with_a_wrong_field_is_a_letter_and_costs_no_slot(rig, field):
+    task = ExecutorTask("t", binary_path="true")
+    setattr(task, field, WRONG[field])
+    run = rig(Returns(task), [message(0)], executor={"max_executors": 1, "max_retries": 0})
+    await run.committed(1)
+    (letter,) = run.letters.letters
+    assert letter.kind in ("arrange", "task")
+    run.source.feed(message(1))
+    await run.committed(2)
+
+
+async def test_known_output_with_lone_surrogates_is_a_result(rig):
+    run = rig(Returns(ExecutorTask("t", precomputed=PrecomputedResult("\ud800"))), [message(0)])
+    await run.committed(1)
+    assert run.letters.letters == []
+
+
+class Mute(Exception):
+    """Its text cannot be read, and neither can it be shown."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+    __repr__ = __str__
+
+
+class Exploding(Handler[Any, Any]):
+    """One message; the named hook raises what it is given."""
+
+    def __init__(self, hook: str, error: BaseException) -> None:
+        self.hook = hook
+        setattr(self, hook, self.explode_at_once if hook == "deserialize_message" else self.explode)
+        self.error = error
+
+    def explode_at_once(self, *arguments: object) -> None:
+        raise self.error
+
+    async def explode(self, *arguments: object) -> None:
+        raise self.error
+
+    async def arrange(self, messages, pending):
+        return [ExecutorTask("fails", binary_path="false") if self.hook == "on_error" else known("well")]
+
+    async def on_task_complete(self, result):
+        data = object() if self.hook == "on_delivery_error" else 1
+        return CollectResult(files=[FilePayload(path="out", data=data)])
+
+
+HOOKS = ["arrange", "on_task_complete", "on_message_complete", "on_window_complete", "on_error", "on_delivery_error"]
+
+
+@pytest.mark.parametrize("hook", [*HOOKS, "deserialize_message"])
+async def test_an_error_whose_text_cannot_be_read_is_one_letter_like_any_other(rig, hook):
+    run = rig(Exploding(hook, Mute()), [message(0)], executor={"commit": "window"})
+    await run.committed(1)
+    assert len(run.letters.letters) == 1
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+async def test_a_hook_that_cancels_itself_is_one_letter_like_any_other(rig, hook):
+    run = rig(Exploding(hook, asyncio.CancelledError()), [message(0)], executor={"commit": "window"})
+    await run.committed(1)
+    assert len(run.letters.letters) == 1
+
+
+async def test_an_on_ready_that_cancels_itself_is_a_failed_start(rig):
+    summary = await asyncio.wait_for(rig(Exploding("on_ready", asyncio.CancelledError()), [])._task, 10)
+    assert summary.reason is StopReason.FAILED
+    assert "on_ready" in summary.error
+
+
+async def test_a_raising_label_keeps_no_message(rig):
+    class Unnamed(Handler[Any, Any]):
+        def message_label(self, message):
+            raise ValueError("no label")
+
+        async def arrange(self, messages, pending):
+            raise RuntimeError("poison")
+
+    run = rig(Unnamed(), [message(0), message(1)])
+    await run.committed(2)
+    assert [letter.kind for letter in run.letters.letters] == ["arrange", "arrange"]
+
+
+async def test_what_is_logged_of_a_window_names_its_partition_as_one_text(rig):
+    with structlog.testing.capture_logs() as lines:
+        await rig(Exploding("on_message_complete", ValueError("no")), [message(0)]).committed(1)
+    assert [line["partition"] for line in lines if line["event"] == "a hook raised"] == ["t/0"]
+
+
+async def test_a_decision_that_cannot_be_shown_dead_letters_the_task(rig):
+    run = rig(Failing(Mute()), [message(0)])
+    run.engine.handler.answer = lambda task: Mute()
+    await run.committed(1)
+    assert run.letters.letters[0].kind == "task"
+
+
+async def test_a_payload_that_cannot_be_shown_is_still_dead_lettered(rig):
+    class Unshowable(Handler[Any, Any]):
+        async def arrange(self, messages, pending):
+            return [known("all")]
+
+        async def on_task_complete(self, result):
+            return CollectResult(files=[FilePayload(path="a", data=Mute())])
+
+    run = rig(Unshowable(), [message(0)])
+    await run.committed(1)
+    assert "cannot be shown" in run.letters.letters[0].original_payloads[0]
+
+
+@pytest.mark.parametrize("commit", ["message", "window"])
+async def test_a_handler_that_empties_its_lists_empties_only_its_own(rig, commit):
+    class Emptying(Handler[Any, Any]):
+        def __init__(self) -> None:
+            self.completed: list[int] = []
+
+        async def arrange(self, messages, pending):
+            tasks = [known(f"t{m.offset}", m.offset) for m in messages]
+            messages.clear()
+            return tasks
+
+        async def on_message_complete(self, group):
+            self.completed.append(group.source_message.offset)
+
+        async def on_window_complete(self, results, messages):
+            results.clear()
+            messages.clear()
+
+    handler = Emptying()
+    run = rig(handler, [message(0), message(1)], executor={"commit": commit})
+    await run.committed(2)
+    assert sorted(handler.completed) == [0, 1]
+
+
+async def test_the_letter_of_a_misrouted_result_has_its_payloads(rig):
+    class Misrouted(Handler[Any, Any]):
+        async def arrange(self, messages, pending):
+            return [known("all")]
+
+        async def on_task_complete(self, result):
+            return CollectResult(files=[FilePayload(sink="nowhere", path="a", data="precious")])
+
+    run = rig(Misrouted(), [message(0)])
+    await run.committed(1)
+    (letter,) = run.letters.letters
+    assert "precious" in "".join(letter.original_payloads)
+
+
+async def test_a_sink_that_cancels_its_own_call_is_tried_again(rig):
+    class Once(Handler[Any, Any]):
+        async def arrange(self, messages, pending):
+            return [known("all")]
+
+        async def on_task_complete(self, result):
+            return CollectResult(files=[FilePayload(path="a", data=1)])
+
+    tries: list[object] = []
+
+    def refuse(payload: object) -> None:
+        tries.append(payload)
+        if len(tries) == 1:
+            raise asyncio.CancelledError
+
+    run = rig(Once(), [message(0)])
+    run.files.refuse = refuse
+    await run.committed(1)
+    assert len(tries) == 2
+
+
+# -- windows' own work, drains and partitions that go ----------------------------------------------------------
+
+
+class GatedWindow(Handler[Any, Any]):
+    """No tasks; the window's hook waits for its gate, then returns or raises what it is given."""
+
+    def __init__(self, outcome: Any) -> None:
+        self.gate = asyncio.Event()
+        self.entered = asyncio.Event()
+        self.outcome = outcome
+
+    async def arrange(self, messages, pending):
+        return []
+
+    async def on_window_complete(self, results, messages):
+        self.entered.set()
+        await self.gate.wait()
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+
+PAYLOAD = CollectResult(files=[FilePayload(path="w", data=1)])
+
+
+async def test_a_drain_ends_as_soon_as_the_last_window_hook_has(rig):
+    handler = GatedWindow(PAYLOAD)
+    run = rig(handler, [message(0)])
+    await run.committed(1)
+    await handler.entered.wait()
+    asyncio.get_running_loop().call_later(0.1, handler.gate.set)
+    await asyncio.wait_for(run.end(), 5)
+    assert len(run.files.payloads) == 1
+
+
+async def test_a_drain_waits_for_the_letter_of_a_window_hook(rig):
+    handler = GatedWindow(RuntimeError("broken hook"))
+    handler.gate.set()
+    run = rig(handler, [message(0)])
+    run.letters.hold = True
+    await run.until(lambda: run.letters.letters)
+    ended = asyncio.ensure_future(run.end())
+    await run.settled()
+    assert not ended.done()
+    run.letters.confirm()
+    await ended
+    assert run.letters.written == 1
+
+
+async def test_a_revoke_waits_for_what_a_window_delivers(rig):
+    handler = GatedWindow(PAYLOAD)
+    run = rig(handler, [message(0)])
+    await run.committed(1)
+    await handler.entered.wait()
+    revoked = asyncio.ensure_future(run.source.revoke(P0))
+    await run.settled()
+    assert not revoked.done()
+    handler.gate.set()
+    await revoked
+    assert len(run.files.payloads) == 1
+
+
+async def test_a_window_hook_that_raises_after_its_partition_was_lost_writes_nothing(rig):
+    handler = GatedWindow(RuntimeError("broken hook"))
+    run = rig(handler, [message(0)])
+    await run.committed(1)
+    await handler.entered.wait()
+    run.source.lose(P0)
+    handler.gate.set()
+    await run.settled()
+    assert run.letters.letters == []
+
+
+async def test_no_hook_is_called_for_a_partition_that_is_lost(rig):
+    class Losing(Handler[Any, Any]):
+        def __init__(self) -> None:
+            self.calls = 0
+            self.lose = lambda: None
+
+        async def arrange(self, messages, pending):
+            return [known(f"t{m.offset}", m.offset) for m in messages]
+
+        async def on_task_complete(self, result):
+            self.calls += 1
+            self.lose()
+
+        async def on_message_complete(self, group):
+            self.calls += 1
+
+    handler = Losing()
+    run = rig(handler, [message(0), message(1), message(2)])
+    handler.lose = lambda: run.source.lose(P0)
+    await run.until(lambda: handler.calls)
+    await run.settled()
+    assert handler.calls == 1
+
+
+class Stubborn(Handler[Any, Any]):
+    """Its only task takes no notice of SIGTERM; every other message is a known result."""
+
+    async def arrange(self, messages, pending):
+        script = "trap '' TERM; while :; do sleep 0.05; done"
+        return [
+            ExecutorTask("stubborn", source_offsets=[0], binary_path="sh", args=["-c", script])
+            if m.offset == 0
+            else known(f"t{m.offset}", m.offset)
+            for m in messages
+        ]
+
+    async def on_task_complete(self, result):
+        return CollectResult(files=[FilePayload(path="w", data=result.task.task_id)])
+
+
+async def test_a_fenced_engine_delivers_nothing_of_what_waits_for_a_sink(rig):
+    run = rig(Stubborn(), [message(0), message(1)], executor={"term_grace_seconds": 0.5})
+    run.files.open.clear()
+    await run.until(lambda: run.engine.outbox.stats and run.engine.counters.tasks_done == 1)
+    run.source.feed(message(2))
+    await run.until(lambda: run.engine.counters.tasks_done == 2)
+    await run.settled()
+    run.source.fence()
+    run.files.open.set()
+    summary = await asyncio.wait_for(run._task, 10)
+    assert summary.reason is StopReason.FENCED
+    assert [payload.data for payload in run.files.payloads] == ["t1"], "only what was with the sink already"
+
+
+async def test_an_engine_fenced_while_it_drains_ends_at_once_and_keeps_its_place(rig):
+    run = rig(Stubborn(), [message(0)], executor={"drain_timeout_seconds": 15, "term_grace_seconds": 0.1})
+    await run.until(lambda: run.engine.progress().tasks_running)
+    run.engine.drain()
+    await run.settled()
+    run.source.fence()
+    summary = await asyncio.wait_for(run._task, 5)
+    assert summary.reason is StopReason.FENCED
+    assert run.source.left is False
+
+
+async def test_a_revoke_of_what_a_stop_gave_up_does_not_wait(rig):
+    run = rig(Stubborn(), [message(0)], executor={"drain_timeout_seconds": 0.1, "term_grace_seconds": 2.0})
+    await run.until(lambda: run.engine.progress().tasks_running)
+    run.engine.drain()
+    await run.until(lambda: all(lane.closed for lane in run.engine._lanes.values()))
+    run.engine.settings.executor.drain_timeout_seconds = 15
+    await asyncio.wait_for(run.source.revoke(P0), 1)
+
+
+async def test_the_last_commit_does_not_wait_for_a_partition_that_is_lost(rig):
+    run = rig(Stubborn(), [message(1)])
+    run.source.hold_commits = True
+    await run.until(lambda: run.source.commits)
+    run.engine.drain()
+    await run.settled()
+    run.source.lose(P0)
+    await asyncio.wait_for(run._task, 5)
+
+
+async def test_bytes_that_a_delivery_lets_go_make_room_behind_a_slow_message(rig):
+    run = rig(
+        Stubborn(),
+        [message(offset, b"x" * 100_000) for offset in range(100)],
+        executor={
+            "window_size": 5,
+            "max_queued_bytes": 1 << 20,
+            "window_max_bytes": 1 << 20,
+            "drain_timeout_seconds": 0.1,
+            "term_grace_seconds": 0.1,
+        },
+    )
+    run.files.open.clear()
+    await run.settled()
+    held = run.engine.counters.consumed
+    assert held < 100
+    run.files.open.set()
+    await run.until(lambda: run.engine.counters.consumed > held)
+    assert run.source.committed == {}

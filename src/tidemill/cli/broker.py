@@ -63,13 +63,14 @@ def parsed_topic(text: str) -> tuple[str, int]:
 
     name, _, count = text.partition(":")
     try:
-        partitions = int(count or 1)
         check_topic(name)
     except ValueError as error:
-        raise ConfigError(f"--topic {text}: write NAME:PARTITIONS, for example orders:4 ({error})") from None
-    if partitions < 1:
+        raise ConfigError(f"--topic {text}: {name!r} {error}; write NAME:PARTITIONS, for example orders:4") from None
+    if not (count or "1").isdecimal():
+        raise ConfigError(f"--topic {text}: {count!r} is no number; write NAME:PARTITIONS, for example orders:4")
+    if int(count or 1) < 1:
         raise ConfigError(f"--topic {text}: a topic has at least 1 partition")
-    return name, partitions
+    return name, int(count or 1)
 
 
 def _ensure_topic(running: EmbeddedBroker, name: str, partitions: int) -> str:
@@ -78,9 +79,13 @@ def _ensure_topic(running: EmbeddedBroker, name: str, partitions: int) -> str:
     client = AdminClient({"bootstrap.servers": running.bootstrap, "log_level": 0})
     known = client.list_topics(timeout=_CALL_SECONDS).topics
     if name in known:
-        return f"topic {name} is there, with {len(known[name].partitions)} partitions"
+        return f"topic {name} is there, with {_counted(len(known[name].partitions))}"
     running.create_topic(name, partitions)
-    return f"topic {name} made, with {partitions} partitions"
+    return f"topic {name} made, with {_counted(partitions)}"
+
+
+def _counted(partitions: int) -> str:
+    return f"{partitions} partition{'s' if partitions != 1 else ''}"
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:

@@ -6,6 +6,7 @@ Nothing is changed anywhere, and nothing waits longer than its time: the checks 
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import tempfile
 import threading
@@ -17,7 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from tidemill.config.redaction import redact_text
-from tidemill.config.settings import FilesystemSinkSettings, KafkaSettings, Settings
+from tidemill.config.settings import ExecutorSettings, FilesystemSinkSettings, KafkaSettings, Settings
 from tidemill.core.errors import ConfigError, HandlerError, RemoteError, TidemillError
 from tidemill.runtime.java import find_java
 
@@ -99,6 +100,16 @@ def check_worker(settings: Settings) -> str:
     return f"{name} (from {variable if os.environ.get(variable) else 'the name of this host'})"
 
 
+def check_program(settings: ExecutorSettings) -> str:
+    """Look whether the program of tasks that name none can be run."""
+    found = shutil.which(settings.binary_path, path=settings.env.get("PATH"))
+    if found is None:
+        raise ConfigError(
+            f"there is no program {settings.binary_path!r} that can be run; install it or change executor.binary_path"
+        )
+    return found
+
+
 class Cluster:
     """What one address of brokers says, asked once for all checks.
 
@@ -126,7 +137,8 @@ class Cluster:
             TidemillError: The brokers do not answer, or refuse us.
         """
         if self._error is not None:
-            raise self._error
+            # Said once in full; the same for each topic would hide it.
+            raise RemoteError(f"not known, because {self.brokers} could not be asked")
         if self._topics is None:
             try:
                 self._topics = self._ask()
@@ -161,27 +173,20 @@ class Cluster:
 
     def check(self) -> str:
         """Look whether the brokers answer."""
-        return f"{self.brokers} answers, {len(self.topics())} topics"
+        count = len(self.topics())
+        return f"{self.brokers} answers, {count} topic{'s' if count != 1 else ''}"
 
     def check_topic(self, topic: str, setting: str) -> str:
         """Look whether a topic is there."""
-        partitions = self._reachable().get(topic)
+        partitions = self.topics().get(topic)
         if partitions is None:
             raise RemoteError(f"there is no topic {topic} at {self.brokers}; create it or change {setting}")
         return f"topic {topic}, {partitions} partition{'s' if partitions != 1 else ''}"
 
     def check_dead_letters(self, topic: str) -> str:
         """Look whether the dead-letter topic is there or can be made."""
-        partitions = self._reachable().get(topic)
+        partitions = self.topics().get(topic)
         return f"topic {topic}" + (", will be made at the start" if partitions is None else "")
-
-    def _reachable(self) -> dict[str, int]:
-        try:
-            return self.topics()
-        except TidemillError as error:
-            if self._topics is None and self._error is error:
-                raise RemoteError(f"not known: {error}") from None
-            raise
 
 
 def check_folder(section: FilesystemSinkSettings) -> str:
@@ -211,8 +216,9 @@ def check_handler(spec: str) -> str:
     from pyspark import cloudpickle
 
     from tidemill.cli.handlers import load_handler
+    from tidemill.spark.prepare import handler_of
 
-    handler = load_handler(spec)
+    handler = handler_of(load_handler(spec))
     try:
         cloudpickle.dumps(handler)
     except Exception as error:

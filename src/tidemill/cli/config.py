@@ -20,10 +20,10 @@ ConfigPath = Annotated[
 def check(config: ConfigPath = None) -> None:
     """Say whether a configuration (file and environment) is right; every problem has its place."""
     with reporting():
-        from tidemill.config.loading import load_settings
+        from tidemill.config.loading import load_settings, named_source
 
         settings = load_settings(config)
-        typer.echo("ok")
+        typer.echo(f"ok: {named_source(config)}")
         if settings.sinks.is_empty():
             typer.echo("warning: no sink is configured; a pipeline needs one, unless on_startup adds it", err=True)
 

@@ -71,7 +71,8 @@ def run_demo(*, keep: bool = False, directory: Path | None = None, console: Cons
         ConfigError: The folder cannot be used, or there is no Java.
         RemoteError: The broker did not start.
     """
-    console = console or Console()
+    # Rich would colour every number that it finds in a sentence.
+    console = console or Console(highlight=False)
     with own_folder(directory or DEFAULT_FOLDER) as folder:
         broker = EmbeddedBroker(folder / "kafka", progress=lambda text: console.print(f"[dim]{text}[/dim]"))
         with broker:
@@ -264,8 +265,8 @@ def feed(bootstrap: str, topic: str, lines: Sequence[bytes]) -> None:
         if error is not None:
             failed.append(error)
 
-    # Errors only: a new broker is not ready at once, and the producer tries again by itself.
-    settings = {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5, "log_level": 3}
+    # It tries again by itself while a new broker is not ready, and what fails in the end is confirmed as failed.
+    settings = {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5, "log_level": 0}
     producer = ck.Producer(settings)
     for number, line in enumerate(lines):
         producer.produce(topic, line, partition=number % PARTITIONS, on_delivery=confirmed)

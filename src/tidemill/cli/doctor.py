@@ -42,13 +42,13 @@ def doctor(
 def examine(config: Path | None, handler: str | None) -> Iterator[Finding]:
     """Yield what each check finds, as soon as it is known."""
     from tidemill.cli.checks import Finding, check_handler, check_java, check_spark, checked
-    from tidemill.config.loading import load_settings
+    from tidemill.config.loading import load_settings, named_source
     from tidemill.core.errors import ConfigError
 
     settings: Settings | None = None
     try:
         settings = load_settings(config)
-        yield Finding("configuration", str(config) if config else "defaults and environment")
+        yield Finding("configuration", named_source(config))
     except ConfigError as error:
         yield Finding("configuration", str(error), error)
     yield checked("Java", check_java)
@@ -61,11 +61,15 @@ def examine(config: Path | None, handler: str | None) -> Iterator[Finding]:
 
 
 def _examine_remote(settings: Settings) -> Iterator[Finding]:
-    from tidemill.cli.checks import Cluster, check_worker, checked
+    from tidemill.cli.checks import Cluster, check_program, check_worker, checked
+    from tidemill.spark.session import is_local
 
     kafka = settings.kafka
     source = Cluster(kafka, "", kafka.client_config, "kafka.brokers")
     yield checked("worker name", lambda: check_worker(settings))
+    # On a cluster it has to be where the engines are, and that is not here.
+    if settings.executor.binary_path and is_local(settings.spark):
+        yield checked("program", lambda: check_program(settings.executor))
     yield checked("Kafka", source.check)
     yield checked("source topic", lambda: source.check_topic(kafka.source_topic, "kafka.source_topic"))
     letters = (

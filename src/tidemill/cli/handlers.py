@@ -58,8 +58,10 @@ def _imported(name: str, folder: Path) -> ModuleType:
     except TidemillError as error:
         raise HandlerError(f"importing the module {name!r} failed: {error}") from error
     except (Exception, SystemExit) as error:
+        # The text of a syntax error names file and line too.
+        said = error.msg if isinstance(error, SyntaxError) else error
         raise HandlerError(
-            f"importing the module {name!r} failed: {type(error).__name__}: {error} ({_place(error)})"
+            f"importing the module {name!r} failed: {type(error).__name__}: {said} ({_place(error)})"
         ) from error
 
 

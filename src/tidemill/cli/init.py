@@ -40,6 +40,8 @@ def create_project(directory: Path) -> list[Path]:
     Raises:
         ConfigError: One of them exists, or the folder cannot be written to.
     """
+    if directory.exists() and not directory.is_dir():
+        raise ConfigError(f"{directory} is not a folder; choose another name")
     existing = [str(directory / name) for name in FILES if (directory / name).exists()]
     if existing:
         raise ConfigError(f"nothing was written, because of {', '.join(existing)}; choose another folder")

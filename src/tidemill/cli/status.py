@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tidemill.spark.progress import PipelineProgress
 
+_STARTING = "starting Spark and the engines"
 _REFRESH_SECONDS = 0.25
 #: The rate is that of the last seconds: shorter jumps, longer hides a stop.
 _RATE_SECONDS = 3.0
@@ -44,7 +45,7 @@ def status_text(progress: PipelineProgress, rate: float) -> str:
         rate: Messages per second.
     """
     if not any(engine.progress for engine in progress.engines):
-        return "starting Spark and the engines"
+        return _STARTING
     running = sum(engine.state == "running" for engine in progress.engines)
     parts = [
         f"{running} of {len(progress.engines)} engines, {len(progress.partitions)} partitions",
@@ -53,7 +54,7 @@ def status_text(progress: PipelineProgress, rate: float) -> str:
         f"lag {sum(progress.lag.values()):,}",
     ]
     if progress.dead_lettered:
-        parts.append(f"{progress.dead_lettered:,} dead letters")
+        parts.append(f"{progress.dead_lettered:,} dead letter{'s' if progress.dead_lettered != 1 else ''}")
     if progress.stalled:
         reasons = (f"{name}: {why}" for name, why in sorted(progress.stalled.items()))
         parts.append("waiting for " + "; ".join(reasons))
@@ -84,7 +85,7 @@ def live_status(progress: Callable[[], PipelineProgress], *, plain: bool = False
     from rich.live import Live
     from rich.spinner import Spinner
 
-    spinner = Spinner("dots", "starting")
+    spinner = Spinner("dots", _STARTING)
     ended = threading.Event()
     rate = Rate()
 

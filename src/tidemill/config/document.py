@@ -16,6 +16,13 @@ import yaml.constructor
 
 Path = tuple[str | int, ...]
 
+#: What to look for where YAML's own message names the consequence only, in a line that may be the next one.
+_HINTS = {
+    "mapping values are not allowed here": "look for a missing ':' or a wrong indentation here or one line above, or "
+    "for a value with ': ' in it that is not in quotes",
+    r"found character '\t' that cannot start any token": "YAML allows no tabs here; indent with spaces",
+    "found unexpected end of stream": "a quote or a bracket is not closed",
+}
 #: Where YAML's own messages quote a piece of the text that can be (the start of) a value.
 _QUOTED = re.compile(r"\b(alias|handle|anchor) (?:'[^']*'|\"[^\"]*\")")
 
@@ -152,4 +159,6 @@ def _syntax_problem(error: yaml.YAMLError, source: str, *, lines: bool) -> Probl
     text = getattr(error, "problem", None) or getattr(error, "reason", None) or "cannot be read"
     if str(text).startswith("but ") and getattr(error, "context", None):
         text = f"{error.context}, {text}"  # type: ignore[attr-defined]
-    return Problem(place, "", "not valid YAML: " + _QUOTED.sub(r"\1", str(text)))
+    hint = _HINTS.get(str(text))
+    text = _QUOTED.sub(r"\1", str(text)) + (f"; {hint}" if hint else "")
+    return Problem(place, "", f"not valid YAML: {text}")

@@ -45,6 +45,8 @@ def apply_environment(document: Document, environ: Mapping[str, str]) -> None:
     for name in sorted(names, key=lambda name: (name.count("__"), name)):
         parts = name.removeprefix(PREFIX).split("__")
         if len(parts) == 1 and parts[0].lower() not in Settings.model_fields:
+            if meant := _with_two_underscores(name):
+                document.problems.append(Problem(name, "", f"sets nothing; did you mean {meant}?"))
             continue
         try:
             path = _resolve(parts, document.value)
@@ -75,6 +77,12 @@ def merge(document: Document, path: Path, value: Any, place: str) -> None:
     if not (isinstance(value, Mapping) and target.get(path[-1])):
         target[path[-1]] = value
         document.places[path] = place
+
+
+def _with_two_underscores(name: str) -> str | None:
+    """Return the variable that was meant, if only the second underscore is missing."""
+    first, _, rest = name.removeprefix(PREFIX).partition("_")
+    return f"{PREFIX}{first}__{rest}" if at((first.lower(), rest.lower())) is not None else None
 
 
 def _value(document: Document, path: Path, name: str, raw: str) -> Any:

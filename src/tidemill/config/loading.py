@@ -65,6 +65,19 @@ def load_settings(
     return settings
 
 
+def named_source(path: Path | str | None = None, environ: Mapping[str, str] = os.environ) -> str:
+    """Say where `load_settings` takes the settings from.
+
+    Example:
+        >>> named_source(None, {"TIDEMILL_CONFIG": "orders.yaml"})
+        'orders.yaml (named by TIDEMILL_CONFIG)'
+    """
+    if path is not None:
+        return str(path)
+    named = environ.get(CONFIG_VARIABLE)
+    return f"{named} (named by {CONFIG_VARIABLE})" if named else "defaults and environment, no file was named"
+
+
 def validated(settings: Settings, source: str = "on_startup") -> Settings:
     """Return settings that code has changed, checked again as a whole.
 

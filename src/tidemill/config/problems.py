@@ -75,13 +75,25 @@ def _text(details: ErrorDetails, path: Path) -> str:
     if expected is None:
         return details["msg"]
     value = details["input"]
-    hint = "; write it in quotes" if kind == "string_type" and _is_scalar(value) else ""
-    example = '; for example ["a", "b"]' if kind == "list_type" else ""
-    return f"expected {expected.format(**context)}, got {_shown(value, path, kind)}{hint}{example}"
+    return f"expected {expected.format(**context)}, got {_shown(value, path, kind)}{_hint(kind, value, path)}"
+
+
+def _hint(kind: str, value: Any, path: Path) -> str:
+    if kind == "string_type" and _is_scalar(value):
+        return "; write it in quotes"
+    if kind == "list_type":
+        return '; for example ["a", "b"]'
+    if kind == "model_type" and len(path) > 1 and path[-1] in known_keys(path):
+        return f"; a name comes first: {dotted((*path[:-1], 'my-name', path[-1]))}"
+    if kind in {"model_type", "dict_type"} and isinstance(value, str) and ":" in value:
+        return "; a space is needed after the colon of a key"
+    return ""
 
 
 def _unknown(path: Path) -> str:
     near = nearest(path)
+    if near is None and "." in str(path[-1]) and "client_config" in known_keys(path[:-1]):
+        return "unknown key; properties of librdkafka belong into client_config"
     if near is None:
         return f"unknown key; known here: {', '.join(known_keys(path[:-1]))}"
     beside = dotted(path[:-1])

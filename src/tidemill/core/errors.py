@@ -46,3 +46,17 @@ class AmbiguousSinkError(ConfigError):
 
 class FencedError(TidemillError):
     """Another process took this engine's place in the consumer group."""
+
+
+def said(error: BaseException) -> str:
+    """Return type and text of an error; never raises, although a user's `__str__` may.
+
+    Example:
+        >>> said(ValueError("no number"))
+        'ValueError: no number'
+    """
+    try:
+        text = str(error)
+    except Exception:
+        text = "its text cannot be read"
+    return f"{type(error).__name__}: {text}"

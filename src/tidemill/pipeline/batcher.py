@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from tidemill.core.errors import InvariantError, RemoteError
+from tidemill.core.errors import InvariantError, RemoteError, said
 from tidemill.core.outbox import SendQueue
 from tidemill.core.outbox_items import Ask, Decision, Delivered, GaveUp, Item, Limits
 from tidemill.runtime.log import limited
@@ -135,6 +135,7 @@ class Batcher:
         self._wake: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._sent_at: float | None = None
+        self._closing = False
 
     @property
     def label(self) -> str:
@@ -157,7 +158,7 @@ class Batcher:
         try:
             encoded = self.sink.encode(payload)
         except Exception as error:  # a user's data can raise anything
-            text = f"{type(error).__name__}: {error}"
+            text = said(error)
             item = Item(lane, None, 0, Parcel(payload, None, submission))
             question = self._queue.refuse(item, text, now)
             self._note_error(text, 1)
@@ -207,8 +208,8 @@ class Batcher:
         bits = random.getrandbits(32)
         try:
             answers = await self._answers([item.value.encoded for item in batch])  # type: ignore[misc]
-        except Exception as error:  # asyncio's cancellation is no Exception: it ends the task
-            text = str(error) if isinstance(error, RemoteError) else f"{type(error).__name__}: {error}"
+        except Exception as error:
+            text = str(error) if isinstance(error, RemoteError) else said(error)
             retryable = error.retryable if isinstance(error, RemoteError) else True
             self._note_error(text, len(batch))
             effects = self._queue.failed(text, retryable, self._loop.time(), bits)
@@ -222,7 +223,12 @@ class Batcher:
         self._apply(effects)
 
     async def _answers(self, batch: Sequence[Encoded]) -> Sequence[Refusal | None]:
-        answers = await self.sink.send(batch)
+        try:
+            answers = await self.sink.send(batch)
+        except asyncio.CancelledError as error:
+            if self._closing:
+                raise
+            raise RemoteError(f"{self.label}: sending was cancelled from within") from error
         if len(answers) != len(batch):
             raise InvariantError(f"{self.label} gave {len(answers)} answers for {len(batch)} payloads")
         return answers
@@ -265,6 +271,7 @@ class Batcher:
 
     async def close(self) -> None:
         """Stop sending and close the sink; errors are logged."""
+        self._closing = True
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -273,7 +280,7 @@ class Batcher:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self.sink.close()
         except Exception as error:
-            log.warning("a sink could not be closed", sink=self.label, error=f"{type(error).__name__}: {error}")
+            log.warning("a sink could not be closed", sink=self.label, error=said(error))
 
 
 def _most_telling(refused: Sequence[Refusal]) -> str:

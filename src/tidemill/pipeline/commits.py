@@ -96,6 +96,7 @@ class Commits:
         """Forget a partition: late resolutions and answers change nothing."""
         self._in_flight.pop(partition, None)
         self._ledger.abandon(partition)
+        self._changed.set()
 
     async def finish(self) -> None:
         """Commit everything that is ready; returns when it is confirmed. The caller bounds the time."""

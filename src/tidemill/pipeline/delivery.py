@@ -21,6 +21,7 @@ from tidemill.core.errors import (
     RemoteError,
     SinkNotConfiguredError,
     TidemillError,
+    said,
 )
 from tidemill.core.outbox_items import Decision, Limits
 from tidemill.core.retry import Backoff
@@ -33,9 +34,9 @@ from tidemill.pipeline.batcher import (
     SinkStats,
     Submission,
 )
+from tidemill.pipeline.hooks import called
 from tidemill.pipeline.models import DeliveryAction, DeliveryError, ExecutorTask
 from tidemill.runtime.deadletter import DeadLetters, Letter, LetterKind, letter_sources, payload_json
-from tidemill.runtime.log import limited
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sinks.base import Sink
 from tidemill.sinks.payloads import CollectResult, FilePayload, KafkaPayload
@@ -159,7 +160,7 @@ class Outbox:
         except TimeoutError:
             raise RemoteError(f"{batcher.label}: no connection within {self._connect_seconds:g} s") from None
         except Exception as error:
-            raise RemoteError(f"{batcher.label}: {type(error).__name__}: {error}") from error
+            raise RemoteError(f"{batcher.label}: {said(error)}") from error
 
     async def flush(self, deadline_seconds: float) -> None:
         """Wait until nothing is in hand, letters included, or the deadline is over."""
@@ -261,18 +262,20 @@ class Outbox:
             question.attempts,
         )
         try:
-            action: object = await hook(error)
+            action = DeliveryAction(await called(hook(error)))
         except Exception as raised:
-            log.warning("on_delivery_error raised; dead-lettering", sink=batcher.label, exc_info=raised)
+            log.warning(
+                "on_delivery_error raised, or returned no DeliveryAction; dead-lettering",
+                sink=batcher.label,
+                exc_info=raised,
+            )
             action = DeliveryAction.DLQ
         if self._closed:
             return
-        if action == DeliveryAction.RETRY:
+        if action is DeliveryAction.RETRY:
             batcher.decided(question, Decision.RETRY)
-            return
-        if action not in (DeliveryAction.DLQ, DeliveryAction.SKIP):
-            limited(log, 10.0).warning("on_delivery_error returned no DeliveryAction", returned=repr(action)[:200])
-        self._drop(batcher, question, DeliveryAction.SKIP if action == DeliveryAction.SKIP else DeliveryAction.DLQ)
+        else:
+            self._drop(batcher, question, action)
 
     def _drop(self, batcher: Batcher, question: Question, action: DeliveryAction) -> None:
         # What was abandoned meanwhile belongs to whoever has the partition now.
@@ -317,6 +320,12 @@ class Outbox:
         if not self._closed:
             submission.settle(count)
         self._changed()
+
+
+def payloads_of(collect: CollectResult) -> list[str]:
+    """Return the payloads of a result that is not delivered, as JSON for its letter."""
+    fields = [getattr(collect, field) for field, _, _ in _FIELDS]
+    return [payload_json(payload) for field in fields if isinstance(field, Sequence) for payload in field]
 
 
 def _listed(named: Mapping[str, object]) -> str:

@@ -19,27 +19,29 @@ import structlog
 
 from tidemill.config.settings import Settings
 from tidemill.core.backpressure import Backpressure
-from tidemill.core.errors import ConfigError, HandlerError
+from tidemill.core.errors import ConfigError, HandlerError, said
 from tidemill.core.ledger import Entry
 from tidemill.core.retry import Backoff
 from tidemill.core.window import Window
+from tidemill.pipeline.checks import collected
 from tidemill.pipeline.commits import Commits
 from tidemill.pipeline.counters import Counters, Overridden, Slowest, process_usage
-from tidemill.pipeline.delivery import Outbox, Routed
+from tidemill.pipeline.delivery import Outbox, Routed, payloads_of
 from tidemill.pipeline.executor import Executor
 from tidemill.pipeline.handler import Handler
-from tidemill.pipeline.hooks import HookRunner
+from tidemill.pipeline.hooks import HookRunner, called
 from tidemill.pipeline.lane import Lane, Opened
 from tidemill.pipeline.letters import make_letter
 from tidemill.pipeline.models import ExecutorError
 from tidemill.pipeline.tasks import TaskPool, TaskRun
 from tidemill.pipeline.warden import Warden
-from tidemill.pipeline.windowrun import WindowRun, collected
+from tidemill.pipeline.windowrun import WindowRun
 from tidemill.runtime.deadletter import DeadLetters, LetterKind
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.log import limited
 from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
+from tidemill.sinks.payloads import CollectResult
 from tidemill.sources.base import CommitStatus, Fatal, Source, TopicPartition
 
 log = structlog.get_logger(__name__)
@@ -106,7 +108,6 @@ class Engine:
             limits.retry_backoff.multiplier,
         )
         self.pool = TaskPool(executor, limits)
-        self.window_hooks = 0
         self._executor = executor
         self._report = report
         self._warden = warden
@@ -120,6 +121,7 @@ class Engine:
         self._lanes: dict[TopicPartition, Lane] = {}
         self.commits = Commits(source, self._settled)
         self._pumping = False
+        self._subscribed = False
         self._accepting = False
         self._paused = False
         self._stop = asyncio.Event()
@@ -146,9 +148,9 @@ class Engine:
             await asyncio.wait({starting})
         if not starting.cancelled() and (error := starting.exception()) is not None:
             reason = StopReason.CONFIG if isinstance(error, ConfigError) else StopReason.FAILED
-            self._fatal = (reason, f"{type(error).__name__}: {error}")
-            self.log.error("the engine cannot start", error=str(error), exc_info=_unexpected(error))
-        elif self._accepting:
+            self._fatal = (reason, said(error))
+            self.log.error("the engine cannot start", error=said(error), exc_info=_unexpected(error))
+        elif self._subscribed:
             await stopping
         stopping.cancel()
         await self._end()
@@ -159,11 +161,11 @@ class Engine:
         await self.outbox.connect()
         await self.letters.open()
         try:
-            await self.handler.on_ready(self.settings, None)
+            await called(self.handler.on_ready(self.settings, None))
         except Exception as error:
-            raise HandlerError(f"on_ready raised {type(error).__name__}: {error}") from error
+            raise HandlerError(f"on_ready raised {said(error)}") from error
         await may_subscribe()
-        self._accepting = True
+        self._subscribed = self._accepting = True
         self.source.start(self)
 
     def drain(self) -> None:
@@ -181,15 +183,15 @@ class Engine:
 
     async def _end(self) -> None:
         """Drain unless the end is a failure; then release everything, whatever goes wrong on the way."""
-        clean = self._fatal is None
-        if clean and self._accepting:
+        if self._subscribed and self._fatal is None:
             await self._tried("drain", self._drain())
-        subscribed, self._accepting = self._accepting, False
+        self._accepting = False
         for lane in self._lanes.values():
             lane.close()
+            self.outbox.abandon(lane.partition)
         await self._tried("hooks", self.hooks.close())
         await self._tried("tasks", self.pool.close())
-        if clean and subscribed:
+        if self._subscribed and self._fatal is None:
             await self._tried("last commit", self._last_commit())
         await self._tried("sinks", self.outbox.close())
         await self._tried("dead letters", self.letters.close())
@@ -197,8 +199,8 @@ class Engine:
             await self._tried("report", self._report.close())
         if self._warden is not None:
             self._warden.close()
-        if subscribed:
-            await self._tried("consumer", self.source.close(leave=clean))
+        if self._subscribed:
+            await self._tried("consumer", self.source.close(leave=self._fatal is None))
 
     async def _tried(self, what: str, step: Awaitable[None]) -> None:
         try:
@@ -221,10 +223,9 @@ class Engine:
             left = sum(lane.unresolved for lane in self._lanes.values())
             self.log.warning("the drain timeout is over; what is left will be done again", messages=left)
         await self.outbox.flush(max(0.0, deadline - self._loop.time()))
-        self._accepting = True  # `_end` closes the source only if it was subscribed
 
     def _busy(self) -> bool:
-        return self.window_hooks > 0 or any(lane.unresolved for lane in self._lanes.values())
+        return any(lane.busy for lane in self._lanes.values())
 
     async def _last_commit(self) -> None:
         try:
@@ -292,9 +293,8 @@ class Engine:
             fenced = fatal is Fatal.FENCED
             self._fatal = (StopReason.FENCED if fenced else StopReason.FAILED, text)
             self.log.error("the engine stops", reason=fatal.value, error=text)
-            for lane in self._lanes.values():
-                lane.close()
-            self._changed.set()
+            for lane in list(self._lanes.values()):
+                self._forget(lane)
         self._stop.set()
 
     def _forget(self, lane: Lane) -> None:
@@ -308,7 +308,7 @@ class Engine:
 
     async def _partition_hook(self, hook: str, partitions: Sequence[TopicPartition]) -> None:
         try:
-            await getattr(self.handler, hook)(partitions)
+            await called(getattr(self.handler, hook)(partitions))
         except Exception as error:
             self.log.warning("a hook raised", hook=hook, exc_info=error)
 
@@ -360,7 +360,7 @@ class Engine:
         try:
             message.payload = self.handler.deserialize_message(message)
         except Exception as error:
-            text = f"{type(error).__name__}: {error}"
+            text = said(error)
             if self.settings.kafka.on_parse_error == "pass":
                 message.parse_error = text
                 return True
@@ -401,6 +401,9 @@ class Engine:
     def finished(self, lane: Lane) -> None:
         """Count a message whose tasks are over: it no longer counts against the watermarks."""
         self._backpressure.finished(lane.partition, 1, 0)
+        self._refill(lane)
+
+    def _refill(self, lane: Lane) -> None:
         if not self._pumping and self.source.buffered(lane.partition):
             self._pump_soon()
 
@@ -418,10 +421,17 @@ class Engine:
         self._backpressure.finished(lane.partition, 0, message.size_bytes)
         self.counters.messages_done += 1
         lane.resolved()
-        if not lane.unresolved:
+        if not lane.busy:
             self._changed.set()
+        self._refill(lane)  # its bytes are let go only now
         if self._report is not None:
             self._report.finished(message, window.started_at if window else None, runs, error)
+
+    def window_done(self, lane: Lane) -> None:
+        """Count a window out whose own hook has run, and whose payloads or letter are confirmed."""
+        lane.window_done()
+        if not lane.busy:
+            self._changed.set()
 
     def reject(
         self,
@@ -448,9 +458,21 @@ class Engine:
         done: Callable[[], None],
         run: TaskRun | None,
         error: ExecutorError | None,
+        refused: object = None,
     ) -> None:
-        """Write one letter; `done` is called when the broker has it."""
-        self.letters.put(make_letter(kind, text, messages, run, error), done)
+        """Write one letter; `done` is called when the broker has it.
+
+        Args:
+            kind: What went wrong.
+            text: In words.
+            messages: The messages concerned.
+            done: Called on the loop, later.
+            run: The task concerned, if there is one.
+            error: How it failed, if it did.
+            refused: What a hook returned that is not delivered, if that is why.
+        """
+        payloads = payloads_of(refused) if isinstance(refused, CollectResult) else ()
+        self.letters.put(make_letter(kind, text, messages, run, error, payloads), done)
 
     def route(self, value: Any) -> list[Routed]:
         """Resolve the sinks of what a hook returned.

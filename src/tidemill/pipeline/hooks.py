@@ -9,15 +9,34 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 import structlog
+
+from tidemill.core.errors import HandlerError
 
 log = structlog.get_logger(__name__)
 
 #: A burst of hooks gives the loop a turn after this many jobs.
 BURST = 64
+
+T = TypeVar("T")
+
+
+async def called(hook: Awaitable[T]) -> T:
+    """Await a hook of the user's; only who ends this task may cancel it.
+
+    Raises:
+        HandlerError: The hook was cancelled from within, which would otherwise end whoever runs it without a word.
+    """
+    try:
+        return await hook
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise HandlerError("the hook was cancelled from within (asyncio.CancelledError)") from error
 
 
 class HookRunner:

@@ -26,11 +26,13 @@ class Lane:
 
     Attributes:
         partition: Its topic and number.
+        name: The same as one text, for logs.
         windowing: Collects messages into windows.
         pending: Tasks without a terminal outcome, by key (the task id, or an internal one for a repeated id).
         waiting: Windows that wait for `arrange`, which is serial per partition.
         arranging: Whether `arrange` runs now.
         unresolved: Messages in hand that did not leave the pipeline yet.
+        windows: Windows whose own hook, or what it delivers, is not done yet; their messages may be.
         closed: The partition was given up: late results change nothing.
         leaving: The partition is about to be given up: nothing more is taken of it.
     """
@@ -41,16 +43,19 @@ class Lane:
         "drained",
         "leaving",
         "linger",
+        "name",
         "partition",
         "pending",
         "unresolved",
         "waiting",
         "windowing",
+        "windows",
     )
 
     def __init__(self, partition: TopicPartition, settings: ExecutorSettings) -> None:
         """Start empty."""
         self.partition = partition
+        self.name = f"{partition[0]}/{partition[1]}"
         self.windowing: Windowing[Opened] = Windowing(
             settings.window_size, settings.window_max_bytes, settings.window_linger_ms / 1000
         )
@@ -58,6 +63,7 @@ class Lane:
         self.waiting: deque[WindowRun] = deque()
         self.arranging = False
         self.unresolved = 0
+        self.windows = 0
         self.closed = False
         self.leaving = False
         self.drained: asyncio.Event | None = None
@@ -67,15 +73,28 @@ class Lane:
         """Yield the tasks that have no terminal outcome yet."""
         return (run.task for run in self.pending.values())
 
+    @property
+    def busy(self) -> bool:
+        """Whether something is in hand."""
+        return self.unresolved > 0 or self.windows > 0
+
     def resolved(self) -> None:
         """Count one message out."""
         self.unresolved -= 1
-        if self.unresolved == 0 and self.drained is not None:
+        self._note_idle()
+
+    def window_done(self) -> None:
+        """Count one window's own work out."""
+        self.windows -= 1
+        self._note_idle()
+
+    def _note_idle(self) -> None:
+        if self.drained is not None and not self.busy:
             self.drained.set()
 
     async def drain(self) -> None:
-        """Wait until nothing is in hand."""
-        if self.unresolved:
+        """Wait until nothing is in hand, or the partition is given up."""
+        while self.busy and not self.closed:
             self.drained = asyncio.Event()
             await self.drained.wait()
 

@@ -19,6 +19,7 @@ def make_letter(
     messages: Sequence[SourceMessage],
     run: TaskRun | None,
     error: ExecutorError | None,
+    payloads: Sequence[str] = (),
 ) -> Letter:
     """Return a letter about messages whose work ends here.
 
@@ -28,6 +29,7 @@ def make_letter(
         messages: The messages concerned; the letter carries all of them.
         run: The task concerned, if there is one.
         error: How it failed, if it did.
+        payloads: What a hook wanted delivered and is not, each as JSON.
     """
     letter = Letter(
         kind=kind,
@@ -35,6 +37,7 @@ def make_letter(
         sources=letter_sources(messages),
         partition=messages[0].partition if messages else None,
         attempt_count=1,
+        original_payloads=list(payloads),
     )
     if run is not None:
         letter.task_id = run.task.task_id

@@ -131,10 +131,15 @@ class TaskPool:
         task = run.task
         run.attempts += 1
         self._running.add(run)
-        stdin = task.stdin
+        try:
+            stdin = task.stdin.encode() if isinstance(task.stdin, str) else task.stdin or b""
+        except UnicodeEncodeError as error:
+            failure = ProcessOutcome(None, b"", b"", 0.0, None, ErrorKind.EXIT, f"cannot be started: stdin: {error}")
+            asyncio.get_running_loop().call_soon(self._ended, run, failure)
+            return
         run.process = self._executor.start(
             (task.binary_path or self._settings.binary_path, *task.args),
-            b"" if stdin is None else stdin.encode() if isinstance(stdin, str) else stdin,
+            stdin,
             task.env,
             self._settings.task_timeout_seconds if task.timeout_seconds is None else task.timeout_seconds,
             lambda outcome: self._ended(run, outcome),

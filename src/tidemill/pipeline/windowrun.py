@@ -11,14 +11,17 @@ import functools
 import random
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import structlog
 
 from tidemill.core.arrangement import Arrangement, Effect, MessageComplete, MessageResolved
+from tidemill.core.errors import said
 from tidemill.core.ledger import Entry
 from tidemill.core.retry import Retry, decide
+from tidemill.pipeline.checks import checked_action, checked_tasks
 from tidemill.pipeline.delivery import Origin, Routed
+from tidemill.pipeline.hooks import called
 from tidemill.pipeline.models import (
     ErrorAction,
     ExecutorError,
@@ -30,7 +33,6 @@ from tidemill.pipeline.models import (
 from tidemill.pipeline.tasks import TaskRun
 from tidemill.runtime.deadletter import LetterKind
 from tidemill.runtime.messages import SourceMessage
-from tidemill.sinks.payloads import CollectResult
 from tidemill.sources.base import TopicPartition
 
 if TYPE_CHECKING:
@@ -91,7 +93,9 @@ class WindowRun:
         engine, lane = self.engine, self.lane
         self.started_at = time.time()
         try:
-            tasks = _checked(await engine.handler.arrange(self.messages, PendingContext(lane.pending_tasks)))
+            # A copy, here and below: what the handler does to its list must not change ours.
+            returned = await called(engine.handler.arrange(list(self.messages), PendingContext(lane.pending_tasks)))
+            tasks = checked_tasks("arrange", returned)
         except Exception as error:
             if not lane.closed:
                 self._arrange_failed(error)
@@ -103,10 +107,8 @@ class WindowRun:
         """Dead-letter a single message; split a window so that its other messages go on."""
         engine = self.engine
         if len(self.messages) == 1:
-            engine.log.warning(
-                "arrange raised", message=self._label(0), error=repr(error), partition=self.lane.partition
-            )
-            engine.reject(self.lane, self.messages[0], self.entries[0], LetterKind.ARRANGE, _said(error))
+            engine.log.warning("arrange raised", message=self._label(0), error=said(error), partition=self.lane.name)
+            engine.reject(self.lane, self.messages[0], self.entries[0], LetterKind.ARRANGE, said(error))
             return
         half = len(self.messages) // 2
         for part in (slice(half, None), slice(0, half)):
@@ -145,7 +147,7 @@ class WindowRun:
             self.engine.warn(
                 "source_offsets of a task lie outside its window and are ignored",
                 task_id=task.task_id,
-                partition=self.lane.partition,
+                partition=self.lane.name,
                 ignored=sorted(set(offsets) - set(places))[:10],
             )
             return own
@@ -156,7 +158,7 @@ class WindowRun:
             self.engine.warn(
                 "a task with this id is pending already; it runs under an internal key",
                 task_id=task.task_id,
-                partition=self.lane.partition,
+                partition=self.lane.name,
             )
             run.key = run
         self.lane.pending[run.key] = run
@@ -167,7 +169,8 @@ class WindowRun:
         if known is None:
             self.engine.pool.submit(run)
             return
-        stdout = known.stdout.encode() if isinstance(known.stdout, str) else known.stdout
+        # Any text has bytes this way, lone surrogates (from names of files, say) included.
+        stdout = known.stdout.encode("utf-8", "surrogatepass") if isinstance(known.stdout, str) else known.stdout
         run.attempts = 1
         self.succeeded(run, ExecutorResult(known.exit_code, stdout, known.stderr, 0.0, run.task, None))
 
@@ -185,12 +188,14 @@ class WindowRun:
 
     async def _task_hook(self, run: TaskRun, result: ExecutorResult) -> None:
         engine = self.engine
-        if engine.has.on_task_complete:
+        if engine.has.on_task_complete and not self.lane.closed:
+            returned = None
             try:
-                routed = engine.route(await engine.handler.on_task_complete(result))
+                returned = await called(engine.handler.on_task_complete(result))
+                routed = engine.route(returned)
             except Exception as error:
                 if not self.lane.closed:
-                    self._hook_failed("on_task_complete", error, self._indexes_of(run), run)
+                    self._hook_failed("on_task_complete", error, self._indexes_of(run), run, returned)
             else:
                 if routed and not self.lane.closed:
                     self._deliver(routed, self._indexes_of(run), run.task)
@@ -204,25 +209,27 @@ class WindowRun:
             self._retry(run, error)
 
     async def _error_hook(self, run: TaskRun, error: ExecutorError) -> None:
+        if self.lane.closed:
+            return
         try:
-            action = await self.engine.handler.on_error(run.task, error)
+            action = checked_action(await called(self.engine.handler.on_error(run.task, error)))
         except Exception as raised:
             self.engine.log.warning(
-                "on_error raised; the task is dead-lettered", task_id=run.task.task_id, exc_info=raised
+                "on_error raised, or returned no ErrorAction and no list of tasks; the task is dead-lettered",
+                task_id=run.task.task_id,
+                exc_info=raised,
             )
             action = ErrorAction.DLQ
         if self.lane.closed:
             return
-        if isinstance(action, list) and all(isinstance(task, ExecutorTask) for task in action):
+        if isinstance(action, list):
             self._replace(run, error, action)
-        elif action == ErrorAction.RETRY:
+        elif action is ErrorAction.RETRY:
             self._retry(run, error)
-        elif action == ErrorAction.SKIP:
+        elif action is ErrorAction.SKIP:
             self.engine.counters.skipped += 1
             self._give_up(run, error)
         else:
-            if action != ErrorAction.DLQ:
-                self.engine.warn("on_error returned no ErrorAction and no list of tasks", returned=repr(action)[:200])
             self._dead_letter(run, error)
 
     def _retry(self, run: TaskRun, error: ExecutorError) -> None:
@@ -269,7 +276,7 @@ class WindowRun:
             exit_code=error.exit_code,
             exception=error.exception,
             attempts=run.attempts,
-            partition=self.lane.partition,
+            partition=self.lane.name,
         )
         text = error.exception or error.stderr.strip()[-500:] or f"exit code {error.exit_code}"
         self._letter(LetterKind.TASK, text, indexes, run, error)
@@ -301,6 +308,7 @@ class WindowRun:
         indexes: Sequence[int],
         run: TaskRun | None = None,
         error: ExecutorError | None = None,
+        refused: object = None,
     ) -> None:
         self.graph.hold(indexes)
         self.engine.dead_letter(
@@ -310,11 +318,14 @@ class WindowRun:
             functools.partial(self._released, indexes),
             run,
             error,
+            refused,
         )
 
-    def _hook_failed(self, hook: str, error: Exception, indexes: Sequence[int], run: TaskRun | None = None) -> None:
-        self.engine.log.warning("a hook raised", hook=hook, partition=self.lane.partition, exc_info=error)
-        self._letter(LetterKind.HOOK, f"{hook}: {_said(error)}", indexes, run)
+    def _hook_failed(
+        self, hook: str, error: Exception, indexes: Sequence[int], run: TaskRun | None, returned: object
+    ) -> None:
+        self.engine.log.warning("a hook raised", hook=hook, partition=self.lane.name, exc_info=error)
+        self._letter(LetterKind.HOOK, f"{hook}: {said(error)}", indexes, run, None, returned)
 
     # -- messages and the window ------------------------------------------------------------------------------
 
@@ -336,11 +347,15 @@ class WindowRun:
 
     async def _message_hook(self, index: int) -> None:
         engine = self.engine
+        if self.lane.closed:
+            return
+        returned = None
         try:
-            routed = engine.route(await engine.handler.on_message_complete(self._group(index)))
+            returned = await called(engine.handler.on_message_complete(self._group(index)))
+            routed = engine.route(returned)
         except Exception as error:
             if not self.lane.closed:
-                self._hook_failed("on_message_complete", error, (index,))
+                self._hook_failed("on_message_complete", error, (index,), None, returned)
         else:
             if routed and not self.lane.closed:
                 self._deliver(routed, (index,), None)
@@ -364,64 +379,47 @@ class WindowRun:
 
     def _window_complete(self) -> None:
         if self.engine.has.on_window_complete:
-            self.engine.window_hooks += 1
+            self.lane.windows += 1
             self.engine.hooks.submit(self._window_hook)
         else:
-            self._window_done()
+            self._release_window()
 
     async def _window_hook(self) -> None:
         engine = self.engine
-        everything = range(len(self.messages))
+        if self.lane.closed:
+            return
+        returned = None
         try:
-            routed = engine.route(await engine.handler.on_window_complete(self.results, self.messages))
+            returned = await called(engine.handler.on_window_complete(list(self.results), list(self.messages)))
+            routed = engine.route(returned)
         except Exception as error:
-            engine.log.warning(
-                "a hook raised", hook="on_window_complete", partition=self.lane.partition, exc_info=error
-            )
-            engine.dead_letter(
-                LetterKind.HOOK,
-                f"on_window_complete: {_said(error)}",
-                self.messages,
-                self._window_done,
-                None,
-                None,
-            )
+            if not self.lane.closed:
+                self._window_hook_failed(error, returned)
         else:
             if routed and not self.lane.closed:
-                origin = Origin([self.messages[index] for index in everything], None)
-                engine.outbox.submit(routed, origin, self._window_done)
+                engine.outbox.submit(routed, Origin(self.messages, None), self._window_done)
             else:
                 self._window_done()
-        finally:
-            engine.window_hooks -= 1
+
+    def _window_hook_failed(self, error: Exception, returned: object) -> None:
+        hook, engine = "on_window_complete", self.engine
+        engine.log.warning("a hook raised", hook=hook, partition=self.lane.name, exc_info=error)
+        text = f"{hook}: {said(error)}"
+        engine.dead_letter(LetterKind.HOOK, text, self.messages, self._window_done, None, None, returned)
 
     def _window_done(self) -> None:
-        if self.held_for_window and not self.lane.closed:
+        if not self.lane.closed:
+            self._release_window()
+            self.engine.window_done(self.lane)
+
+    def _release_window(self) -> None:
+        if self.held_for_window:
             self.held_for_window = False
             self._apply(self.graph.release(range(len(self.messages))))
 
     def _label(self, index: int) -> str:
-        return self.engine.handler.message_label(self.messages[index])
-
-
-def _checked(tasks: Any) -> list[ExecutorTask]:
-    if not isinstance(tasks, (list, tuple)) or not all(isinstance(task, ExecutorTask) for task in tasks):
-        raise TypeError(f"arrange must return a list of ExecutorTask, not {type(tasks).__name__}: {repr(tasks)[:200]}")
-    return list(tasks)
-
-
-def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def collected(value: Any) -> CollectResult | None:
-    """Return what a hook collected, None where there is nothing to deliver.
-
-    Raises:
-        TypeError: It returned something else.
-    """
-    if value is None:
-        return None
-    if not isinstance(value, CollectResult):
-        raise TypeError(f"a hook must return a CollectResult or None, not {type(value).__name__}")
-    return value if value.has_outputs else None
+        message = self.messages[index]
+        try:
+            return self.engine.handler.message_label(message)
+        except Exception as error:
+            return f"{message.topic}/{message.partition}/{message.offset} (message_label raised {said(error)})"

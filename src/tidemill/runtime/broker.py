@@ -134,6 +134,12 @@ class EmbeddedBroker:
         if self.running:
             return self
         self._forget_process()
+        if self._fixed_port and _answers(self._fixed_port):
+            # Its answers would be taken for those of the broker that cannot start.
+            raise RemoteError(
+                f"port {self._fixed_port} of {HOST} is in use, perhaps by another Kafka; stop that program or choose "
+                "another port"
+            )
         java = str(find_java().executable)
         command = [java, *_JVM_OPTIONS, "-cp", kafka_classpath(self._progress)]
         self.data_dir.mkdir(parents=True, exist_ok=True)
@@ -173,8 +179,12 @@ class EmbeddedBroker:
             shutil.rmtree(self.data_dir, ignore_errors=True)
 
     def __enter__(self) -> EmbeddedBroker:
-        """Start."""
-        return self.start()
+        """Start; if that fails, nothing is left of it."""
+        try:
+            return self.start()
+        except BaseException:
+            self.close()
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

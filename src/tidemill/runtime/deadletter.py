@@ -157,12 +157,19 @@ def _plain(value: Any) -> Any:
     try:
         return msgspec.Raw(_json_strict(value))
     except Exception:  # whatever a user's object raises: it may be the very reason for this letter
-        return repr(value)[:10_000]
+        return _shown(value)
 
 
 def _hook(value: Any) -> Any:
     dump = getattr(value, "model_dump", None)
-    return dump(mode="json") if dump is not None else repr(value)
+    return dump(mode="json") if dump is not None else _shown(value)
+
+
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)[:10_000]
+    except Exception:
+        return f"<a {type(value).__name__} that cannot be shown>"
 
 
 _json_strict = msgspec.json.Encoder(enc_hook=_hook).encode

@@ -24,6 +24,7 @@ from tidemill.runtime.java import find_java, user_cache_folder
 OFFLINE_VARIABLE = "TIDEMILL_OFFLINE"
 KAFKA_COORDINATES = "org.apache.kafka:kafka_2.13:4.3.1"
 _DOWNLOAD_TIMEOUT_SECONDS = 600.0
+_PROGRESS_SECONDS = 3.0
 _TAIL_LINES = 15
 
 Progress = Callable[[str], None]
@@ -144,9 +145,9 @@ def _run_resolver(coordinates: str, ivy: Path, log: Path, progress: Progress, en
                 if elapsed > _DOWNLOAD_TIMEOUT_SECONDS:
                     raise RemoteError(f"Downloading {coordinates} took over {_DOWNLOAD_TIMEOUT_SECONDS:g} s")
                 count, size = _downloaded(ivy)
-                progress(f"downloading {coordinates}: {count} jars, {size / 1e6:.0f} MB, {elapsed:.0f} s")
+                progress(f"downloading {coordinates} (once): {count} jars, {size / 1e6:.0f} MB, {elapsed:.0f} s")
                 try:
-                    return process.wait(1.0)
+                    return process.wait(_PROGRESS_SECONDS)
                 except subprocess.TimeoutExpired:
                     continue
         finally:

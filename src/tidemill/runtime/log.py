@@ -68,11 +68,17 @@ def configure(settings: LoggingSettings, *, stream: TextIO | None = None, **cont
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *render],
         )
     )
+    handler.addFilter(_of_interest)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
     for name in _QUIET:
         logging.getLogger(name).setLevel(max(level, logging.WARNING))
+
+
+def _of_interest(record: logging.LogRecord) -> bool:
+    # py4j tells through the root logger, with a traceback, that a JVM that was stopped is gone.
+    return record.levelno >= logging.WARNING or record.name != "root" or "py4j" not in record.pathname
 
 
 #: Fields that say what an event is about: two sinks that are down are two messages.

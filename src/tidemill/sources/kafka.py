@@ -4,6 +4,9 @@ Invariants: only the thread touches the consumer. It never decides about offsets
 dropping what it does not own. What it fetched waits in a bounded buffer per partition; only when that is full is the
 partition paused at the broker's side, because a pause throws away everything that librdkafka had prefetched.
 
+A partition can go and come back while the loop is busy, so a buffer stands for one ownership: the engine pulls from,
+and commits for, only the ownership that it was told of; what it still says about an earlier one changes nothing.
+
 Membership is static (`group.instance.id`), cooperative-sticky, in the classic protocol. A member fenced by another
 goes on fetching until it is told, so `_FATAL` and FENCED_INSTANCE_ID end the engine.
 """
@@ -35,8 +38,8 @@ BUFFER_MESSAGES = 4_000
 POLL_SECONDS = 0.02
 #: How often watermarks and an unreachable broker are looked at.
 CHECK_SECONDS = 1.0
-#: A commit that the thread makes itself, in the middle of a rebalance, may take this long.
-REVOKE_COMMIT_SECONDS = 10.0
+#: The thread may take this long to end.
+CLOSE_SECONDS = 30.0
 
 _AGAIN = frozenset(
     {
@@ -80,7 +83,10 @@ class KafkaSource:
         self._max_bytes = settings.executor.max_queued_bytes
         self._drain_seconds = settings.executor.drain_timeout_seconds
         self._config = consumer_config(settings, instance_id)
+        # Of the partitions that are ours; only the thread touches it.
         self._buffers: dict[TopicPartition, _Buffer] = {}
+        # Of those that the engine was told of; only the loop touches it.
+        self._told: dict[TopicPartition, _Buffer] = {}
         self._commands: deque[Callable[[], None]] = deque()
         self._to_commit: dict[TopicPartition, int] = {}
         self._commit_in_flight = False
@@ -104,7 +110,7 @@ class KafkaSource:
 
     def pull(self, partition: TopicPartition, limit: int) -> list[SourceMessage]:
         """Take messages out of the partition's buffer."""
-        buffer = self._buffers.get(partition)
+        buffer = self._told.get(partition)
         if buffer is None:
             return []
         messages = buffer.messages
@@ -114,12 +120,13 @@ class KafkaSource:
 
     def buffered(self, partition: TopicPartition) -> int:
         """Return how many messages of the partition can be pulled."""
-        buffer = self._buffers.get(partition)
+        buffer = self._told.get(partition)
         return len(buffer.messages) if buffer is not None else 0
 
     def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Hand offsets to the thread; those not yet sent are replaced by later ones."""
-        self._commands.append(lambda: self._to_commit.update(offsets))
+        owned = [(tp, self._told.get(tp), offset) for tp, offset in offsets.items()]
+        self._commands.append(lambda: self._note_commits(owned))
 
     def stop_fetching(self) -> None:
         """Let the thread pause everything and drop what it has."""
@@ -141,8 +148,23 @@ class KafkaSource:
     async def close(self, *, leave: bool) -> None:
         """End the thread; with `leave` the group has the partitions in about a second."""
         self._leave = leave
-        if self._thread.is_alive():
-            await asyncio.to_thread(self._ended.wait, 30.0)
+        if self._thread.is_alive() and not await asyncio.to_thread(self._ended.wait, CLOSE_SECONDS):
+            log.warning("the consumer did not end in time; its partitions stay reserved for the session timeout")
+
+    def _assigned(self, buffers: dict[TopicPartition, _Buffer]) -> None:
+        self._told.update(buffers)
+        self._events.on_assigned(list(buffers))
+
+    def _lost(self, partitions: list[TopicPartition]) -> None:
+        for tp in partitions:
+            self._told.pop(tp, None)
+        self._events.on_lost(partitions)
+
+    async def _revoked(self, partitions: list[TopicPartition]) -> Mapping[TopicPartition, int]:
+        offsets = await self._events.on_revoked(partitions)
+        for tp in partitions:
+            self._told.pop(tp, None)
+        return offsets
 
     # -- the thread -------------------------------------------------------------------------------------------
 
@@ -207,8 +229,8 @@ class KafkaSource:
             if buffer is None or not self._fetching:
                 continue  # given up meanwhile, or stopping: whoever owns it next reads it again
             if offset != buffer.expected:
-                if offset < buffer.expected and buffer.messages:
-                    continue  # fetched twice around a pause
+                if offset < buffer.expected <= self._end_of(topic, partition):
+                    continue  # fetched twice
                 self._on_jump(topic, partition, buffer, offset)
             buffer.expected = offset + 1
             message = SourceMessage(
@@ -255,7 +277,18 @@ class KafkaSource:
                 first=offset,
             )
             return
-        low, _ = self._consumer.get_watermark_offsets(ck.TopicPartition(topic, partition), timeout=5.0)
+        try:
+            low, _ = self._consumer.get_watermark_offsets(ck.TopicPartition(topic, partition), timeout=5.0)
+        except ck.KafkaException as error:
+            log.warning(
+                "offsets are missing, and the brokers do not say whether messages were deleted",
+                topic=topic,
+                partition=partition,
+                expected=expected,
+                first=offset,
+                error=str(error),
+            )
+            return
         if low > expected:
             self._gap += low - expected
             log.error(
@@ -267,13 +300,22 @@ class KafkaSource:
                 gap=low - expected,
             )
 
+    def _end_of(self, topic: str, partition: int) -> int:
+        """Return the end of the partition as the last fetch saw it; a topic that was made anew ends earlier."""
+        try:
+            return int(self._consumer.get_watermark_offsets(ck.TopicPartition(topic, partition), cached=True)[1])
+        except ck.KafkaException:
+            return -1
+
+    def _note_commits(self, offsets: Sequence[tuple[TopicPartition, _Buffer | None, int]]) -> None:
+        for tp, buffer, offset in offsets:
+            if buffer is not None and self._buffers.get(tp) is buffer:
+                self._to_commit[tp] = offset
+
     def _send_commits(self) -> None:
         if not self._to_commit or self._commit_in_flight:
             return
-        offsets = {tp: offset for tp, offset in self._to_commit.items() if tp in self._buffers}
-        self._to_commit = {}
-        if not offsets:
-            return
+        offsets, self._to_commit = self._to_commit, {}
         try:
             self._consumer.commit(offsets=_positions(offsets), asynchronous=True)
             self._commit_in_flight = True
@@ -310,7 +352,7 @@ class KafkaSource:
                     self._consumer.pause([ck.TopicPartition(topic, partition)])
                     buffer.paused = True
                     if not self._fetching:
-                        buffer.messages.clear()
+                        buffer.messages = deque()  # not cleared: the loop may be taking from it
             elif self._fetching and count <= BUFFER_MESSAGES // 4 and buffer.size_bytes <= share // 4:
                 self._consumer.resume([ck.TopicPartition(topic, partition)])
                 buffer.paused = False
@@ -328,10 +370,12 @@ class KafkaSource:
         self._lag = lag
         if self._stalled is not None:
             try:
-                self._consumer.list_topics(self._topic, timeout=0.5)
+                topic = self._consumer.list_topics(self._topic, timeout=0.5).topics[self._topic]
             except ck.KafkaException:
                 return
-            log.info("the brokers answer again")
+            if topic.error is not None and topic.error.code() == ck.KafkaError.UNKNOWN_TOPIC_OR_PART:
+                return
+            log.info("the brokers answer again, and have the topic")
             self._stalled = None
 
     def _on_error(self, error: ck.KafkaError) -> None:
@@ -354,25 +398,26 @@ class KafkaSource:
                     committed[position.topic, position.partition] = position.offset if position.error is None else -1
             except ck.KafkaException as error:
                 log.warning("committed offsets are not known; gaps cannot be told", error=str(error))
-        for position in partitions:
-            tp = (position.topic, position.partition)
-            self._buffers[tp] = _Buffer(committed.get(tp, -1))
+        buffers = {tp: _Buffer(committed.get(tp, -1)) for tp in _names(partitions)}
+        self._buffers.update(buffers)
         consumer.incremental_assign(partitions)
+        if partitions:
+            # librdkafka keeps a pause over a revoke: what was full when it went would never be read again.
+            consumer.resume(partitions)
         self._joined = True
-        self._tell(self._events.on_assigned, [(p.topic, p.partition) for p in partitions])
+        self._tell(self._assigned, buffers)
 
     def _on_revoke(self, consumer: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
-        owned = [(p.topic, p.partition) for p in partitions if (p.topic, p.partition) in self._buffers]
+        owned = [tp for tp in _names(partitions) if tp in self._buffers]
         for tp in owned:
-            self._buffers[tp].messages.clear()
+            self._buffers[tp].messages = deque()  # not cleared: the loop may be taking from it
         if owned and self._leave is None and not self._dead:
             self._finish_work(consumer, owned)
-        for tp in owned:
-            self._buffers.pop(tp, None)
+        self._forget(owned)
         consumer.incremental_unassign(partitions)
 
     def _finish_work(self, consumer: ck.Consumer, owned: list[TopicPartition]) -> None:
-        work = asyncio.run_coroutine_threadsafe(_awaited(self._events.on_revoked, owned), self._loop)
+        work = asyncio.run_coroutine_threadsafe(self._revoked(owned), self._loop)
         try:
             offsets = work.result(self._drain_seconds + 10.0)
             if offsets:
@@ -386,17 +431,22 @@ class KafkaSource:
                 self._fence(str(error))
         except TimeoutError:
             work.cancel()
+            self._tell(self._lost, owned)
             log.warning("revoked partitions were not drained in time; their work will be done again", partitions=owned)
 
     def _on_lost(self, consumer: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
-        lost = [(p.topic, p.partition) for p in partitions]
-        for tp in lost:
+        lost = _names(partitions)
+        self._forget(lost)
+        self._tell(self._lost, lost)
+
+    def _forget(self, partitions: list[TopicPartition]) -> None:
+        for tp in partitions:
             self._buffers.pop(tp, None)
-        self._tell(self._events.on_lost, lost)
+            self._to_commit.pop(tp, None)
 
 
-async def _awaited(function: Callable[..., Any], argument: object) -> Any:
-    return await function(argument)
+def _names(partitions: Sequence[ck.TopicPartition]) -> list[TopicPartition]:
+    return [(p.topic, p.partition) for p in partitions]
 
 
 def _positions(offsets: Mapping[TopicPartition, int]) -> list[ck.TopicPartition]:

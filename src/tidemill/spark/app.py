@@ -189,6 +189,8 @@ class Pipeline:
         if code is not ExitCode.STOPPED:
             _leave_for(settings, worker, live.not_left())
             self._raise_failure(settings, worker)
+            done = live.progress()
+            log.info("the pipeline is drained", messages_done=done.messages_done, dead_lettered=done.dead_lettered)
         return code
 
     def _times(self, settings: Settings) -> SlotLimits:

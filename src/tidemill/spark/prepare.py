@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
+import inspect
 import os
 import re
 from collections.abc import Callable, Coroutine
@@ -16,13 +18,18 @@ import structlog
 from tidemill.config.loading import validated
 from tidemill.config.settings import Settings, SparkSettings
 from tidemill.core.errors import ConfigError, HandlerError, RemoteError, TidemillError
-from tidemill.pipeline.handler import Handler
+from tidemill.pipeline.handler import Handler, overrides
 from tidemill.runtime.kafka_client import TopicAdmin, client_config
 from tidemill.runtime.topics import TopicReader
 
 log = structlog.get_logger(__name__)
 
 ResultT = TypeVar("ResultT")
+_SYNCHRONOUS = ("deserialize_message", "message_label")
+_HOOKS = (
+    *("arrange", "on_startup", "on_ready", "on_assign", "on_revoke", "on_task_complete", "on_message_complete"),
+    *("on_window_complete", "on_error", "on_delivery_error", *_SYNCHRONOUS),
+)
 _LOCAL = re.compile(r"local\[(\d+)(?:,\s*\d+)?\]")
 
 
@@ -30,7 +37,7 @@ def handler_of(handler: Handler[Any, Any] | type[Handler[Any, Any]]) -> Handler[
     """Return the handler itself, made without arguments if its class was given.
 
     Raises:
-        HandlerError: It cannot be made, or is no handler.
+        HandlerError: It cannot be made, is no handler, or has hooks that cannot be called.
     """
     if isinstance(handler, type):
         name = handler.__name__
@@ -40,7 +47,48 @@ def handler_of(handler: Handler[Any, Any] | type[Handler[Any, Any]]) -> Handler[
             raise HandlerError(f"{name} cannot be made without arguments: {error}; pass an instance instead") from error
     if not isinstance(handler, Handler):
         raise HandlerError(f"{type(handler).__name__} is no handler; it has to inherit from tidemill.Handler")
+    _check_hooks(handler)
     return handler
+
+
+def _check_hooks(handler: Handler[Any, Any]) -> None:
+    # With such a mistake every message would be dead-lettered, one by one.
+    name = type(handler).__name__
+    misspelt = _misspelt(handler)
+    if not overrides(handler, "arrange"):
+        hint = next((f"; is {own!r} meant to be it?" for own, hook in misspelt.items() if hook == "arrange"), "")
+        raise HandlerError(f"{name} has no arrange; write `async def arrange(self, messages, pending)`{hint}")
+    for own, hook in misspelt.items():
+        log.warning("a method is no hook and is never called; is its name misspelt?", method=own, nearest_hook=hook)
+    for hook in _HOOKS:
+        if overrides(handler, hook):
+            _check_hook(getattr(handler, hook), hook, name)
+
+
+def _check_hook(method: Any, hook: str, name: str) -> None:
+    # What another name stands behind is somebody's decorator, and may return a coroutine all the same.
+    written_here = inspect.ismethod(method) and method.__name__ == hook and not hasattr(method, "__wrapped__")
+    if written_here and inspect.iscoroutinefunction(method) == (hook in _SYNCHRONOUS):
+        wanted = "a plain def" if hook in _SYNCHRONOUS else "an async def"
+        raise HandlerError(f"{name}.{hook} has to be {wanted}")
+    parameters = list(inspect.signature(getattr(Handler, hook)).parameters)
+    try:
+        signature = inspect.signature(method)
+    except (TypeError, ValueError):
+        return  # nobody knows, so the first call has to tell
+    try:
+        signature.bind(*parameters[1:])
+    except TypeError as error:
+        raise HandlerError(f"{name}.{hook} has to take ({', '.join(parameters)}): {error}") from None
+
+
+def _misspelt(handler: Handler[Any, Any]) -> dict[str, str]:
+    """Return the methods whose names are nearly those of hooks."""
+    own = {name for klass in type(handler).__mro__ for name in vars(klass)} - set(dir(Handler))
+    near = {name: difflib.get_close_matches(name, _HOOKS, n=1, cutoff=0.85) for name in sorted(own)}
+    return {
+        name: hooks[0] for name, hooks in near.items() if hooks and inspect.iscoroutinefunction(getattr(handler, name))
+    }
 
 
 def started_up(handler: Handler[Any, Any], settings: Settings) -> Settings:

@@ -35,6 +35,8 @@ log = structlog.get_logger(__name__)
 
 #: How long a stopped JVM may take to end before it is killed.
 JVM_END_SECONDS = 10.0
+#: What Java says of options that Spark itself sets: it is no news, and no JSON among logs that are.
+_NOISE = (b"WARNING: Using incubator modules", b"WARNING: package sun.security.action not in")
 
 #: What the user may change in `spark.conf`.
 DEFAULTS = {
@@ -141,8 +143,8 @@ class Spark:
         for key, value in self._conf.items():
             conf.set(key, value)
         try:
-            with _signals_ignored():
-                gateway = launch_gateway(conf)
+            with _signals_ignored(), _standard_error() as standard_error:
+                gateway = launch_gateway(conf, {"stderr": standard_error})
             self._jvm = gateway.proc
             with _signals_kept():
                 self._context = SparkContext(conf=conf, gateway=gateway)
@@ -184,7 +186,9 @@ class Spark:
         try:
             self.context.cancelJobGroup(job_group)
         except Exception as error:
-            log.warning("a Spark job could not be cancelled", job_group=job_group, error=_first_line(error))
+            # A Spark that is being stopped refuses, and ends the job all the same.
+            if not self._stopping.is_set():
+                log.warning("a Spark job could not be cancelled", job_group=job_group, error=_first_line(error))
 
     def stop(self) -> None:
         """Stop the context and the JVM; what does not end in time is killed."""
@@ -255,6 +259,30 @@ def _signals_ignored() -> Iterator[None]:
             yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+@contextlib.contextmanager
+def _standard_error() -> Iterator[int]:
+    """Yield a file descriptor whose lines a thread writes to `sys.stderr`, until all its writers are gone.
+
+    The JVM's lines, and through it those of local engines, must not go past a live display into the terminal.
+    """
+    reader, writer = os.pipe()
+    threading.Thread(target=_pass_on, args=(reader,), name="tidemill-jvm-stderr", daemon=True).start()
+    try:
+        yield writer
+    finally:
+        os.close(writer)
+
+
+def _pass_on(reader: int) -> None:
+    with open(reader, "rb") as lines:
+        for line in lines:
+            # Whoever writes must not wait for ever because nobody can read of it.
+            with contextlib.suppress(OSError, ValueError):
+                if not line.startswith(_NOISE):
+                    sys.stderr.write(line.decode(errors="replace"))
+                    sys.stderr.flush()
 
 
 def _package_zip(folder: Path) -> Path:
