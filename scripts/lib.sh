@@ -29,7 +29,7 @@ quietly() {
             printf '\r\033[K %s %ds  %.70s' "${frames:frame++%4:1}" $((SECONDS - started)) "$(last_line "$log")"
         elif ((SECONDS - started >= told + 15)); then
             told=$((SECONDS - started))
-            say "    ${told} s: $(last_line "$log")"
+            say "$(printf '    %d s: %.70s' "$told" "$(last_line "$log")")"
         fi
         sleep 0.2
     done

@@ -55,6 +55,15 @@ def test_a_quiet_command_shows_its_output_only_when_it_fails() -> None:
     assert "not reached" not in output
 
 
+def test_a_long_last_line_of_a_quiet_command_is_cut() -> None:
+    # Time flies: only what goes on for long is told of.
+    flying = "sleep() { SECONDS=$((SECONDS + 20)); command sleep 0.1; }"
+    code, output = bash(f'{flying}; quietly slow bash -c "printf %0999d 1; command sleep 1"')
+    assert code == 0
+    assert " s: 0000" in output
+    assert max(map(len, output.splitlines())) < 100
+
+
 def test_the_scripts_can_be_started() -> None:
     for script in ("install", "demo", "test", "../.ci/run"):
         path = SCRIPTS / script

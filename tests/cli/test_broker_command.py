@@ -31,6 +31,11 @@ def test_other_topics_are_refused(text: str) -> None:
         parsed_topic(text)
 
 
+def test_a_wrong_number_of_partitions_is_said_in_words() -> None:
+    with pytest.raises(ConfigError, match=r"--topic orders:x: 'x' is no number; write NAME:PARTITIONS"):
+        parsed_topic("orders:x")
+
+
 def test_a_wrong_topic_is_refused_before_anything_starts(tidemill: Run) -> None:
     done = tidemill("broker", "--topic", "a b")
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tidemill.cli.checks import checked
-from tidemill.core.errors import RemoteError
+from tidemill.cli.checks import check_program, checked
+from tidemill.config.settings import ExecutorSettings
+from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.exitcode import ExitCode
 from tidemill.testing.kafka import unique_name
 
@@ -24,8 +25,9 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 HANDLER = """
 import threading
 from tidemill.pipeline.handler import Handler
-class Good(Handler): pass
-class Unpicklable(Handler):
+class Good(Handler):
+    async def arrange(self, messages, pending): return []
+class Unpicklable(Good):
     def __init__(self): self.lock = threading.Lock()
 """
 
@@ -117,6 +119,27 @@ def test_a_pipeline_without_sinks_is_told_so(tidemill: Run) -> None:
 
     assert "TO DO  sinks: none is configured" in done.stdout
     assert "TO DO  Kafka: no answer from 127.0.0.1:1" in done.stdout
+    assert "TO DO  source topic: not known, because 127.0.0.1:1 could not be asked" in done.stdout
+    assert "defaults and environment" in done.stdout
+
+
+def test_a_file_that_the_environment_names_is_said(tidemill: Run, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("kafka: {brokers: '127.0.0.1:1'}\n")
+
+    done = tidemill("doctor", env={"TIDEMILL_CONFIG": "c.yaml"})
+
+    assert "ok     configuration: c.yaml (named by TIDEMILL_CONFIG)" in done.stdout
+
+
+def test_the_program_is_looked_for_where_tasks_find_it(tmp_path: Path) -> None:
+    program = tmp_path / "my-program"
+    program.write_text("#!/bin/sh\n")
+    settings = ExecutorSettings(binary_path="my-program", env={"PATH": str(tmp_path)})
+
+    with pytest.raises(ConfigError, match="no program 'my-program' that can be run; install it or change executor"):
+        check_program(settings)
+    program.chmod(0o755)
+    assert check_program(settings) == str(program)
 
 
 def test_a_check_that_hangs_is_left_behind() -> None:

@@ -109,7 +109,7 @@ def test_a_module_that_needs_a_missing_one_says_which_and_where(module: Write, t
     ("text", "expected"),
     [
         ("\n\n1 / 0\n", r"ZeroDivisionError: division by zero \(.*my_handlers\.py:3\)"),
-        ("def x(:\n", r"SyntaxError: .*my_handlers\.py:1"),
+        ("def x(:\n", r"SyntaxError: [^(]*\(\S*my_handlers\.py:1\)$"),
         ("import sys; sys.exit(3)\n", "SystemExit: 3"),
     ],
 )

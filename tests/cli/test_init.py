@@ -79,3 +79,5 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="cannot be written"):
         create_project(tmp_path / "file" / "project")
+    with pytest.raises(ConfigError, match="file is not a folder"):
+        create_project(tmp_path / "file")

@@ -105,6 +105,8 @@ def test_a_new_project_does_its_work_and_ends_cleanly(
     log = (project / "log.txt").read_text()
     assert "hunter2" not in log
     assert "Traceback" not in log
+    assert "the pipeline is drained" in log
+    assert "incubator" not in log
     topic = env["TIDEMILL_KAFKA__SOURCE_TOPIC"]
     assert sum(max(0, offset) for offset in committed_offsets(embedded_kafka.bootstrap, topic, topic).values()) == 2
 

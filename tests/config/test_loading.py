@@ -161,6 +161,12 @@ def test_variables_that_are_no_settings_are_left_alone() -> None:
     assert load_settings(None, environ) == Settings()
 
 
+def test_a_variable_with_one_underscore_too_few_is_named(load: Load) -> None:
+    message = refused(load, "", {"TIDEMILL_KAFKA_SOURCE_TOPIC": "x"})
+
+    assert "TIDEMILL_KAFKA_SOURCE_TOPIC: sets nothing; did you mean TIDEMILL_KAFKA__SOURCE_TOPIC?" in message
+
+
 def test_top_level_settings_have_plain_names() -> None:
     assert load_settings(None, {"TIDEMILL_CLUSTER_NAME": "blue"}).cluster_name == "blue"
 
@@ -216,6 +222,7 @@ def test_an_unknown_key_is_named_with_place_and_nearest_key(load: Load) -> None:
         ("sinks: {kafka: {out: {topics: x}}}", "sinks.kafka.out.topics: unknown key; did you mean topic?"),
         ("executor: {zzz: 1}", "executor.zzz: unknown key; known here: binary_path, max_executors"),
         ("executor: {retry_backoff: {initial: 1}}", "did you mean initial_seconds?"),
+        ("kafka: {sasl.password: x}", "unknown key; properties of librdkafka belong into client_config"),
     ],
 )
 def test_the_nearest_known_key_is_found(load: Load, text: str, expected: str) -> None:
@@ -236,6 +243,8 @@ def test_the_nearest_known_key_is_found(load: Load, text: str, expected: str) ->
         ("kafka: [1]", "kafka: expected a section (a mapping of keys to values), got a list"),
         ("kafka: {client_config: x}", "expected a mapping of keys to values, got a string"),
         ("executor: {env_inherit_deny: X}", 'expected a list, got the string \'X\'; for example ["a", "b"]'),
+        ("kafka:\n  brokers:a", "got a string; a space is needed after the colon of a key"),
+        ("sinks: {kafka: {topic: a}}", "a name comes first: sinks.kafka.my-name.topic"),
         ("executor: {env: {A: 1}}", "executor.env.A: expected a string, got the number 1; write it in quotes"),
         ("executor: {task_timeout_seconds: .inf}", "expected a finite number"),
         ("executor: {task_timeout_seconds: }", "expected a number, got nothing"),
@@ -321,6 +330,9 @@ def test_a_key_that_is_there_twice_names_both_lines(load: Load) -> None:
     [
         ("kafka:\n  brokers: [a\n", "tidemill.yaml:3:1: not valid YAML"),
         ("kafka:\n\tbrokers: a\n", "tidemill.yaml:2:1: not valid YAML"),
+        ("kafka:\n\tbrokers: a\n", "indent with spaces"),
+        ("kafka:\n  brokers a\n  source_topic: b\n", "look for a missing ':'"),
+        ("kafka: {brokers: 'a}\n", "a quote or a bracket is not closed"),
         ("a: 1\n---\nb: 2\n", "tidemill.yaml:2:1: not valid YAML: expected a single document"),
         ("- kafka\n", "expected sections (kafka, executor, ...) at the top"),
         (

@@ -851,7 +851,7 @@ async def test_a_revoke_of_what_a_stop_gave_up_does_not_wait(rig):
     run = rig(Stubborn(), [message(0)], executor={"drain_timeout_seconds": 0.1, "term_grace_seconds": 2.0})
     await run.until(lambda: run.engine.progress().tasks_running)
     run.engine.drain()
-    await run.until(lambda: all(lane.closed for lane in run.engine._lanes.values()))
+    await run.until(lambda: all(lane.closed for lane in run.engine.intake.lanes.values()))
     run.engine.settings.executor.drain_timeout_seconds = 15
     await asyncio.wait_for(run.source.revoke(P0), 1)
 
@@ -885,3 +885,46 @@ async def test_bytes_that_a_delivery_lets_go_make_room_behind_a_slow_message(rig
     run.files.open.set()
     await run.until(lambda: run.engine.counters.consumed > held)
     assert run.source.committed == {}
+
+
+async def test_on_assign_and_on_revoke_tell_of_every_partition_that_comes_and_goes(rig):
+    class Telling(Handler[Any, Any]):
+        def __init__(self) -> None:
+            self.told: list[tuple[str, list[Any]]] = []
+
+        async def arrange(self, messages, pending):
+            return []
+
+        async def on_assign(self, partitions):
+            self.told.append(("assign", sorted(partitions)))
+
+        async def on_revoke(self, partitions):
+            self.told.append(("revoke", sorted(partitions)))
+
+    handler = Telling()
+    run = rig(handler, [message(0), message(0, partition=1)])
+    await run.committed(1)
+    await run.source.revoke(P1)
+    await run.until(lambda: len(handler.told) == 2)
+    await run.end()
+    assert handler.told == [("assign", [P0, P1]), ("revoke", [P1]), ("revoke", [P0])]
+
+
+@pytest.mark.parametrize("where", ["deserialize_message", "arrange", "on_task_complete"])
+async def test_sys_exit_in_a_hook_costs_its_message_and_not_the_engine(rig, where):
+    class Leaving(Handler[Any, Any]):
+        async def arrange(self, messages, pending):
+            return [known(f"t{m.offset}", m.offset) for m in messages]
+
+    def leave(*arguments: object) -> None:
+        raise SystemExit(3)
+
+    async def leave_later(*arguments: object) -> None:
+        raise SystemExit(3)
+
+    handler = Leaving()
+    setattr(handler, where, leave if where == "deserialize_message" else leave_later)
+    run = rig(handler, [message(0)])
+    await run.committed(1)
+    assert len(run.letters.letters) == 1
+    assert "3" in run.letters.letters[0].error

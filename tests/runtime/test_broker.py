@@ -66,14 +66,23 @@ def test_another_broker_object_takes_over_a_data_folder(own_kafka: Start, tmp_pa
         assert [m.value() for m in consume(second.bootstrap, "kept", 1)] == [b"x"]
 
 
-def test_a_taken_port_is_an_error_that_shows_the_end_of_the_log(tmp_path: Path) -> None:
+def test_a_taken_port_is_refused_although_somebody_answers_there(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         broker = EmbeddedBroker(tmp_path, port=taken.getsockname()[1])
-        with pytest.raises(RemoteError, match="Address already in use"):
+        with pytest.raises(RemoteError, match=r"port \d+ of 127\.0\.0\.1 is in use"):
             broker.start()
         assert not broker.running
+
+
+def test_a_broker_that_does_not_start_leaves_no_folder() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        broker = EmbeddedBroker(port=taken.getsockname()[1])
+        assert broker.data_dir.exists()
+        with pytest.raises(RemoteError), broker:
+            pass
+    assert not broker.data_dir.exists()
 
 
 def test_closing_removes_a_temporary_folder_and_ends_the_process() -> None:

@@ -205,3 +205,13 @@ def test_texts_without_end_do_not_fill_the_memory(clock: Clock) -> None:
         limits.passes(f"event {number}", 10.0)
 
     assert len(limits._written) <= limits.MAX_EVENTS
+
+
+def test_the_end_of_a_jvm_that_was_stopped_is_no_news(stream: io.StringIO) -> None:
+    configure(LoggingSettings(), stream=stream)
+
+    for level in (logging.INFO, logging.WARNING):
+        record = logging.LogRecord("root", level, "/lib/py4j/java_gateway.py", 1, f"gone {level}", None, None)
+        logging.getLogger().handle(record)
+
+    assert [line["event"] for line in lines(stream)] == [f"gone {logging.WARNING}"]

@@ -1,4 +1,4 @@
-"""One Spark for all tests of this room that do not kill it."""
+"""One Spark for the tests of a module: a process can have only one, and some tests start their own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tidemill.config.settings import SparkSettings
 from tidemill.spark.session import Spark
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def spark() -> Iterator[Spark]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent))

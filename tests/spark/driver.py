@@ -16,6 +16,9 @@ from tidemill.spark.app import Pipeline
 class DrivenHandler(Handler[bytes, bytes]):
     drain_seconds = float(os.environ.get("DRAIN_SECONDS", "0"))
 
+    async def arrange(self, messages, pending):
+        return []
+
 
 def tell(pipeline: Pipeline) -> None:
     while True:

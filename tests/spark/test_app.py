@@ -33,7 +33,8 @@ HERE = Path(__file__).parent
 
 
 class Nothing(Handler[bytes, bytes]):
-    pass
+    async def arrange(self, messages, pending):
+        return []
 
 
 class Driver:
@@ -198,22 +199,22 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidemill.spark.session.Spark.start", refuse)
 
 
-class Holding(Handler[bytes, bytes]):
+class Holding(Nothing):
     async def on_startup(self, config: Settings) -> None:
         self.connection = threading.Lock()
 
 
-class Raising(Handler[bytes, bytes]):
+class Raising(Nothing):
     async def on_startup(self, config: Settings) -> None:
         raise LookupError("no such thing")
 
 
-class Spoiling(Handler[bytes, bytes]):
+class Spoiling(Nothing):
     async def on_startup(self, config: Settings) -> Any:
         return {"kafka": {}}
 
 
-class Demanding(Handler[bytes, bytes]):
+class Demanding(Nothing):
     def __init__(self, needed: int) -> None:
         self.needed = needed
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
+import threading
 import zipfile
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.progress import EngineProgress
 from tidemill.spark.prepare import engine_count
 from tidemill.spark.progress import summed
-from tidemill.spark.session import Spark, _package_zip, spark_conf
+from tidemill.spark.session import Spark, _package_zip, _standard_error, spark_conf
 
 
 def test_local_has_one_core_more_than_engines() -> None:
@@ -84,6 +86,17 @@ def test_signal_handlers_are_what_they_were_and_the_jvm_is_gone() -> None:
     assert not spark.is_alive()
     assert not Path(f"/proc/{pid}").exists()
     spark.stop()
+
+
+def test_what_the_jvm_says_goes_to_standard_error_as_it_is_now(capsys: pytest.CaptureFixture[str]) -> None:
+    script = "echo WARNING: Using incubator modules: x; echo out of memory; printf end"
+    with _standard_error() as standard_error:
+        subprocess.run(["sh", "-c", f"({script}) >&2"], stderr=standard_error, check=True)
+
+    for thread in threading.enumerate():
+        if thread.name == "tidemill-jvm-stderr":
+            thread.join(10)
+    assert capsys.readouterr().err == "out of memory\nend"
 
 
 def test_a_master_that_cannot_be_is_named() -> None:

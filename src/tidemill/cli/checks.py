@@ -151,7 +151,7 @@ class Cluster:
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
 
-        from tidemill.runtime.kafka_client import LibraryLog, scrubbed
+        from tidemill.runtime.kafka_client import LibraryLog, reason, scrubbed
 
         said: list[str] = []
         config: dict[str, Any] = {**self.config, "error_cb": lambda error: said.append(error.str())}
@@ -159,14 +159,14 @@ class Cluster:
             client = AdminClient(config, logger=LibraryLog())
         except (KafkaException, TypeError, ValueError) as error:
             raise ConfigError(
-                f"bad client configuration: {scrubbed(str(error), self.config)}; correct client_config"
+                f"bad client configuration: {scrubbed(reason(error), self.config)}; correct client_config"
             ) from None
         try:
             metadata = client.list_topics(timeout=_ASK_SECONDS)
         except KafkaException as error:
-            reason = scrubbed(said[-1] if said else error.args[0].str(), self.config)
+            text = scrubbed(said[-1] if said else reason(error), self.config)
             raise RemoteError(
-                f"no answer from {self.brokers}: {reason}; start Kafka there (to try things out: tidemill broker) "
+                f"no answer from {self.brokers}: {text}; start Kafka there (to try things out: tidemill broker) "
                 f"or change {self._setting}"
             ) from None
         return {name: len(topic.partitions) for name, topic in metadata.topics.items()}

@@ -189,7 +189,10 @@ class _Demo:
                 if done != last:
                     last, moved = done, time.monotonic()
                 elif time.monotonic() - moved > _STALL_SECONDS:
-                    self.failure = f"nothing was committed for {_STALL_SECONDS:g} s: {self._progress_text()}"
+                    self.failure = (
+                        f"nothing was committed for {_STALL_SECONDS:g} s: {self._progress_text()}; run it again, and "
+                        f"if that ends the same, report it with {self.folder / 'kafka' / 'broker.log'}"
+                    )
                     return False
         return False
 

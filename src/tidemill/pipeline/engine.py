@@ -18,11 +18,9 @@ from typing import Any, Protocol
 import structlog
 
 from tidemill.config.settings import Settings
-from tidemill.core.backpressure import Backpressure
 from tidemill.core.errors import ConfigError, HandlerError, said
 from tidemill.core.ledger import Entry
 from tidemill.core.retry import Backoff
-from tidemill.core.window import Window
 from tidemill.pipeline.checks import collected
 from tidemill.pipeline.commits import Commits
 from tidemill.pipeline.counters import Counters, Overridden, Slowest, process_usage
@@ -30,7 +28,8 @@ from tidemill.pipeline.delivery import Outbox, Routed, payloads_of
 from tidemill.pipeline.executor import Executor
 from tidemill.pipeline.handler import Handler
 from tidemill.pipeline.hooks import HookRunner, called
-from tidemill.pipeline.lane import Lane, Opened
+from tidemill.pipeline.intake import Intake
+from tidemill.pipeline.lane import Lane
 from tidemill.pipeline.letters import make_letter
 from tidemill.pipeline.models import ExecutorError
 from tidemill.pipeline.tasks import TaskPool, TaskRun
@@ -48,6 +47,8 @@ log = structlog.get_logger(__name__)
 
 #: At the end, the last commits may take this long.
 LAST_COMMIT_SECONDS = 10.0
+#: And `on_revoke` of what is owned then.
+LAST_HOOK_SECONDS = 5.0
 
 
 class Report(Protocol):
@@ -111,19 +112,9 @@ class Engine:
         self._executor = executor
         self._report = report
         self._warden = warden
-        self._backpressure: Backpressure[TopicPartition] = Backpressure(
-            limits.max_executors * limits.backpressure_high_multiplier,
-            limits.max_executors * limits.backpressure_low_multiplier,
-            limits.window_size,
-            limits.max_queued_bytes,
-            limits.max_uncommitted,
-        )
-        self._lanes: dict[TopicPartition, Lane] = {}
         self.commits = Commits(source, self._settled)
-        self._pumping = False
+        self.intake = Intake(self)
         self._subscribed = False
-        self._accepting = False
-        self._paused = False
         self._stop = asyncio.Event()
         self._changed = asyncio.Event()
         self._fatal: tuple[StopReason, str] | None = None
@@ -165,7 +156,8 @@ class Engine:
         except Exception as error:
             raise HandlerError(f"on_ready raised {said(error)}") from error
         await may_subscribe()
-        self._subscribed = self._accepting = True
+        self._subscribed = True
+        self.intake.start()
         self.source.start(self)
 
     def drain(self) -> None:
@@ -174,25 +166,25 @@ class Engine:
 
     def pause(self) -> None:
         """Take no new messages until `resume`; what is in hand goes on."""
-        self._paused = True
+        self.intake.pause()
 
     def resume(self) -> None:
         """Take messages again."""
-        self._paused = False
-        self._pump_soon()
+        self.intake.resume()
 
     async def _end(self) -> None:
         """Drain unless the end is a failure; then release everything, whatever goes wrong on the way."""
         if self._subscribed and self._fatal is None:
             await self._tried("drain", self._drain())
-        self._accepting = False
-        for lane in self._lanes.values():
+        self.intake.stop()
+        for lane in self.intake.lanes.values():
             lane.close()
             self.outbox.abandon(lane.partition)
         await self._tried("hooks", self.hooks.close())
         await self._tried("tasks", self.pool.close())
         if self._subscribed and self._fatal is None:
             await self._tried("last commit", self._last_commit())
+            await self._tried("on_revoke", self._gave_up())
         await self._tried("sinks", self.outbox.close())
         await self._tried("dead letters", self.letters.close())
         if self._report is not None:
@@ -210,22 +202,17 @@ class Engine:
 
     async def _drain(self) -> None:
         deadline = self._loop.time() + self.settings.executor.drain_timeout_seconds
-        self._accepting = False
+        self.intake.stop()
         self.source.stop_fetching()
-        for lane in self._lanes.values():
-            self._close_window(lane, lane.windowing.flush())
         try:
             async with asyncio.timeout_at(deadline):
-                while self._busy():
+                while self.intake.busy:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            left = sum(lane.unresolved for lane in self._lanes.values())
+            left = sum(lane.unresolved for lane in self.intake.lanes.values())
             self.log.warning("the drain timeout is over; what is left will be done again", messages=left)
         await self.outbox.flush(max(0.0, deadline - self._loop.time()))
-
-    def _busy(self) -> bool:
-        return any(lane.busy for lane in self._lanes.values())
 
     async def _last_commit(self) -> None:
         try:
@@ -235,30 +222,32 @@ class Engine:
             self.log.warning("the last offsets could not be committed; their messages will be read again")
         self.commits.close()
 
+    async def _gave_up(self) -> None:
+        if self.intake.lanes:
+            async with asyncio.timeout(LAST_HOOK_SECONDS):
+                await self._partition_hook("on_revoke", list(self.intake.lanes))
+
     # -- what the source tells --------------------------------------------------------------------------------
 
     def on_messages(self) -> None:
         """Take what arrived."""
-        self._pump_soon()
+        self.intake.soon()
 
     def on_assigned(self, partitions: Sequence[TopicPartition]) -> None:
         """Take partitions on."""
         self.log.info("partitions assigned", partitions=_names(partitions))
         for partition in partitions:
-            if partition in self._lanes:
-                self._forget(self._lanes[partition])
-            self._lanes[partition] = Lane(partition, self.settings.executor)
-            self._backpressure.assign(partition)
+            if partition in self.intake.lanes:
+                self._forget(self.intake.lanes[partition])
+            self.intake.assign(partition)
         self.hooks.submit(self._partition_hook, "on_assign", partitions)
-        self._pump_soon()
 
     async def on_revoked(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         """Finish the partitions' work within the drain timeout; return what may be committed of them."""
         self.log.info("partitions revoked", partitions=_names(partitions))
-        lanes = [self._lanes[partition] for partition in partitions if partition in self._lanes]
+        lanes = [self.intake.lanes[partition] for partition in partitions if partition in self.intake.lanes]
         for lane in lanes:
-            lane.leaving = True
-            self._close_window(lane, lane.windowing.flush())
+            self.intake.leave(lane)
         try:
             async with asyncio.timeout(self.settings.executor.drain_timeout_seconds):
                 for lane in lanes:
@@ -275,17 +264,16 @@ class Engine:
         """Stop at once what belongs to somebody else by now."""
         self.log.error("partitions lost to the group; their work is dropped here", partitions=_names(partitions))
         for partition in partitions:
-            if partition in self._lanes:
-                self._forget(self._lanes[partition])
+            if partition in self.intake.lanes:
+                self._forget(self.intake.lanes[partition])
+        self.hooks.submit(self._partition_hook, "on_revoke", partitions)
 
     def on_committed(self, offsets: Mapping[TopicPartition, int], status: CommitStatus) -> None:
         """Advance the watermark, or offer the same prefix again."""
         self.commits.ended(offsets, status)
 
     def _settled(self, partition: TopicPartition, count: int) -> None:
-        self._backpressure.committed(partition, count)
-        if self.source.buffered(partition):
-            self._pump_soon()
+        self.intake.committed(partition, count)
 
     def on_fatal(self, fatal: Fatal, text: str) -> None:
         """End: the place in the group is lost."""
@@ -293,17 +281,16 @@ class Engine:
             fenced = fatal is Fatal.FENCED
             self._fatal = (StopReason.FENCED if fenced else StopReason.FAILED, text)
             self.log.error("the engine stops", reason=fatal.value, error=text)
-            for lane in list(self._lanes.values()):
+            for lane in list(self.intake.lanes.values()):
                 self._forget(lane)
         self._stop.set()
 
     def _forget(self, lane: Lane) -> None:
         lane.close()
-        self._lanes.pop(lane.partition, None)
+        self.intake.forget(lane)
         self.pool.abandon(lane)
         self.outbox.abandon(lane.partition)
         self.commits.abandon(lane.partition)
-        self._backpressure.revoke(lane.partition)
         self._changed.set()
 
     async def _partition_hook(self, hook: str, partitions: Sequence[TopicPartition]) -> None:
@@ -312,100 +299,7 @@ class Engine:
         except Exception as error:
             self.log.warning("a hook raised", hook=hook, exc_info=error)
 
-    # -- messages in ------------------------------------------------------------------------------------------
-
-    def _pump_soon(self) -> None:
-        if not self._pumping and self._accepting:
-            self._pumping = True
-            self._loop.call_soon(self._pump)
-
-    def _pump(self) -> None:
-        """Take from every partition what backpressure leaves room for, a window at a time in turn."""
-        self._pumping = False
-        if self._paused or not self._accepting or self._stop.is_set():
-            return
-        window_size = self.settings.executor.window_size
-        hungry = [lane for lane in self._lanes.values() if not lane.leaving]
-        while hungry:
-            still = []
-            for lane in hungry:
-                room = self._backpressure.room(lane.partition)
-                messages = self.source.pull(lane.partition, min(room, window_size)) if room > 0 else []
-                if messages:
-                    self._accept(lane, messages)
-                    still.append(lane)
-                else:
-                    self._close_window(lane, lane.windowing.idle(self._loop.time()))
-            hungry = still
-
-    def _accept(self, lane: Lane, messages: list[SourceMessage]) -> None:
-        now = self._loop.time()
-        partition = lane.partition
-        self.counters.consumed += len(messages)
-        lane.unresolved += len(messages)
-        self._backpressure.handed(partition, len(messages), sum(message.size_bytes for message in messages))
-        for message in messages:
-            entry = self.commits.open(partition, message.offset)
-            if self._parsed(lane, message, entry):
-                self._close_window(lane, lane.windowing.add((message, entry), message.size_bytes, now))
-        self._set_linger(lane)
-
-    def _parsed(self, lane: Lane, message: SourceMessage, entry: Entry[TopicPartition, int]) -> bool:
-        """Set the payload; a message that cannot be read is dead-lettered and takes no further part."""
-        if message.value is None:
-            if self.handler.accept_tombstones:
-                return True
-            self.reject(lane, message, entry, LetterKind.TOMBSTONE, "the handler does not accept tombstones")
-            return False
-        try:
-            message.payload = self.handler.deserialize_message(message)
-        except Exception as error:
-            text = said(error)
-            if self.settings.kafka.on_parse_error == "pass":
-                message.parse_error = text
-                return True
-            self.reject(lane, message, entry, LetterKind.PARSE, text)
-            return False
-        return True
-
-    def _set_linger(self, lane: Lane) -> None:
-        due = lane.windowing.due
-        if due is not None and lane.linger is None:
-            lane.linger = self._loop.call_at(due, self._linger_over, lane)
-
-    def _linger_over(self, lane: Lane) -> None:
-        lane.linger = None
-        if not lane.closed:
-            self._close_window(lane, lane.windowing.expire(self._loop.time()))
-            self._set_linger(lane)
-
-    def _close_window(self, lane: Lane, window: Window[Opened] | None) -> None:
-        if window is None:
-            return
-        messages = [message for message, _ in window.items]
-        entries = [entry for _, entry in window.items]
-        lane.waiting.append(WindowRun(self, lane, messages, entries, self._loop.time()))
-        if not lane.arranging:
-            lane.arranging = True
-            self.hooks.submit(self._arrange, lane)
-
-    async def _arrange(self, lane: Lane) -> None:
-        try:
-            while lane.waiting:
-                await lane.waiting.popleft().arrange()
-        finally:
-            lane.arranging = False
-
     # -- messages out -----------------------------------------------------------------------------------------
-
-    def finished(self, lane: Lane) -> None:
-        """Count a message whose tasks are over: it no longer counts against the watermarks."""
-        self._backpressure.finished(lane.partition, 1, 0)
-        self._refill(lane)
-
-    def _refill(self, lane: Lane) -> None:
-        if not self._pumping and self.source.buffered(lane.partition):
-            self._pump_soon()
 
     def resolved(
         self,
@@ -418,12 +312,11 @@ class Engine:
     ) -> None:
         """Let a message go: its work is delivered, skipped, or its letter confirmed."""
         self.commits.resolve(entry)
-        self._backpressure.finished(lane.partition, 0, message.size_bytes)
         self.counters.messages_done += 1
         lane.resolved()
         if not lane.busy:
             self._changed.set()
-        self._refill(lane)  # its bytes are let go only now
+        self.intake.resolved(lane, message)
         if self._report is not None:
             self._report.finished(message, window.started_at if window else None, runs, error)
 
@@ -447,7 +340,7 @@ class Engine:
             if not lane.closed:
                 self.resolved(lane, message, entry, None, (), text)
 
-        self._backpressure.finished(lane.partition, 1, 0)
+        self.intake.finished(lane)
         self.dead_letter(kind, text, (message,), confirmed, None, None)
 
     def dead_letter(
@@ -514,9 +407,9 @@ class Engine:
             gap=self.source.gap,
             committed={_name(partition): offset for partition, offset in self.commits.committed.items()},
             lag={_name(partition): lag for partition, lag in self.source.lag().items()},
-            paused=[_name(partition) for partition in self._backpressure.paused],
+            paused=[_name(partition) for partition in self.intake.paused],
             stalled=stalled,
-            partitions=_names(self._lanes),
+            partitions=_names(self.intake.lanes),
             cpu_seconds=cpu_seconds,
             rss_bytes=rss_bytes,
             slowest=self.slowest.rows(),

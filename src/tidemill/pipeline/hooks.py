@@ -28,10 +28,13 @@ async def called(hook: Awaitable[T]) -> T:
     """Await a hook of the user's; only who ends this task may cancel it.
 
     Raises:
-        HandlerError: The hook was cancelled from within, which would otherwise end whoever runs it without a word.
+        HandlerError: The hook was cancelled from within, or called `sys.exit()`: either would otherwise end whoever
+            runs it instead of the one message.
     """
     try:
         return await hook
+    except SystemExit as error:
+        raise HandlerError(f"the hook called sys.exit({error.code!r})") from error
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is None or task.cancelling():

@@ -339,7 +339,7 @@ class WindowRun:
                 self._window_complete()
 
     def _message_complete(self, index: int) -> None:
-        self.engine.finished(self.lane)
+        self.engine.intake.finished(self.lane)
         if self.engine.has.on_message_complete:
             self.engine.hooks.submit(self._message_hook, index)
         else:

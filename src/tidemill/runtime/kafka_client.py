@@ -66,6 +66,11 @@ def client_config(kafka: KafkaSettings, brokers: str, overrides: Mapping[str, An
     return {**config, **overrides}
 
 
+def reason(error: Exception) -> str:
+    """Return what an exception of the client says, in words only."""
+    return error.args[0].str() if isinstance(error, ck.KafkaException) else str(error)
+
+
 def scrubbed(text: str, config: Mapping[str, Any]) -> str:
     """Return `text` without the values of the configuration's secret settings.
 
@@ -111,7 +116,7 @@ class TopicAdmin:
         try:
             self._client = AdminClient(settings, logger=LibraryLog())
         except (ck.KafkaException, TypeError, ValueError) as error:
-            text = scrubbed(str(error), config)
+            text = scrubbed(reason(error), config)
             raise ConfigError(f"{what}: bad Kafka client configuration: {text}") from None
 
     def exists(self, topic: str, wait_seconds: float = FRESH_TOPIC_SECONDS) -> bool:

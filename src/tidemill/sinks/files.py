@@ -79,6 +79,8 @@ class FilesystemSink(Sink):
     def _check(self) -> None:
         try:
             Path(self._given).mkdir(parents=True, exist_ok=True)
+        except FileExistsError as error:
+            raise ConfigError(f"{self._what}: base_path {self._given!r} is not a folder") from error
         except OSError as error:
             raise ConfigError(f"{self._what}: base_path {self._given!r} cannot be created: {error.strerror}") from error
         if not os.access(self._given, os.W_OK | os.X_OK):

@@ -28,6 +28,7 @@ from tidemill.runtime.kafka_client import LibraryLog
 from tidemill.runtime.log import limited
 from tidemill.runtime.messages import Header, SourceMessage
 from tidemill.sources.base import CommitStatus, Fatal, SourceEvents, TopicPartition
+from tidemill.sources.buffer import Buffer
 from tidemill.sources.membership import consumer_config, leave_group
 
 log = structlog.get_logger(__name__)
@@ -50,24 +51,6 @@ _AGAIN = frozenset(
 )
 
 
-class _Buffer:
-    """What was fetched of one owned partition and not pulled yet."""
-
-    __slots__ = ("expected", "fetched_bytes", "messages", "paused", "pulled_bytes")
-
-    def __init__(self, committed: int) -> None:
-        self.messages: deque[SourceMessage] = deque()
-        # Each counter is written by one thread only.
-        self.fetched_bytes = 0
-        self.pulled_bytes = 0
-        self.expected = committed
-        self.paused = False
-
-    @property
-    def size_bytes(self) -> int:
-        return self.fetched_bytes - self.pulled_bytes
-
-
 class KafkaSource:
     """A `Source` over one consumer.
 
@@ -84,9 +67,9 @@ class KafkaSource:
         self._drain_seconds = settings.executor.drain_timeout_seconds
         self._config = consumer_config(settings, instance_id)
         # Of the partitions that are ours; only the thread touches it.
-        self._buffers: dict[TopicPartition, _Buffer] = {}
+        self._buffers: dict[TopicPartition, Buffer] = {}
         # Of those that the engine was told of; only the loop touches it.
-        self._told: dict[TopicPartition, _Buffer] = {}
+        self._told: dict[TopicPartition, Buffer] = {}
         self._commands: deque[Callable[[], None]] = deque()
         self._to_commit: dict[TopicPartition, int] = {}
         self._commit_in_flight = False
@@ -151,7 +134,7 @@ class KafkaSource:
         if self._thread.is_alive() and not await asyncio.to_thread(self._ended.wait, CLOSE_SECONDS):
             log.warning("the consumer did not end in time; its partitions stay reserved for the session timeout")
 
-    def _assigned(self, buffers: dict[TopicPartition, _Buffer]) -> None:
+    def _assigned(self, buffers: dict[TopicPartition, Buffer]) -> None:
         self._told.update(buffers)
         self._events.on_assigned(list(buffers))
 
@@ -204,6 +187,7 @@ class KafkaSource:
 
     def _finish(self, *, leave: bool) -> None:
         self._fetching = False
+        self._check()
         if leave:
             leave_group(self._consumer, lambda: self._joined)
         self._consumer.close()
@@ -231,7 +215,7 @@ class KafkaSource:
             if offset != buffer.expected:
                 if offset < buffer.expected <= self._end_of(topic, partition):
                     continue  # fetched twice
-                self._on_jump(topic, partition, buffer, offset)
+                self._on_jump(buffer, offset)
             buffer.expected = offset + 1
             message = SourceMessage(
                 topic,
@@ -263,42 +247,43 @@ class KafkaSource:
         self._fetching = False
         self._tell(self._events.on_fatal, Fatal.FENCED, text)
 
-    def _on_jump(self, topic: str, partition: int, buffer: _Buffer, offset: int) -> None:
-        """Tell a gap that the broker's retention made from the holes that compaction and transactions leave."""
-        expected = buffer.expected
-        if expected < 0:
+    def _on_jump(self, buffer: Buffer, offset: int) -> None:
+        """Note a jump of a partition's offsets; `_count_gaps` finds out later whether messages were deleted."""
+        if buffer.expected < 0:
             return
-        if offset < expected:
-            log.warning(
-                "the topic ends before the committed offset; reading it again from where it begins",
-                topic=topic,
-                partition=partition,
-                committed=expected,
-                first=offset,
-            )
+        if offset > buffer.expected:
+            buffer.holes.append((buffer.expected, offset))
             return
+        log.warning(
+            "the topic ends before the committed offset; reading it again from where it begins",
+            partition=buffer.name,
+            committed=buffer.expected,
+            first=offset,
+        )
+
+    def _count_gaps(self, topic: str, partition: int, buffer: Buffer) -> None:
+        """Tell gaps that the broker's retention made from the holes that compaction and transactions leave."""
         try:
-            low, _ = self._consumer.get_watermark_offsets(ck.TopicPartition(topic, partition), timeout=5.0)
+            low, _ = self._consumer.get_watermark_offsets(ck.TopicPartition(topic, partition), timeout=1.0)
         except ck.KafkaException as error:
-            log.warning(
+            limited(log, 60.0).warning(
                 "offsets are missing, and the brokers do not say whether messages were deleted",
-                topic=topic,
-                partition=partition,
-                expected=expected,
-                first=offset,
+                partition=buffer.name,
                 error=str(error),
             )
             return
-        if low > expected:
-            self._gap += low - expected
-            log.error(
-                "messages were deleted by the broker before they were read",
-                topic=topic,
-                partition=partition,
-                expected=expected,
-                first=offset,
-                gap=low - expected,
-            )
+        holes, buffer.holes = buffer.holes, []
+        for expected, first in holes:
+            if low > expected:
+                gap = min(low, first) - expected
+                self._gap += gap
+                log.error(
+                    "messages were deleted by the broker before they were read",
+                    partition=buffer.name,
+                    expected=expected,
+                    first=first,
+                    gap=gap,
+                )
 
     def _end_of(self, topic: str, partition: int) -> int:
         """Return the end of the partition as the last fetch saw it; a topic that was made anew ends earlier."""
@@ -307,7 +292,7 @@ class KafkaSource:
         except ck.KafkaException:
             return -1
 
-    def _note_commits(self, offsets: Sequence[tuple[TopicPartition, _Buffer | None, int]]) -> None:
+    def _note_commits(self, offsets: Sequence[tuple[TopicPartition, Buffer | None, int]]) -> None:
         for tp, buffer, offset in offsets:
             if buffer is not None and self._buffers.get(tp) is buffer:
                 self._to_commit[tp] = offset
@@ -358,7 +343,7 @@ class KafkaSource:
                 buffer.paused = False
 
     def _check(self) -> None:
-        """Refresh the lag; while the brokers are unreachable, find out whether they are back."""
+        """Refresh the lag and the gaps; while the brokers are unreachable, find out whether they are back."""
         lag = {}
         for (topic, partition), buffer in list(self._buffers.items()):
             try:
@@ -367,6 +352,8 @@ class KafkaSource:
                 continue
             if high >= 0 and buffer.expected >= 0:
                 lag[topic, partition] = max(0, high - buffer.expected) + len(buffer.messages)
+            if buffer.holes:
+                self._count_gaps(topic, partition, buffer)
         self._lag = lag
         if self._stalled is not None:
             try:
@@ -398,7 +385,7 @@ class KafkaSource:
                     committed[position.topic, position.partition] = position.offset if position.error is None else -1
             except ck.KafkaException as error:
                 log.warning("committed offsets are not known; gaps cannot be told", error=str(error))
-        buffers = {tp: _Buffer(committed.get(tp, -1)) for tp in _names(partitions)}
+        buffers = {tp: Buffer(tp, committed.get(tp, -1)) for tp in _names(partitions)}
         self._buffers.update(buffers)
         consumer.incremental_assign(partitions)
         if partitions:

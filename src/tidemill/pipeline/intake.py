@@ -1,0 +1,205 @@
+"""The way into an engine: takes messages from the source as backpressure leaves room, and closes windows.
+
+Holds the lanes of the owned partitions. A message that cannot be read is dead-lettered here; every other one ends up in
+exactly one window, in order. Once stopped, nothing more is taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from tidemill.core.backpressure import Backpressure
+from tidemill.core.errors import said
+from tidemill.core.ledger import Entry
+from tidemill.core.window import Window
+from tidemill.pipeline.lane import Lane, Opened
+from tidemill.pipeline.windowrun import WindowRun
+from tidemill.runtime.deadletter import LetterKind
+from tidemill.runtime.messages import SourceMessage
+from tidemill.sources.base import TopicPartition
+
+if TYPE_CHECKING:
+    from tidemill.pipeline.engine import Engine
+
+
+class Intake:
+    """The lanes of an engine, and the pump that fills them.
+
+    Args:
+        engine: Whose messages these are.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        """Start stopped, without lanes."""
+        limits = engine.settings.executor
+        self._engine = engine
+        self._limits = limits
+        self._load: Backpressure[TopicPartition] = Backpressure(
+            limits.max_executors * limits.backpressure_high_multiplier,
+            limits.max_executors * limits.backpressure_low_multiplier,
+            limits.window_size,
+            limits.max_queued_bytes,
+            limits.max_uncommitted,
+        )
+        self.lanes: dict[TopicPartition, Lane] = {}
+        self._pumping = False
+        self._open = False
+        self._paused = False
+
+    # -- which partitions -------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to take messages, of partitions that are assigned from now on."""
+        self._loop = asyncio.get_running_loop()
+        self._open = True
+
+    def stop(self) -> None:
+        """Take nothing more; what is in hand becomes windows."""
+        self._open = False
+        for lane in self.lanes.values():
+            self._close_window(lane, lane.windowing.flush())
+
+    def pause(self) -> None:
+        """Take nothing until `resume`."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Take messages again."""
+        self._paused = False
+        self.soon()
+
+    def assign(self, partition: TopicPartition) -> None:
+        """Take a partition on."""
+        self.lanes[partition] = Lane(partition, self._limits)
+        self._load.assign(partition)
+        self.soon()
+
+    def leave(self, lane: Lane) -> None:
+        """Take nothing more of a partition; what is in hand becomes a window."""
+        lane.leaving = True
+        self._close_window(lane, lane.windowing.flush())
+
+    def forget(self, lane: Lane) -> None:
+        """Drop a closed lane."""
+        self.lanes.pop(lane.partition, None)
+        self._load.revoke(lane.partition)
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is in hand."""
+        return any(lane.busy for lane in self.lanes.values())
+
+    @property
+    def paused(self) -> list[TopicPartition]:
+        """The partitions that backpressure holds."""
+        return self._load.paused
+
+    # -- how much ---------------------------------------------------------------------------------------------
+
+    def finished(self, lane: Lane) -> None:
+        """Count a message whose tasks are over: it no longer counts against the watermarks."""
+        self._load.finished(lane.partition, 1, 0)
+        self._refill(lane.partition)
+
+    def resolved(self, lane: Lane, message: SourceMessage) -> None:
+        """Count a message out: its bytes are let go."""
+        self._load.finished(lane.partition, 0, message.size_bytes)
+        self._refill(lane.partition)
+
+    def committed(self, partition: TopicPartition, count: int) -> None:
+        """Count messages that a commit passed."""
+        self._load.committed(partition, count)
+        self._refill(partition)
+
+    def _refill(self, partition: TopicPartition) -> None:
+        if not self._pumping and self._engine.source.buffered(partition):
+            self.soon()
+
+    # -- the pump ---------------------------------------------------------------------------------------------
+
+    def soon(self) -> None:
+        """Look for messages in the next turn of the loop."""
+        if not self._pumping and self._open:
+            self._pumping = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Take from every partition what backpressure leaves room for, a window at a time in turn."""
+        self._pumping = False
+        if self._paused or not self._open:
+            return
+        pull, window_size = self._engine.source.pull, self._limits.window_size
+        hungry = [lane for lane in self.lanes.values() if not lane.leaving]
+        while hungry:
+            still = []
+            for lane in hungry:
+                room = self._load.room(lane.partition)
+                messages = pull(lane.partition, min(room, window_size)) if room > 0 else []
+                if messages:
+                    self._accept(lane, messages)
+                    still.append(lane)
+                else:
+                    self._close_window(lane, lane.windowing.idle(self._loop.time()))
+            hungry = still
+
+    def _accept(self, lane: Lane, messages: list[SourceMessage]) -> None:
+        now = self._loop.time()
+        partition = lane.partition
+        self._engine.counters.consumed += len(messages)
+        lane.unresolved += len(messages)
+        self._load.handed(partition, len(messages), sum(message.size_bytes for message in messages))
+        for message in messages:
+            entry = self._engine.commits.open(partition, message.offset)
+            if self._parsed(lane, message, entry):
+                self._close_window(lane, lane.windowing.add((message, entry), message.size_bytes, now))
+        self._set_linger(lane)
+
+    def _parsed(self, lane: Lane, message: SourceMessage, entry: Entry[TopicPartition, int]) -> bool:
+        """Set the payload; a message that cannot be read is dead-lettered and takes no further part."""
+        engine = self._engine
+        if message.value is None:
+            if engine.handler.accept_tombstones:
+                return True
+            engine.reject(lane, message, entry, LetterKind.TOMBSTONE, "the handler does not accept tombstones")
+            return False
+        try:
+            message.payload = engine.handler.deserialize_message(message)
+        except (Exception, SystemExit) as error:
+            text = said(error)
+            if engine.settings.kafka.on_parse_error == "pass":
+                message.parse_error = text
+                return True
+            engine.reject(lane, message, entry, LetterKind.PARSE, text)
+            return False
+        return True
+
+    # -- windows ----------------------------------------------------------------------------------------------
+
+    def _set_linger(self, lane: Lane) -> None:
+        due = lane.windowing.due
+        if due is not None and lane.linger is None:
+            lane.linger = self._loop.call_at(due, self._linger_over, lane)
+
+    def _linger_over(self, lane: Lane) -> None:
+        lane.linger = None
+        if not lane.closed:
+            self._close_window(lane, lane.windowing.expire(self._loop.time()))
+            self._set_linger(lane)
+
+    def _close_window(self, lane: Lane, window: Window[Opened] | None) -> None:
+        if window is None:
+            return
+        messages = [message for message, _ in window.items]
+        entries = [entry for _, entry in window.items]
+        lane.waiting.append(WindowRun(self._engine, lane, messages, entries, self._loop.time()))
+        if not lane.arranging:
+            lane.arranging = True
+            self._engine.hooks.submit(self._arrange, lane)
+
+    async def _arrange(self, lane: Lane) -> None:
+        try:
+            while lane.waiting:
+                await lane.waiting.popleft().arrange()
+        finally:
+            lane.arranging = False
