@@ -131,6 +131,14 @@ def test_a_file_that_the_environment_names_is_said(tidemill: Run, tmp_path: Path
     assert "ok     configuration: c.yaml (named by TIDEMILL_CONFIG)" in done.stdout
 
 
+def test_a_wrong_client_property_is_said_in_words(tidemill: Run, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("kafka: {client_config: {sasl.mechanismm: PLAIN}}\n")
+
+    done = tidemill("doctor", "c.yaml")
+
+    assert 'TO DO  Kafka: bad client configuration: No such configuration property: "sasl.mechanismm"' in done.stdout
+
+
 def test_the_program_is_looked_for_where_tasks_find_it(tmp_path: Path) -> None:
     program = tmp_path / "my-program"
     program.write_text("#!/bin/sh\n")

@@ -192,6 +192,12 @@ async def test_a_base_path_that_cannot_be_written_is_refused(tmp_path: Path) -> 
         await make_sink(tmp_path).connect()
 
 
+async def test_a_base_path_that_is_a_file_is_refused_in_words(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="file' is not a folder"):
+        await make_sink(tmp_path / "file").connect()
+
+
 # -- with processes of their own ------------------------------------------------------------------------------
 
 SETUP = """
