@@ -928,3 +928,20 @@ async def test_sys_exit_in_a_hook_costs_its_message_and_not_the_engine(rig, wher
     await run.committed(1)
     assert len(run.letters.letters) == 1
     assert "3" in run.letters.letters[0].error
+
+
+async def test_a_letter_masks_what_a_program_said_of_secrets_and_keeps_its_message(rig):
+    class Leaking(Handler[Any, Any]):
+        async def arrange(self, messages, pending):
+            script = "echo no login at postgres://app:hunter2@db/x >&2; exit 1"
+            return [ExecutorTask("t", ["-c", script, "password=hunter2"], binary_path="sh")]
+
+        async def on_error(self, task, error):
+            return ErrorAction.DLQ
+
+    run = rig(Leaking(), [message(0, b"password=hunter2")])
+    await run.committed(1)
+    (letter,) = run.letters.letters
+    assert "hunter2" not in letter.stderr + letter.error + " ".join(letter.args)
+    assert "db/x" in letter.stderr
+    assert letter.sources[0].value == "password=hunter2"

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import structlog
 
 from tidemill.config.settings import Settings
-from tidemill.core.errors import ConfigError, HandlerError, said
+from tidemill.core.errors import ConfigError, HandlerError, RemoteError, said
 from tidemill.core.ledger import Entry
 from tidemill.core.retry import Backoff
 from tidemill.pipeline.checks import collected
@@ -235,7 +235,8 @@ class Engine:
 
     def on_assigned(self, partitions: Sequence[TopicPartition]) -> None:
         """Take partitions on."""
-        self.log.info("partitions assigned", partitions=_names(partitions))
+        if partitions:
+            self.log.info("partitions assigned", partitions=_names(partitions))
         for partition in partitions:
             if partition in self.intake.lanes:
                 self._forget(self.intake.lanes[partition])
@@ -425,6 +426,5 @@ def _names(partitions: Any) -> list[str]:
 
 
 def _unexpected(error: BaseException) -> BaseException | None:
-    from tidemill.core.errors import TidemillError
-
-    return None if isinstance(error, TidemillError) and error.__cause__ is None else error
+    """Return an error whose traceback tells more than its text: everything but what the outside world did."""
+    return None if isinstance(error, (ConfigError, RemoteError)) else error

@@ -1,10 +1,15 @@
-"""Makes a dead letter out of what a window knows: the messages, the task and how it failed."""
+"""Makes a dead letter out of what a window knows: the messages, the task and how it failed.
+
+What a program or a hook said is masked where it looks like a secret, as in logs; messages and payloads are kept as they
+are, or they could not be sent again.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tidemill.config.redaction import redact_text
 from tidemill.pipeline.models import ExecutorError
 from tidemill.runtime.deadletter import Letter, LetterKind, letter_sources, stderr_tail
 from tidemill.runtime.messages import SourceMessage
@@ -33,7 +38,7 @@ def make_letter(
     """
     letter = Letter(
         kind=kind,
-        error=text,
+        error=redact_text(text),
         sources=letter_sources(messages),
         partition=messages[0].partition if messages else None,
         attempt_count=1,
@@ -41,9 +46,9 @@ def make_letter(
     )
     if run is not None:
         letter.task_id = run.task.task_id
-        letter.args = [str(argument) for argument in run.task.args]
+        letter.args = [redact_text(str(argument)) for argument in run.task.args]
         letter.attempt_count = max(1, run.attempts)
     if error is not None:
         letter.exit_code = error.exit_code
-        letter.stderr = stderr_tail(error.stderr)
+        letter.stderr = redact_text(stderr_tail(error.stderr))
     return letter
