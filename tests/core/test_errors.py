@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidemill.core.errors import FencedError, RemoteError, TidemillError
+from tidemill.core.errors import FencedError, RemoteError, TidemillError, said
 
 
 def test_a_remote_error_may_be_tried_again_unless_it_says_otherwise() -> None:
@@ -14,3 +14,12 @@ def test_a_remote_error_may_be_tried_again_unless_it_says_otherwise() -> None:
 def test_every_error_on_purpose_is_caught_as_one() -> None:
     assert issubclass(FencedError, TidemillError)
     assert issubclass(RemoteError, TidemillError)
+
+
+def test_what_an_error_says_can_always_be_said() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    assert said(ValueError("no number")) == "ValueError: no number"
+    assert said(Mute()) == "Mute: its text cannot be read"
