@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import statistics
 import time
 import uuid
 from collections import Counter
@@ -266,6 +267,25 @@ async def test_a_full_buffer_pauses_its_partition_and_loses_nothing(place, monke
     place.start(Copy(), executor={"max_executors": 1, "window_size": 10})
     await place.committed(4000)
     assert place.lines() == Counter(str(n) for n in range(4000))
+
+
+async def test_a_source_that_was_full_goes_on_at_once_when_there_is_room(place, monkeypatch):
+    """The client alone takes about half a second; without the request that wakes it this median is 0.4 s or more."""
+    monkeypatch.setattr("tidemill.sources.kafka.BUFFER_MESSAGES", 50)
+    place.feed(numbers(40_000))
+    engine = place.start(Copy())
+    engine.pause()
+    source, took = engine.source, []
+    for _ in range(7):
+        await place.until(lambda: [b.paused for b in source._buffers.values()] == [True] * 4)
+        await asyncio.sleep(0.2)  # as long as work on a full buffer takes; the client's thread falls asleep
+        start = time.monotonic()
+        for tp in list(source._buffers):
+            while source.pull(tp, 1000):
+                pass
+        await place.until(lambda: any(b.messages for b in source._buffers.values()))
+        took.append(time.monotonic() - start)
+    assert statistics.median(took) < 0.25
 
 
 async def test_a_partition_that_was_paused_when_it_went_is_read_when_it_comes_back(place, monkeypatch):
