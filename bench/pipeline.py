@@ -172,7 +172,7 @@ def latency(folder: Path, count: int = 1200, per_second: float = 20.0) -> None:
 
 
 def memory(folder: Path) -> None:
-    """Resident memory of an engine with 20,000 messages queued, and over 200,000 messages."""
+    """Resident memory of an engine with 20,000 messages queued, and over 800,000 messages."""
     idle = idle_worker_mb()
     bench = Bench(folder)
     files = {"filesystem": {"out": {"base_path": str(folder / "out")}}}
@@ -193,8 +193,8 @@ def memory(folder: Path) -> None:
             report(bench="memory", case="queued", engine_mb=engine / 1e6, idle_mb=idle, above_mb=engine / 1e6 - idle,
                    bar_above_mb=150)  # fmt: skip
         with bench.pipeline("Known", "flat", spark={"engines": 1}, sinks=files) as process:
-            for target in (50_000, 100_000, 150_000, 200_000):
-                bench.feed([b"x" * 1000] * 50_000)
+            for target in range(100_000, 800_001, 100_000):
+                bench.feed([b"x" * 1000] * 100_000)
                 bench.wait_committed("flat", target)
                 report(
                     bench="memory",

@@ -42,9 +42,6 @@ ABANDONED_SECONDS = 14.0
 SUPERVISED_SECONDS = 60.0
 #: The exit status of a worker whose deadline has passed; Spark only sees that it is gone.
 DEADLINE_EXIT = 75
-#: A busy loop hands the interpreter over to the consumer's thread so often. With Python's 5 ms the thread, which
-#: asks for it twice per hundred messages, would fetch no more than 10,000 messages a second.
-SWITCH_SECONDS = 0.0005
 DEFAULT_FACTORY = "tidemill.pipeline.build:build_engine"
 
 
@@ -105,7 +102,6 @@ def _summary_of(job: EngineJob) -> EngineSummary:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     _outlive_stderr()
-    sys.setswitchinterval(SWITCH_SECONDS)
     try:
         configure(job.settings.logging, engine=job.slot, **job.log_context)
         with asyncio.Runner() as runner:
