@@ -10,7 +10,7 @@ prefetched and read all that is clean once more.
 Invariants:
 1. The floor never passes an offset that is not done, and never moves back; so no commit does.
 2. What is clean is not delivered again, to nobody; clean offsets above the floor are intervals, at most one more of
-   them than there are open offsets, and those are bounded (`wants`).
+   them than there are open offsets, which are bounded (`wants`), beside those that a past commit told of.
 3. An offset that failed ends clean or dead-lettered, or `overdue` names it.
 4. A delivery is resolved once; one that was delivered again since, or whose lane went away, changes nothing.
 
@@ -103,9 +103,10 @@ class Redelivery(Generic[LaneT, HeldT]):
         self._dirty: dict[LaneT, None] = {}
         # Deliveries that are not done, oldest first.
         self._numbers: dict[int, None] = {}
-        # Who is there: the number at which they last left before they came; who left: when.
+        # Who is there: the number at which they last left before they came; who left, or is gone: when.
         self._present: dict[Hashable, int] = {}
         self._absent: dict[Hashable, int] = {}
+        self._gone: dict[Hashable, int] = {}
         self._prune_above = 64
         self._joined = 0
         self._timers: list[tuple[float, int, _Waiting[LaneT, HeldT]]] = []
@@ -258,7 +259,7 @@ class Redelivery(Generic[LaneT, HeldT]):
             return
         self._number += 1
         self._joined = self._number
-        self._present[who] = self._absent.pop(who, 0)
+        self._present[who] = self._absent.pop(who, 0) or self._gone.pop(who, 0)
         unseen, self._unseen = self._unseen, []
         for waiting in unseen:
             waiting.anybody = False
@@ -271,17 +272,23 @@ class Redelivery(Generic[LaneT, HeldT]):
             return
         self._number += 1
         self._absent[who] = self._number
-        if len(self._absent) > self._prune_above:
-            # Who left before the oldest delivery cannot have failed any.
-            oldest = next(iter(self._numbers), self._number + 1)
-            self._absent = {name: number for name, number in self._absent.items() if number > oldest}
-            self._prune_above = max(64, 2 * len(self._absent))
+        self._prune()
 
     def gone(self, who: Hashable) -> None:
-        """Take that somebody ended, and will not come back."""
-        self._present.pop(who, None)
-        self._absent.pop(who, None)
+        """Take that somebody ended, and will not come back; if they do after all, they are somebody who joins."""
+        self.left(who)
+        number = self._absent.pop(who, 0)
+        if number:
+            self._gone[who] = number
         self._found(who)
+
+    def _prune(self) -> None:
+        """Forget who left before the oldest delivery that is not done: they cannot have failed any."""
+        if len(self._absent) + len(self._gone) > self._prune_above:
+            oldest = next(iter(self._numbers), self._number + 1)
+            self._absent = {name: number for name, number in self._absent.items() if number > oldest}
+            self._gone = {name: number for name, number in self._gone.items() if number > oldest}
+            self._prune_above = max(64, 2 * (len(self._absent) + len(self._gone)))
 
     def _found(self, who: Hashable) -> None:
         for waiting in self._missing.pop(who, ()):
