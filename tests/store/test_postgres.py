@@ -7,17 +7,17 @@ import time
 
 import asyncpg
 import pytest
-from tests.store.helpers import Outcomes, all_events, claimed, until
+from tests.store.helpers import NOW_US, Outcomes, all_events, claimed, until
 from tests.store.server import PostgresServer
 
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.core.event_plan import Stored
+from tidemill.core.event_plan import NewEvent, Stored
 from tidemill.core.group_commit import CommitLimits, Standing
 from tidemill.core.retry import Backoff
 from tidemill.store.group_commit import EventStore
 from tidemill.store.opening import open_reader, open_store
 from tidemill.store.postgres import PostgresDatabase, open_postgres
-from tidemill.store.queries.events import count_events
+from tidemill.store.queries.events import count_events, store_events
 
 #: Short, so that the tests are.
 LIMITS = CommitLimits(stall_seconds=0.5, backoff=Backoff(0.05, 0.3))
@@ -172,6 +172,24 @@ async def test_a_reader_cannot_write(postgres: PostgresServer) -> None:
     with pytest.raises(RemoteError, match="read-only"):
         await reader.read(lambda c: c.exec_driver_sql("DELETE FROM trigger_event"))
     await reader.close()
+
+
+async def test_no_batch_reads_the_whole_table_however_it_grew(postgres: PostgresServer) -> None:
+    database = await open_postgres(await postgres.new_database())
+    [(number, token)] = (await claimed(database, "one")).items()
+
+    async def scans() -> object:
+        await database.write(lambda c: c.exec_driver_sql("SELECT pg_stat_force_next_flush()").scalar())
+        counted = "SELECT sum(seq_scan) FROM pg_stat_user_tables WHERE relname = 'trigger_event'"
+        return await database.write(lambda c: c.exec_driver_sql(counted).scalar())
+
+    before = await scans()  # making the indexes is one
+    for batch in range(12):
+        events = [NewEvent(number, token, "1", f"{batch}-{n}", NOW_US) for n in range(300)]
+        await database.write(lambda c, events=events: store_events(c, events))
+
+    assert await scans() == before
+    await database.close()
 
 
 async def test_two_hosts_store_events_of_many_triggers_at_once(postgres: PostgresServer) -> None:

@@ -8,12 +8,15 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.store.helpers import Outcomes, all_events, claimed
+from sqlalchemy import Connection
+from tests.store.helpers import Outcomes, all_events, claimed, until
 
 from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.core.group_commit import Standing
 from tidemill.store.group_commit import EventStore
 from tidemill.store.lock import StoreInUseError
 from tidemill.store.opening import open_reader, open_store, store_url
@@ -164,9 +167,7 @@ async def test_a_lock_that_another_program_holds_delays_events_and_fails_none(tm
     other = sqlite3.connect(tmp_path / "tidemill.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     store.add(next(iter(tokens)), "1", None, outcomes.of(1))
-    async with asyncio.timeout(10):
-        while store.standing.value != "down":
-            await asyncio.sleep(0.01)
+    await until(lambda: store.standing is Standing.DOWN)
     assert outcomes.all == []
 
     other.execute("COMMIT")
@@ -174,6 +175,31 @@ async def test_a_lock_that_another_program_holds_delays_events_and_fails_none(tm
     await store.settled()
 
     assert outcomes.told() == [1]
+    await store.close(1)
+    await database.close()
+
+
+async def test_a_full_disk_delays_events_and_fails_none(tmp_path: Path) -> None:
+    database = await open_sqlite(tmp_path / "tidemill.db")
+    tokens = await claimed(database, "one")
+
+    def set_limit(pages: int) -> Callable[[Connection], object]:
+        return lambda c: c.exec_driver_sql(f"PRAGMA max_page_count={pages}").scalar()
+
+    await database.write(set_limit(1))  # it cannot be less than what the file has
+    store, outcomes = EventStore(database), Outcomes()
+    store.own(tokens)
+    store.start()
+    for number in range(200):
+        store.add(next(iter(tokens)), f'"{"x" * 1000}"', None, outcomes.of(number))
+    await until(lambda: store.standing is Standing.DOWN)
+    assert outcomes.all == []
+
+    await database.write(set_limit(1_000_000))
+    await store.settled()
+
+    assert outcomes.told() == list(range(200))
+    assert await database.read(count_events) == 200
     await store.close(1)
     await database.close()
 

@@ -30,6 +30,9 @@ _CONNECT_SECONDS = 5.0
 _CLOSE_SECONDS = 2.0
 #: One writes, the others read.
 _CONNECTIONS = 3
+#: Every statement here finds some rows by their keys. The planner must not sort or hash the whole table for that,
+#: which it would do for a batch of hundreds in a table that it last looked at when it was small.
+_PLANNING = {"enable_mergejoin": "off", "enable_hashjoin": "off", "plan_cache_mode": "force_custom_plan", "jit": "off"}
 _FAILURES = (SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
 
 
@@ -130,6 +133,7 @@ def _engine(url: str, read_only: bool, made: Callable[[Any], None]) -> AsyncEngi
         # Given at the start of a session this wins over the defaults of the server, the database and the role.
         "synchronous_commit": "on",
         "default_transaction_read_only": "on" if read_only else "off",
+        **_PLANNING,
     }
 
     async def connect() -> Any:
