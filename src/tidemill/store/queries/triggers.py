@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, case, func, literal, or_, select, true, update
+from sqlalchemy import Connection, Executable, Row, and_, case, func, literal, or_, select, true, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from tidemill.store.batches import RowSet, dialect_of
@@ -45,6 +45,13 @@ def register_triggers(connection: Connection, specs: Sequence[TriggerSpec], now_
     if not specs:
         return []
     dialect = dialect_of(connection)
+    rows = sorted((spec.name, spec.classpath, spec.kwargs, spec.restart) for spec in specs)
+    connection.execute(_registration(dialect, now_us), _SPECS.parameters(dialect, rows))
+    found = _by_names(connection, names)
+    return [found[name] for name in names]
+
+
+def _registration(dialect: str, now_us: int) -> Executable:
     given = _SPECS.source(dialect)
     columns = ["name", "classpath", "kwargs", "restart", "state", "created_us", "changed_us"]
     values = select(
@@ -63,7 +70,7 @@ def register_triggers(connection: Connection, specs: Sequence[TriggerSpec], now_
         trigger.c.classpath != new.classpath,
         trigger.c.kwargs != new.kwargs,
     )
-    statement = insert.on_conflict_do_update(
+    return insert.on_conflict_do_update(
         index_elements=[trigger.c.name],
         set_={
             "classpath": new.classpath,
@@ -75,10 +82,6 @@ def register_triggers(connection: Connection, specs: Sequence[TriggerSpec], now_
             "changed_us": case((anew, new.changed_us), else_=trigger.c.changed_us),
         },
     )
-    rows = sorted((spec.name, spec.classpath, spec.kwargs, spec.restart) for spec in specs)
-    connection.execute(statement, _SPECS.parameters(dialect, rows))
-    found = _by_names(connection, names)
-    return [found[name] for name in names]
 
 
 def find_triggers(connection: Connection, names: Collection[str]) -> list[TriggerRecord]:
