@@ -70,7 +70,7 @@ def _registration(dialect: str, now_us: int) -> Executable:
         trigger.c.classpath != new.classpath,
         trigger.c.kwargs != new.kwargs,
     )
-    return insert.on_conflict_do_update(
+    statement: Executable = insert.on_conflict_do_update(
         index_elements=[trigger.c.name],
         set_={
             "classpath": new.classpath,
@@ -82,6 +82,7 @@ def _registration(dialect: str, now_us: int) -> Executable:
             "changed_us": case((anew, new.changed_us), else_=trigger.c.changed_us),
         },
     )
+    return statement
 
 
 def find_triggers(connection: Connection, names: Collection[str]) -> list[TriggerRecord]:
