@@ -504,6 +504,18 @@ def test_an_overflow_fails_that_member_alone_in_all_it_holds_and_in_the_event_th
     assert group.pull(slow) is None
 
 
+def test_it_is_known_who_failed_on_an_event_until_it_is_settled() -> None:
+    group = Group()
+    for name in ("a", "b"):
+        member = group.join(name)
+        group.send(name)
+        group.leave(member)
+    batch = group.take()
+    assert [group.who_failed(entry) for entry in batch.entries] == [("a",), ("b",)]
+    group.settle(batch)
+    assert [group.who_failed(entry) for entry in batch.entries] == [(), ()]
+
+
 def test_a_reject_resolves_at_once_and_binds_nothing_and_is_a_reject_only_once() -> None:
     group = Group()
     member = group.join("a")

@@ -55,6 +55,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
     __slots__ = (
         "_ack_timeout",
         "_bindings",
+        "_blame",
         "_closed",
         "_crowd",
         "_fanout",
@@ -97,6 +98,8 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         self._next = 0
         # Nothing that is held was fanned out before this.
         self._oldest = math.inf
+        # Who failed on what, until it is asked for or settled.
+        self._blame: dict[Entry[LaneT, PayloadT], list[Hashable]] = {}
         self._closed = False
         self.full_since: float | None = None
         self.members: dict[Hashable, Member[LaneT, PayloadT, EventT]] = {}
@@ -232,9 +235,16 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         self._bindings.trim()
         return self._ledger.take()
 
+    def who_failed(self, entry: Entry[LaneT, PayloadT]) -> tuple[Hashable, ...]:
+        """Return who failed on an event that is not settled."""
+        return tuple(self._blame.get(entry, ()))
+
     def settle(self, batch: Batch[LaneT, PayloadT]) -> None:
         """Forget the events of a batch that was advanced."""
         self._ledger.settle(batch)
+        if self._blame:
+            for entry in batch.entries:
+                self._blame.pop(entry, None)
         if self._ledger.total < self._max_outstanding:
             self.full_since = None
 
@@ -288,6 +298,11 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
                 # What is left are events that nobody was present for.
                 break
 
+    def _note_failed(self, sent: Sent[LaneT, PayloadT, EventT], name: Hashable) -> None:
+        sent.acked -= 1
+        sent.failed += 1
+        self._blame.setdefault(sent, []).append(name)
+
     def _give_up_newest(self, member: Member[LaneT, PayloadT, EventT]) -> None:
         if member.newest:
             self._bindings.give_up(member.newest)
@@ -303,8 +318,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
     def _remove(self, member: Member[LaneT, PayloadT, EventT]) -> None:
         """Take a member out; what it never read fails."""
         for sent in member.rest():
-            sent.acked -= 1
-            sent.failed += 1
+            self._note_failed(sent, member.name)
         del self.members[member.name]
         self._fanout.leave(member)
         self._laggards.note_out()
@@ -315,8 +329,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         if member.window is not None:
             held[member.window] = None
         for sent in held:
-            sent.acked -= 1
-            sent.failed += 1
+            self._note_failed(sent, member.name)
         self._give_up_newest(member)
         for seq in list(member.carried):
             self._give_up(member, seq)
