@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 
 import asyncpg
@@ -212,3 +213,10 @@ async def test_a_server_that_is_not_there_is_named_without_its_password() -> Non
         await open_store("postgresql://me:hunter2@127.0.0.1:1/x")
     assert caught.value.retryable
     assert "hunter2" not in str(caught.value)
+
+
+async def test_without_the_driver_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "asyncpg", None)
+    monkeypatch.delitem(sys.modules, "tidemill.store.postgres", raising=False)
+    with pytest.raises(ConfigError, match=r"pip install 'tidemill\[postgres\]'"):
+        await open_store("postgresql://localhost/nothing")

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -44,8 +46,8 @@ async def open_store(url: str) -> Database:
         from tidemill.store.sqlite import open_sqlite
 
         return await open_sqlite(path)
-    from tidemill.store.postgres import open_postgres
-
+    with _driver():
+        from tidemill.store.postgres import open_postgres
     return await open_postgres(address)
 
 
@@ -61,9 +63,19 @@ async def open_reader(url: str) -> Database:
         from tidemill.store.sqlite import open_sqlite_reader
 
         return await open_sqlite_reader(path)
-    from tidemill.store.postgres import open_postgres_reader
-
+    with _driver():
+        from tidemill.store.postgres import open_postgres_reader
     return await open_postgres_reader(address)
+
+
+@contextlib.contextmanager
+def _driver() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"a store in PostgreSQL needs the package {error.name}; install it: pip install 'tidemill[postgres]'"
+        ) from error
 
 
 def _parsed(url: str) -> tuple[Path | None, str]:
