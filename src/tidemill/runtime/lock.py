@@ -1,4 +1,4 @@
-"""One process per consumer group and worker name on a host: a file lock that the kernel releases.
+"""File locks that the kernel releases, and one of them: one process per consumer group and worker name on a host.
 
 Two processes of the same name would take each other's place in the consumer group again and again. The lock
 ends with the process, however that ends: it is never stale, and a file that is left behind means nothing.
@@ -21,6 +21,40 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
 class WorkerNameInUseError(ConfigError):
     """Another process of this host runs under the same group and worker name."""
+
+
+class HeldError(Exception):
+    """Another process holds the lock of a file.
+
+    Attributes:
+        holder: Its process id, as it wrote it down.
+    """
+
+    def __init__(self, holder: str) -> None:
+        """Say who."""
+        super().__init__(holder)
+        self.holder = holder
+
+
+def lock_file(path: Path) -> int:
+    """Lock a file, which is made if it is not there, until the returned descriptor is closed.
+
+    Never remove the file: two later processes would lock two different files of one name.
+
+    Raises:
+        HeldError: Another process holds it.
+        OSError: The file cannot be used.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(fd, 32).decode("ascii", "replace").strip() or "unknown"
+        os.close(fd)
+        raise HeldError(holder) from None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
 
 
 class WorkerLock:
@@ -67,29 +101,21 @@ class WorkerLock:
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             _refuse_foreign(path.parent)
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            self._fd = lock_file(path)
+        except HeldError as error:
+            raise WorkerNameInUseError(
+                f"the worker name {self._worker!r} of consumer group {self._group!r} is in use on this host "
+                f"by process {error.holder}; stop that process, or give this one another name: {self._name_env}=..."
+            ) from None
         except OSError as error:
             raise ConfigError(
                 f"cannot use {path} to lock the worker name: {error.strerror}; "
                 "set XDG_RUNTIME_DIR to a folder that this user can write to"
             ) from error
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(fd, 32).decode("ascii", "replace").strip() or "unknown"
-            os.close(fd)
-            raise WorkerNameInUseError(
-                f"the worker name {self._worker!r} of consumer group {self._group!r} is in use on this host "
-                f"by process {holder}; stop that process, or give this one another name: {self._name_env}=..."
-            ) from None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-        self._fd = fd
 
     def release(self) -> None:
         """Give the lock back; without effect if it is not held."""
         if self._fd is not None:
-            # The file stays: removing it would let two later processes lock two different files of one name.
             os.close(self._fd)
             self._fd = None
 
