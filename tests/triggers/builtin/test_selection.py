@@ -34,7 +34,7 @@ NO_FUNCTION = 7
 
 
 async def select(selection: Selection, value: bytes | None, key: bytes | None = None, event: Any = "raw") -> Any:
-    return await selection.select(event, key, value, {"topic": "t"})
+    return await selection.select(event, key, value, lambda event: {"topic": "t"})
 
 
 async def test_without_conditions_every_message_is_fired_with_its_value_as_text():

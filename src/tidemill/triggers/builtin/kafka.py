@@ -106,7 +106,7 @@ class KafkaTrigger(BaseEventTrigger):
         """Fire for what is selected."""
         selection = self._selection
         async for message in shared_stream:
-            fired = await selection.select(message, message.key, message.value, _payload(message))
+            fired = await selection.select(message, message.key, message.value, _describe)
             if fired is Left.OUT:
                 continue
             if fired is Left.INVALID:
@@ -122,7 +122,7 @@ class KafkaTrigger(BaseEventTrigger):
         return run_alone(self)
 
 
-def _payload(message: SourceMessage) -> dict[str, Any]:
+def _describe(message: SourceMessage) -> dict[str, Any]:
     return {
         "topic": message.topic,
         "partition": message.partition,

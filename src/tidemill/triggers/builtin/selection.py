@@ -9,14 +9,15 @@ from __future__ import annotations
 import base64
 import enum
 import inspect
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
 from tidemill.core.condition import Condition, parse_condition
 from tidemill.triggers.builtin.given import load_callable
 
+E = TypeVar("E")
 ValueFormat = Literal["text", "json"]
 OnInvalid = Literal["skip", "reject"]
 
@@ -83,14 +84,16 @@ class Selection:
         self._value_is_json = value_format == "json"
         self._apply = None if apply is None else load_callable(apply)
 
-    async def select(self, event: Any, key: bytes | None, value: bytes | None, payload: dict[str, Any]) -> Any:
+    async def select(
+        self, event: E, key: bytes | None, value: bytes | None, describe: Callable[[E], dict[str, Any]]
+    ) -> Any:
         """Return what to fire for a raw event, or why nothing is.
 
         Args:
             event: What the user's function gets.
             key: The message's.
             value: The message's.
-            payload: What is fired by default; its `value` is set here.
+            describe: Returns what is fired by default, but for its `value`; called only if it may be.
         """
         if self._keys is not None and key not in self._keys:
             return Left.OUT
@@ -102,17 +105,16 @@ class Selection:
                 return Left.INVALID
         if self._condition is not None and not self._condition.holds(document):
             return Left.OUT
+        fired = True if self._apply is None else await self._applied(self._apply, event)
+        if fired is not True:
+            return Left.OUT if fired is None or fired is False else fired
+        payload = describe(event)
         payload["value"] = document if self._value_is_json else text_of(value)
-        return payload if self._apply is None else await self._applied(event, payload)
+        return payload
 
-    async def _applied(self, event: Any, payload: dict[str, Any]) -> Any:
-        assert self._apply is not None
-        answer = self._apply(event)
-        if inspect.isawaitable(answer):
-            answer = await answer
-        if answer is None or answer is False:
-            return Left.OUT
-        return payload if answer is True else answer
+    async def _applied(self, apply: Callable[..., Any], event: E) -> Any:
+        answer = apply(event)
+        return await answer if inspect.isawaitable(answer) else answer
 
 
 def text_of(data: bytes | None) -> str | dict[str, str] | None:

@@ -87,7 +87,7 @@ class SqsTrigger(BaseEventTrigger):
         """Fire for what is selected."""
         selection = self._selection
         async for message in shared_stream:
-            fired = await selection.select(message, None, message.body.encode(), _payload(message))
+            fired = await selection.select(message, None, message.body.encode(), _describe)
             if fired is Left.OUT:
                 continue
             if fired is Left.INVALID:
@@ -101,7 +101,7 @@ class SqsTrigger(BaseEventTrigger):
         return run_alone(self)
 
 
-def _payload(message: SqsMessage) -> dict[str, Any]:
+def _describe(message: SqsMessage) -> dict[str, Any]:
     return {
         "queue": message.queue,
         "message_id": message.message_id,
