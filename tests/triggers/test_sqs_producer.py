@@ -16,7 +16,7 @@ from tidemill.runtime.broker import free_port
 from tidemill.triggers.builtin.sqs import SqsTrigger
 from tidemill.triggers.producers.sqs import SqsStreamProducer, sqs_stream
 from tidemill.triggers.producers.sqs_client import Fault, SqsSettings
-from tidemill.triggers.shared_stream import AdvanceItem, AdvanceOutcome, SharedStreamManager, route
+from tidemill.triggers.shared_stream import AckTimeout, AdvanceItem, AdvanceOutcome, SharedStreamManager, route
 
 __all__ = ["moto_url", "sqs_server"]
 
@@ -333,6 +333,52 @@ async def test_triggers_of_one_queue_share_its_poll_and_select_for_themselves(qu
     ]
     assert [event.payload["value"] for event in fired[1]] == bodies[1:3]
     assert [event.identity for event in fired[0]] == [ids[0], ids[2]]
+
+
+async def test_nothing_is_deleted_before_what_was_fired_is_stored(queues):
+    queue = await queues.server.make_queue()
+    await queues.server.send(queue, "1")
+    manager = SharedStreamManager()
+    routed = route(manager, 1, SqsTrigger(queue, **queues.settings()))
+    event = await asyncio.wait_for(routed.events.__anext__(), 10)
+    seq = manager.bind_pending_event(trigger_id=1, key=routed.key)
+    later = asyncio.ensure_future(routed.events.__anext__())
+    await asyncio.sleep(3.0)  # what is shown is that more than its visibility timeout passes without a redelivery
+    assert await queues.server.count(queue) == 1
+    manager.confirm_persisted([seq])
+    await queues.wait_for_count(queue, 0)
+    assert not later.done()
+    assert event.payload["value"] == "1"
+    later.cancel()
+    await asyncio.wait([later])
+    await manager.stop_all()
+
+
+async def test_a_trigger_that_holds_a_message_for_too_long_fails_and_the_message_comes_again(queues):
+    queue = await queues.server.make_queue()
+    message_id = await queues.server.send(queue, "1")
+    manager = SharedStreamManager(ack_timeout=0.3)
+    slow, other = (route(manager, number, SqsTrigger(queue, **queues.settings())) for number in (1, 2))
+    for routed in (slow, other):
+        assert (await asyncio.wait_for(routed.events.__anext__(), 10)).identity == message_id
+    again = asyncio.ensure_future(other.events.__anext__())
+    await failed(manager, 1)
+    with pytest.raises(AckTimeout):
+        await slow.events.__anext__()
+    await manager.unsubscribe(1, slow.key)
+    assert (await asyncio.wait_for(again, 10)).identity == message_id
+    last = asyncio.ensure_future(other.events.__anext__())
+    await queues.wait_for_count(queue, 0)
+    last.cancel()
+    await asyncio.wait([last])
+    await manager.stop_all()
+
+
+async def failed(manager: SharedStreamManager, trigger_id: int) -> None:
+    """Wait until a subscriber was forced to fail."""
+    async with asyncio.timeout(10):
+        while not any(trigger_id in report.failed for report in manager.report()):
+            await asyncio.sleep(0.01)
 
 
 async def test_a_trigger_that_runs_by_itself_deletes_what_it_has_moved_past(queues):

@@ -159,11 +159,10 @@ class HttpTrigger(BaseTrigger):
 
     async def _ask(self, headers: dict[str, Any], params: dict[str, Any] | None) -> _Answered | str:
         """Return the answer, or how the request failed."""
-        httpx = _httpx()
+        httpx, verify = await asyncio.to_thread(_parts)
         given, seconds = self._kwargs, self._kwargs["timeout_seconds"]
         try:
             async with asyncio.timeout(seconds):
-                verify = await asyncio.to_thread(_tls)
                 # Made for each request, since they are seldom; what bounds its time is around it.
                 async with (
                     httpx.AsyncClient(verify=verify, timeout=None) as client,
@@ -206,17 +205,13 @@ class HttpTrigger(BaseTrigger):
 
 
 @functools.cache
-def _tls() -> ssl.SSLContext:
-    # It takes 20 ms and some MB to make: one is enough for all.
-    return ssl.create_default_context()
-
-
-def _httpx() -> Any:
+def _parts() -> tuple[Any, ssl.SSLContext]:
+    """Return httpx and a TLS context, which both take long to load: once for all, and in a thread."""
     try:
         import httpx
     except ModuleNotFoundError as error:
         raise ConfigError("HTTP polls need the package httpx; install tidemill[http]") from error
-    return httpx
+    return httpx, ssl.create_default_context()
 
 
 def _shown(url: str) -> str:

@@ -6,6 +6,7 @@ queue, with secrets masked; credentials are found as the AWS SDK finds them, and
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -206,16 +207,10 @@ async def open_client(stack: AsyncExitStack, settings: SqsSettings) -> Any:
         Fault: The client cannot be made.
     """
     try:
-        from aiobotocore.config import AioConfig
-        from aiobotocore.session import get_session
+        session, config = await asyncio.to_thread(_prepared, settings.wait_seconds + _ANSWER_SECONDS)
     except ModuleNotFoundError as error:
         raise ConfigError("SQS needs the package aiobotocore; install tidemill[sqs]") from error
-    config = AioConfig(
-        connect_timeout=_CONNECT_SECONDS,
-        read_timeout=settings.wait_seconds + _ANSWER_SECONDS,
-        retries={"mode": "standard", "total_max_attempts": 1},
-    )
-    making = get_session().create_client(
+    making = session.create_client(
         "sqs",
         region_name=settings.region or None,
         endpoint_url=settings.endpoint_url or None,
@@ -223,6 +218,25 @@ async def open_client(stack: AsyncExitStack, settings: SqsSettings) -> Any:
     )
     async with _faults("create_client", settings.queue):
         return await stack.enter_async_context(making)
+
+
+def _prepared(read_timeout_seconds: float) -> tuple[Any, Any]:
+    """Return a session, with what it would else read while the loop waits (half a second), and its configuration."""
+    from aiobotocore.config import AioConfig
+    from aiobotocore.session import get_session
+
+    session = get_session()
+    loader = session.get_component("data_loader")
+    for name in ("service-2", "endpoint-rule-set-1"):
+        loader.load_service_model("sqs", name)
+    for name in ("endpoints", "partitions", "sdk-default-configuration"):
+        loader.load_data(name)
+    config = AioConfig(
+        connect_timeout=_CONNECT_SECONDS,
+        read_timeout=read_timeout_seconds,
+        retries={"mode": "standard", "total_max_attempts": 1},
+    )
+    return session, config
 
 
 async def open_queue(client: Any, queue: str) -> SqsQueue:
