@@ -82,7 +82,7 @@ class WorkerLock:
     @property
     def path(self) -> Path:
         """The file that is locked."""
-        directory = self._directory or _runtime_directory()
+        directory = self._directory or private_directory()
         # The readable part can be the same for two pairs of names, the digest cannot.
         digest = hashlib.blake2b(f"{self._group}\0{self._worker}".encode(), digest_size=6).hexdigest()
         readable = _UNSAFE.sub("_", f"{self._group}.{self._worker}")[:100]
@@ -131,7 +131,8 @@ class WorkerLock:
         self.release()
 
 
-def _runtime_directory() -> Path:
+def private_directory() -> Path:
+    """Return the folder for locks and sockets of this user; who uses it makes it, and looks whose it is."""
     base = os.environ.get("XDG_RUNTIME_DIR")
     if base and os.access(base, os.W_OK):
         return Path(base) / "tidemill"

@@ -6,7 +6,7 @@ carries an old token changes nothing; rows are locked in the order of their ids,
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Executable, Row, and_, case, func, literal, or_, select, true, update
@@ -19,6 +19,7 @@ from tidemill.store.tables import trigger
 _SPECS = RowSet("specs", name=str, classpath=str, kwargs=str, restart=str)
 _NAMES = RowSet("names", name=str)
 _IDS = RowSet("ids", id=int)
+_MADE = RowSet("made", id=int, made=str)
 
 
 def register_triggers(connection: Connection, specs: Sequence[TriggerSpec], now_us: int) -> list[TriggerRecord]:
@@ -79,6 +80,7 @@ def _registration(dialect: str, now_us: int) -> Executable:
             "state": case((anew, new.state), else_=trigger.c.state),
             "reason": case((anew, None), else_=trigger.c.reason),
             "error": case((anew, None), else_=trigger.c.error),
+            "made": case((anew, None), else_=trigger.c.made),
             "changed_us": case((anew, new.changed_us), else_=trigger.c.changed_us),
         },
     )
@@ -99,7 +101,7 @@ def _by_names(connection: Connection, names: Collection[str]) -> dict[str, Trigg
 
 
 def claim_triggers(connection: Connection, ids: Collection[int], owner: str, now_us: int) -> dict[int, int]:
-    """Take triggers over: from now on only the holder of the new token may store and report for them.
+    """Take triggers over and run them: from now on only the holder of the new token may store and report for them.
 
     Args:
         connection: In a transaction.
@@ -116,7 +118,13 @@ def claim_triggers(connection: Connection, ids: Collection[int], owner: str, now
     statement = (
         update(trigger)
         .where(trigger.c.id.in_(select(given.c.id)))
-        .values(token=trigger.c.token + 1, owner=owner, changed_us=now_us)
+        .values(
+            token=trigger.c.token + 1,
+            owner=owner,
+            state=TriggerState.RUNNING.value,
+            reason=None,
+            changed_us=now_us,
+        )
     )
     connection.execute(statement, _IDS.parameters(dialect, [(number,) for number in tokens]))
     return tokens
@@ -134,6 +142,14 @@ def lock_triggers(connection: Connection, ids: Collection[int]) -> Sequence[Row[
         .with_for_update(of=trigger, key_share=True)
     )
     return connection.execute(statement, _IDS.parameters(dialect, [(number,) for number in set(ids)])).all()
+
+
+def note_made(connection: Connection, made: Mapping[int, str]) -> None:
+    """Keep what triggers are made of again, by their ids; see `TriggerRecord.made`."""
+    dialect = dialect_of(connection)
+    given = _MADE.source(dialect)
+    statement = update(trigger).where(trigger.c.id == given.c.id).values(made=given.c.made)
+    connection.execute(statement, _MADE.parameters(dialect, list(made.items())))
 
 
 def mark_trigger(
@@ -219,6 +235,7 @@ def _record(row: Row[Any]) -> TriggerRecord:
         row.reason,
         row.error,
         row.owner,
+        row.made,
         row.token,
         row.next_index,
         row.created_us,

@@ -1,0 +1,171 @@
+"""The process of a trigger host: opens the store, runs the list, and obeys signals.
+
+SIGTERM and SIGINT stop in good order, a second one at once; SIGHUP reads the list again. A list that is wrong changes
+nothing: the old one goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from tidemill.config.settings import Settings
+from tidemill.core.errors import ConfigError
+from tidemill.runtime.exitcode import ExitCode
+from tidemill.store.opening import open_store, store_url
+from tidemill.triggers.control import ControlServer
+from tidemill.triggers.host import TriggerHost
+from tidemill.triggers.shared_stream import StreamReport
+from tidemill.triggers.spec import read_specs
+
+log = structlog.get_logger(__name__)
+
+
+def run_host(settings: Settings, specs: Path) -> ExitCode:
+    """Run the triggers of a list until a signal ends it, or none is left to run.
+
+    Args:
+        settings: `store`, `triggerer` and `logging` are read.
+        specs: The YAML file.
+
+    Raises:
+        ConfigError: The list or the settings are wrong, or another process runs it.
+        RemoteError: The store cannot be reached at the start.
+    """
+    for folder in (str(specs.resolve().parent), str(Path.cwd())):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+    found = read_specs(specs)  # before anything is started
+    with asyncio.Runner() as runner:
+        return runner.run(_run(settings, specs, found))
+
+
+async def _run(settings: Settings, specs: Path, found: list[Any]) -> ExitCode:
+    host: TriggerHost | None = None
+    control = ControlServer(specs, lambda: _report(host))
+    control.acquire()
+    try:
+        database = await open_store(store_url(settings.store.url, specs.resolve().parent))
+        try:
+            host = TriggerHost(database, settings.triggerer, f"{socket.gethostname()}:{os.getpid()}")
+            signals = _Signals(lambda: _reload(host, specs))
+            signals.listen()
+            log.info("the trigger host starts", triggers=len(found), store=database.label)
+            await host.start(found)
+            await control.start()
+            idle = asyncio.ensure_future(host.wait_idle())
+            stopping = asyncio.ensure_future(signals.stop.wait())
+            while not stopping.done():
+                await asyncio.wait({idle, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                if idle.done() and not signals.reloading:
+                    log.info("no trigger is left to run; the host ends")
+                    break
+                if idle.done():
+                    await asyncio.wait(signals.reloads)
+                    idle = asyncio.ensure_future(host.wait_idle())
+            idle.cancel()
+            stopping.cancel()
+            await host.stop()
+        finally:
+            await database.close()
+    finally:
+        await control.close()
+    log.info("the trigger host has ended")
+    return ExitCode.OK
+
+
+async def _reload(host: TriggerHost | None, specs: Path) -> None:
+    try:
+        found = await asyncio.to_thread(read_specs, specs)
+    except ConfigError as error:
+        log.error("the list of triggers is wrong; the old one goes on", error=str(error))
+        return
+    if host is not None:
+        changes = await host.reload(found)
+        log.info(
+            "the list of triggers was read again",
+            started=changes.started,
+            removed=changes.removed,
+            replaced=changes.replaced,
+        )
+
+
+class _Signals:
+    """What the process was told from outside."""
+
+    def __init__(self, reload: Callable[[], Any]) -> None:
+        self.stop = asyncio.Event()
+        self.reloads: set[asyncio.Task[None]] = set()
+        self._reload = reload
+        self._last: asyncio.Task[None] | None = None
+
+    @property
+    def reloading(self) -> bool:
+        """Whether a list is being read."""
+        return bool(self.reloads)
+
+    def listen(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._end)
+        loop.add_signal_handler(signal.SIGHUP, self._again)
+
+    def _end(self) -> None:
+        if self.stop.is_set():
+            os._exit(ExitCode.STOPPED)
+        log.info("stopping; a second signal stops at once")
+        self.stop.set()
+
+    def _again(self) -> None:
+        before = self._last
+
+        async def one_after_another() -> None:
+            if before is not None:
+                await asyncio.wait([before])
+            await self._reload()
+
+        self._last = task = asyncio.get_running_loop().create_task(one_after_another(), name="reload")
+        self.reloads.add(task)
+        task.add_done_callback(self.reloads.discard)
+
+
+def _name(lane: object) -> str:
+    if isinstance(lane, tuple):
+        return "/".join(str(part) for part in lane)
+    return "" if lane is None else str(lane)
+
+
+def _report(host: TriggerHost | None) -> dict[str, Any]:
+    if host is None:
+        return {"pid": os.getpid(), "streams": [], "running": 0}
+    now = host.now()
+    streams = [_stream(report, now) for report in host.report()]
+    return {"pid": os.getpid(), "running": host.running, "store": host.events.standing.value, "streams": streams}
+
+
+def _stream(report: StreamReport, now: float) -> dict[str, Any]:
+    return {
+        "key": repr(report.key),
+        "subscribers": [str(name) for name in report.subscribers],
+        "failed": {str(name): now - at for name, at in report.failed.items()},
+        "outstanding": report.outstanding,
+        "full_seconds": None if report.full_since is None else now - report.full_since,
+        "lanes": [
+            {
+                "lane": _name(lane.lane),
+                "outstanding": lane.outstanding,
+                "head": lane.head,
+                "age_seconds": now - lane.since,
+                "holders": [str(name) for name in lane.holders],
+            }
+            for lane in report.lanes
+        ],
+    }

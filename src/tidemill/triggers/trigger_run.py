@@ -1,0 +1,358 @@
+"""Runs one trigger: makes it, lets it wait, has its events stored, and cleans up after it, as often as it restarts.
+
+What follows an end, `core.trigger_life` decides.
+
+Invariants:
+1. Whatever a trigger does, or its class, is its own failure: nothing leaves `run` but the cancellation of the host.
+2. A trigger counts as finished only when all its events are stored.
+3. `cleanup` runs after every run, `on_kill` before it when a user cancelled; both are bounded.
+4. An event is bound to the raw event it was derived from before anything is awaited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
+from functools import partial
+from typing import Any, Protocol
+
+import msgspec
+import structlog
+
+from tidemill.config.redaction import redact_text
+from tidemill.core.event_plan import Outcome, Refusal, Refused
+from tidemill.core.group_commit import Standing
+from tidemill.core.retry import JITTER_BITS
+from tidemill.core.trigger_life import CancelReason, Ending, Next, Restart, TriggerLife, Verdict
+from tidemill.store.records import TriggerSpec, TriggerState
+from tidemill.triggers.base import BaseTrigger, TriggerEvent
+from tidemill.triggers.making import TriggerError, make_trigger
+from tidemill.triggers.marks import Mark
+from tidemill.triggers.shared_stream import Routed, SharedStreamManager, route
+
+log = structlog.get_logger(__name__)
+
+#: `on_kill`, `cleanup` and the end of the trigger's own generator may take so long, each.
+END_SECONDS = 30.0
+#: A trigger that never waits gives the loop back after so many events.
+_BURST = 64
+
+_STATES = {
+    Verdict.FINISHED: TriggerState.FINISHED,
+    Verdict.FAILED: TriggerState.FAILED,
+    Verdict.CANCELLED: TriggerState.CANCELLED,
+}
+_encode = msgspec.json.Encoder().encode
+
+
+class Events(Protocol):
+    """Where events go; `store.group_commit.EventStore` is one."""
+
+    @property
+    def standing(self) -> Standing:
+        """Whether to go on."""
+
+    def add(self, trigger_id: int, payload: str, identity: str | None, done: Callable[[Outcome], None]) -> None:
+        """Take an event; `done` is called once."""
+
+    async def wait_open(self) -> None:
+        """Wait until the next event may be made."""
+
+
+class Place(Protocol):
+    """What a run needs of its host."""
+
+    manager: SharedStreamManager
+    events: Events
+
+    def mark(self, mark: Mark) -> None:
+        """Have a report written."""
+
+    async def note_made(self, runs: Iterable[TriggerRun]) -> None:
+        """Write down what triggers are made of."""
+
+
+class TriggerRun:
+    """One trigger on this host.
+
+    Args:
+        place: Its host.
+        spec: What it is; `continued` says what it goes on with.
+        number: Its id in the store.
+        token: That of the claim under which it runs.
+        continued: Classpath and kwargs to make it of, where they differ from the spec's: an earlier run wrote them.
+
+    Attributes:
+        spec: What it is.
+        key: The shared stream it takes part in, if it does.
+        fired: How many events this run has fired.
+        reason: Why it was cancelled.
+    """
+
+    __slots__ = (
+        "_alive",
+        "_continued",
+        "_fault",
+        "_life",
+        "_number",
+        "_pending",
+        "_place",
+        "_routed",
+        "_since",
+        "_stored",
+        "_task",
+        "_token",
+        "_trigger",
+        "fired",
+        "key",
+        "reason",
+        "spec",
+    )
+
+    def __init__(
+        self, place: Place, spec: TriggerSpec, number: int, token: int, continued: tuple[str, str] | None = None
+    ) -> None:
+        """Do nothing yet."""
+        self.spec = spec
+        self.key: Hashable | None = None
+        self.fired = 0
+        self.reason: CancelReason | None = None
+        self._place = place
+        self._number = number
+        self._token = token
+        self._continued = continued
+        self._life = TriggerLife(Restart(spec.restart))
+        self._trigger: BaseTrigger | None = None
+        self._routed: Routed | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._fault: BaseException | None = None
+        self._pending = 0
+        self._stored: asyncio.Future[None] | None = None
+        self._alive = True
+        self._since = 0.0
+
+    # -- from outside -----------------------------------------------------------------------------------------
+
+    @property
+    def number(self) -> int:
+        """Its id in the store."""
+        return self._number
+
+    @property
+    def trigger(self) -> BaseTrigger | None:
+        """The trigger of the current run, while there is one."""
+        return self._trigger
+
+    def make(self) -> None:
+        """Make the trigger; what goes wrong is kept, and is how the first run ends."""
+        classpath, kwargs = self._continued or (self.spec.classpath, self.spec.kwargs)
+        try:
+            self._trigger = make_trigger(self.spec.name, classpath, kwargs)
+        except TriggerError as error:
+            self._fault = error
+
+    def route(self) -> None:
+        """Subscribe it to its stream, if it shares one; synchronous, so that all of a key are there before a poll."""
+        if self._trigger is None or self.reason is not None:
+            return
+        try:
+            routed = self._routed = route(self._place.manager, self.spec.name, self._trigger)
+            self.key = routed.key
+        except Exception as error:
+            self._fault = error
+
+    def start(self) -> asyncio.Task[None]:
+        """Start running."""
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=self.spec.name)
+        return self._task
+
+    def cancel(self, reason: CancelReason) -> None:
+        """Ask it to end; the first reason counts."""
+        if self.reason is None and self._alive:
+            self.reason = reason
+            if self._task is not None:
+                self._task.cancel(reason.value)
+
+    async def ended(self) -> None:
+        """Wait until it has ended for good."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    # -- its life ---------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            self._since = time.monotonic()
+            ending = Ending.RETURNED
+            try:
+                await self._events()
+            except asyncio.CancelledError as error:
+                ending = Ending.RAISED
+                self._fault = self._fault or error
+            except BaseException as error:
+                ending = Ending.RAISED
+                self._fault = error
+            following = self._decide(ending)
+            await self._finish(following)
+            if following.pause_seconds is None or not await self._paused(following):
+                self._alive = False
+                return
+            self.make()
+            await self._place.note_made([self])
+            self.route()
+
+    async def _events(self) -> None:
+        """Let the trigger run, and hand over its events, until it ends."""
+        if self._fault is not None:
+            raise self._fault
+        assert self._routed is not None
+        if self.reason is not None:
+            return
+        place, key, name = self._place, self.key, self.spec.name
+        bind, add, events = place.manager.bind_pending_event, place.events.add, place.events
+        number, left = self._number, _BURST
+        async for event in self._routed.events:
+            seq = bind(trigger_id=name, key=key) if key is not None else None
+            add(number, _payload(event), _identity(event), partial(self._settle, seq))
+            self._pending += 1
+            self.fired += 1
+            if events.standing is not Standing.OPEN:
+                await events.wait_open()
+            left -= 1
+            if not left:
+                left = _BURST
+                await asyncio.sleep(0)
+
+    def _settle(self, seq: int | None, outcome: Outcome) -> None:
+        """Take that an event is stored, or never will be."""
+        self._pending -= 1
+        if not isinstance(outcome, Refused):
+            if seq is not None:
+                self._place.manager.confirm_persisted((seq,))
+        elif outcome.reason is Refusal.FENCED:
+            self.cancel(CancelReason.HAND_OVER)
+        elif self._fault is None:
+            self._fault = TriggerError(f"an event is refused by the store: {outcome.reason.value}. {outcome.detail}")
+            if self._task is not None:
+                self._task.cancel("an event is refused by the store")
+        if self._stored is not None and not self._pending and not self._stored.done():
+            self._stored.set_result(None)
+
+    def _decide(self, ending: Ending) -> Next:
+        bits = random.getrandbits(JITTER_BITS)
+        if self.reason is not None:
+            return self._life.cancelled(self.reason, bits)
+        return self._life.ended(ending, self.fired, time.monotonic() - self._since, bits)
+
+    async def _finish(self, following: Next) -> None:
+        """Let go of everything, then write down what became of it."""
+        trigger, routed = self._trigger, self._routed
+        if routed is not None:
+            await self._bounded("the end of its generator", _closing(routed.events))
+        if trigger is not None and self.reason is CancelReason.USER:
+            await self._bounded("on_kill", trigger.on_kill)
+        if routed is not None and routed.key is not None:
+            await self._place.manager.unsubscribe(self.spec.name, routed.key)
+            if following.pause_seconds is None:
+                self._place.manager.note_gone(self.spec.name, routed.key)
+        if trigger is not None:
+            await self._bounded("cleanup", trigger.cleanup)
+        self._trigger = self._routed = None
+        if following.verdict is Verdict.FINISHED:
+            await self._all_stored()
+        if self.reason is not CancelReason.HAND_OVER:
+            self._report(following)
+
+    def _report(self, following: Next) -> None:
+        error = None
+        if following.verdict is Verdict.FAILED:
+            fault = self._fault or TriggerError("the trigger ended without having fired an event")
+            if self.reason is CancelReason.TIMEOUT:
+                fault = TriggerError("the trigger failed its shared stream, and did not end for 30 s; it was cancelled")
+            error = redact_text("".join(traceback.format_exception(fault)))
+            pause = following.pause_seconds
+            log.error(
+                "a trigger failed",
+                trigger=self.spec.name,
+                classpath=self.spec.classpath,
+                restarts_in_seconds=round(pause, 1) if pause is not None else None,
+                error=error,
+            )
+        elif self.reason is not CancelReason.SHUTDOWN:
+            log.info("a trigger ended", trigger=self.spec.name, verdict=following.verdict.value, reason=self.reason)
+        reason = self.reason.value if self.reason is not None else None
+        self._place.mark(Mark(self._number, self._token, _STATES[following.verdict], reason, error))
+
+    async def _paused(self, following: Next) -> bool:
+        """Wait for the next run; tell whether there is one."""
+        assert following.pause_seconds is not None
+        if self.reason is CancelReason.TIMEOUT:
+            self.reason = None
+        error = self._fault
+        try:
+            if self.reason is None:
+                await asyncio.sleep(following.pause_seconds)
+        except asyncio.CancelledError:
+            pass
+        if self.reason is not None:
+            reason = self.reason
+            if reason is not CancelReason.HAND_OVER:
+                self._place.mark(Mark(self._number, self._token, TriggerState.CANCELLED, reason.value))
+            return False
+        text = redact_text("".join(traceback.format_exception(error))) if error is not None else None
+        self._place.mark(Mark(self._number, self._token, TriggerState.RUNNING, None, text))
+        self._fault = None
+        self.fired = 0
+        if following.anew:
+            self._continued = None
+        return True
+
+    async def _all_stored(self) -> None:
+        while self._pending:
+            self._stored = asyncio.get_running_loop().create_future()
+            try:
+                await self._stored
+            except asyncio.CancelledError:
+                # It has ended; only its report waits. A host that stops waits for its events itself.
+                if self.reason is not None:
+                    return
+
+    async def _bounded(self, what: str, step: Callable[[], Awaitable[Any]]) -> None:
+        try:
+            async with asyncio.timeout(END_SECONDS):
+                await step()
+        except TimeoutError:
+            log.error("a trigger does not end", trigger=self.spec.name, step=what, seconds=END_SECONDS)
+        except asyncio.CancelledError:
+            log.warning("a step of a trigger's end was cancelled", trigger=self.spec.name, step=what)
+        except Exception:
+            log.exception("a step of a trigger's end failed", trigger=self.spec.name, step=what)
+
+
+def _payload(event: object) -> str:
+    if type(event) is not TriggerEvent and not isinstance(event, TriggerEvent):
+        raise TriggerError(f"a trigger yields TriggerEvents, not {type(event).__name__}")
+    try:
+        return _encode(event.payload).decode()
+    except Exception as error:
+        raise TriggerError(
+            f"the payload of an event cannot be written as JSON: {type(error).__name__}: {error}; yield plain values"
+        ) from error
+
+
+def _identity(event: TriggerEvent) -> str | None:
+    # Trigger classes may bring an event class of their own.
+    identity = getattr(event, "identity", None)
+    if identity is not None and not isinstance(identity, str):
+        raise TriggerError(f"the identity of an event is a text or None, not {type(identity).__name__}")
+    return identity
+
+
+def _closing(events: AsyncIterator[TriggerEvent]) -> Callable[[], Awaitable[Any]]:
+    async def nothing() -> None:
+        return
+
+    return getattr(events, "aclose", nothing)
