@@ -14,8 +14,9 @@ from tests.triggers.sqs_server import SqsServer, moto_url, sqs_server
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.broker import free_port
 from tidemill.triggers.builtin.sqs import SqsTrigger
+from tidemill.triggers.producers import sqs as module
 from tidemill.triggers.producers.sqs import SqsStreamProducer, sqs_stream
-from tidemill.triggers.producers.sqs_client import Fault, SqsSettings
+from tidemill.triggers.producers.sqs_client import Fault, Partly, SqsSettings
 from tidemill.triggers.shared_stream import AckTimeout, AdvanceItem, AdvanceOutcome, SharedStreamManager, route
 
 __all__ = ["moto_url", "sqs_server"]
@@ -148,7 +149,7 @@ async def test_a_pending_message_stays_invisible_far_beyond_its_time(queues):
     items = await stream.take(12)
     other = queues.open(queue)
     with pytest.raises(TimeoutError):
-        await other.take(1, seconds=5.0)  # what is shown is that this time passes without harm
+        await other.take(1, seconds=4.0)  # what is shown is that this time passes without harm
     await stream.advance(*items)
     await queues.wait_for_count(queue, 0)
     assert stream.untaken == 0
@@ -231,6 +232,88 @@ async def test_an_outage_is_waited_out_at_the_start_and_in_the_middle(queues, mo
     await later.advance(item)
     await queues.wait_for_count(queue, 0)
     assert failures < 0
+
+
+async def test_of_a_batch_only_what_was_not_deleted_is_tried_again(queues, monkeypatch, capfd):
+    queue = await queues.server.make_queue()
+    for n in range(3):
+        await queues.server.send(queue, str(n))
+    stream = queues.open(queue)
+    items = await stream.take(3)
+    real, asked = stream.producer._queue.delete, []
+    numbers = [held.number for _, held in items]
+
+    async def delete(held: Any) -> Partly:
+        asked.append([one.number for one in held])
+        if len(asked) > 1:
+            return await real(held)
+        await real(held[:1])
+        return Partly(refused=frozenset(numbers[1:2]), failed=frozenset(numbers[2:]))
+
+    monkeypatch.setattr(stream.producer._queue, "delete", delete)
+    await stream.producer.advance([AdvanceItem(held, CLEAN) for _, held in items])
+    await queues.wait_for_count(queue, 1)
+    assert asked == [numbers, numbers[2:]]
+    (again,) = await stream.take(1)  # what could not be deleted for good comes again
+    assert again[0].message_id == items[1][0].message_id
+    assert "messages came back before they could be deleted" in "".join(capfd.readouterr())
+
+
+async def test_of_a_batch_only_what_was_not_extended_is_tried_again(queues, monkeypatch):
+    queue = await queues.server.make_queue()
+    for n in range(3):
+        await queues.server.send(queue, str(n))
+    stream = queues.open(queue)
+    items = await stream.take(3)
+    real, asked = stream.producer._queue.extend, []
+    numbers = [held.number for _, held in items]
+
+    async def extend(held: Any, seconds: int) -> Partly:
+        asked.append([one.number for one in held])
+        if len(asked) == 1:
+            raise Fault("reset")
+        if len(asked) == 2:
+            await real(held[:1], seconds)
+            return Partly(refused=frozenset(numbers[1:2]), failed=frozenset(numbers[2:]))
+        return await real(held, seconds)
+
+    monkeypatch.setattr(stream.producer._queue, "extend", extend)
+    (again,) = await stream.take(1)
+    assert again[0].message_id == items[1][0].message_id, "its receipt was not valid any more, and the others' were"
+    assert asked[:3] == [numbers, numbers, numbers[2:]]
+    await stream.advance(items[0], items[2], again)
+    await queues.wait_for_count(queue, 0)
+
+
+async def test_a_message_that_cannot_be_kept_is_let_go_with_a_word(queues, monkeypatch, capfd):
+    queue = await queues.server.make_queue()
+    await queues.server.send(queue, "1")
+    stream = queues.open(queue)
+    (first,) = await stream.take(1)
+
+    async def extend(held: Any, seconds: int) -> Partly:
+        raise Fault("reset")
+
+    monkeypatch.setattr(stream.producer._queue, "extend", extend)
+    (again,) = await stream.take(1)
+    assert again[0].message_id == first[0].message_id
+    async with asyncio.timeout(10):
+        while "could not be kept invisible" not in "".join(capfd.readouterr()):
+            await asyncio.sleep(0.01)
+    await stream.advance(first, again)
+    await queues.wait_for_count(queue, 0)
+
+
+async def test_an_end_does_not_wait_for_ever_for_a_queue_that_takes_no_rejects(queues, monkeypatch):
+    monkeypatch.setattr(module, "SETTLE_SECONDS", 0.2)
+    queue, rejected = await queues.server.make_queue(), await queues.server.make_queue()
+    await queues.server.send(queue, "bad")
+    stream = queues.open(queue, reject_queue=rejected)
+    (bad,) = await stream.take(1)
+    await queues.server.client.delete_queue(QueueUrl=await queues.server.address(rejected))
+    await stream.advance(bad, outcome=REJECTED)
+    await asyncio.wait_for(stream.close(), 5)
+    assert await queues.server.count(queue) == 1
 
 
 async def test_a_queue_that_does_not_exist_is_named(queues):
