@@ -18,12 +18,15 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 
 from tidemill.core.blocking import Cause, Usage, judge
 
 #: The last frames of a stack are where it stands; more are of no use.
 _FRAMES = 12
+#: Where the event loop calls what it runs.
+_LOOP_FILE = asyncio.events.__file__
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +120,17 @@ class BlockWatch:
 
     def _read_usage(self) -> Usage:
         cpu = time.clock_gettime(time.pthread_getcpuclockid(self._ident))
-        with (
-            contextlib.suppress(OSError, ValueError, IndexError),
-            open(f"/proc/self/task/{self._native_id}/schedstat") as f,
-        ):
-            return Usage(cpu, int(f.read().split()[1]) / 1e9)
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            queued = Path(f"/proc/self/task/{self._native_id}/schedstat").read_text().split()[1]
+            return Usage(cpu, int(queued) / 1e9)
         return Usage(cpu, 0.0)
 
 
 def _stack(frame: FrameType | None) -> str:
-    return "".join(traceback.format_stack(frame)[-_FRAMES:]) if frame is not None else ""
+    """Return where a thread stands, from what the event loop called on."""
+    if frame is None:
+        return ""
+    frames = traceback.extract_stack(frame)
+    calls = [n for n, one in enumerate(frames) if one.filename == _LOOP_FILE]
+    own = frames[calls[-1] + 1 :] if calls else frames
+    return "".join(traceback.format_list(own[-_FRAMES:]))

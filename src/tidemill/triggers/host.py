@@ -21,10 +21,10 @@ import structlog
 from sqlalchemy import Connection
 
 from tidemill.config.triggerer_settings import TriggererSettings
+from tidemill.core.blocking import Cause
 from tidemill.core.group_commit import Standing
 from tidemill.core.held_clock import HeldClock
 from tidemill.core.trigger_life import CancelReason, Restart
-from tidemill.core.blocking import Cause
 from tidemill.runtime.blockwatch import Block, BlockWatch
 from tidemill.runtime.log import limited
 from tidemill.store.database import Database
@@ -34,7 +34,7 @@ from tidemill.store.queries.triggers import claim_triggers, register_triggers
 from tidemill.store.queries.triggers import note_made as store_made
 from tidemill.store.records import TriggerRecord, TriggerSpec, TriggerState
 from tidemill.triggers.making import TriggerError, written_down
-from tidemill.triggers.marks import Mark, Marks
+from tidemill.triggers.marks import Marks
 from tidemill.triggers.shared_stream import SharedStreamManager, StreamReport
 from tidemill.triggers.trigger_run import TriggerRun
 

@@ -66,7 +66,7 @@ class Marks:
 
                 try:
                     await write_patiently(self._database, write)
-                except RemoteError as error:
-                    log.error("reports about triggers are refused by the store", count=len(marks), error=str(error))
+                except RemoteError:
+                    log.exception("reports about triggers are refused by the store", count=len(marks))
         finally:
             self._task = None

@@ -21,6 +21,7 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError
 from tidemill.runtime.exitcode import ExitCode
 from tidemill.store.opening import open_store, store_url
+from tidemill.store.records import TriggerSpec
 from tidemill.triggers.control import ControlServer
 from tidemill.triggers.host import TriggerHost
 from tidemill.triggers.shared_stream import StreamReport
@@ -44,16 +45,17 @@ def run_host(settings: Settings, specs: Path) -> ExitCode:
         if folder not in sys.path:
             sys.path.insert(0, folder)
     found = read_specs(specs)  # before anything is started
+    url = store_url(settings.store.url, specs.resolve().parent)
     with asyncio.Runner() as runner:
-        return runner.run(_run(settings, specs, found))
+        return runner.run(_run(settings, specs, found, url))
 
 
-async def _run(settings: Settings, specs: Path, found: list[Any]) -> ExitCode:
+async def _run(settings: Settings, specs: Path, found: list[TriggerSpec], url: str) -> ExitCode:
     host: TriggerHost | None = None
     control = ControlServer(specs, lambda: _report(host))
     control.acquire()
     try:
-        database = await open_store(store_url(settings.store.url, specs.resolve().parent))
+        database = await open_store(url)
         try:
             host = TriggerHost(database, settings.triggerer, f"{socket.gethostname()}:{os.getpid()}")
             signals = _Signals(lambda: _reload(host, specs))
@@ -86,7 +88,8 @@ async def _reload(host: TriggerHost | None, specs: Path) -> None:
     try:
         found = await asyncio.to_thread(read_specs, specs)
     except ConfigError as error:
-        log.error("the list of triggers is wrong; the old one goes on", error=str(error))
+        text = str(error)  # what is wrong is in the list: a traceback tells nothing more
+        log.error("the list of triggers is wrong; the old one goes on", error=text)  # noqa: TRY400
         return
     if host is not None:
         changes = await host.reload(found)

@@ -66,7 +66,10 @@ class Place(Protocol):
     """What a run needs of its host."""
 
     manager: SharedStreamManager
-    events: Events
+
+    @property
+    def events(self) -> Events:
+        """Where events go."""
 
     def mark(self, mark: Mark) -> None:
         """Have a report written."""
@@ -325,7 +328,7 @@ class TriggerRun:
             async with asyncio.timeout(END_SECONDS):
                 await step()
         except TimeoutError:
-            log.error("a trigger does not end", trigger=self.spec.name, step=what, seconds=END_SECONDS)
+            log.exception("a trigger does not end", trigger=self.spec.name, step=what, seconds=END_SECONDS)
         except asyncio.CancelledError:
             log.warning("a step of a trigger's end was cancelled", trigger=self.spec.name, step=what)
         except Exception:
