@@ -22,7 +22,7 @@ from sqlalchemy import Connection
 
 from tidemill.config.triggerer_settings import TriggererSettings
 from tidemill.core.blocking import Cause
-from tidemill.core.group_commit import Standing
+from tidemill.core.group_commit import CommitLimits, Standing
 from tidemill.core.held_clock import HeldClock
 from tidemill.core.trigger_life import CancelReason, Restart
 from tidemill.runtime.blockwatch import Block, BlockWatch
@@ -44,6 +44,8 @@ log = structlog.get_logger(__name__)
 FORCED_SECONDS = 30.0
 #: How often that is looked at.
 LOOK_SECONDS = 1.0
+#: A write that takes longer counts as an outage.
+STALL_SECONDS = 1.0
 #: At a stop: what streams have outstanding may be finished for so long, and events be stored.
 DRAIN_SECONDS = 5.0
 STORE_SECONDS = 10.0
@@ -81,7 +83,9 @@ class TriggerHost:
             max_outstanding=settings.shared_stream_max_outstanding,
             now=self.now,
         )
-        self.events = EventStore(database, self._on_standing)
+        # An outage has to be noticed long before anybody is too late because of it.
+        stall_seconds = min(STALL_SECONDS, settings.shared_stream_ack_timeout / 4)
+        self.events = EventStore(database, self._on_standing, CommitLimits(stall_seconds=stall_seconds))
         self._marks = Marks(database)
         self.mark = self._marks.put
         self._runs: dict[str, TriggerRun] = {}
