@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -100,7 +101,7 @@ class WorkerLock:
         path = self.path
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _refuse_foreign(path.parent)
+            refuse_foreign(path.parent)
             self._fd = lock_file(path)
         except HeldError as error:
             raise WorkerNameInUseError(
@@ -131,15 +132,20 @@ class WorkerLock:
         self.release()
 
 
-def private_directory() -> Path:
-    """Return the folder for locks and sockets of this user; who uses it makes it, and looks whose it is."""
-    base = os.environ.get("XDG_RUNTIME_DIR")
+def private_directory(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder for locks and sockets of this user, which may not be there yet; see `refuse_foreign`."""
+    base = environ.get("XDG_RUNTIME_DIR")
     if base and os.access(base, os.W_OK):
         return Path(base) / "tidemill"
     return Path(f"/tmp/tidemill-{os.getuid()}")  # noqa: S108 - owner and mode are checked before it is used
 
 
-def _refuse_foreign(directory: Path) -> None:
+def refuse_foreign(directory: Path) -> None:
+    """Make sure that a folder in a place for all users is this user's.
+
+    Raises:
+        PermissionError: It is another user's.
+    """
     owner = directory.lstat().st_uid
     if owner != os.getuid():
         raise PermissionError(1, f"{directory} belongs to another user ({owner})")

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.runtime.lock import HeldError, lock_file, private_directory
+from tidemill.runtime.lock import HeldError, lock_file, private_directory, refuse_foreign
 
 ANSWER_SECONDS = 10.0
+_MAX_PATH_BYTES = 100
 
 
 class HostRunsError(ConfigError):
@@ -36,7 +37,9 @@ def socket_path(specs: Path) -> Path:
     """
     # A digest: such a path may not be longer than about a hundred characters.
     digest = hashlib.blake2b(os.fsencode(specs.resolve()), digest_size=8).hexdigest()
-    return private_directory() / f"triggers.{digest}.sock"
+    path = private_directory() / f"triggers.{digest}.sock"
+    # The kernel takes about a hundred bytes.
+    return path if len(os.fsencode(path)) < _MAX_PATH_BYTES else private_directory({}) / path.name
 
 
 class ControlServer:
@@ -64,6 +67,7 @@ class ControlServer:
         """
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            refuse_foreign(self._path.parent)
             self._fd = lock_file(self._path.with_suffix(".lock"))
         except HeldError as error:
             raise HostRunsError(

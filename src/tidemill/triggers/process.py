@@ -61,27 +61,36 @@ async def _run(settings: Settings, specs: Path, found: list[TriggerSpec], url: s
             signals = _Signals(lambda: _reload(host, specs))
             signals.listen()
             log.info("the trigger host starts", triggers=len(found), store=database.label)
-            await host.start(found)
-            await control.start()
-            idle = asyncio.ensure_future(host.wait_idle())
-            stopping = asyncio.ensure_future(signals.stop.wait())
-            while not stopping.done():
-                await asyncio.wait({idle, stopping}, return_when=asyncio.FIRST_COMPLETED)
-                if idle.done() and not signals.reloading:
-                    log.info("no trigger is left to run; the host ends")
-                    break
-                if idle.done():
-                    await asyncio.wait(signals.reloads)
-                    idle = asyncio.ensure_future(host.wait_idle())
-            idle.cancel()
-            stopping.cancel()
-            await host.stop()
+            try:
+                await host.start(found)
+                await control.start()
+                await _until_over(host, signals)
+            finally:
+                await host.stop()
         finally:
             await database.close()
     finally:
         await control.close()
     log.info("the trigger host has ended")
     return ExitCode.OK
+
+
+async def _until_over(host: TriggerHost, signals: _Signals) -> None:
+    """Wait until a signal ends it, or no trigger is left, nor a list that is being read."""
+    stopping = asyncio.ensure_future(signals.stop.wait())
+    try:
+        while not stopping.done():
+            idle = asyncio.ensure_future(host.wait_idle())
+            await asyncio.wait({idle, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            idle.cancel()
+            if stopping.done():
+                return
+            if not signals.reloads:
+                log.info("no trigger is left to run; the host ends")
+                return
+            await asyncio.wait(signals.reloads)
+    finally:
+        stopping.cancel()
 
 
 async def _reload(host: TriggerHost | None, specs: Path) -> None:
@@ -109,11 +118,6 @@ class _Signals:
         self.reloads: set[asyncio.Task[None]] = set()
         self._reload = reload
         self._last: asyncio.Task[None] | None = None
-
-    @property
-    def reloading(self) -> bool:
-        """Whether a list is being read."""
-        return bool(self.reloads)
 
     def listen(self) -> None:
         loop = asyncio.get_running_loop()

@@ -266,8 +266,9 @@ class TriggerRun:
         self._trigger = self._routed = None
         if following.verdict is Verdict.FINISHED:
             await self._all_stored()
-        if self.reason is not CancelReason.HAND_OVER:
-            self._report(following)
+        if self.reason is CancelReason.HAND_OVER or (following.verdict is Verdict.FINISHED and self._pending):
+            return  # the store has the last word of another host, or shall not know yet that this one has finished
+        self._report(following)
 
     def _report(self, following: Next) -> None:
         error = None
@@ -319,9 +320,7 @@ class TriggerRun:
             try:
                 await self._stored
             except asyncio.CancelledError:
-                # It has ended; only its report waits. A host that stops waits for its events itself.
-                if self.reason is not None:
-                    return
+                return  # its host stops and cannot wait: the next one runs it again
 
     async def _bounded(self, what: str, step: Callable[[], Awaitable[Any]]) -> None:
         try:
