@@ -4,104 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-import uuid
-from collections.abc import AsyncIterator, Iterator
-from typing import Any
 
 import pytest
 from tests.store.helpers import all_events
 from tests.store.server import PostgresServer
 from tests.triggers import hosted
-from tests.triggers.hosted import DID, UPSTREAMS, Upstream
+from tests.triggers.hosted import DID
+from tests.triggers.hosts import Hosts, spec, until
 
-from tidemill.config.triggerer_settings import TriggererSettings
 from tidemill.core.group_commit import Standing
 from tidemill.core.trigger_life import CancelReason
-from tidemill.store.database import Database
 from tidemill.store.opening import open_store
-from tidemill.store.queries.triggers import claim_triggers, find_triggers
-from tidemill.store.records import TriggerRecord, TriggerSpec, TriggerState
+from tidemill.store.queries.triggers import claim_triggers
+from tidemill.store.records import TriggerSpec, TriggerState
 from tidemill.triggers import host as host_module
 from tidemill.triggers import trigger_run
-from tidemill.triggers.host import TriggerHost
-
-
-def spec(name: str, cls: type, restart: str = "never", **kwargs: Any) -> TriggerSpec:
-    return TriggerSpec(name, f"tests.triggers.hosted.{cls.__name__}", json.dumps(kwargs, sort_keys=True), restart)
-
-
-class Hosts:
-    """Hosts over one store, all of them stopped at the end."""
-
-    def __init__(self, database: Database) -> None:
-        self.database = database
-        self.running: list[TriggerHost] = []
-
-    async def start(self, *specs: TriggerSpec, **settings: Any) -> TriggerHost:
-        host = TriggerHost(self.database, TriggererSettings(**settings), f"test:{len(self.running)}")
-        self.running.append(host)
-        await host.start(specs)
-        return host
-
-    async def stop(self, host: TriggerHost) -> None:
-        self.running.remove(host)
-        await host.stop()
-
-    async def record(self, name: str) -> TriggerRecord:
-        [record] = await self.database.read(lambda c: find_triggers(c, [name]))
-        return record
-
-    async def state(self, name: str, state: TriggerState) -> TriggerRecord:
-        async with asyncio.timeout(20):
-            while (record := await self.record(name)).state is not state:
-                await asyncio.sleep(0.01)
-        return record
-
-    async def payloads(self, name: str | None = None) -> list[Any]:
-        rows = await all_events(self.database)
-        return [json.loads(row.payload) for row in rows if name is None or row.trigger_name == name]
-
-
-async def until(condition: Any, seconds: float = 20.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
-@pytest.fixture(autouse=True)
-def _fresh(monkeypatch) -> Iterator[None]:
-    monkeypatch.setattr(host_module, "DRAIN_SECONDS", 0.5)
-    DID.clear()
-    UPSTREAMS.clear()
-    yield
-    DID.clear()
-
-
-@pytest.fixture
-def quick_restarts(monkeypatch) -> None:
-    monkeypatch.setattr("tidemill.core.trigger_life.MIN_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr("tidemill.core.trigger_life._BACKOFF", host_module_backoff())
-
-
-def host_module_backoff() -> Any:
-    from tidemill.core.retry import Backoff
-
-    return Backoff(0.01, 0.02)
-
-
-@pytest.fixture
-async def hosts(database: Database) -> AsyncIterator[Hosts]:
-    made = Hosts(database)
-    yield made
-    for host in made.running:
-        await host.stop()
-
-
-@pytest.fixture
-def upstream() -> Upstream:
-    name = uuid.uuid4().hex
-    UPSTREAMS[name] = Upstream(name)
-    return UPSTREAMS[name]
 
 
 async def test_events_are_stored_in_order_and_the_trigger_is_finished_once_they_are(hosts):
