@@ -47,17 +47,17 @@ def run_host(settings: Settings, specs: Path) -> ExitCode:
     found = read_specs(specs)  # before anything is started
     url = store_url(settings.store.url, specs.resolve().parent)
     with asyncio.Runner() as runner:
-        return runner.run(_run(settings, specs, found, url))
+        return runner.run(_run(settings, specs, found, url, f"{socket.gethostname()}:{specs.resolve()}"))
 
 
-async def _run(settings: Settings, specs: Path, found: list[TriggerSpec], url: str) -> ExitCode:
+async def _run(settings: Settings, specs: Path, found: list[TriggerSpec], url: str, owner: str) -> ExitCode:
     host: TriggerHost | None = None
     control = ControlServer(specs, lambda: _report(host))
     control.acquire()
     try:
         database = await open_store(url)
         try:
-            host = TriggerHost(database, settings.triggerer, f"{socket.gethostname()}:{os.getpid()}")
+            host = TriggerHost(database, settings.triggerer, owner)
             signals = _Signals(lambda: _reload(host, specs))
             signals.listen()
             log.info("the trigger host starts", triggers=len(found), store=database.label)
@@ -115,19 +115,25 @@ class _Signals:
 
     def __init__(self, reload: Callable[[], Any]) -> None:
         self.stop = asyncio.Event()
+        self._ending = False
+        self._loop = asyncio.get_running_loop()
         self.reloads: set[asyncio.Task[None]] = set()
         self._reload = reload
         self._last: asyncio.Task[None] | None = None
 
     def listen(self) -> None:
-        loop = asyncio.get_running_loop()
+        # Not the loop's own handlers: a trigger that blocks the loop is when a second signal is needed.
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._end)
-        loop.add_signal_handler(signal.SIGHUP, self._again)
+            signal.signal(number, self._end)
+        self._loop.add_signal_handler(signal.SIGHUP, self._again)
 
-    def _end(self) -> None:
-        if self.stop.is_set():
+    def _end(self, number: int, frame: object) -> None:
+        if self._ending:
             os._exit(ExitCode.STOPPED)
+        self._ending = True
+        self._loop.call_soon_threadsafe(self._stop)
+
+    def _stop(self) -> None:
         log.info("stopping; a second signal stops at once")
         self.stop.set()
 
