@@ -259,3 +259,16 @@ class Badly(BaseEventTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         raise AssertionError("it shares a stream")
         yield
+
+
+class Tidying(Told):
+    """Takes its time to clean up after it has finished."""
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        yield TriggerEvent("done")
+        DID[self.trigger_id].append("finishing")
+
+    async def cleanup(self) -> None:
+        DID[self.trigger_id].append("cleaning")
+        await asyncio.sleep(0.2)
+        DID[self.trigger_id].append("clean")

@@ -10,6 +10,7 @@ from tests.triggers import hosted
 from tests.triggers.hosted import DID
 from tests.triggers.hosts import spec, until
 
+from tidemill.core.event_plan import Refusal, Refused
 from tidemill.core.trigger_life import CancelReason
 from tidemill.store.records import TriggerSpec, TriggerState
 from tidemill.triggers import host as host_module
@@ -256,3 +257,53 @@ async def test_an_error_in_the_list_s_own_words_names_the_trigger_that_has_it(ho
     record = await hosts.state("bad", TriggerState.FAILED)
 
     assert "cuont" in (record.error or "")
+
+
+async def test_a_stop_does_not_interrupt_a_cleanup_that_has_begun(hosts):
+    host = await hosts.start(spec("tidies", hosted.Tidying))
+    await until(lambda: "cleaning" in DID["tidies"])
+
+    await hosts.stop(host)
+
+    assert DID["tidies"] == ["finishing", "cleaning", "clean"]
+    assert (await hosts.record("tidies")).state is TriggerState.FINISHED
+
+
+async def test_a_trigger_whose_last_event_is_refused_has_not_finished(hosts, monkeypatch):
+    host = await hosts.start()
+    add = host.events.add
+
+    def refused(number, payload, identity, done):
+        add(number, payload, identity, lambda _: done(Refused(Refusal.CONTENT, "too odd")))
+
+    monkeypatch.setattr(host.events, "add", refused)
+    await host.reload([spec("odd", hosted.Counting)])
+
+    record = await hosts.state("odd", TriggerState.FAILED)
+
+    assert "too odd" in (record.error or "")
+    assert DID["odd"] == ["run", "yielded", "cleanup"]
+
+
+async def test_what_waits_to_run_again_can_be_removed_and_is_cancelled(hosts):
+    host = await hosts.start(spec("fails", hosted.Counting, "on-failure", then="raise"))
+    await hosts.state("fails", TriggerState.FAILED)
+
+    await asyncio.wait_for(host.reload([]), 5)
+
+    record = await hosts.record("fails")
+    assert (record.state, record.reason) == (TriggerState.CANCELLED, "user")
+    assert not host.running
+
+
+async def test_one_that_never_ends_is_left_behind_and_its_name_is_free(hosts, upstream, monkeypatch):
+    monkeypatch.setattr(host_module, "END_SECONDS", 0.2)
+    deaf = spec("deaf", hosted.Deaf, times=20)
+    host = await hosts.start(deaf)
+    await until(lambda: DID["deaf"])
+
+    await asyncio.wait_for(host.reload([spec("deaf", hosted.Counting, then="wait")]), 5)
+
+    await until(lambda: "yielded" in DID["deaf"])
+    assert host.running == 1
+    assert (await hosts.record("deaf")).state is TriggerState.RUNNING

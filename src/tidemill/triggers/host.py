@@ -140,8 +140,12 @@ class TriggerHost:
         await self._add([given[name] for name in (*relisted, *started)])
         return Changes(started, removed, replaced)
 
-    async def stop(self, reason: CancelReason = CancelReason.SHUTDOWN) -> None:
-        """End all triggers, store what they fired, and advance what is resolved; the database stays open."""
+    async def stop(self, reason: CancelReason = CancelReason.SHUTDOWN) -> int:
+        """End all triggers, store what they fired, and advance what is resolved; the database stays open.
+
+        Returns:
+            How many events may not be stored, because the store does not work.
+        """
         self.manager.hold()
         await self._drained()
         # The streams end first: to leave one is to be done with the event that one is on, and these triggers are not.
@@ -161,6 +165,7 @@ class TriggerHost:
         except TimeoutError:
             log.warning("the store does not take the last reports about triggers; they are taken up as running")
         self._watch.close()
+        return unconfirmed
 
     async def wait_idle(self) -> None:
         """Wait until no trigger is left to run."""

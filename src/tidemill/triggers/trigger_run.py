@@ -17,9 +17,9 @@ import contextlib
 import random
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Hashable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
@@ -32,7 +32,8 @@ from tidemill.store.records import TriggerSpec, TriggerState
 from tidemill.triggers.base import BaseEventTrigger, BaseTrigger
 from tidemill.triggers.making import TriggerError, identity_of, make_trigger, payload_of
 from tidemill.triggers.marks import Mark
-from tidemill.triggers.shared_stream import Routed, SharedStreamManager, route
+from tidemill.triggers.place import Place
+from tidemill.triggers.shared_stream import Routed, route
 
 log = structlog.get_logger(__name__)
 
@@ -46,36 +47,6 @@ _STATES = {
     Verdict.FAILED: TriggerState.FAILED,
     Verdict.CANCELLED: TriggerState.CANCELLED,
 }
-
-
-class Events(Protocol):
-    """Where events go; `store.group_commit.EventStore` is one."""
-
-    @property
-    def standing(self) -> Standing:
-        """Whether to go on."""
-
-    def add(self, trigger_id: int, payload: str, identity: str | None, done: Callable[[Outcome], None]) -> None:
-        """Take an event; `done` is called once."""
-
-    async def wait_open(self) -> None:
-        """Wait until the next event may be made."""
-
-
-class Place(Protocol):
-    """What a run needs of its host."""
-
-    manager: SharedStreamManager
-
-    @property
-    def events(self) -> Events:
-        """Where events go."""
-
-    def mark(self, mark: Mark) -> None:
-        """Have a report written."""
-
-    async def note_made(self, runs: Iterable[TriggerRun]) -> None:
-        """Write down what triggers are made of."""
 
 
 class TriggerRun:
@@ -103,6 +74,7 @@ class TriggerRun:
         "_fault",
         "_life",
         "_number",
+        "_open",
         "_pending",
         "_place",
         "_routed",
@@ -142,6 +114,8 @@ class TriggerRun:
         self._since = 0.0
         # In the trigger's own code, and not in what follows it.
         self._waits = False
+        # Where a cancellation may reach it: not while it cleans up.
+        self._open = True
         self._asked_at = 0.0
         self._abandoned = False
         self._succeeded = False
@@ -216,7 +190,7 @@ class TriggerRun:
             self.reason = reason
             self._succeeded = succeeded or reason is CancelReason.HAND_OVER
             self._asked_at = time.monotonic()
-            if self._task is not None:
+            if self._open and self._task is not None:
                 self._task.cancel(reason.value)
 
     def insist(self, now: float) -> None:
@@ -254,14 +228,16 @@ class TriggerRun:
             except BaseException as error:
                 ending = Ending.RAISED
                 self._fault = error
-            self._waits = False
-            following = self._decide(ending)
-            await self._finish(following)
-            if following.pause_seconds is None or not await self._paused(following):
+            self._waits = self._open = False
+            reason = self.reason
+            following = await self._finish(self._decide(ending), reason)
+            if not await self._begins_anew(following):
                 self._alive = False
                 return
             self.make()
-            await self._place.note_made([self])
+            # The next look at the reason is in `_events`: what was made is cleaned up whatever happens here.
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._place.note_made([self])
             self.route()
 
     async def _events(self) -> None:
@@ -298,7 +274,7 @@ class TriggerRun:
             self.cancel(CancelReason.HAND_OVER)
         elif self._fault is None:
             self._fault = TriggerError(f"an event is refused by the store: {outcome.reason.value}. {outcome.detail}")
-            if self._task is not None:
+            if self._waits and self._task is not None:
                 self._task.cancel("an event is refused by the store")
         if self._stored is not None and not self._pending and not self._stored.done():
             self._stored.set_result(None)
@@ -309,12 +285,17 @@ class TriggerRun:
             return self._life.cancelled(self.reason, bits)
         return self._life.ended(ending, self.fired, time.monotonic() - self._since, bits)
 
-    async def _finish(self, following: Next) -> None:
-        """Let go of everything, then write down what became of it."""
+    async def _finish(self, following: Next, reason: CancelReason | None) -> Next:
+        """Let go of everything, write down what became of it, and return what follows.
+
+        Args:
+            following: What follows, unless an event is refused yet.
+            reason: Why it was cancelled, if that is how it ended; another reason may come meanwhile.
+        """
         trigger, routed = self._trigger, self._routed
         if routed is not None:
             await self._bounded("the end of its generator", getattr(routed.events, "aclose", _nothing))
-        if trigger is not None and self.reason is CancelReason.USER:
+        if trigger is not None and reason is CancelReason.USER:
             await self._bounded("on_kill", trigger.on_kill)
         await self._leave(for_good=following.pause_seconds is None)
         if trigger is not None:
@@ -322,10 +303,13 @@ class TriggerRun:
         self._trigger = self._routed = None
         if following.verdict is Verdict.FINISHED:
             await self._all_stored()
-        if self.reason is CancelReason.HAND_OVER or (following.verdict is Verdict.FINISHED and self._pending):
-            return  # the store has the last word of another host, or shall not know yet that this one has finished
-        if not self._abandoned:
-            self._report(following)
+            if self._fault is not None:
+                following = self._decide(Ending.RAISED)
+        unsure = following.verdict is Verdict.FINISHED and self._pending
+        # The last word has another host, or nobody yet, or whoever left this one behind.
+        if not (self.reason is CancelReason.HAND_OVER or unsure or self._abandoned):
+            self._report(following, reason)
+        return following
 
     async def _leave(self, *, for_good: bool) -> None:
         """Leave its shared stream, if it is on one."""
@@ -340,11 +324,11 @@ class TriggerRun:
         if for_good and not self._succeeded:
             manager.note_gone(name, key)
 
-    def _report(self, following: Next) -> None:
+    def _report(self, following: Next, reason: CancelReason | None) -> None:
         error = None
         if following.verdict is Verdict.FAILED:
             fault = self._fault or TriggerError("the trigger ended without having fired an event")
-            if self.reason is CancelReason.TIMEOUT:
+            if reason is CancelReason.TIMEOUT:
                 fault = TriggerError("the trigger failed its shared stream, and did not end for 30 s; it was cancelled")
             error = _told(fault)
             pause = following.pause_seconds
@@ -355,26 +339,26 @@ class TriggerRun:
                 restarts_in_seconds=round(pause, 1) if pause is not None else None,
                 error=error,
             )
-        elif self.reason is not CancelReason.SHUTDOWN:
-            log.info("a trigger ended", trigger=self.spec.name, verdict=following.verdict.value, reason=self.reason)
-        reason = self.reason.value if self.reason is not None else None
-        self._place.mark(Mark(self._number, self._token, _STATES[following.verdict], reason, error))
+        elif reason is not CancelReason.SHUTDOWN:
+            log.info("a trigger ended", trigger=self.spec.name, verdict=following.verdict.value, reason=reason)
+        said = reason.value if reason is not None else None
+        self._place.mark(Mark(self._number, self._token, _STATES[following.verdict], said, error))
 
-    async def _paused(self, following: Next) -> bool:
+    async def _begins_anew(self, following: Next) -> bool:
         """Wait for the next run; tell whether there is one."""
-        assert following.pause_seconds is not None
+        if following.pause_seconds is None:
+            return False
         if self.reason is CancelReason.TIMEOUT:
             self.reason = None
+            self._asked_at = 0.0
         error = self._fault
-        try:
-            if self.reason is None:
+        self._open = True
+        if self.reason is None:
+            with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(following.pause_seconds)
-        except asyncio.CancelledError:
-            pass
         if self.reason is not None:
-            reason = self.reason
-            if reason is not CancelReason.HAND_OVER:
-                self._place.mark(Mark(self._number, self._token, TriggerState.CANCELLED, reason.value))
+            if self.reason is not CancelReason.HAND_OVER:
+                self._place.mark(Mark(self._number, self._token, TriggerState.CANCELLED, self.reason.value))
             return False
         text = _told(error) if error is not None else None
         self._place.mark(Mark(self._number, self._token, TriggerState.RUNNING, None, text))
@@ -385,12 +369,13 @@ class TriggerRun:
         return True
 
     async def _all_stored(self) -> None:
-        while self._pending:
+        self._open = True
+        while self._pending and self.reason is None:
             self._stored = asyncio.get_running_loop().create_future()
-            try:
+            # Cancelled, it waits no longer: the next host runs it again.
+            with contextlib.suppress(asyncio.CancelledError):
                 await self._stored
-            except asyncio.CancelledError:
-                return  # its host stops and cannot wait: the next one runs it again
+        self._open = False
 
     async def _bounded(self, what: str, step: Callable[[], Awaitable[Any]]) -> None:
         try:
