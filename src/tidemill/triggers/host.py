@@ -156,11 +156,12 @@ class TriggerHost:
         await self._ended(closing)
         if self._looking is not None:
             self._looking.cancel()
+        until = time.monotonic() + STORE_SECONDS
         unconfirmed = await self.events.close(STORE_SECONDS)
         if unconfirmed:
             log.warning("events may not be stored; their brokers give them again", events=unconfirmed)
         try:
-            async with asyncio.timeout(STORE_SECONDS):
+            async with asyncio.timeout(max(0.1, until - time.monotonic())):
                 await self._marks.settled()
         except TimeoutError:
             log.warning("the store does not take the last reports about triggers; they are taken up as running")
