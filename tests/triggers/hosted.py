@@ -182,3 +182,93 @@ class Sharing(BaseEventTrigger):
 async def _never() -> AsyncIterator[None]:
     await asyncio.Event().wait()
     yield
+
+
+class Timed(Told):
+    """Writes itself down as the moment it was made at; no two are alike."""
+
+    made = 0
+
+    def __init__(self, delta: int = 0, moment: int | None = None, then: str = "wait") -> None:
+        super().__init__()
+        self.then = then
+        if moment is None:
+            Timed.made += 1
+            moment = Timed.made + delta
+        self.moment = moment
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return "tests.triggers.hosted.Timed", {"moment": self.moment, "then": self.then}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        DID[self.trigger_id].append(f"moment {self.moment}")
+        if self.then == "raise":
+            raise RuntimeError("as it was told")
+        if self.then == "wait":
+            await asyncio.Event().wait()
+        yield TriggerEvent(self.moment)
+
+
+class Deaf(Told):
+    """Does not end when it is asked to, until it has been asked so often."""
+
+    def __init__(self, times: int = 2) -> None:
+        super().__init__()
+        self.times = times
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        yield TriggerEvent("there")
+        DID[self.trigger_id].append("there")
+        for _ in range(self.times):
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError as error:
+                DID[self.trigger_id].append(f"asked: {error.args[0]}")
+
+
+class Nested(Told):
+    """Waits for something that somebody else cancels."""
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        future = asyncio.get_running_loop().create_future()
+        future.cancel()
+        await future
+        yield
+
+
+class Badly(BaseEventTrigger):
+    """Shares a stream with a filter that is no generator, and raises at once."""
+
+    def __init__(self, upstream: str) -> None:
+        super().__init__()
+        self.upstream = upstream
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return "tests.triggers.hosted.Badly", {"upstream": self.upstream}
+
+    def shared_stream_key(self) -> str:
+        return self.upstream
+
+    @classmethod
+    def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> SharedStreamProducer:
+        return UPSTREAMS[kwargs["upstream"]]
+
+    def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:
+        raise ValueError("no filter")
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        raise AssertionError("it shares a stream")
+        yield
+
+
+class Tidying(Told):
+    """Takes its time to clean up after it has finished."""
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        yield TriggerEvent("done")
+        DID[self.trigger_id].append("finishing")
+
+    async def cleanup(self) -> None:
+        DID[self.trigger_id].append("cleaning")
+        await asyncio.sleep(0.2)
+        DID[self.trigger_id].append("clean")

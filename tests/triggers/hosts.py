@@ -26,8 +26,8 @@ class Hosts:
         self.database = database
         self.running: list[TriggerHost] = []
 
-    async def start(self, *specs: TriggerSpec, **settings: Any) -> TriggerHost:
-        host = TriggerHost(self.database, TriggererSettings(**settings), f"test:{len(self.running)}")
+    async def start(self, *specs: TriggerSpec, owner: str = "test:list", **settings: Any) -> TriggerHost:
+        host = TriggerHost(self.database, TriggererSettings(**settings), owner)
         self.running.append(host)
         await host.start(specs)
         return host

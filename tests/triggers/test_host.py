@@ -103,7 +103,9 @@ async def test_a_failed_trigger_runs_again_and_its_error_is_kept_meanwhile(hosts
     await hosts.start(spec("fails", hosted.Counting, "on-failure", count=1, then="raise"))
     await until(lambda: DID["fails"].count("run") >= 3)
     assert "RuntimeError: as it was told" in ((await hosts.record("fails")).error or "")
-    assert len(await hosts.payloads()) >= 2
+    async with asyncio.timeout(20):
+        while len(await hosts.payloads()) < 2:
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.usefixtures("quick_restarts")

@@ -151,14 +151,18 @@ def _show(rows: Iterator[T], row: Callable[[T], dict[str, Any]], as_json: bool, 
         else:
             if not shown:
                 typer.echo("\t".join(values))
-            typer.echo("\t".join("" if value is None else str(value).rstrip() for value in values.values()))
+            typer.echo("\t".join(_cell(value) for value in values.values()))
         shown = True
     if not shown and not as_json:
         typer.echo(nothing)
 
 
+def _cell(value: object) -> str:
+    """Return what a table shows of a value: of a traceback its last line; all of it is in the JSON."""
+    return "" if value is None else str(value).rstrip().rpartition("\n")[2].replace("\t", " ")
+
+
 def _trigger_row(record: TriggerRecord) -> dict[str, Any]:
-    last = record.error.rstrip().rpartition("\n")[2] if record.error else None
     return {
         "name": record.spec.name,
         "state": record.state.value,
@@ -166,7 +170,7 @@ def _trigger_row(record: TriggerRecord) -> dict[str, Any]:
         "restart": record.spec.restart,
         "since": _time(record.changed_us),
         "reason": record.reason,
-        "error": last,
+        "error": record.error,
         "owner": record.owner,
     }
 

@@ -30,7 +30,7 @@ from tidemill.runtime.log import limited
 from tidemill.store.database import Database
 from tidemill.store.group_commit import EventStore
 from tidemill.store.patience import write_patiently
-from tidemill.store.queries.triggers import claim_triggers, register_triggers
+from tidemill.store.queries.triggers import cancel_unlisted, claim_triggers, register_triggers
 from tidemill.store.queries.triggers import note_made as store_made
 from tidemill.store.records import TriggerRecord, TriggerSpec, TriggerState
 from tidemill.triggers.making import TriggerError, written_down
@@ -50,7 +50,9 @@ STALL_SECONDS = 1.0
 DRAIN_SECONDS = 5.0
 STORE_SECONDS = 10.0
 #: And triggers may take so long to end.
-END_SECONDS = 35.0
+END_SECONDS = 65.0
+#: Triggers that are made or started at one go, before the loop gets its turn.
+_BURST = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ class TriggerHost:
     Args:
         database: The store, open for writing.
         settings: `triggerer`.
-        owner: Who this host is, for people to read.
+        owner: Which list this is, and where it runs; the same each time the list is run. For people to read, too.
     """
 
     def __init__(self, database: Database, settings: TriggererSettings, owner: str) -> None:
@@ -112,46 +114,59 @@ class TriggerHost:
         self.events.start()
         self._watch.start()
         self._looking = asyncio.get_running_loop().create_task(self._look(), name="trigger host")
+        await self._cancel_unlisted(specs)
         await self._add(specs)
 
     async def reload(self, specs: Sequence[TriggerSpec]) -> Changes:
         """Take another list: what is gone ends (reason: user), what is another one is replaced, what is new starts."""
         given = {spec.name: spec for spec in specs}
         removed = [name for name in self._known if name not in given]
-        replaced = [name for name, spec in given.items() if (old := self._known.get(name)) and _another(old, spec)]
+        relisted = [name for name, spec in given.items() if (old := self._known.get(name)) and old != spec]
+        replaced = [name for name in relisted if _another(self._known[name], given[name])]
         started = [name for name in given if name not in self._known]
         ending = [run for name in (*removed, *replaced) if (run := self._runs.get(name)) is not None]
         for run in ending:
-            run.cancel(CancelReason.USER)
-        await asyncio.gather(*(run.ended() for run in ending))
+            run.cancel(CancelReason.USER, succeeded=run.spec.name in given)
+        await asyncio.gather(*(run.ended(END_SECONDS) for run in ending))
+        for run in ending:
+            if self._runs.get(run.spec.name) is run:  # left behind
+                del self._runs[run.spec.name]
         await self._marks.settled()
         for name in removed:
             del self._known[name]
-        await self._add([given[name] for name in (*replaced, *started)])
+        for name in relisted:
+            if (running := self._runs.get(name)) is not None:
+                running.relist(given[name])
+        await self._add([given[name] for name in (*relisted, *started)])
         return Changes(started, removed, replaced)
 
-    async def stop(self, reason: CancelReason = CancelReason.SHUTDOWN) -> None:
-        """End all triggers, store what they fired, and advance what is resolved; the database stays open."""
+    async def stop(self, reason: CancelReason = CancelReason.SHUTDOWN) -> int:
+        """End all triggers, store what they fired, and advance what is resolved; the database stays open.
+
+        Returns:
+            How many events may not be stored, because the store does not work.
+        """
         self.manager.hold()
         await self._drained()
+        # The streams end first: to leave one is to be done with the event that one is on, and these triggers are not.
+        closing = asyncio.get_running_loop().create_task(self.manager.stop_all(), name="close streams")
+        await asyncio.sleep(0)
+        for run in self._runs.values():
+            run.cancel(reason)
+        await self._ended(closing)
         if self._looking is not None:
             self._looking.cancel()
-        runs = list(self._runs.values())
-        for run in runs:
-            run.cancel(reason)
-        left = await self._ended(runs)
-        for run in left:
-            log.error("a trigger does not end; it is left behind", trigger=run.spec.name)
-        await self.manager.stop_all()
+        until = time.monotonic() + STORE_SECONDS
         unconfirmed = await self.events.close(STORE_SECONDS)
         if unconfirmed:
             log.warning("events may not be stored; their brokers give them again", events=unconfirmed)
         try:
-            async with asyncio.timeout(STORE_SECONDS):
+            async with asyncio.timeout(max(0.1, until - time.monotonic())):
                 await self._marks.settled()
         except TimeoutError:
             log.warning("the store does not take the last reports about triggers; they are taken up as running")
         self._watch.close()
+        return unconfirmed
 
     async def wait_idle(self) -> None:
         """Wait until no trigger is left to run."""
@@ -172,7 +187,7 @@ class TriggerHost:
 
         def take(connection: Connection) -> tuple[list[TriggerRecord], dict[int, int]]:
             records = register_triggers(connection, specs, now_us)
-            wanted = [record.id for record in records if _runs_now(record)]
+            wanted = [record.id for record in records if record.spec.name not in self._runs and _runs_now(record)]
             return records, claim_triggers(connection, wanted, self._owner, now_us)
 
         records, tokens = await write_patiently(self._database, take)
@@ -183,13 +198,17 @@ class TriggerHost:
             for record in records
             if record.id in tokens
         ]
-        for run in runs:
+        for count, run in enumerate(runs):
             run.make()
+            if count % _BURST == _BURST - 1:
+                await asyncio.sleep(0)
         await self.note_made(runs)
-        # Nothing is awaited from here on: whoever shares a key is there before its first poll.
+        # Nothing is awaited while they are routed: whoever shares a key is there before its first poll.
         for run in runs:
             run.route()
-        for run in runs:
+        for count, run in enumerate(runs):
+            if count % _BURST == _BURST - 1:
+                await asyncio.sleep(0)
             self._runs[run.spec.name] = run
             task = run.start()
             self._tasks.add(task)
@@ -209,7 +228,8 @@ class TriggerHost:
                     "a trigger cannot be written down; a restart makes it anew", trigger=run.spec.name, error=str(error)
                 )
                 continue
-            if found[1] != run.spec.kwargs:
+            if found != (run.spec.classpath, run.spec.kwargs):
+                run.go_on_with(*found)
                 made[run.number] = json.dumps(found)
         if made:
             await write_patiently(self._database, lambda connection: store_made(connection, made))
@@ -242,21 +262,37 @@ class TriggerHost:
                 return
             await asyncio.sleep(0.02)
 
-    async def _ended(self, runs: Sequence[TriggerRun]) -> list[TriggerRun]:
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=END_SECONDS)
-        return [run for run in runs if self._runs.get(run.spec.name) is run]
+    async def _ended(self, closing: asyncio.Task[None]) -> None:
+        """Wait for triggers and streams, as long as they may take."""
+        await asyncio.wait({*self._tasks, closing}, timeout=END_SECONDS)
+        for name in self._runs:
+            log.error("a trigger does not end; it is left behind", trigger=name)
+        if not closing.done():
+            log.error("shared streams do not close; they are left behind")
+        elif (error := closing.exception()) is not None:
+            log.error("closing the shared streams failed; this is a fault of tidemill", exc_info=error)
+
+    async def _cancel_unlisted(self, specs: Sequence[TriggerSpec]) -> None:
+        """Note that what this list has lost while no host ran it is cancelled."""
+        names, now_us = [spec.name for spec in specs], time.time_ns() // 1000
+        gone = await write_patiently(
+            self._database, lambda connection: cancel_unlisted(connection, self._owner, names, now_us)
+        )
+        if gone:
+            log.info("triggers were removed from the list while no host ran it; they are cancelled", removed=gone)
 
     async def _look(self) -> None:
-        """Cancel who was forced to fail and does not end."""
+        """Cancel who was forced to fail and does not end, and ask again who was asked and does not either."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
+            for run in list(self._runs.values()):
+                run.insist(time.monotonic())
             now = self.now()
             for name, failed_at in self.manager.forced().items():
-                run = self._runs.get(name)
-                if run is not None and now - failed_at >= FORCED_SECONDS:
+                forced = self._runs.get(name)
+                if forced is not None and forced.reason is None and now - failed_at >= FORCED_SECONDS:
                     log.error("a trigger failed its shared stream and does not end; it is cancelled", trigger=name)
-                    run.cancel(CancelReason.TIMEOUT)
+                    forced.cancel(CancelReason.TIMEOUT)
 
     def _on_block(self, block: Block) -> None:
         if block.cause is Cause.STARVED:
@@ -266,8 +302,10 @@ class TriggerHost:
             )
             return
         log.warning(
-            "a trigger blocks the event loop; all triggers wait for it",
-            trigger=block.task,
+            "a trigger blocks the event loop; all triggers wait for it"
+            if block.task in self._runs
+            else "the event loop is blocked; all triggers wait",
+            **self._blocking(block),
             cause=block.cause.value,
             seconds=round(block.seconds, 3),
             threshold_seconds=self._block_seconds,
@@ -276,11 +314,14 @@ class TriggerHost:
 
     def _on_over(self, block: Block) -> None:
         if block.cause is not Cause.STARVED:
-            log.warning("the event loop goes on", trigger=block.task, blocked_seconds=round(block.seconds, 3))
+            log.warning("the event loop goes on", **self._blocking(block), blocked_seconds=round(block.seconds, 3))
+
+    def _blocking(self, block: Block) -> dict[str, str | None]:
+        return {"trigger" if block.task in self._runs else "task": block.task}
 
 
 def _another(old: TriggerSpec, new: TriggerSpec) -> bool:
-    return (old.classpath, old.kwargs, old.restart) != (new.classpath, new.kwargs, new.restart)
+    return (old.classpath, old.kwargs) != (new.classpath, new.kwargs)
 
 
 def _runs_now(record: TriggerRecord) -> bool:

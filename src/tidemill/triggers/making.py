@@ -1,4 +1,4 @@
-"""Makes triggers of what is written down of them: a classpath and keyword arguments.
+"""Makes triggers of what is written down of them, a classpath and keyword arguments; and reads what they fire.
 
 Invariants: what a class, its module or its constructor raises is the fault of that trigger, told with its traceback.
 """
@@ -9,9 +9,13 @@ import importlib
 import json
 from typing import Any
 
+import msgspec
+
 from tidemill.core.errors import HandlerError, said
-from tidemill.triggers.base import BaseTrigger
+from tidemill.triggers.base import BaseTrigger, TriggerEvent
 from tidemill.triggers.spec import kwargs_text
+
+_encode = msgspec.json.Encoder().encode
 
 
 class TriggerError(HandlerError):
@@ -63,6 +67,35 @@ def written_down(trigger: BaseTrigger) -> tuple[str, str]:
             f"serialize() of {type(trigger).__name__} has to return a classpath and kwargs that JSON can hold: "
             f"{said(error)}"
         ) from error
+
+
+def payload_of(event: object) -> str:
+    """Return the payload of what a trigger fired as JSON text.
+
+    Raises:
+        TriggerError: It is no event, or JSON cannot hold its payload.
+    """
+    if type(event) is not TriggerEvent and not isinstance(event, TriggerEvent):
+        raise TriggerError(f"a trigger yields TriggerEvents, not {type(event).__name__}")
+    try:
+        return _encode(event.payload).decode()
+    except Exception as error:
+        raise TriggerError(
+            f"the payload of an event cannot be written as JSON: {type(error).__name__}: {error}; yield plain values"
+        ) from error
+
+
+def identity_of(event: TriggerEvent) -> str | None:
+    """Return the identity of an event.
+
+    Raises:
+        TriggerError: It is no text.
+    """
+    # Trigger classes may bring an event class of their own.
+    identity = getattr(event, "identity", None)
+    if identity is not None and not isinstance(identity, str):
+        raise TriggerError(f"the identity of an event is a text or None, not {type(identity).__name__}")
+    return identity
 
 
 def _plain(kwargs: Any) -> dict[str, Any]:

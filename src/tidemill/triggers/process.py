@@ -7,18 +7,20 @@ nothing: the old one goes on.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import structlog
 
 from tidemill.config.settings import Settings
-from tidemill.core.errors import ConfigError
+from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.exitcode import ExitCode
 from tidemill.store.opening import open_store, store_url
 from tidemill.store.records import TriggerSpec
@@ -28,6 +30,9 @@ from tidemill.triggers.shared_stream import StreamReport
 from tidemill.triggers.spec import read_specs
 
 log = structlog.get_logger(__name__)
+
+#: What triggers leave behind may take so long to end.
+_END_SECONDS = 10.0
 
 
 def run_host(settings: Settings, specs: Path) -> ExitCode:
@@ -46,39 +51,78 @@ def run_host(settings: Settings, specs: Path) -> ExitCode:
             sys.path.insert(0, folder)
     found = read_specs(specs)  # before anything is started
     url = store_url(settings.store.url, specs.resolve().parent)
-    with asyncio.Runner() as runner:
-        return runner.run(_run(settings, specs, found, url))
+    owner = f"{socket.gethostname()}:{specs.resolve()}"
+    runner = asyncio.Runner()
+    code = ExitCode.INTERNAL
+    try:
+        code = runner.run(_run(settings, specs, found, url, owner))
+    finally:
+        with ending_anyway(code):
+            runner.close()
+    return code
 
 
-async def _run(settings: Settings, specs: Path, found: list[TriggerSpec], url: str) -> ExitCode:
+@contextlib.contextmanager
+def ending_anyway(code: ExitCode) -> Iterator[None]:
+    """End the process if the block does not end: it waits for a task or a thread of a trigger that never will.
+
+    All that is to be kept is kept by then.
+    """
+
+    def end() -> None:
+        with contextlib.suppress(OSError, ValueError):
+            print("something of a trigger does not end; the process ends without it", file=sys.stderr, flush=True)
+        os._exit(code)
+
+    timer = threading.Timer(_END_SECONDS, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+async def _run(settings: Settings, specs: Path, found: list[TriggerSpec], url: str, owner: str) -> ExitCode:
     host: TriggerHost | None = None
     control = ControlServer(specs, lambda: _report(host))
     control.acquire()
     try:
         database = await open_store(url)
         try:
-            host = TriggerHost(database, settings.triggerer, f"{socket.gethostname()}:{os.getpid()}")
+            host = TriggerHost(database, settings.triggerer, owner)
             signals = _Signals(lambda: _reload(host, specs))
             signals.listen()
             log.info("the trigger host starts", triggers=len(found), store=database.label)
             try:
-                await host.start(found)
                 await control.start()
-                await _until_over(host, signals)
+                await _until_over(host, found, signals)
             finally:
-                await host.stop()
+                await signals.close()
+                unconfirmed = await host.stop()
         finally:
             await database.close()
     finally:
         await control.close()
+    if unconfirmed:
+        raise RemoteError(
+            f"{unconfirmed} events may not be stored, because the store {database.label} does not work; shared streams "
+            "that acknowledge give them again; look after the store, and run the list again"
+        )
     log.info("the trigger host has ended")
     return ExitCode.OK
 
 
-async def _until_over(host: TriggerHost, signals: _Signals) -> None:
-    """Wait until a signal ends it, or no trigger is left, nor a list that is being read."""
+async def _until_over(host: TriggerHost, found: list[TriggerSpec], signals: _Signals) -> None:
+    """Run a list until a signal ends it, or no trigger is left, nor a list that is being read."""
     stopping = asyncio.ensure_future(signals.stop.wait())
+    starting = asyncio.ensure_future(host.start(found))
     try:
+        # A store that went away meanwhile is waited for, but not against the will of who wants to stop.
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            return
+        starting.result()
         while not stopping.done():
             idle = asyncio.ensure_future(host.wait_idle())
             await asyncio.wait({idle, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -91,6 +135,8 @@ async def _until_over(host: TriggerHost, signals: _Signals) -> None:
             await asyncio.wait(signals.reloads)
     finally:
         stopping.cancel()
+        starting.cancel()
+        await asyncio.wait({starting})
 
 
 async def _reload(host: TriggerHost | None, specs: Path) -> None:
@@ -115,24 +161,40 @@ class _Signals:
 
     def __init__(self, reload: Callable[[], Any]) -> None:
         self.stop = asyncio.Event()
+        self._ending = self._closed = False
+        self._loop = asyncio.get_running_loop()
         self.reloads: set[asyncio.Task[None]] = set()
         self._reload = reload
         self._last: asyncio.Task[None] | None = None
 
     def listen(self) -> None:
-        loop = asyncio.get_running_loop()
+        # Not the loop's own handlers: a trigger that blocks the loop is when a second signal is needed.
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._end)
-        loop.add_signal_handler(signal.SIGHUP, self._again)
+            signal.signal(number, self._end)
+        self._loop.add_signal_handler(signal.SIGHUP, self._again)
 
-    def _end(self) -> None:
-        if self.stop.is_set():
+    def _end(self, number: int, frame: object) -> None:
+        if self._ending:
             os._exit(ExitCode.STOPPED)
+        self._ending = True
+        self._loop.call_soon_threadsafe(self._stop)
+
+    def _stop(self) -> None:
         log.info("stopping; a second signal stops at once")
         self.stop.set()
 
+    async def close(self) -> None:
+        """Read no list any more."""
+        self._closed = True
+        if self.reloads:
+            for task in self.reloads:
+                task.cancel()
+            await asyncio.wait(self.reloads)
+
     def _again(self) -> None:
         before = self._last
+        if self._closed:
+            return
 
         async def one_after_another() -> None:
             if before is not None:
