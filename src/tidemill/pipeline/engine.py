@@ -25,13 +25,13 @@ from tidemill.pipeline.checks import collected
 from tidemill.pipeline.commits import Commits
 from tidemill.pipeline.counters import Counters, Overridden, Slowest, process_usage
 from tidemill.pipeline.delivery import Outbox, Routed, payloads_of
-from tidemill.pipeline.executor import Executor
 from tidemill.pipeline.handler import Handler
 from tidemill.pipeline.hooks import HookRunner, called
 from tidemill.pipeline.intake import Intake
 from tidemill.pipeline.lane import Lane
 from tidemill.pipeline.letters import make_letter
 from tidemill.pipeline.models import ExecutorError
+from tidemill.pipeline.process import TaskExecutor
 from tidemill.pipeline.tasks import TaskPool, TaskRun
 from tidemill.pipeline.warden import Warden
 from tidemill.pipeline.windowrun import WindowRun
@@ -86,7 +86,7 @@ class Engine:
         source: Source,
         outbox: Outbox,
         letters: DeadLetters,
-        executor: Executor,
+        executor: TaskExecutor,
         report: Report | None = None,
         warden: Warden | None = None,
     ) -> None:
@@ -390,7 +390,11 @@ class Engine:
         counters, pool = self.counters, self.pool
         cpu_seconds, rss_bytes = process_usage()
         stalled = self.outbox.stalled()
-        for name, text in (("kafka", self.source.stalled()), ("dead letters", self.letters.stalled())):
+        for name, text in (
+            ("kafka", self.source.stalled()),
+            ("dead letters", self.letters.stalled()),
+            ("resident program", self._executor.stalled()),
+        ):
             if text is not None:
                 stalled[name] = text
         return EngineProgress(

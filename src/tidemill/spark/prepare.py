@@ -117,6 +117,7 @@ def with_full_paths(settings: Settings) -> Settings:
     settings = settings.model_copy(deep=True)
     for sink in settings.sinks.filesystem.values():
         sink.base_path = str(Path.cwd() / sink.base_path)
+    settings.cache.path = str(Path.cwd() / settings.cache.path)
     if settings.history.path:
         settings.history.path = str(Path.cwd() / settings.history.path)
     return settings
