@@ -1,4 +1,4 @@
-"""The pipeline's speed against its bars, JSON lines out: `python -m bench.pipeline [cat|resident|known|latency|memory]`.
+"""The pipeline's speed against its bars, JSON lines out: `python -m bench.pipeline [cat|resident ...]`.
 
 Everything runs on this machine: a real broker, Spark, and the pipeline as a process of its own. Ratios compare two
 things measured in the same run, in turn.
@@ -111,17 +111,25 @@ def resident(folder: Path, rounds: int = 3) -> None:
             for name, (executor, lines) in variants.items():
                 out = folder / f"{name}-{n}"
                 files = {"filesystem": {"out": {"base_path": str(out)}}}
-                with bench.pipeline("Cat", "resident", executor=executor, sinks=files):
+                with bench.pipeline("Cat", "resident", executor=executor, sinks=files) as process:
                     bench.feed(values[:500])
                     bench.wait_committed("resident", bench.produced)
                     bench.wait_settled("resident", 2)
                     (out / "out.jsonl").unlink()
-                    start = time.monotonic()
+                    start, cpu = time.monotonic(), tree_cpu_seconds(process.pid)
                     bench.feed(lines)
                     bench.wait_committed("resident", bench.produced)
                     speeds[name].append(len(lines) / (time.monotonic() - start))
+                    cpu = tree_cpu_seconds(process.pid) - cpu
                     check_lines(out / "out.jsonl", lines)
-                report(bench="resident", round=n, variant=name, messages=len(lines), per_second=speeds[name][-1])
+                report(
+                    bench="resident",
+                    round=n,
+                    variant=name,
+                    messages=len(lines),
+                    per_second=speeds[name][-1],
+                    cpu_us=cpu / len(lines) * 1e6,
+                )
     finally:
         bench.close()
     report(
