@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from tests.pipeline.conftest import P0, P1, message
 from tests.pipeline.test_executor import (
     DEADLINE_SECONDS,
     ENVIRON,
@@ -22,8 +24,11 @@ from tests.pipeline.test_executor import (
 
 from tidemill.config.settings import ExecutorSettings
 from tidemill.pipeline.executor import ProcessOutcome
-from tidemill.pipeline.models import ErrorKind
+from tidemill.pipeline.handler import Handler
+from tidemill.pipeline.models import ErrorAction, ErrorKind, ExecutorError, ExecutorTask
 from tidemill.pipeline.resident import ResidentExecutor, build_executor
+from tidemill.pipeline.warden import marked
+from tidemill.sinks.payloads import CollectResult, FilePayload
 
 ECHO = """
 import json, sys
@@ -410,3 +415,133 @@ async def test_at_the_stop_idle_copies_end_by_themselves_and_busy_ones_are_kille
 async def test_copies_carry_the_engines_id_for_the_warden(make: Callable[..., ResidentExecutor]) -> None:
     outcome = await run(make(), "answer(stdout=os.environ['TIDEMILL_ENGINE_ID'])")
     assert outcome.stdout == b"engine-under-test"
+
+
+class Orders(Handler[bytes, Any]):
+    """One task per message, its value as the input."""
+
+    def __init__(self) -> None:
+        self.errors: list[ExecutorError] = []
+
+    async def arrange(self, messages, pending):  # type: ignore[no-untyped-def]
+        return [ExecutorTask(f"t{m.offset}", source_offsets=(m.offset,), stdin=m.value) for m in messages]
+
+    async def on_task_complete(self, result):  # type: ignore[no-untyped-def]
+        return CollectResult(files=[FilePayload(path="out", data=result.stdout_bytes)])
+
+    async def on_error(self, task, error):  # type: ignore[no-untyped-def]
+        self.errors.append(error)
+        return ErrorAction.RETRY
+
+
+def resident(code: str = OBEY, **more: Any) -> dict[str, Any]:
+    return {
+        "mode": "resident",
+        "binary_path": sys.executable,
+        "resident": {"args": ["-I", "-S", "-c", code]},
+        "retry_backoff": {"initial_seconds": 0.01},
+        **more,
+    }
+
+
+async def test_in_an_engine_the_task_of_a_copy_that_dies_is_tried_again(rig: Any, tmp_path: Any) -> None:
+    flag = repr(str(tmp_path / "tried"))
+    once = f"if os.path.exists({flag}): answer(stdout='second')\nelse: open({flag}, 'w'); os._exit(9)"
+    handler = Orders()
+    values = [b"answer(stdout='fine')", once.encode(), b"answer(stdout='fine')"]
+    run = rig(handler, [message(n, value) for n, value in enumerate(values)], executor=resident())
+    await run.committed(3)
+    assert sorted(payload.data for payload in run.files.payloads) == [b"fine", b"fine", b"second"]
+    assert [(error.exit_code, error.kind) for error in handler.errors] == [(9, ErrorKind.EXIT)]
+    assert run.letters.letters == []
+    summary = await run.end()
+    assert summary.progress.tasks_failed == 0
+
+
+async def test_in_an_engine_a_program_that_ends_at_once_is_dead_lettered_and_shown_as_stalled(rig: Any) -> None:
+    run = rig(
+        Orders(),
+        [message(0)],
+        executor=resident("import sys; sys.exit('no model file')", max_retries=1, max_executors=1),
+    )
+    await run.until(lambda: "resident program" in run.engine.progress().stalled)
+    assert "no model file" in run.engine.progress().stalled["resident program"]
+    await run.committed(1)
+    (letter,) = run.letters.letters
+    assert "ended (exit code 1) before it answered" in letter.error
+    await run.end()
+
+
+async def test_a_drain_lets_tasks_finish_and_leaves_no_copy(rig: Any) -> None:
+    handler = Orders()
+    values = [b"time.sleep(0.3); answer(stdout='done')"] * 3
+    run = rig(handler, [message(n, value) for n, value in enumerate(values)], executor=resident(max_executors=2))
+    await run.until(lambda: run.engine.progress().tasks_running == 2)
+    await run.end()
+    assert run.source.committed[P0] == 3
+    assert len(run.files.payloads) == 3
+
+
+async def test_a_drain_that_takes_too_long_kills_the_copies_and_commits_what_is_done(rig: Any) -> None:
+    values = [b"answer()", b"time.sleep(60)"]
+    run = rig(
+        Orders(),
+        [message(n, value) for n, value in enumerate(values)],
+        executor=resident(max_executors=2, drain_timeout_seconds=0.2, term_grace_seconds=0.2),
+    )
+    await run.committed(1)
+    started = time.monotonic()
+    await run.end()
+    assert time.monotonic() - started < 5
+    assert run.source.committed[P0] == 1
+    assert run.letters.letters == []
+
+
+async def test_the_copies_of_a_partition_that_is_lost_die_and_the_others_go_on(rig: Any) -> None:
+    marker = f"resident-{time.monotonic_ns()}"
+    stuck = f"import subprocess; subprocess.run(['sh', '-c', 'sleep 64; : {marker}']); answer(stdout='late')"
+    run = rig(Orders(), [message(0, stuck.encode()), message(0, b"answer(stdout='mine')", 1)], executor=resident())
+    await run.until(lambda: processes_with(marker))
+    await run.committed(1, P1)
+    run.source.lose(P0)
+    await run.until(lambda: not processes_with(marker))
+    run.source.feed(message(1, b"answer(stdout='more')", 1))
+    await run.committed(2, P1)
+    assert sorted(payload.data for payload in run.files.payloads) == [b"mine", b"more"]
+    await run.end()
+
+
+ENGINE = """
+import asyncio, sys
+from tidemill.config.settings import ExecutorSettings
+from tidemill.pipeline.resident import build_executor
+from tidemill.pipeline.warden import Warden
+async def main():
+    Warden(sys.argv[1], 0.0).start()
+    copies = {"args": ["-c", "sleep 65 & cat; sleep 66"]}
+    settings = ExecutorSettings(mode="resident", binary_path="sh", resident=copies)
+    executor = build_executor(settings, sys.argv[1])
+    executor.open()
+    for _ in range(3):
+        executor.start(("sh",), b"x", {}, 600.0, print)
+    print("up", flush=True)
+    await asyncio.sleep(600)
+asyncio.run(main())
+"""
+
+
+async def test_the_warden_ends_the_copies_of_a_killed_engine() -> None:
+    engine_id = f"engine-{time.monotonic_ns()}"
+    process = subprocess.Popen([sys.executable, "-c", ENGINE, engine_id], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"up\n"
+    await until(lambda: len(marked(engine_id)) >= 6, "copies and grandchildren are up")
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    await until(lambda: not marked(engine_id), "all of them are gone")
+
+
+def test_the_mode_resident_needs_a_program() -> None:
+    with pytest.raises(ValueError, match="set binary_path too"):
+        ExecutorSettings(mode="resident")

@@ -149,6 +149,7 @@ class ExecutorSettings(Section):
     """How tasks are run and how much may be in hand."""
 
     binary_path: str = Field("", description="The program of tasks that name none.")
+    max_executors: PositiveInt = Field(4, description="Processes at the same time, per engine.")
     mode: Literal["process", "resident"] = Field(
         "process",
         description="process: each task is a process; resident: max_executors copies of binary_path stay alive and are "
@@ -157,7 +158,6 @@ class ExecutorSettings(Section):
     resident: ResidentSettings = Field(
         default_factory=ResidentSettings, description="How copies are kept alive and fed, in the mode resident."
     )
-    max_executors: PositiveInt = Field(4, description="Processes at the same time, per engine.")
     task_timeout_seconds: PositiveFloat = Field(
         120.0, description="Wall-clock limit of a task that has none of its own."
     )
@@ -203,6 +203,9 @@ class ExecutorSettings(Section):
         "message", description="window: offsets wait for the window's own payloads too."
     )
     offload_threads: PositiveInt = Field(4, description="Blocking calls of `self.offload` at a time, per engine.")
+    block_seconds: NonNegativeFloat = Field(
+        0.5, description="A hook that holds up the event loop for longer is named in the log; 0: nobody looks."
+    )
 
     @model_validator(mode="after")
     def _check_limits(self) -> Self:
