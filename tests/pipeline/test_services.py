@@ -272,6 +272,14 @@ async def test_the_cache_of_a_slot_is_there_for_every_hook_and_its_next_engine(r
     await run.end()
 
 
+async def test_an_engine_without_a_cache_stops_without_a_word(rig):
+    with structlog.testing.capture_logs() as logs:
+        run = rig(Quiet(), [message(0)])
+        await run.committed(1)
+        await run.end()
+    assert not [entry for entry in logs if entry["log_level"] in ("warning", "error")]
+
+
 async def test_a_disk_that_does_not_take_the_cache_shows_in_the_progress(rig, tmp_path):
     (tmp_path / "file").write_text("")
     run = rig(Counting(), [message(0)], cache={"enabled": True, "path": str(tmp_path / "file")})

@@ -77,8 +77,8 @@ class Services:
         """Take them away again; the cache is written."""
         if self._watch is not None:
             self._watch.close()
-        for name in ("_offload", "cache"):
-            if self._handler.__dict__.get(name) in (self._offload, self._cache):
+        for name, mine in (("_offload", self._offload), ("cache", self._cache)):
+            if mine is not None and self._handler.__dict__.get(name) is mine:
                 del self._handler.__dict__[name]
         self._offload.close()
         if self._cache is not None:
