@@ -242,7 +242,12 @@ async def test_a_time_limit_is_that_of_the_task_not_of_the_copy(make: Callable[.
     ("code", "text"),
     [
         ("print('loaded 3 models', flush=True)", "which is no answer"),
-        ("sys.stdout.write(json.dumps({'id': task['id']}) + '\\n{}\\n'); sys.stdout.flush()", "more than one line"),
+        ("sys.stdout.write(json.dumps({'id': task['id']}) + '\\n{}\\n'); sys.stdout.flush()", "which is no answer"),
+        (
+            "sys.stdout.write((json.dumps({'id': task['id']}) + '\\n') * 2); sys.stdout.flush()",
+            "it wrote without having a task",
+        ),
+        ("print(json.dumps({'id': task['id']}), end='\\nx', flush=True)", "it wrote without having a task"),
         ("task['id'] += 1; answer()", "it answered request 2 instead of 1"),
         ("answer(stdout='x' * 5000)", "more than 1000 bytes of stdout (executor.max_stdout_bytes)"),
         ("sys.stdout.write('x' * 200_000); sys.stdout.flush(); time.sleep(60)", "more than 1000 bytes of stdout"),
@@ -266,7 +271,7 @@ async def test_a_copy_that_is_out_of_step_is_killed_and_its_task_fails(
         ("struct.pack('>I', 2_000_000)", "more than 1000 bytes of stdout"),
         ("struct.pack('>I', 2) + b'{}'", "which is no answer"),
         ("struct.pack('>I', 8) + b'{\"id\":1}'", "no line feed"),
-        ("(struct.pack('>I', 9) + b'{\"id\":1}\\n') * 2", "more than one frame"),
+        ("(struct.pack('>I', 9) + b'{\"id\":1}\\n') * 2", "it wrote without having a task"),
         ("struct.pack('>I', 1110) + b'{\"id\":1}\\n' + bytes(1101)", "more than 1000 bytes of stdout"),
     ],
 )
@@ -545,3 +550,43 @@ async def test_the_warden_ends_the_copies_of_a_killed_engine() -> None:
 def test_the_mode_resident_needs_a_program() -> None:
     with pytest.raises(ValueError, match="set binary_path too"):
         ExecutorSettings(mode="resident")
+
+
+async def test_tasks_sent_ahead_are_answered_in_order_by_few_copies(make: Callable[..., ResidentExecutor]) -> None:
+    executor = make(ECHO, resident={"send_ahead": 8})
+    assert executor.capacity == 18
+    await run(executor, "first")
+    outcomes = await asyncio.gather(*[begin(executor, str(n) * 3000) for n in range(18)])
+    assert [outcome.stdout.decode() for outcome in outcomes] == [str(n) * 3000 for n in range(18)]
+    assert len(executor.pids) == 2
+
+
+async def test_only_the_task_that_a_copy_works_on_pays_for_its_end(make: Callable[..., ResidentExecutor]) -> None:
+    executor = make(max_executors=1, resident={"send_ahead": 3})
+    await run(executor, "answer()")
+    fatal = begin(executor, "time.sleep(0.2); os._exit(5)")
+    slow = begin(executor, "time.sleep(60)", timeout_seconds=0.3)
+    rest = [begin(executor, "answer(stdout=task['id'])") for _ in range(2)]
+    outcomes = await asyncio.wait_for(asyncio.gather(fatal, slow, *rest), DEADLINE_SECONDS)
+    assert [outcome.kind for outcome in outcomes] == [ErrorKind.EXIT, ErrorKind.TIMEOUT, None, None]
+    assert [outcome.stdout for outcome in outcomes[2:]] == [b"4", b"5"]
+    assert 0.3 <= outcomes[1].duration_seconds < 10, "its clock runs from when it was worked on"
+
+
+async def test_a_task_behind_one_that_is_killed_is_done_by_another_copy(
+    make: Callable[..., ResidentExecutor],
+) -> None:
+    executor = make(max_executors=1, resident={"send_ahead": 2})
+    await run(executor, "answer()")
+    first, second, third = [begin(executor, code) for code in ("time.sleep(60)", "answer()", "answer(stdout='mine')")]
+    await executor.kill([second.handle], 1.0)  # type: ignore[attr-defined]
+    await executor.kill([first.handle], 1.0)  # type: ignore[attr-defined]
+    assert (await asyncio.wait_for(third, DEADLINE_SECONDS)).stdout == b"mine"
+    assert not first.done()
+    assert not second.done()
+
+
+async def test_with_send_ahead_no_task_may_be_another_program(make: Callable[..., ResidentExecutor]) -> None:
+    outcome = await run(make(ECHO, resident={"send_ahead": 1}), "x", program="wc")
+    assert (outcome.kind, outcome.pid) == (ErrorKind.EXIT, None)
+    assert "send_ahead" in (outcome.exception or "")

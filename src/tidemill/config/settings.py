@@ -143,6 +143,11 @@ class ResidentSettings(Section):
     recycle_after_tasks: NonNegativeInt = Field(
         0, description="A copy that did so many tasks is replaced; 0: it lives on."
     )
+    send_ahead: NonNegativeInt = Field(
+        0,
+        description="With every copy busy, so many more tasks are sent to each: fast for short tasks, which a long one "
+        "before them holds up.",
+    )
 
 
 class ExecutorSettings(Section):

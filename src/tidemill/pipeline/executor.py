@@ -80,6 +80,8 @@ class Executor:
     def __init__(self, settings: ExecutorSettings, engine_id: str, environ: Mapping[str, str] = os.environ) -> None:
         """Filter the environment; open nothing yet."""
         self._environment = TaskEnvironment(environ, settings.env_inherit_deny, settings.env, engine_id)
+        #: How many tasks are run at a time; whoever starts them keeps to it.
+        self.capacity = settings.max_executors
         self._max_stdout_bytes = settings.max_stdout_bytes
         self._max_stderr_bytes = settings.max_stderr_bytes
         self._grace_seconds = settings.term_grace_seconds

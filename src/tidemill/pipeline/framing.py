@@ -6,8 +6,8 @@ json: one line each way, `{"id": 7, "args": ["-n"], "stdin": "text"}` and `{"id"
 length: frames, each way a number of four bytes (unsigned, big endian) and so many bytes: a line of JSON as above, but
 without `stdin` and `stdout`, and after its line feed the raw bytes of the one or the other.
 
-Invariants: no I/O; a program that says anything but one answer to each request is found out, because answers carry the
-request's number: a stray line would else shift every later answer to another message.
+Invariants: no I/O; what is no answer is found out where it is read. Whether it answers what was asked, its number says:
+a stray line would else shift every later answer to another message.
 """
 
 from __future__ import annotations
@@ -77,13 +77,17 @@ class _RequestHeader(msgspec.Struct):
 class Reader(Protocol):
     """Puts one copy's answers together from the chunks that arrive."""
 
-    def feed(self, chunk: bytes) -> Answer | None:
-        """Take a chunk; return the answer that it completes.
+    def feed(self, chunk: bytes) -> list[Answer]:
+        """Take a chunk; return the answers that it completes.
 
         Raises:
-            FramingError: It is no answer, or more than one.
-            TooMuchError: It is larger than allowed.
+            FramingError: It is no answer.
+            TooMuchError: One is larger than allowed.
         """
+
+    @property
+    def is_amid(self) -> bool:
+        """Whether an answer has begun and not ended."""
 
 
 class JsonLines:
@@ -161,20 +165,31 @@ class _LineReader:
         self._chunks: list[bytes] = []
         self._size = 0
 
-    def feed(self, chunk: bytes) -> Answer | None:
-        end = chunk.find(b"\n")
-        if end < 0:
+    @property
+    def is_amid(self) -> bool:
+        return bool(self._chunks)
+
+    def feed(self, chunk: bytes) -> list[Answer]:
+        if not chunk.endswith(b"\n"):
             self._chunks.append(chunk)
             self._size += len(chunk)
-            if self._size > self._max_bytes * _ESCAPE + SLACK_BYTES:
-                raise TooMuchError
-            return None
-        line = chunk
+            if b"\n" not in chunk:
+                if self._size > self._max_bytes * _ESCAPE + SLACK_BYTES:
+                    raise TooMuchError
+                return []
+        whole = chunk
         if self._chunks:
-            line = b"".join((*self._chunks, chunk))
+            if self._chunks[-1] is not chunk:
+                self._chunks.append(chunk)
+            whole = b"".join(self._chunks)
             self._chunks, self._size = [], 0
-        if end + 1 < len(chunk):
-            raise FramingError(f"it wrote more than one line: {_shown(line)}")
+        lines = whole.split(b"\n")
+        rest = lines.pop()
+        if rest:
+            self._chunks, self._size = [rest], len(rest)
+        return [self._answer(line) for line in lines]
+
+    def _answer(self, line: bytes) -> Answer:
         try:
             found = self._decode(line)
             stdout = _output(found.stdout)
@@ -201,21 +216,29 @@ class _FrameReader:
         self._max_bytes = max_bytes
         self._buffer = bytearray()
 
-    def feed(self, chunk: bytes) -> Answer | None:
+    @property
+    def is_amid(self) -> bool:
+        return bool(self._buffer)
+
+    def feed(self, chunk: bytes) -> list[Answer]:
         buffer = self._buffer
         buffer += chunk
-        if len(buffer) < _LENGTH.size:
-            return None
-        (size,) = _LENGTH.unpack_from(buffer)
-        if size > self._max_bytes + SLACK_BYTES:
-            raise TooMuchError
-        end = _LENGTH.size + size
-        if len(buffer) < end:
-            return None
-        if len(buffer) > end:
-            raise FramingError(f"it wrote more than one frame: {_shown(bytes(buffer[: end + 200]))}")
-        header, feed, stdout = bytes(buffer[_LENGTH.size :]).partition(b"\n")
-        buffer.clear()
+        answers: list[Answer] = []
+        start = 0
+        while len(buffer) - start >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(buffer, start)
+            if size > self._max_bytes + SLACK_BYTES:
+                raise TooMuchError
+            end = start + _LENGTH.size + size
+            if len(buffer) < end:
+                break
+            answers.append(self._answer(bytes(buffer[start + _LENGTH.size : end])))
+            start = end
+        del buffer[:start]
+        return answers
+
+    def _answer(self, frame: bytes) -> Answer:
+        header, feed, stdout = frame.partition(b"\n")
         try:
             found = self._decode(header)
         except msgspec.MsgspecError as error:

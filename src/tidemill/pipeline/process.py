@@ -56,6 +56,10 @@ Done = Callable[[ProcessOutcome], None]
 class TaskExecutor(Protocol):
     """What runs tasks; `executor.Executor` and `resident.ResidentExecutor` are."""
 
+    @property
+    def capacity(self) -> int:
+        """How many tasks it takes at a time."""
+
     def open(self) -> None:
         """Join the running loop."""
 

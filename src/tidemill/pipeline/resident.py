@@ -66,8 +66,11 @@ class ResidentExecutor:
         self._max_stderr_bytes = settings.max_stderr_bytes
         self._framing = framing_of(settings.resident.framing, settings.max_stdout_bytes)
         self._residents: Residents[Job] = Residents(
-            settings.max_executors, settings.resident.recycle_after_tasks, RESTARTS
+            settings.max_executors, settings.resident.recycle_after_tasks, RESTARTS, settings.resident.send_ahead
         )
+        #: How many tasks it takes at a time: those that the copies work on, and those behind them.
+        self.capacity = settings.max_executors * (1 + settings.resident.send_ahead)
+        self._alone = settings.resident.send_ahead > 0
         self._copies: dict[int, Copy] = {}
         self._alive: set[Copy] = set()  # those that are leaving included
         self._jobs: set[Job] = set()
@@ -96,13 +99,14 @@ class ResidentExecutor:
         self, argv: Sequence[str], stdin: bytes, env: Mapping[str, str], timeout_seconds: float, done: Done
     ) -> object:
         """Give a task to a copy, or start a process for another program; see `Executor.start`."""
-        if not argv or argv[0] != self._program:
+        is_other = not argv or argv[0] != self._program
+        if is_other and not self._alone:
             return self._executor.start(argv, stdin, env, timeout_seconds, done)
         job = Job(next(self._numbers), timeout_seconds, done)
         self._jobs.add(job)
         try:
             check_limit(timeout_seconds)
-            _refuse_environment(env)
+            self._refuse_others(is_other, env)
             job.request = self._framing.request(job.number, argv[1:], stdin)
         except Exception as error:  # whatever it is, it concerns this task alone
             refused = ProcessOutcome(None, b"", b"", 0.0, None, ErrorKind.EXIT, f"cannot be started: {error}")
@@ -110,6 +114,12 @@ class ResidentExecutor:
             return job
         self._apply(self._residents.submit(job, time.monotonic()))
         return job
+
+    def _refuse_others(self, is_other: bool, env: Mapping[str, str]) -> None:
+        if is_other:  # there would be as many processes as there may be tasks
+            raise ValueError("with executor.resident.send_ahead no task may name another program")
+        if env:
+            raise ValueError("a resident program has its environment from executor.env, not from its tasks")
 
     def stalled(self) -> str | None:
         """Say that copies end before they answer anything."""
@@ -127,8 +137,13 @@ class ResidentExecutor:
             job.done = None
             self._residents.withdraw(job)
         processes = [run for run in handles if isinstance(run, Run)]
-        processes += [run for job in jobs if job.copy is not None for run in self._given_up(job.copy)]
+        copies = {job.copy for job in jobs if job.copy is not None}
+        processes += [run for copy in copies for run in self._given_up(copy)]
         await self._executor.kill(processes, grace_seconds)
+        # What else they had is nobody's fault, and is done again now that they are gone.
+        for job in [job for copy in copies for job in copy.jobs if job in self._jobs]:
+            job.copy = None
+            self._apply(self._residents.submit(job, time.monotonic()))
 
     async def kill_all(self, grace_seconds: float) -> None:
         """End every task, as `kill` does, and every copy; those without a task may end by themselves first."""
@@ -138,7 +153,7 @@ class ResidentExecutor:
             copy.close_input()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(LEAVE_SECONDS, grace_seconds)):
-                while any(copy.job is None for copy in self._alive):
+                while not all(copy.jobs for copy in self._alive):
                     self._gone.clear()
                     await self._gone.wait()
         for copy in list(self._alive):
@@ -150,7 +165,7 @@ class ResidentExecutor:
         copy.close()
         self._alive.discard(copy)
         self._copies.pop(copy.number, None)
-        self._apply(self._residents.ended(copy.number, Ending.STOPPED, time.monotonic()))
+        self._apply(self._residents.dropped(copy.number, time.monotonic()))
         return [copy.run] if copy.run is not None else []
 
     def close(self) -> None:
@@ -184,36 +199,45 @@ class ResidentExecutor:
 
     def _begin(self, number: int, job: Job) -> None:
         copy = Copy(number, self._framing.reader(), Tail(self._max_stderr_bytes), self._loop)
-        copy.job, job.copy = job, copy
         self._copies[number] = copy
         self._alive.add(copy)
         try:
             theirs = copy.pipes()
         except OSError as error:  # this host has no room now, which is not the task's fault
+            copy.jobs.append(job)
             self._loop.call_soon(self._ended, copy, ProcessOutcome(None, b"", b"", 0.0, None, None, str(error)))
             return
         copy.run = self._executor.attach(self._argv, theirs, lambda outcome: self._ended(copy, outcome))
         for fd in theirs:
             os.close(fd)
-        if copy.run.pid is not None:  # otherwise the executor is about to say why
-            self._loop.add_reader(copy.stdout_fd, self._read, copy)
-            self._loop.add_reader(copy.stderr_fd, copy.read_stderr)
-            self._give(copy, job)
+        if copy.run.pid is None:  # the executor is about to say why
+            copy.jobs.append(job)
+            return
+        self._loop.add_reader(copy.stderr_fd, copy.read_stderr)
+        self._loop.add_reader(copy.stdout_fd, self._read, copy)
+        self._give(copy, job)
 
     def _give(self, copy: Copy, job: Job) -> None:
-        now = time.monotonic()
-        copy.job, job.copy, job.started_at = job, copy, now
+        job.copy = copy
+        copy.jobs.append(job)
         assert copy.run is not None
         try:
             copy.send(job.request)
         except BrokenPipeError:
             self._executor.send_signal(copy.run, signal.SIGKILL)
-            if copy.answered:  # it ended since: the next copy gets the task, which this one never saw
-                copy.job = job.copy = None
+            if copy.answered and len(copy.jobs) == 1:  # it ended while it was idle: this task it never saw
+                copy.jobs.clear()
+                job.copy = None
                 del self._copies[copy.number]
-                self._apply(self._residents.unseen(copy.number, job, now))
+                self._apply(self._residents.unseen(copy.number, time.monotonic()))
                 return
-        self._executor.limit(copy.run, job.timeout_seconds, now)
+        if len(copy.jobs) == 1:
+            self._work(copy, job, time.monotonic())
+
+    def _work(self, copy: Copy, job: Job, now: float) -> None:
+        """Let the clock of a task run that is its copy's first."""
+        job.started_at = now
+        self._executor.limit(copy.run, job.timeout_seconds, now)  # type: ignore[arg-type]  # it has one
 
     def _retire(self, copy: Copy) -> None:
         copy.leaving = True
@@ -246,25 +270,30 @@ class ResidentExecutor:
         return True
 
     def _take(self, copy: Copy, chunk: bytes) -> None:
-        job = copy.job
-        if job is None:
-            raise FramingError(f"it wrote without having a task: {chunk[:200]!r}")
-        answer = copy.reader.feed(chunk)
-        if answer is None:
-            return
-        if answer.id != job.number:
-            raise FramingError(f"it answered request {answer.id} instead of {job.number}")
-        if copy.unsent:
+        answers = copy.reader.feed(chunk)
+        # All are looked at before any is believed: a stray line makes those beside it doubtful.
+        for answer, job in itertools.zip_longest(answers, itertools.islice(copy.jobs, len(answers))):
+            if job is None:
+                raise FramingError(f"it wrote without having a task: {chunk[:200]!r}")
+            if answer.id != job.number:
+                raise FramingError(f"it answered request {answer.id} instead of {job.number}")
+        if copy.reader.is_amid and len(answers) == len(copy.jobs):
+            raise FramingError(f"it wrote without having a task: {chunk[-200:]!r}")
+        if len(copy.unsent) > len(copy.jobs) - len(answers):
             raise FramingError("it answered before it had read all of its request")
-        self._answered(copy, job, answer)
+        for answer in answers:
+            self._answered(copy, answer)
 
-    def _answered(self, copy: Copy, job: Job, answer: Answer) -> None:
+    def _answered(self, copy: Copy, answer: Answer) -> None:
         now = time.monotonic()
-        copy.read_stderr()  # what it wrote before its answer is there by now
+        job = copy.jobs.popleft()
         stderr = copy.stderr.take() + answer.stderr.encode("utf-8", "replace")
-        copy.job, copy.answered = None, True
+        copy.answered = True
         assert copy.run is not None
-        copy.run.deadline = math.inf
+        if copy.jobs:
+            self._work(copy, copy.jobs[0], now)
+        else:
+            copy.run.deadline = math.inf
         kind = None if answer.exit_code == 0 else ErrorKind.EXIT
         outcome = ProcessOutcome(
             answer.exit_code, answer.stdout, stderr, now - job.started_at, copy.run.pid, kind, None
@@ -281,7 +310,7 @@ class ResidentExecutor:
     def _kill(self, copy: Copy) -> None:
         assert copy.run is not None
         self._executor.send_signal(copy.run, signal.SIGKILL)
-        if copy.job is None and self._copies.pop(copy.number, None) is not None:
+        if not copy.jobs and self._copies.pop(copy.number, None) is not None:
             # Told now and not when it is gone, so that it gets no task meanwhile.
             self._apply(self._residents.ended(copy.number, Ending.DIED, time.monotonic()))
 
@@ -297,7 +326,10 @@ class ResidentExecutor:
         stderr = copy.stderr.take()
         if died and not copy.answered:
             self._failed_start(copy, outcome, stderr)
-        job, copy.job = copy.job, None
+        job = copy.jobs.popleft() if copy.jobs else None
+        for behind in copy.jobs:
+            behind.copy = None
+        copy.jobs.clear()
         now = time.monotonic()
         self._apply(self._residents.ended(copy.number, Ending.DIED if died else Ending.STOPPED, now))
         if job is not None:
@@ -322,11 +354,6 @@ class ResidentExecutor:
             done(outcome)
         except Exception as error:  # the caller's: it must not keep other tasks from being told of
             self._loop.call_exception_handler({"message": "the callback of a resident task raised", "exception": error})
-
-
-def _refuse_environment(env: Mapping[str, str]) -> None:
-    if env:
-        raise ValueError("a resident program has its environment from executor.env, not from its tasks")
 
 
 def _without_answer(outcome: ProcessOutcome, copy: Copy, stderr: bytes) -> ProcessOutcome:

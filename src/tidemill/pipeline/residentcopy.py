@@ -71,7 +71,7 @@ class Copy:
     __slots__ = (
         "answered",
         "failure",
-        "job",
+        "jobs",
         "leaving",
         "loop",
         "number",
@@ -91,9 +91,10 @@ class Copy:
         self.stderr = stderr
         self.loop = loop
         self.run: Run | None = None
-        self.job: Job | None = None
+        #: What it has, the one that it works on first.
+        self.jobs: deque[Job] = deque()
         self.stdin_fd = self.stdout_fd = self.stderr_fd = -1
-        self.unsent = memoryview(b"")
+        self.unsent: deque[memoryview] = deque()
         #: It answered at least once.
         self.answered = False
         #: It was retired; what it still says is not read.
@@ -128,24 +129,31 @@ class Copy:
         Raises:
             BrokenPipeError: Nobody reads it.
         """
+        if self.unsent:
+            self.unsent.append(memoryview(request))
+            return
         try:
             written = os.write(self.stdin_fd, request)
         except BlockingIOError:
             written = 0
         if written < len(request):
-            self.unsent = memoryview(request)[written:]
+            self.unsent.append(memoryview(request)[written:])
             self.loop.add_writer(self.stdin_fd, self._drain)
 
     def _drain(self) -> None:
         try:
-            self.unsent = self.unsent[os.write(self.stdin_fd, self.unsent) :]
+            while self.unsent:
+                rest = self.unsent[0][os.write(self.stdin_fd, self.unsent[0]) :]
+                if rest:
+                    self.unsent[0] = rest
+                    return
+                self.unsent.popleft()
         except BlockingIOError:
             return
         except BrokenPipeError:  # its end is told elsewhere; nobody wants the rest
             self.close_input()
             return
-        if not self.unsent:
-            self.loop.remove_writer(self.stdin_fd)
+        self.loop.remove_writer(self.stdin_fd)
 
     def read_stderr(self) -> None:
         """Take what is there now."""
@@ -166,7 +174,7 @@ class Copy:
         if self.stdin_fd >= 0:
             if self.unsent:
                 self.loop.remove_writer(self.stdin_fd)
-                self.unsent = memoryview(b"")
+                self.unsent.clear()
             os.close(self.stdin_fd)
             self.stdin_fd = -1
 

@@ -70,7 +70,7 @@ class TaskPool:
         """Start with an empty queue."""
         self._executor = executor
         self._settings = settings
-        self._slots = settings.max_executors
+        self._slots = executor.capacity
         self._queue: list[tuple[float, int, TaskRun]] = []
         self._order = itertools.count()
         self._running: set[TaskRun] = set()
