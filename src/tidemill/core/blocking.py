@@ -35,7 +35,9 @@ class Usage:
     queued_seconds: float
 
 
-def judge(late_seconds: float, before: Usage, now: Usage, threshold_seconds: float) -> Cause:
+def judge(
+    late_seconds: float, before: Usage, now: Usage, threshold_seconds: float, overslept_seconds: float = 0.0
+) -> Cause:
     """Say why a loop is late that is later than the threshold.
 
     Args:
@@ -43,6 +45,8 @@ def judge(late_seconds: float, before: Usage, now: Usage, threshold_seconds: flo
         before: What its thread had used then.
         now: What it has used.
         threshold_seconds: What somebody may take.
+        overslept_seconds: How much later than it wanted the watching thread itself woke up. A thread that waits for
+            a CPU has its wait counted only once it got one; but then its neighbour waits as well.
 
     Example:
         >>> judge(0.5, Usage(1.0, 0.0), Usage(1.1, 0.4), 0.2)
@@ -50,7 +54,7 @@ def judge(late_seconds: float, before: Usage, now: Usage, threshold_seconds: flo
         >>> judge(0.5, Usage(1.0, 0.0), Usage(1.0, 0.0), 0.2)
         <Cause.WAITING: 'waiting'>
     """
-    own_seconds = late_seconds - (now.queued_seconds - before.queued_seconds)
+    own_seconds = late_seconds - max(now.queued_seconds - before.queued_seconds, overslept_seconds)
     if own_seconds < threshold_seconds:
         return Cause.STARVED
     computed = now.cpu_seconds - before.cpu_seconds

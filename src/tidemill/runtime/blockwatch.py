@@ -100,13 +100,20 @@ class BlockWatch:
 
     def _watch(self) -> None:
         told = 0.0
-        while not self._ended.wait(self._pulse):
+        overslept = 0.0
+        while True:
+            slept_at = time.monotonic()
+            if self._ended.wait(self._pulse):
+                return
+            # All that it overslept since the loop was last seen alive.
+            late_here = max(0.0, time.monotonic() - slept_at - self._pulse)
             since, before = self._beat_at, self._usage
+            overslept = late_here + (overslept if since < slept_at else 0.0)
             late = time.monotonic() - since
             if late < self._threshold + self._pulse or told == since:
                 continue
             frame = sys._current_frames().get(self._ident)
-            cause = judge(late, before, self._read_usage(), self._threshold)
+            cause = judge(late, before, self._read_usage(), self._threshold, overslept)
             block = Block(self._task_name(), cause, late, "" if cause is Cause.STARVED else _stack(frame))
             if since != self._beat_at:
                 continue  # it went on while its stack was taken: that is of something else
