@@ -64,6 +64,32 @@ step() {
     fi
 }
 
+# Run a command beside the next steps; its output is shown when `joined` waits for it. One at a time.
+#   beside "name" command...
+beside() {
+    BESIDE=$1
+    BESIDE_LOG=$(mktemp)
+    shift
+    say "==> beside: $BESIDE (its output comes at the end)"
+    "$@" >"$BESIDE_LOG" 2>&1 &
+    BESIDE_PID=$!
+    trap 'kill "$BESIDE_PID" 2>/dev/null || true; rm -f "$BESIDE_LOG"; exit 130' INT TERM
+}
+
+# Wait for what runs beside, show its output, and note whether it failed.
+joined() {
+    local code=0
+    wait "$BESIDE_PID" || code=$?
+    trap - INT TERM
+    step "$BESIDE" shown "$BESIDE_LOG" "$code"
+    rm -f "$BESIDE_LOG"
+}
+
+shown() {
+    cat "$1"
+    return "$2"
+}
+
 # Say how it went; the exit code of the script.
 verdict() {
     if ((${#FAILED[@]} > 0)); then

@@ -20,6 +20,7 @@ def longest_silence(times: list[float]) -> float:
     return max((b - a for a, b in itertools.pairwise(ordered)), default=0.0)
 
 
+@pytest.mark.alone
 def test_sigkill_of_an_engine_at_full_load_loses_nothing_and_disturbs_nobody(site):
     site.feed(200)
     pipeline = site.start()

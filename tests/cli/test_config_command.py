@@ -61,6 +61,18 @@ def test_show_can_leave_the_defaults_out(tidemill: Run, tmp_path: Path) -> None:
     }
 
 
+def test_show_has_what_only_a_trigger_host_reads_where_it_is_set(tidemill: Run, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("kafka: {source_topic: orders}\n")
+    store = {"TIDEMILL_STORE__URL": "postgresql://me:hunter2@db/tidemill"}
+
+    without = yaml.safe_load(tidemill("config", "show", "c.yaml").stdout)
+    shown = yaml.safe_load(tidemill("config", "show", "c.yaml", env=store).stdout)
+
+    assert not {"store", "triggerer"} & set(without)
+    assert shown["store"] == {"url": "postgresql://***@db/tidemill"}
+    assert "triggerer" not in shown
+
+
 def test_check_says_ok_and_warns_of_a_pipeline_without_sinks(tidemill: Run, tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("sinks: {filesystem: {a: {base_path: out}}}")
 

@@ -42,6 +42,7 @@ def test_the_help_imports_nothing_heavy() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.alone
 def test_the_help_is_there_at_once(tidemill: Run) -> None:
     tidemill("--help")
     times = []

@@ -423,3 +423,22 @@ def test_settings_that_are_still_valid_stay_the_same() -> None:
     settings.executor.max_executors = 9
 
     assert validated(settings) == settings
+
+
+def test_one_file_and_one_environment_are_for_a_trigger_host_too(load: Load) -> None:
+    settings = load(
+        "triggerer: {shared_stream_ack_timeout: 5}",
+        {
+            "TIDEMILL_STORE__URL": "sqlite:////srv/tidemill.db",
+            "TIDEMILL_TRIGGERER__SHARED_STREAM_MAX_OUTSTANDING": "10",
+        },
+    )
+
+    assert settings.store.url == "sqlite:////srv/tidemill.db"
+    assert settings.triggerer.model_dump() == {
+        "shared_stream_subscriber_queue_size": 1024,
+        "shared_stream_ack_timeout": 5.0,
+        "shared_stream_cohort_grace_period": 0.0,
+        "shared_stream_max_outstanding": 10,
+        "block_threshold_seconds": 0.2,
+    }

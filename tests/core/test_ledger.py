@@ -367,3 +367,37 @@ def test_an_entry_tells_what_it_waits_for() -> None:
 def test_members_are_a_bit_mask() -> None:
     with pytest.raises(ValueError, match="bit mask"):
         Ledger[str, int]().open("lane", 1, -1)
+
+
+# -- for those who count their members themselves ----------------------------------------------------------------------
+
+
+def test_one_lane_is_taken_at_a_time_the_one_that_waited_longest_first() -> None:
+    ledger: Ledger[str, int] = Ledger()
+    assert ledger.take() is None
+    for number, lane in enumerate("bab"):
+        ledger.open(lane, number, 0)
+    first = ledger.take()
+    ledger.open("a", 3, 0)
+    second = ledger.take()
+    assert [(one.lane, [e.item for e in one.entries]) for one in (first, second)] == [("b", [0, 2]), ("a", [1, 3])]
+    assert ledger.take() is None
+
+
+def test_an_entry_of_the_caller_is_resolved_when_the_caller_says_so() -> None:
+    ledger: Ledger[str, int] = Ledger()
+    first, second = Entry[str, int](7, 10, 2), Entry[str, int](9, 11, 1)
+    for entry in (first, second):
+        ledger.add("a", entry)
+    second.pending = 0
+    ledger.note_resolved(second)
+    assert ledger.take() is None
+    first.pending = 0
+    ledger.note_resolved(first)
+    batch = ledger.take()
+    assert [entry.position for entry in batch.entries] == [7, 9]
+    ledger.abandon("a")
+    ledger.note_resolved(first)
+    assert ledger.take() is None
+    with pytest.raises(TypeError):
+        ledger.add([], first)  # type: ignore[arg-type]

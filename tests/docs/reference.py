@@ -16,7 +16,7 @@ HEAD = """# Configuration
 
 One YAML file (the argument, or what `TIDEMILL_CONFIG` names) with overrides from the environment:
 `TIDEMILL_KAFKA__BROKERS=host:9092` sets `kafka.brokers`. An unknown key is an error that names its place and the
-nearest known key. Secrets are masked wherever configuration is shown. `tidemill config show` prints all of it with
+nearest known key. Secrets are masked wherever configuration is shown. `tidemill config show` prints what applies, with
 values.
 
 ```yaml

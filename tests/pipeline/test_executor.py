@@ -428,6 +428,7 @@ async def test_kill_ends_only_the_runs_it_is_given(executor: Executor) -> None:
     assert told == []
 
 
+@pytest.mark.alone
 async def test_two_kills_at_once_wait_only_for_their_own(executor: Executor) -> None:
     def start(script: str) -> Run:
         return executor.start(("sh", "-c", script), b"", {}, 60.0, lambda outcome: None)

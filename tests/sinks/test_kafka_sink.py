@@ -198,6 +198,7 @@ async def test_closing_gives_up_what_the_broker_never_confirmed(own_kafka: Calla
             await sending
 
 
+@pytest.mark.alone
 async def test_a_payload_is_confirmed_within_milliseconds(embedded_kafka: EmbeddedBroker) -> None:
     topic = embedded_kafka.create_topic(unique_name("fast"))
     sink = make_sink(embedded_kafka.bootstrap, topic)

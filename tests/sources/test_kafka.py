@@ -269,6 +269,7 @@ async def test_a_full_buffer_pauses_its_partition_and_loses_nothing(place, monke
     assert place.lines() == Counter(str(n) for n in range(4000))
 
 
+@pytest.mark.alone
 async def test_a_source_that_was_full_goes_on_at_once_when_there_is_room(place, monkeypatch):
     """The client alone takes about half a second; without the request that wakes it this median is 0.4 s or more."""
     monkeypatch.setattr("tidemill.sources.kafka.BUFFER_MESSAGES", 50)

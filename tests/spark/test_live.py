@@ -143,6 +143,7 @@ def test_slot_0_is_ready_before_the_others_begin(running: Callable[..., Running]
     assert lines == [f"begin {first}", f"end {first}", f"begin {second}", f"end {second}"]
 
 
+@pytest.mark.alone
 def test_a_killed_engine_is_replaced_and_what_it_did_still_counts(running: Callable[..., Running]) -> None:
     run = running(2)
     until(lambda: run.works(0) and run.works(1))

@@ -11,6 +11,9 @@ from tidemill.cli.reporting import reporting
 
 app = typer.Typer(help="Check and show configuration.", no_args_is_help=True)
 
+#: Sections that mean nothing to a pipeline, whose configuration this mostly is.
+_HOST_SECTIONS = ("store", "triggerer")
+
 ConfigPath = Annotated[
     Path | None, typer.Argument(metavar="[CONFIG]", help="The YAML file; default: what TIDEMILL_CONFIG names.")
 ]
@@ -33,7 +36,10 @@ def show(
     config: ConfigPath = None,
     changed: Annotated[bool, typer.Option("--changed", help="Only what differs from the defaults.")] = False,
 ) -> None:
-    """Show the whole configuration as it applies, defaults included; secrets are masked."""
+    """Show the whole configuration as it applies, defaults included; secrets are masked.
+
+    What only a trigger host reads (store, triggerer) is shown where it is set.
+    """
     with reporting():
         import yaml
 
@@ -42,6 +48,10 @@ def show(
 
         settings = load_settings(config)
         values = redact(settings.model_dump(mode="json", exclude_defaults=changed))
+        set_here = settings.model_dump(include=set(_HOST_SECTIONS), exclude_defaults=True)
+        for name in _HOST_SECTIONS:
+            if name not in set_here:
+                values.pop(name, None)
         typer.echo(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), nl=False)
 
 

@@ -10,9 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -22,8 +20,9 @@ from pydantic import (
 )
 
 from tidemill.config.kafka_names import check_group, check_topic, check_topic_or_empty, refuse_owned
+from tidemill.config.section import NonEmpty, Section
+from tidemill.config.triggerer_settings import StoreSettings, TriggererSettings
 
-NonEmpty = Annotated[str, Field(min_length=1)]
 Topic = Annotated[str, AfterValidator(check_topic)]
 Group = Annotated[str, AfterValidator(check_group)]
 
@@ -58,20 +57,6 @@ def _sink_client_config(value: dict[str, Any]) -> dict[str, Any]:
 
 def _upper(value: object) -> object:
     return value.upper() if isinstance(value, str) else value
-
-
-class Section(BaseModel):
-    """A section refuses keys that it does not know, and values of another type ("5" is not 5)."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=False,
-        validate_assignment=True,
-        strict=True,
-        allow_inf_nan=False,
-        # Wherever such an error ends up, a password must not be in it.
-        hide_input_in_errors=True,
-    )
 
 
 class KafkaSettings(Section):
@@ -305,7 +290,7 @@ class CacheSettings(Section):
 
 
 class Settings(Section):
-    """Everything a pipeline can be told."""
+    """Everything that can be told, to a pipeline and to a trigger host: one file may be for both."""
 
     kafka: KafkaSettings = Field(default_factory=KafkaSettings)
     executor: ExecutorSettings = Field(default_factory=ExecutorSettings)
@@ -315,6 +300,8 @@ class Settings(Section):
     spark: SparkSettings = Field(default_factory=SparkSettings)
     history: HistorySettings = Field(default_factory=HistorySettings)
     cache: CacheSettings = Field(default_factory=CacheSettings)
+    store: StoreSettings = Field(default_factory=StoreSettings)
+    triggerer: TriggererSettings = Field(default_factory=TriggererSettings)
     worker_name_env: NonEmpty = Field(
         "WORKER_ID", description="The variable with this worker's name; without it, the name of the host."
     )

@@ -13,7 +13,11 @@ Invariants:
 5. An entry that nobody accepted is not clean.
 
 Positions rise per ledger and are never used again: a redelivery is a new entry. Memory is O(outstanding).
-`open`, `resolve` are O(1); `ready` and `settle` cost only what they return or drop.
+`open`, `resolve` are O(1); `ready`, `take` and `settle` cost only what they return or drop.
+
+Who counts its members in its own way brings its own kind of entry (`add`), changes `pending` itself and tells when
+nothing is pending any more (`note_resolved`): to the ledger only "zero or not" matters. `core.stream_group` does so,
+because a thousand subscribers make masks of a thousand bits.
 """
 
 from __future__ import annotations
@@ -49,13 +53,15 @@ class Entry(Generic[LaneT, ItemT]):
         acked: The members that accepted it, as a bit mask; so are `failed` and `rejected`.
         failed: The members that failed on it.
         rejected: The members that refused it.
+        line: The outstanding entries of its lane.
     """
 
-    __slots__ = ("_line", "acked", "failed", "item", "pending", "position", "rejected")
+    __slots__ = ("acked", "failed", "item", "line", "pending", "position", "rejected")
 
-    def __init__(self, line: _Line[LaneT, ItemT], position: int, item: ItemT, members: int) -> None:
+    line: Line[LaneT, ItemT]
+
+    def __init__(self, position: int, item: ItemT, members: int) -> None:
         """Start without any resolution."""
-        self._line = line
         self.position = position
         self.item = item
         self.pending = members
@@ -66,7 +72,7 @@ class Entry(Generic[LaneT, ItemT]):
     @property
     def lane(self) -> LaneT:
         """The lane it is in."""
-        return self._line.lane
+        return self.line.lane
 
     @property
     def resolved(self) -> bool:
@@ -93,7 +99,7 @@ class Batch(Generic[LaneT, ItemT]):
 
     __slots__ = ("_line", "entries")
 
-    def __init__(self, line: _Line[LaneT, ItemT], entries: Sequence[Entry[LaneT, ItemT]]) -> None:
+    def __init__(self, line: Line[LaneT, ItemT], entries: Sequence[Entry[LaneT, ItemT]]) -> None:
         """Take the entries as they are."""
         self._line = line
         self.entries = entries
@@ -104,7 +110,7 @@ class Batch(Generic[LaneT, ItemT]):
         return self._line.lane
 
 
-class _Line(Generic[LaneT, ItemT]):
+class Line(Generic[LaneT, ItemT]):
     """The outstanding entries of one lane, from its first entry until it is empty or abandoned."""
 
     __slots__ = ("abandoned", "entries", "in_flight", "lane")
@@ -130,15 +136,17 @@ class Ledger(Generic[LaneT, ItemT]):
         [10, 11]
     """
 
-    __slots__ = ("_lines", "_position", "_ready", "_total")
+    __slots__ = ("_position", "_ready", "lines", "total")
 
     def __init__(self) -> None:
         """Start without lanes."""
-        self._lines: dict[LaneT, _Line[LaneT, ItemT]] = {}
+        #: The lanes that have entries. For those who `add` so often that the call matters, and write out its body.
+        self.lines: dict[LaneT, Line[LaneT, ItemT]] = {}
         # Lanes with a resolved head and nothing in flight, in the order in which they became so.
-        self._ready: dict[LaneT, _Line[LaneT, ItemT]] = {}
+        self._ready: dict[LaneT, Line[LaneT, ItemT]] = {}
         self._position = 0
-        self._total = 0
+        #: How many entries of all lanes are not settled; only the ledger changes it.
+        self.total = 0
 
     def open(self, lane: LaneT, item: ItemT, members: int = 1) -> Entry[LaneT, ItemT]:
         """Append an entry to a lane.
@@ -153,17 +161,32 @@ class Ledger(Generic[LaneT, ItemT]):
         """
         if members < 0:
             raise ValueError(f"members must be a bit mask, not {members}")
-        line = self._lines.get(lane)
-        if line is None:
-            line = self._lines[lane] = _Line(lane)
         self._position = position = self._position + 1
-        self._total += 1
-        entry = Entry(line, position, item, members)
+        entry: Entry[LaneT, ItemT] = Entry(position, item, members)
+        self.add(lane, entry)
+        return entry
+
+    def add(self, lane: LaneT, entry: Entry[LaneT, ItemT]) -> None:
+        """Append an entry that the caller made; its positions are the caller's.
+
+        Args:
+            lane: Where; a lane exists while it has entries.
+            entry: One that is in no ledger.
+
+        Raises:
+            TypeError: The lane is not hashable; nothing was changed.
+        """
+        line = entry.line = self.lines.get(lane) or self.start_line(lane)
+        self.total += 1
         entries = line.entries
         entries.append(entry)
-        if not members and entries[0] is entry:
+        if not entry.pending and entries[0] is entry:
             self._ready[lane] = line
-        return entry
+
+    def start_line(self, lane: LaneT) -> Line[LaneT, ItemT]:
+        """Begin a lane that has no entries; one must follow."""
+        line = self.lines[lane] = Line(lane)
+        return line
 
     def resolve(self, entry: Entry[LaneT, ItemT], outcome: Outcome = _ACKED, member: int = 1) -> None:
         """Note how a member dealt with an entry.
@@ -176,7 +199,7 @@ class Ledger(Generic[LaneT, ItemT]):
             outcome: How it went.
             member: The member's bit, or the bits of several.
         """
-        line = entry._line
+        line = entry.line
         new = entry.pending & member
         if not new or line.abandoned:
             return
@@ -191,22 +214,37 @@ class Ledger(Generic[LaneT, ItemT]):
         if not entry.pending and line.entries[0] is entry:
             self._ready[line.lane] = line
 
+    def note_resolved(self, entry: Entry[LaneT, ItemT]) -> None:
+        """Take notice that the caller brought `pending` of an entry to zero, which it may do once."""
+        line = entry.line
+        if not line.abandoned and line.entries[0] is entry:
+            self._ready[line.lane] = line
+
     def ready(self) -> list[Batch[LaneT, ItemT]]:
         """Take the contiguous resolved prefix of every lane that has one and nothing in flight.
 
         Each batch is in flight from now until `settle`, `retry` or `abandon`.
         """
-        batches = []
-        for line in self._ready.values():
-            prefix = []
-            for entry in line.entries:
-                if entry.pending:
-                    break
-                prefix.append(entry)
-            line.in_flight = batch = Batch(line, prefix)
-            batches.append(batch)
+        batches = [self._prefix(line) for line in self._ready.values()]
         self._ready.clear()
         return batches
+
+    def take(self) -> Batch[LaneT, ItemT] | None:
+        """Take the contiguous resolved prefix of one lane, the one that has waited longest, as `ready` does of all."""
+        for lane, line in self._ready.items():
+            del self._ready[lane]
+            return self._prefix(line)
+        return None
+
+    @staticmethod
+    def _prefix(line: Line[LaneT, ItemT]) -> Batch[LaneT, ItemT]:
+        prefix = []
+        for entry in line.entries:
+            if entry.pending:
+                break
+            prefix.append(entry)
+        line.in_flight = batch = Batch(line, prefix)
+        return batch
 
     def settle(self, batch: Batch[LaneT, ItemT]) -> None:
         """Drop the entries of a batch that was advanced; a batch that is not in flight changes nothing."""
@@ -217,9 +255,9 @@ class Ledger(Generic[LaneT, ItemT]):
         entries = line.entries
         for _ in batch.entries:
             entries.popleft()
-        self._total -= len(batch.entries)
+        self.total -= len(batch.entries)
         if not entries:
-            del self._lines[line.lane]
+            del self.lines[line.lane]
         elif not entries[0].pending:
             self._ready[line.lane] = line
 
@@ -232,30 +270,25 @@ class Ledger(Generic[LaneT, ItemT]):
 
     def abandon(self, lane: LaneT) -> None:
         """Give a lane up: its entries are closed, its batch in flight counts no more."""
-        line = self._lines.pop(lane, None)
+        line = self.lines.pop(lane, None)
         if line is None:
             return
         self._ready.pop(lane, None)
-        self._total -= len(line.entries)
+        self.total -= len(line.entries)
         line.abandoned = True
         line.in_flight = None
         line.entries.clear()
 
     def outstanding(self, lane: LaneT) -> int:
         """Return how many entries of a lane are not settled."""
-        line = self._lines.get(lane)
+        line = self.lines.get(lane)
         return 0 if line is None else len(line.entries)
-
-    @property
-    def total(self) -> int:
-        """How many entries of all lanes are not settled."""
-        return self._total
 
     def head(self, lane: LaneT) -> Entry[LaneT, ItemT] | None:
         """Return the first entry of a lane that is not settled; unresolved, it is what the lane waits for."""
-        line = self._lines.get(lane)
+        line = self.lines.get(lane)
         return None if line is None else line.entries[0]
 
     def lanes(self) -> Iterator[LaneT]:
         """Yield the lanes that have entries."""
-        return iter(self._lines)
+        return iter(self.lines)

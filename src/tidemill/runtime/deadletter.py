@@ -49,6 +49,8 @@ class LetterKind(enum.StrEnum):
     HOOK = "hook"
     DELIVERY = "delivery"
     OVERSIZE = "oversize"
+    REJECTED = "rejected"
+    FAILED = "failed"
 
 
 class Blob(msgspec.Struct, omit_defaults=True):

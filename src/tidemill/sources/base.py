@@ -82,3 +82,13 @@ class Source(Protocol):
 
     async def close(self, *, leave: bool) -> None:
         """Disconnect; with `leave`, give the partitions to others at once instead of keeping them reserved."""
+
+
+class NotedSource(Source, Protocol):
+    """A source that keeps a short text beside each committed offset, for whoever reads the partition next."""
+
+    def note(self, partition: TopicPartition, text: str) -> None:
+        """Keep a text beside the offsets of a partition that are committed from now on; '' keeps none."""
+
+    def noted(self, partition: TopicPartition) -> str:
+        """Return the text that was beside the committed offset when the partition was assigned, '' without one."""

@@ -76,6 +76,9 @@ class KafkaSource:
         self._commands: deque[Callable[[], None]] = deque()
         self._to_commit: dict[TopicPartition, int] = {}
         self._commit_in_flight = False
+        self._notes: dict[TopicPartition, str] = {}
+        self._noted: dict[TopicPartition, str] = {}
+        self._takes_notes = True
         self._fetching = True
         self._leave: bool | None = None
         self._lag: dict[TopicPartition, int] = {}
@@ -113,6 +116,14 @@ class KafkaSource:
         """Hand offsets to the thread; those not yet sent are replaced by later ones."""
         owned = [(tp, self._told.get(tp), offset) for tp, offset in offsets.items()]
         self._commands.append(lambda: self._note_commits(owned))
+
+    def note(self, partition: TopicPartition, text: str) -> None:
+        """Keep a text beside the offsets of the partition that are committed from now on."""
+        self._notes[partition] = text
+
+    def noted(self, partition: TopicPartition) -> str:
+        """Return the text beside the offset from which the partition was assigned."""
+        return self._noted.get(partition, "")
 
     def stop_fetching(self) -> None:
         """Let the thread pause everything and drop what it has."""
@@ -305,7 +316,7 @@ class KafkaSource:
             return
         offsets, self._to_commit = self._to_commit, {}
         try:
-            self._consumer.commit(offsets=_positions(offsets), asynchronous=True)
+            self._consumer.commit(offsets=self._positions(offsets), asynchronous=True)
             self._commit_in_flight = True
         except ck.KafkaException as error:
             self._commit_ended(offsets, error.args[0])
@@ -326,6 +337,8 @@ class KafkaSource:
             self._tell(self._events.on_committed, offsets, CommitStatus.FENCED)
             self._fence(error.str())
             return
+        if code == ck.KafkaError.OFFSET_METADATA_TOO_LARGE:
+            self._takes_notes = False
         if code not in _AGAIN:
             limited(log, 10.0).warning("a commit failed and is tried again", error=error.str())
         self._tell(self._events.on_committed, offsets, CommitStatus.AGAIN)
@@ -393,10 +406,13 @@ class KafkaSource:
 
     def _on_assign(self, consumer: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
         committed: dict[TopicPartition, int] = {}
+        for position in partitions:
+            self._noted.pop((position.topic, position.partition), None)
         if partitions:
             try:
                 for position in consumer.committed(partitions, timeout=10.0):
                     committed[position.topic, position.partition] = position.offset if position.error is None else -1
+                    self._noted[position.topic, position.partition] = position.metadata or ""
             except ck.KafkaException as error:
                 log.warning("committed offsets are not known; gaps cannot be told", error=str(error))
         buffers = {tp: Buffer(tp, committed.get(tp, -1)) for tp in _names(partitions)}
@@ -422,7 +438,7 @@ class KafkaSource:
         try:
             offsets = work.result(self._drain_seconds + 10.0)
             if offsets:
-                consumer.commit(offsets=_positions(offsets), asynchronous=False)
+                consumer.commit(offsets=self._positions(offsets), asynchronous=False)
         except ck.KafkaException as error:
             log.warning(
                 "the last commit of revoked partitions failed; their work will be done again",
@@ -445,13 +461,13 @@ class KafkaSource:
             self._buffers.pop(tp, None)
             self._to_commit.pop(tp, None)
 
+    def _positions(self, offsets: Mapping[TopicPartition, int]) -> list[ck.TopicPartition]:
+        notes = self._notes if self._takes_notes else {}
+        return [ck.TopicPartition(*tp, offset, notes.get(tp, "")) for tp, offset in offsets.items()]
+
 
 def _names(partitions: Sequence[ck.TopicPartition]) -> list[TopicPartition]:
     return [(p.topic, p.partition) for p in partitions]
-
-
-def _positions(offsets: Mapping[TopicPartition, int]) -> list[ck.TopicPartition]:
-    return [ck.TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
 
 
 def _headers(headers: Any) -> tuple[Header, ...]:

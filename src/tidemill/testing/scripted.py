@@ -42,6 +42,8 @@ class ScriptedSource:
         self.hold_commits = False
         self._held: list[dict[TopicPartition, int]] = []
         self.left: bool | None = None
+        #: The last text kept beside a partition's offsets, and what `noted` tells at its next assignment.
+        self.notes: dict[TopicPartition, str] = {}
         for message in messages:
             self._buffers.setdefault((message.topic, message.partition), deque()).append(message)
 
@@ -77,6 +79,14 @@ class ScriptedSource:
         self._held.append(dict(offsets))
         if not self.hold_commits:
             self.answer()
+
+    def note(self, partition: TopicPartition, text: str) -> None:
+        """Keep a text beside the partition's offsets."""
+        self.notes[partition] = text
+
+    def noted(self, partition: TopicPartition) -> str:
+        """Return the text that was kept."""
+        return self.notes.get(partition, "")
 
     def answer(self) -> None:
         """Answer every commit that was held."""

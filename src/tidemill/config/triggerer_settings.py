@@ -1,0 +1,39 @@
+"""The sections that a trigger host reads, and no pipeline: where events are stored, and how streams are shared."""
+
+from __future__ import annotations
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from tidemill.config.section import Section
+
+
+class StoreSettings(Section):
+    """The database of triggers and their events."""
+
+    url: str = Field(
+        "",
+        description="sqlite:///file.db, sqlite:////absolute/file.db or postgresql://user:password@host/name; "
+        "'' means tidemill.db beside the list of triggers.",
+    )
+
+
+class TriggererSettings(Section):
+    """How a trigger host shares streams, and when it complains."""
+
+    shared_stream_subscriber_queue_size: PositiveInt = Field(
+        1024, description="Events that may wait for one subscriber; with more of them it fails, alone."
+    )
+    shared_stream_ack_timeout: PositiveFloat = Field(
+        300.0, description="Seconds a subscriber may take with an event, until what it derived is stored."
+    )
+    shared_stream_cohort_grace_period: NonNegativeFloat = Field(
+        0.0, description="Seconds a new stream waits for more subscribers before it is polled."
+    )
+    shared_stream_max_outstanding: PositiveInt = Field(
+        1000,
+        description="Unresolved events of a stream beyond which it is not polled; below the queue size, so that a "
+        "backlog waits instead of overflowing slow subscribers.",
+    )
+    block_threshold_seconds: PositiveFloat = Field(
+        0.2, description="A trigger that blocks the event loop for longer is named, with its stack."
+    )

@@ -1,0 +1,106 @@
+"""The numbers that stand for what subscribers derived from events, until it is confirmed as stored.
+
+One `Bindings` serves all groups of a manager. Its two verbs are called for every trigger event, which is why they are
+written flat, why whose a number is stands in a list and not in a dict, and why the common case, a number that is
+confirmed while its subscriber is still on the event, leaves no trace on the event.
+
+Invariants:
+1. A number is given once.
+2. An event is not resolved while a number bound to it is neither confirmed nor given up.
+3. Unknown, repeated and late numbers change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import Any, Final
+
+from tidemill.core.stream_members import Member
+
+#: Shorter lists of owners are not worth a look at their beginning.
+_TRIM_FROM: Final = 1024
+
+
+class Bindings:
+    """Numbers, and whose they are.
+
+    Attributes:
+        members: The members of each group, by key and name. A key that is not here binds nothing.
+    """
+
+    __slots__ = ("_done", "_first", "_last", "_owners", "members")
+
+    def __init__(self) -> None:
+        """Start with number 1."""
+        self._last = 0
+        # Whose the numbers from `_first` on are; None once confirmed or given up. The first `_done` are None.
+        self._owners: list[Member[Any, Any, Any] | None] = []
+        self._first = 1
+        self._done = 0
+        self.members: dict[Hashable, dict[Hashable, Member[Any, Any, Any]]] = {}
+
+    def bind_pending_event(self, *, trigger_id: Hashable, key: Hashable) -> int | None:
+        """Let the raw event that a trigger is on wait until what it has just yielded is stored.
+
+        Call it as soon as the trigger event was taken from the filter, before anything is awaited.
+
+        Returns:
+            The number for `confirm_persisted`; None when there is nothing to wait: the key is unknown or its stream
+            is not acknowledged, or the trigger is on no event, has rejected it or has failed.
+        """
+        try:
+            member = self.members[key][trigger_id]
+        except KeyError:
+            return None
+        if member.window is None:
+            return None
+        self._last = seq = self._last + 1
+        self._owners.append(member)
+        if member.newest:
+            member.carry()
+        member.newest = seq
+        return seq
+
+    def confirm_persisted(self, seqs: Iterable[int]) -> None:
+        """Note that trigger events are stored, durably.
+
+        Args:
+            seqs: Numbers of any groups, consumed once; unknown and repeated ones change nothing.
+        """
+        owners, first = self._owners, self._first
+        for seq in seqs:
+            index = seq - first
+            if index < 0:
+                continue
+            try:
+                member = owners[index]
+            except IndexError:
+                continue
+            if member is not None:
+                owners[index] = None
+                if member.newest == seq:
+                    # It is still on the event, which cannot be resolved before it moves.
+                    member.newest = 0
+                else:
+                    sent = member.carried.pop(seq)
+                    sent.pending -= 1
+                    if not sent.pending:
+                        member.ledger.note_resolved(sent)
+                        member.home.note_resolved()
+
+    def give_up(self, seq: int) -> None:
+        """Forget whose a number is that has not been confirmed."""
+        self._owners[seq - self._first] = None
+
+    def trim(self) -> int:
+        """Free what the oldest numbers took, if they are done; return for how many numbers room is taken."""
+        owners, done, size = self._owners, self._done, len(self._owners)
+        if size >= _TRIM_FROM:
+            while done < size and owners[done] is None:
+                done += 1
+            if done * 2 > size:
+                del owners[:done]
+                self._first += done
+                done = 0
+            self._done = done
+        return len(owners)

@@ -1,0 +1,143 @@
+"""Conditions on JSON documents, written as JSON themselves, so that a list of triggers can hold them.
+
+A condition maps paths into a document to what is expected there; it holds if all of them do. A path is names (and
+indexes of arrays) with dots; '' is the whole document. What is expected is a value, which has to be equal, or a mapping
+of comparisons:
+
+    {"type": "order", "total": {"ge": 100}, "customer.country": {"in": ["NZ", "AU"]}, "test": {"exists": False}}
+
+Invariants: values are compared as JSON values (true is not 1, 1 is 1.0); order is among numbers or among texts,
+anything else is in no order; what is not there equals nothing, and only `ne` and `exists: false` hold for it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+
+class _Missing:
+    """What is found where nothing is."""
+
+
+_MISSING: Final = _Missing()
+
+_ORDER: Final[Mapping[str, Callable[[float | str, float | str], bool]]] = {
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "lt": operator.lt,
+    "le": operator.le,
+}
+#: All comparisons, in the order in which a message names them.
+COMPARISONS: Final = ("eq", "ne", *_ORDER, "in", "exists")
+
+
+@dataclass(frozen=True, slots=True)
+class _Test:
+    path: tuple[str, ...]
+    comparison: str
+    expected: object
+
+    def holds(self, document: object) -> bool:
+        found = _find(document, self.path)
+        if self.comparison == "exists":
+            return (found is not _MISSING) is self.expected
+        if self.comparison == "ne":
+            return not same(found, self.expected)
+        if self.comparison == "in":
+            assert isinstance(self.expected, Sequence)
+            return any(same(found, one) for one in self.expected)
+        if self.comparison == "eq":
+            return same(found, self.expected)
+        return _ordered(_ORDER[self.comparison], found, self.expected)
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A condition; made by `parse_condition`."""
+
+    tests: tuple[_Test, ...]
+
+    def holds(self, document: object) -> bool:
+        """Tell whether a document, as it comes out of a JSON parser, is as expected everywhere.
+
+        Example:
+            >>> parse_condition({"items.0.price": {"lt": 5}}).holds({"items": [{"price": 4.5}]})
+            True
+        """
+        return all(test.holds(document) for test in self.tests)
+
+
+def parse_condition(where: Mapping[str, object]) -> Condition:
+    """Return a condition.
+
+    Args:
+        where: What is expected, by path.
+
+    Raises:
+        TypeError: It is no mapping of texts, or a comparison has an operand that it cannot take.
+        ValueError: A comparison is unknown.
+    """
+    if not isinstance(where, Mapping) or not all(isinstance(path, str) for path in where):
+        raise TypeError(f"a condition maps paths to what is expected there, got {type(where).__name__}")
+    tests: list[_Test] = []
+    for path, expected in where.items():
+        steps = tuple(path.split(".")) if path else ()
+        if isinstance(expected, Mapping):
+            tests += [_parse_test(path, steps, str(name), operand) for name, operand in expected.items()]
+        else:
+            tests.append(_Test(steps, "eq", expected))
+    return Condition(tuple(tests))
+
+
+def same(one: object, other: object) -> bool:
+    """Tell whether two JSON values are the same.
+
+    Example:
+        >>> same(1, 1.0), same(1, True), same([{"a": 1}], [{"a": 1}])
+        (True, False, True)
+    """
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+def _parse_test(path: str, steps: tuple[str, ...], comparison: str, operand: object) -> _Test:
+    if comparison not in COMPARISONS:
+        raise ValueError(
+            f"{path!r} is compared by {comparison!r}, which is none of {', '.join(COMPARISONS)}; to expect an object, "
+            f"write {{eq: {{...}}}}"
+        )
+    if comparison == "in" and not isinstance(operand, list):
+        raise TypeError(f"{path!r}: `in` takes a list of values, got {type(operand).__name__}")
+    if comparison == "exists" and not isinstance(operand, bool):
+        raise TypeError(f"{path!r}: `exists` takes true or false, got {type(operand).__name__}")
+    if comparison in _ORDER and (isinstance(operand, bool) or not isinstance(operand, int | float | str)):
+        raise TypeError(f"{path!r}: `{comparison}` takes a number or a text, got {type(operand).__name__}")
+    return _Test(steps, comparison, operand)
+
+
+def _find(document: object, path: tuple[str, ...]) -> object:
+    found = document
+    for step in path:
+        if isinstance(found, Mapping):
+            found = found.get(step, _MISSING)
+        elif isinstance(found, list) and step.isascii() and step.isdigit() and int(step) < len(found):
+            found = found[int(step)]
+        else:
+            return _MISSING
+    return found
+
+
+def _ordered(compare: Callable[[float | str, float | str], bool], found: object, expected: object) -> bool:
+    if isinstance(found, str) and isinstance(expected, str):
+        return compare(found, expected)
+    if isinstance(found, int | float) and isinstance(expected, int | float) and not isinstance(found, bool):
+        return compare(found, expected)
+    return False

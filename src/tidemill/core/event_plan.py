@@ -1,0 +1,159 @@
+"""What becomes of trigger events in one transaction: their numbers, duplicates, and what is refused.
+
+Pure: what the database says of the triggers (locked) and of known identities comes in, rows to insert and counters
+to write come out.
+
+Invariants:
+- Events of a trigger are numbered from 0 without gaps, in order, whoever stores them: a takeover continues.
+- An identity is stored once per trigger; later ones are told the number of the first.
+- Nothing is stored for a trigger that is unknown, or that another process has claimed since (an old token).
+- A plan that was committed although nobody heard of it is recognised, so that trying again stores nothing twice.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class NewEvent(NamedTuple):
+    """An event that is to be stored.
+
+    Attributes:
+        trigger_id: The trigger's number in the store.
+        token: The ownership token of the claim under which it fired.
+        payload: JSON text.
+        identity: What tells it apart from others of this trigger; None: nothing does.
+        created_us: When it fired, in UTC microseconds since the epoch.
+    """
+
+    trigger_id: int
+    token: int
+    payload: str
+    identity: str | None
+    created_us: int
+
+
+class Counter(NamedTuple):
+    """What a trigger's row says: the number of its next event, and the token of its owner."""
+
+    next_index: int
+    token: int
+
+
+class EventRow(NamedTuple):
+    """A row to insert."""
+
+    trigger_id: int
+    sequence_index: int
+    identity: str | None
+    payload: str
+    created_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The event is stored, durably, with this number within its trigger."""
+
+    sequence_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """An event with the same identity has been stored already, with this number."""
+
+    sequence_index: int
+
+
+class Refusal(enum.Enum):
+    """Why an event is not stored, and never will be."""
+
+    UNKNOWN_TRIGGER = "the store does not know the trigger"
+    FENCED = "another process has claimed the trigger"
+    CONTENT = "the database refuses the content"
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The event is not stored, and never will be.
+
+    Attributes:
+        reason: Why.
+        detail: What the database said, if it did.
+    """
+
+    reason: Refusal
+    detail: str = ""
+
+
+Outcome = Stored | Duplicate | Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one transaction does.
+
+    Attributes:
+        rows: To insert.
+        outcomes: One per event, in their order; true once the transaction is committed.
+        counters: The new counter of each trigger that gets a row.
+    """
+
+    rows: list[EventRow]
+    outcomes: list[Outcome]
+    counters: dict[int, Counter]
+
+    def landed(self, counters: Mapping[int, Counter]) -> bool:
+        """Tell from the triggers' rows, read anew, whether this plan was committed.
+
+        Only the owner of a token moves a counter, one plan at a time, and a plan is committed as a whole: one
+        counter of the same token tells it for all.
+        """
+        for trigger_id, after in self.counters.items():
+            now = counters.get(trigger_id)
+            if now is not None and now.token == after.token:
+                return now.next_index >= after.next_index
+        return False
+
+
+def make_plan(
+    events: Iterable[NewEvent], counters: Mapping[int, Counter], known: Mapping[tuple[int, str], int]
+) -> Plan:
+    """Number events, and tell duplicates and strangers apart.
+
+    Args:
+        events: In the order in which they fired.
+        counters: The rows of their triggers, locked; a trigger that is not there is unknown.
+        known: The numbers of those (trigger, identity) among the events that are stored already.
+
+    Example:
+        >>> event = NewEvent(7, 1, '"x"', "a", 0)
+        >>> make_plan([event, event], {7: Counter(3, 1)}, {}).outcomes
+        [Stored(sequence_index=3), Duplicate(sequence_index=3)]
+    """
+    next_index = {trigger_id: counter.next_index for trigger_id, counter in counters.items()}
+    seen = dict(known)
+    rows: list[EventRow] = []
+    outcomes: list[Outcome] = []
+    for event in events:
+        trigger_id, token, payload, identity, created_us = event
+        counter = counters.get(trigger_id)
+        if counter is None:
+            outcomes.append(Refused(Refusal.UNKNOWN_TRIGGER))
+            continue
+        if counter.token != token:
+            outcomes.append(Refused(Refusal.FENCED))
+            continue
+        if identity is not None:
+            first = seen.setdefault((trigger_id, identity), next_index[trigger_id])
+            if first != next_index[trigger_id]:
+                outcomes.append(Duplicate(first))
+                continue
+        index = next_index[trigger_id]
+        next_index[trigger_id] = index + 1
+        rows.append(EventRow(trigger_id, index, identity, payload, created_us))
+        outcomes.append(Stored(index))
+    moved = {row.trigger_id for row in rows}
+    return Plan(rows, outcomes, {i: Counter(next_index[i], counters[i].token) for i in moved})

@@ -1,0 +1,239 @@
+"""Group commit: which items are written together, when, and what waits while the database cannot be reached.
+
+Theory of operation. Items are added one by one and leave in batches, one batch at a time. A batch leaves when its
+oldest item has waited for the linger, never because of their number; while one is being written, the next gathers.
+A batch that could not be written stays the same batch and is tried again after a back-off, as long as it takes: an
+outage fails nothing. A batch whose content the database refuses is halved until the culprit is alone.
+
+Invariants:
+- Every item leaves in order, and is in exactly one batch that is committed, or is handed back refused.
+- At most one batch is in flight; nothing overtakes a batch that is tried again.
+- With the database at rest, an item is due within the linger of its arrival.
+- `standing` is DOWN from the first failure, or from a write that takes too long, until the database answers.
+
+The shell calls `take` at `due` and after each answer, and tells it the answer to each batch.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from tidemill.core.errors import InvariantError
+from tidemill.core.retry import Backoff
+
+T = TypeVar("T")
+
+
+class Standing(enum.Enum):
+    """What producers are told.
+
+    OPEN: go on. FULL: what waits has reached its bound, so pull nothing more; deadlines go on. DOWN: the database
+    cannot be reached, so pull nothing more, and let deadlines stand still.
+    """
+
+    OPEN = "open"
+    FULL = "full"
+    DOWN = "down"
+
+
+@dataclass(frozen=True, slots=True)
+class CommitLimits:
+    """When to write, how much at once, and how much may wait.
+
+    Attributes:
+        linger_seconds: How long the oldest item waits for others; with the time of its transaction's start it has to
+            stay below 20 ms, so it is half of that.
+        max_batch_count: Most items of one transaction; only a backlog has more, and leaves in several.
+        max_batch_bytes: Most bytes of one transaction, but for a single item that is larger.
+        high_count: Items in hand from which the standing is FULL.
+        low_count: Items in hand down to which it stays so.
+        high_bytes: Likewise in bytes; the low mark is half of it.
+        stall_seconds: A write that takes longer counts as an outage until it is answered.
+        backoff: The waits between attempts.
+    """
+
+    linger_seconds: float = 0.01
+    max_batch_count: int = 5_000
+    max_batch_bytes: int = 8 * 1024 * 1024
+    high_count: int = 20_000
+    low_count: int = 10_000
+    high_bytes: int = 64 * 1024 * 1024
+    stall_seconds: float = 1.0
+    backoff: Backoff = Backoff(0.1, 2.0)  # noqa: RUF009 - a frozen value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch(Generic[T]):
+    """What one transaction writes; the same object each time it is tried.
+
+    Attributes:
+        items: In order of arrival; never empty.
+        size_bytes: The bytes of all items.
+    """
+
+    items: list[tuple[T, int]]
+    size_bytes: int
+
+
+class GroupCommit(Generic[T]):
+    """What waits to be written by one process.
+
+    Args:
+        limits: When and how much.
+
+    Example:
+        >>> commits = GroupCommit[str](CommitLimits(linger_seconds=0.01))
+        >>> commits.add("event", 5, now=0.0)
+        >>> commits.take(now=0.005), commits.due
+        (None, 0.01)
+        >>> [item for item, _ in commits.take(now=0.01).items]
+        ['event']
+    """
+
+    __slots__ = (
+        "_again",
+        "_draining",
+        "_failures",
+        "_flying",
+        "_flying_since",
+        "_full",
+        "_limits",
+        "_not_before",
+        "_size_bytes",
+        "_stalled",
+        "_total",
+        "_waiting",
+    )
+
+    def __init__(self, limits: CommitLimits) -> None:
+        """Start with nothing in hand."""
+        self._limits = limits
+        self._waiting: deque[tuple[T, int, float]] = deque()
+        self._again: deque[Batch[T]] = deque()
+        self._flying: Batch[T] | None = None
+        self._flying_since = 0.0
+        self._stalled = False
+        self._failures = 0
+        self._not_before = 0.0
+        self._full = False
+        self._draining = False
+        self._total = 0
+        self._size_bytes = 0
+
+    @property
+    def pending(self) -> int:
+        """How many items are neither committed nor handed back."""
+        return self._total
+
+    @property
+    def pending_bytes(self) -> int:
+        """Their bytes."""
+        return self._size_bytes
+
+    @property
+    def standing(self) -> Standing:
+        """What producers are to be told."""
+        if self._failures or self._stalled:
+            return Standing.DOWN
+        return Standing.FULL if self._full else Standing.OPEN
+
+    @property
+    def due(self) -> float | None:
+        """When `take` has something to do; None: not before an item is added or a batch is answered."""
+        if self._flying is not None:
+            return None if self._stalled else self._flying_since + self._limits.stall_seconds
+        if self._again:
+            return self._not_before
+        if not self._waiting:
+            return None
+        arrived = self._waiting[0][2]
+        return arrived if self._draining else arrived + self._limits.linger_seconds
+
+    def add(self, item: T, size_bytes: int, now: float) -> None:
+        """Put an item last."""
+        self._waiting.append((item, size_bytes, now))
+        self._total += 1
+        self._size_bytes += size_bytes
+        if self._total >= self._limits.high_count or self._size_bytes >= self._limits.high_bytes:
+            self._full = True
+
+    def drain(self) -> None:
+        """Let nothing linger any more: it is to end."""
+        self._draining = True
+
+    def take(self, now: float) -> Batch[T] | None:
+        """Return the batch that is to be written now, if there is one; it then is in flight."""
+        due = self.due
+        if due is None or now < due:
+            return None
+        if self._flying is not None:
+            self._stalled = True
+            return None
+        self._flying = self._again.popleft() if self._again else self._cut()
+        self._flying_since = now
+        return self._flying
+
+    def committed(self) -> None:
+        """Note that the batch in flight is stored, durably."""
+        batch = self._landed()
+        self._failures = 0
+        self._forget(batch)
+
+    def unreachable(self, now: float, bits: int) -> None:
+        """Note that the batch in flight could not be written, or that nobody knows; it is tried again.
+
+        Args:
+            now: The time.
+            bits: 32 random bits for the back-off.
+        """
+        batch = self._landed()
+        self._failures += 1
+        self._not_before = now + self._limits.backoff.delay(self._failures, bits)
+        self._again.appendleft(batch)
+
+    def refused(self, now: float) -> Batch[T] | None:
+        """Note that the database refuses what is in the batch in flight, and would again.
+
+        Returns:
+            The batch if it is down to one item, which is given up; None if its halves are tried.
+        """
+        batch = self._landed()
+        # It answered, so it can be reached.
+        self._failures = 0
+        self._not_before = now
+        if len(batch.items) == 1:
+            self._forget(batch)
+            return batch
+        middle = len(batch.items) // 2
+        for half in (batch.items[middle:], batch.items[:middle]):
+            self._again.appendleft(Batch(half, sum(size for _, size in half)))
+        return None
+
+    def _landed(self) -> Batch[T]:
+        if self._flying is None:
+            raise InvariantError("an answer came for a batch, and none is in flight")
+        batch, self._flying = self._flying, None
+        self._stalled = False
+        return batch
+
+    def _forget(self, batch: Batch[T]) -> None:
+        self._total -= len(batch.items)
+        self._size_bytes -= batch.size_bytes
+        if self._total <= self._limits.low_count and self._size_bytes <= self._limits.high_bytes // 2:
+            self._full = False
+
+    def _cut(self) -> Batch[T]:
+        waiting, limits = self._waiting, self._limits
+        items: list[tuple[T, int]] = []
+        total_bytes = 0
+        while waiting and len(items) < limits.max_batch_count:
+            item, size_bytes, _ = waiting[0]
+            if items and total_bytes + size_bytes > limits.max_batch_bytes:
+                break
+            waiting.popleft()
+            items.append((item, size_bytes))
+            total_bytes += size_bytes
+        return Batch(items, total_bytes)

@@ -1,0 +1,88 @@
+"""The lowest of many keys that only rise: who is last, without looking at everybody.
+
+Nobody reports that a key rose. What the heap says of a member is a lower bound, set right only when that member comes
+to the top: a member costs something only when it was last, at most once per rise.
+
+Invariants:
+1. A recorded key is never above the true one.
+2. Members without a key fall out when they come to the top, and are swept out when they are more than half.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+MemberT = TypeVar("MemberT", bound=Hashable)
+
+#: Fewer members than this are not worth a sweep.
+_SWEEP_FROM = 16
+
+
+class Lowest(Generic[MemberT]):
+    """Members by a key that only rises.
+
+    Args:
+        key: Returns a member's key as it is now, or None when the member is out for good or for now.
+
+    Example:
+        >>> keys = {"a": 3, "b": 1}
+        >>> lowest = Lowest(keys.get)
+        >>> lowest.add("a"), lowest.add("b")
+        (None, None)
+        >>> keys["b"] = 7
+        >>> lowest.top()
+        'a'
+    """
+
+    __slots__ = ("_heap", "_key", "_out", "_serial", "members")
+
+    def __init__(self, key: Callable[[MemberT], int | None]) -> None:
+        """Start empty."""
+        self._key = key
+        self._heap: list[tuple[int, int, MemberT]] = []
+        self._serial = 0
+        self._out = 0
+        #: Who is in it; some may have no key any more.
+        self.members: set[MemberT] = set()
+
+    def add(self, member: MemberT) -> None:
+        """Add a member that has a key; one that is in it already, or has none, changes nothing."""
+        key = self._key(member)
+        if key is not None and member not in self.members:
+            self.members.add(member)
+            self._serial += 1
+            heapq.heappush(self._heap, (key, self._serial, member))
+
+    def top(self) -> MemberT | None:
+        """Return the member with the lowest key, the first that came among equals; None when there is nobody."""
+        heap = self._heap
+        while heap:
+            recorded, serial, member = heap[0]
+            key = self._key(member)
+            if key is None:
+                heapq.heappop(heap)
+                self.members.discard(member)
+            elif key > recorded:
+                heapq.heapreplace(heap, (key, serial, member))
+            else:
+                return member
+        return None
+
+    def drop_top(self) -> None:
+        """Take out the member that `top` has just returned."""
+        self.members.discard(heapq.heappop(self._heap)[2])
+
+    def bound(self) -> int | None:
+        """Return a number that no key is below, without looking at anybody; None when there is nobody."""
+        return self._heap[0][0] if self._heap else None
+
+    def note_out(self) -> None:
+        """Take notice that a member has no key any more, so that those are swept out in time."""
+        self._out += 1
+        if self._out > _SWEEP_FROM and self._out * 2 > len(self._heap):
+            self._out = 0
+            self._heap = [line for line in self._heap if self._key(line[2]) is not None]
+            heapq.heapify(self._heap)
+            self.members = {member for _, _, member in self._heap}

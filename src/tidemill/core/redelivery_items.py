@@ -1,0 +1,122 @@
+"""What goes into the redelivery machine and comes out of it; see `redelivery`."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from tidemill.core.retry import Backoff
+
+LaneT = TypeVar("LaneT", bound=Hashable)
+HeldT = TypeVar("HeldT")
+
+
+@dataclass(frozen=True, slots=True)
+class RedeliveryLimits:
+    """How long and how often.
+
+    Attributes:
+        max_redeliveries: Deliveries after the first one; a failure of the last one is dead-lettered.
+        backoff: How long an offset waits after each failure.
+        wait_seconds: How long whoever failed may take to come back.
+        max_open: Admitted offsets of one lane that are not done.
+        max_open_bytes: What those of all lanes may hold together.
+    """
+
+    max_redeliveries: int = 5
+    backoff: Backoff = field(default_factory=lambda: Backoff(0.5, 30.0))
+    wait_seconds: float = 60.0
+    max_open: int = 10_000
+    max_open_bytes: int = 64 * 1024 * 1024
+
+
+class Verdict(enum.Enum):
+    """How a delivery ended."""
+
+    CLEAN = "clean"
+    FAILED = "failed"
+    REJECTED = "rejected"
+    UNSEEN = "unseen"
+
+
+def verdict(acked: int, failed: int, rejected: int) -> Verdict:
+    """Return what so many subscribers make of an event; a reject outweighs a failure.
+
+    Example:
+        >>> verdict(acked=2, failed=1, rejected=0)
+        <Verdict.FAILED: 'failed'>
+    """
+    if rejected:
+        return Verdict.REJECTED
+    if failed:
+        return Verdict.FAILED
+    return Verdict.CLEAN if acked else Verdict.UNSEEN
+
+
+class Skip(enum.Enum):
+    """Why an offset is not delivered."""
+
+    CLEAN = "was done before the lane was assigned"
+    STALE = "is behind what was read"
+    FOREIGN = "its lane is not assigned"
+
+
+class Delivery(Generic[LaneT, HeldT]):
+    """One offset on its way to the subscribers. Read it; only `Redelivery` makes one.
+
+    Attributes:
+        lane: Where it came from.
+        offset: Its place there.
+        held: What is given to the subscribers.
+        size_bytes: What it holds of the budget.
+        number: Rises with every delivery, redeliveries included.
+        failures: How often the offset failed before.
+        unseen: How often in a row nobody looked at it.
+        resolved: Whether it ended.
+    """
+
+    __slots__ = ("failures", "held", "lane", "number", "offset", "resolved", "size_bytes", "unseen")
+
+    def __init__(
+        self, lane: LaneT, offset: int, held: HeldT, size_bytes: int, number: int, failures: int, unseen: int = 0
+    ) -> None:
+        """Take everything as it is."""
+        self.lane = lane
+        self.offset = offset
+        self.held = held
+        self.size_bytes = size_bytes
+        self.number = number
+        self.failures = failures
+        self.unseen = unseen
+        self.resolved = False
+
+    def __repr__(self) -> str:
+        """Show what matters while debugging."""
+        return f"<Delivery {self.number} of {self.lane!r} at {self.offset}, failed {self.failures} times>"
+
+
+@dataclass(frozen=True, slots=True)
+class Commit(Generic[LaneT]):
+    """What to commit of a lane.
+
+    Attributes:
+        lane: Which.
+        floor: The first offset that is not done.
+        clean: Done above it, as [start, end), in order.
+        failures: How often offsets from the floor on have failed.
+    """
+
+    lane: LaneT
+    floor: int
+    clean: tuple[tuple[int, int], ...]
+    failures: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue(Generic[LaneT, HeldT]):
+    """An offset that cannot be given again: `missing` did not come back; nobody came at all when it is empty."""
+
+    delivery: Delivery[LaneT, HeldT]
+    missing: frozenset[Hashable]

@@ -1,0 +1,147 @@
+"""Who takes part in a shared stream with acknowledgement, and what is known of each: the values of `core.stream_group`.
+
+An event knows how much it waits for and how its members dealt with it, in numbers; a member knows the event it is on
+and what it has derived that is not confirmed. There is no object per event and member. Only `StreamGroup` changes them,
+but for `Member.window`, which its shell sets to each event that it hands out.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from tidemill.core.fanout import Reader
+from tidemill.core.ledger import Entry, Ledger
+from tidemill.core.lowest import Lowest
+
+LaneT = TypeVar("LaneT", bound=Hashable)
+EventT = TypeVar("EventT")
+PayloadT = TypeVar("PayloadT")
+
+
+class Cause(enum.Enum):
+    """Why a member was forced to fail."""
+
+    OVERFLOW = "overflow"
+    TIMEOUT = "timeout"
+
+
+class Refusal(enum.Enum):
+    """What became of a reject."""
+
+    REJECTED = "rejected"
+    REJECTED_BEFORE = "rejected before"
+    NO_WINDOW = "no window"
+
+
+class Sent(Entry[LaneT, PayloadT], Generic[LaneT, PayloadT, EventT]):
+    """An event that was fanned out. `item` is what its producer wants back.
+
+    Attributes:
+        at: When, in seconds of the caller's clock.
+        event: What the members read.
+        pending: How many things it waits for: the crowd as one, and each number bound to it.
+        acked: The members that neither failed on it nor rejected it: once it is resolved, those that acked it.
+        failed: How many members failed on it.
+        rejected: How many members rejected it.
+    """
+
+    __slots__ = ("at", "event")
+
+    def __init__(self, position: int, event: EventT, item: PayloadT, members: int, at: float) -> None:
+        """Wait for the crowd, if there is one."""
+        self.position = position
+        self.event = event
+        self.item = item
+        self.acked = members
+        self.pending = 1 if members else 0
+        self.failed = 0
+        self.rejected = 0
+        self.at = at
+
+
+class Home(Protocol):
+    """What a group belongs to outside of the core."""
+
+    def note_resolved(self) -> None:
+        """Take notice that there may be something to take."""
+
+
+class Member(Reader[Sent[LaneT, PayloadT, EventT]], Generic[LaneT, PayloadT, EventT]):
+    """A subscriber in a group that acknowledges.
+
+    Attributes:
+        home: What its group belongs to.
+        ledger: Where the events of its group are.
+        holders: Those of its group for whom something is unconfirmed, or was.
+        window: The event that it is on. The shell sets it to what it took from `unread`, after `carry` if `newest`.
+        refused: The event it rejected last, until it has nothing more to take at once.
+        newest: The number bound to the window that is not confirmed; of several the newest; 0: there is none.
+        carried: The other numbers bound to it that are not confirmed, oldest first, and their events, which wait.
+    """
+
+    __slots__ = ("carried", "holders", "home", "ledger", "newest", "refused", "window")
+
+    def __init__(
+        self,
+        name: Hashable,
+        home: Home,
+        ledger: Ledger[LaneT, PayloadT],
+        holders: Lowest[Member[LaneT, PayloadT, EventT]],
+    ) -> None:
+        """Be on no event."""
+        super().__init__(name)
+        self.home = home
+        self.ledger = ledger
+        self.holders = holders
+        self.window: Sent[LaneT, PayloadT, EventT] | None = None
+        self.refused: Sent[LaneT, PayloadT, EventT] | None = None
+        self.newest = 0
+        self.carried: dict[int, Sent[LaneT, PayloadT, EventT]] = {}
+
+    @property
+    def moved(self) -> int:
+        """The position of the first event that it has not moved past."""
+        return self.position if self.window is None else self.window.position
+
+    def next_held(self) -> Sent[LaneT, PayloadT, EventT] | None:
+        """Return the first event that it has not moved past; None when there is none."""
+        return self.window or next(self.rest(), None)
+
+    def carry(self) -> None:
+        """Let the window wait for `newest`, which needs no record while the member is on it: the crowd waits anyway."""
+        if self.newest and self.window is not None:
+            self.carried[self.newest] = self.window
+            self.window.pending += 1
+            self.newest = 0
+            self.holders.add(self)
+
+
+class Forced(NamedTuple, Generic[LaneT, PayloadT, EventT]):
+    """A member that was forced to fail."""
+
+    member: Member[LaneT, PayloadT, EventT]
+    cause: Cause
+    position: int
+    """The event that was too late or too many."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaneReport(Generic[LaneT]):
+    """What a lane waits for.
+
+    Attributes:
+        lane: Which.
+        outstanding: How many events of it are not advanced.
+        head: The position of the first of them.
+        since: When that was fanned out.
+        holders: Who holds it; empty when it is resolved and waits for, or is in, an advance.
+    """
+
+    lane: LaneT
+    outstanding: int
+    head: int
+    since: float
+    holders: tuple[Hashable, ...]

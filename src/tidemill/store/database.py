@@ -1,0 +1,78 @@
+"""What every database of the store can do, and how its failures are told apart.
+
+Invariants: `write` returns only what is committed, durably; work is a function over a connection, called inside one
+transaction, and called once. A `RemoteError` that is retryable says nothing about whether a commit took place: the
+answer may have been lost. One that is not retryable means that the database refuses the content.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from tidemill.config.redaction import redact_text
+from tidemill.core.errors import RemoteError
+
+T = TypeVar("T")
+
+#: Classes of SQLSTATE that blame the content: data exceptions, constraints, a row that is too large for its limits.
+_CONTENT_CLASSES = frozenset({"22", "23", "54"})
+_SQLITE_CONTENT = (sqlite3.DataError, sqlite3.IntegrityError, OverflowError)
+_TEXT_LIMIT = 2_000
+
+
+class Database(Protocol):
+    """An open store."""
+
+    @property
+    def label(self) -> str:
+        """What messages call it; no secrets."""
+        ...
+
+    async def write(self, work: Callable[[Connection], T]) -> T:
+        """Return what the work returned, once its transaction is committed.
+
+        Raises:
+            RemoteError: The database failed.
+        """
+        ...
+
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        """Return what the work returned; it changes nothing.
+
+        Raises:
+            RemoteError: The database failed.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Wait for what is going on, and let go."""
+        ...
+
+
+def as_remote_error(label: str, error: BaseException) -> RemoteError:
+    """Return what a driver's error means to the store.
+
+    Args:
+        label: What the database is called.
+        error: From SQLAlchemy, a driver or the network.
+    """
+    cause: BaseException = error
+    if isinstance(error, DBAPIError) and error.orig is not None:
+        # The driver's own text: SQLAlchemy adds the statement and its parameters, which are users' data.
+        cause = error.orig
+    text = redact_text(f"{type(cause).__name__}: {cause}"[:_TEXT_LIMIT])
+    if _blames_content(cause):
+        return RemoteError(f"the store {label} refuses what was given to it: {text}", retryable=False)
+    return RemoteError(f"the store {label} cannot be reached or does not work: {text}")
+
+
+def _blames_content(cause: BaseException) -> bool:
+    state = getattr(cause, "sqlstate", None)
+    if isinstance(state, str):
+        return state[:2] in _CONTENT_CLASSES
+    return isinstance(cause, _SQLITE_CONTENT)

@@ -1,0 +1,292 @@
+"""Stores the events of many triggers in few transactions: the shell around `core.group_commit`.
+
+A trigger host is given three things of an `EventStore` and needs no others: `add` as its `persist` callable,
+`wait_open` to wait before it pulls the next event, and `on_standing`, which tells it when deadlines have to stand
+still. Decides nothing; one asyncio task writes one batch at a time.
+
+Invariants: `done` is called once per event, in order, on the loop, and only when it is known what became of the
+event; with `Stored` or `Duplicate` the event is on the disk. While the database cannot be reached nothing is called,
+and nothing is failed. An event whose `done` was not called before the end was not confirmed, though it may be stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import structlog
+from sqlalchemy import Connection
+
+from tidemill.core.errors import InvariantError, RemoteError
+from tidemill.core.event_plan import NewEvent, Outcome, Plan, Refusal, Refused
+from tidemill.core.group_commit import Batch, CommitLimits, GroupCommit, Standing
+from tidemill.core.retry import JITTER_BITS
+from tidemill.runtime.log import limited
+from tidemill.store.database import Database
+from tidemill.store.queries.events import store_events
+
+log = structlog.get_logger(__name__)
+
+Done = Callable[[Outcome], None]
+
+#: PostgreSQL's indexes take 2,704 bytes; with less than half of it an identity is never the one that does not fit.
+MAX_IDENTITY_BYTES = 1_024
+#: What an event costs in memory beyond its payload, about.
+_EVENT_BYTES = 200
+#: An outage is logged once in so many seconds.
+_LOG_SECONDS = 10.0
+
+
+class _Entry(NamedTuple):
+    event: NewEvent
+    done: Done
+
+
+class EventStore:
+    """Stores events by group commit.
+
+    Args:
+        database: Where to.
+        on_standing: Called on the loop whenever the standing changes.
+        limits: When to write, and how much may wait.
+
+    Example:
+        >>> async def host(database, tokens):
+        ...     events = EventStore(database)
+        ...     events.own(tokens)
+        ...     events.start()
+        ...     events.add(1, '{"n": 1}', None, print)
+        ...     await events.close(5.0)
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        on_standing: Callable[[Standing], None] | None = None,
+        limits: CommitLimits | None = None,
+    ) -> None:
+        """Start with nothing in hand, without a task."""
+        self._database = database
+        self._on_standing = on_standing
+        self._machine: GroupCommit[_Entry] = GroupCommit(limits or CommitLimits())
+        self._tokens: dict[int, int] = {}
+        self._told = Standing.OPEN
+        self._down_since = 0.0
+        self._open = asyncio.Event()
+        self._open.set()
+        self._idle: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._empty: asyncio.Future[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        # What the last attempt at this batch would have done; nobody knows whether it did.
+        self._tried: tuple[Batch[_Entry], Plan] | None = None
+
+    @property
+    def standing(self) -> Standing:
+        """What producers are to do."""
+        return self._machine.standing
+
+    @property
+    def pending(self) -> int:
+        """Events whose `done` was not called yet."""
+        return self._machine.pending
+
+    def start(self) -> None:
+        """Start writing, in the running loop."""
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(self._run(), name="store events")
+
+    def own(self, tokens: Mapping[int, int]) -> None:
+        """Note the tokens under which triggers were claimed (`claim_triggers`); only these can add events."""
+        self._tokens.update(tokens)
+
+    def disown(self, trigger_id: int) -> None:
+        """Forget a trigger that is not run here any more; events that it added are stored still."""
+        self._tokens.pop(trigger_id, None)
+
+    def add(self, trigger_id: int, payload: str, identity: str | None, done: Done) -> None:
+        """Take an event; it is written with others within 20 ms, if the database is at rest.
+
+        Never waits and never refuses because of what waits already: the caller looks at `wait_open` before it
+        makes the next event.
+
+        Args:
+            trigger_id: A trigger that is owned.
+            payload: JSON text.
+            identity: What makes it one with a repeated event of this trigger; None: nothing does.
+            done: Called once on the loop with what became of it.
+
+        Raises:
+            ValueError: No database takes such a text, or the identity is too long. Nothing was added.
+            InvariantError: The trigger is not owned.
+        """
+        token = self._tokens.get(trigger_id)
+        if token is None:
+            raise InvariantError(f"an event of trigger {trigger_id} came, and this process has not claimed it")
+        if not payload.isascii() or "\0" in payload:
+            _check_text("payload", payload)
+        if identity is not None:
+            _check_identity(identity)
+        event = NewEvent(trigger_id, token, payload, identity, time.time_ns() // 1000)
+        self._machine.add(_Entry(event, done), len(payload) + _EVENT_BYTES, self._loop.time())
+        if self._idle is not None and self._timer is None:
+            self._wake_up()
+        if self._machine.standing is not self._told:
+            self._tell()
+
+    async def wait_open(self) -> None:
+        """Wait until the next event may be made: the database can be reached, and not too much waits for it."""
+        await self._open.wait()
+
+    async def settled(self) -> None:
+        """Wait until `done` was called for all that was added; as long as an outage takes."""
+        while self._machine.pending:
+            if self._empty is None:
+                self._empty = self._loop.create_future()
+            await asyncio.shield(self._empty)
+
+    async def close(self, timeout_seconds: float) -> int:
+        """Write what waits, then stop; the database stays open.
+
+        Args:
+            timeout_seconds: How long that may take.
+
+        Returns:
+            How many events were left unconfirmed.
+        """
+        task, self._task = self._task, None
+        if task is not None:
+            self._machine.drain()
+            self._wake_up()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_seconds):
+                    await self.settled()
+            task.cancel()
+            await asyncio.wait([task])
+        return self._machine.pending
+
+    # -- the task ---------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            batch = self._machine.take(self._loop.time())
+            if batch is None:
+                await self._sleep()
+            else:
+                await self._write(batch)
+                self._tell()
+
+    async def _sleep(self) -> None:
+        due = self._machine.due
+        self._idle = self._loop.create_future()
+        self._timer = self._loop.call_at(due, self._wake_up) if due is not None else None
+        try:
+            await self._idle
+        finally:
+            self._idle = None
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def _wake_up(self) -> None:
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+
+    async def _write(self, batch: Batch[_Entry]) -> None:
+        stalled = self._loop.call_at(self._machine.due or 0.0, self._look)
+        try:
+            plan = await self._database.write(lambda connection: self._store(connection, batch))
+        except RemoteError as error:
+            self._failed(error)
+        except Exception as error:  # of our own; the events are kept, and a person reads of it
+            limited(log, _LOG_SECONDS).error("events cannot be stored", exc_info=True)
+            self._failed(RemoteError(f"{type(error).__name__}: {error}"))
+        else:
+            self._tried = None
+            self._machine.committed()
+            for (entry, _), outcome in zip(batch.items, plan.outcomes, strict=True):
+                _call(entry.done, outcome)
+            self._settle()
+        finally:
+            stalled.cancel()
+
+    def _store(self, connection: Connection, batch: Batch[_Entry]) -> Plan:
+        """Run on whatever thread the database uses; nothing else touches `_tried` meanwhile."""
+        tried = self._tried
+        earlier = tried[1] if tried is not None and tried[0] is batch else None
+        plan = store_events(connection, [entry.event for entry, _ in batch.items], earlier)
+        self._tried = (batch, plan)
+        return plan
+
+    def _failed(self, error: RemoteError) -> None:
+        now = self._loop.time()
+        if error.retryable:
+            self._machine.unreachable(now, random.getrandbits(JITTER_BITS))
+            limited(log, _LOG_SECONDS).warning(
+                "the store cannot be written; events wait", events=self._machine.pending, error=str(error)
+            )
+            return
+        alone = self._machine.refused(now)
+        if alone is not None:
+            for entry, _ in alone.items:
+                _call(entry.done, Refused(Refusal.CONTENT, str(error)))
+            self._settle()
+
+    def _settle(self) -> None:
+        if self._empty is not None and not self._machine.pending:
+            self._empty.set_result(None)
+            self._empty = None
+
+    def _look(self) -> None:
+        """Note that a write is not answered."""
+        self._machine.take(self._loop.time())
+        if self._machine.standing is Standing.DOWN:
+            limited(log, _LOG_SECONDS).warning("the store does not answer; events wait", events=self._machine.pending)
+        self._tell()
+
+    def _tell(self) -> None:
+        before, standing = self._told, self._machine.standing
+        if standing is before:
+            return
+        self._told = standing
+        if standing is Standing.OPEN:
+            self._open.set()
+        else:
+            self._open.clear()
+        if standing is Standing.DOWN:
+            self._down_since = self._loop.time()
+        elif before is Standing.DOWN:
+            seconds = round(self._loop.time() - self._down_since, 3)
+            log.info("the store can be written again", after_seconds=seconds)
+        if self._on_standing is not None:
+            self._on_standing(standing)
+
+
+def _call(done: Done, outcome: Outcome) -> None:
+    try:
+        done(outcome)
+    except Exception:
+        # One that raises must not keep the others from being told.
+        log.exception("the confirmation of an event failed; this is a fault of tidemill")
+
+
+def _check_text(what: str, text: str) -> None:
+    if "\0" in text:
+        raise ValueError(f"the {what} of an event has a NUL character, which databases refuse; JSON escapes it")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the {what} of an event is no Unicode text: {error}") from None
+
+
+def _check_identity(identity: str) -> None:
+    if not identity.isascii() or "\0" in identity:
+        _check_text("identity", identity)
+    if len(identity.encode()) > MAX_IDENTITY_BYTES:
+        raise ValueError(
+            f"the identity of an event has {len(identity.encode())} bytes, {MAX_IDENTITY_BYTES} are allowed; "
+            "use a digest of it"
+        )

@@ -1,0 +1,65 @@
+"""One writing process per SQLite file: a lock beside it that the kernel releases.
+
+SQLite itself would let two hosts write in turn; both would then run the same triggers. The lock ends with the
+process, however that ends: it is never stale, and a file that is left behind means nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from tidemill.core.errors import ConfigError
+
+
+class StoreInUseError(ConfigError):
+    """Another process writes to this store."""
+
+
+class StoreLock:
+    """The right to write to a SQLite file.
+
+    Args:
+        path: The database file; links are followed, so that two names of one file are one lock.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Name the lock; nothing is taken yet."""
+        self._database = path
+        self.path = Path(f"{path.resolve()}.lock")
+        self._fd: int | None = None
+
+    def acquire(self) -> None:
+        """Take the lock, or say who has it.
+
+        Raises:
+            StoreInUseError: Another process holds it.
+            ConfigError: The lock's file cannot be used.
+        """
+        try:
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise ConfigError(
+                f"the store {self._database} cannot be used: {self.path}: {error.strerror}; "
+                "set store.url to a file in a folder that this user can write to"
+            ) from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(fd, 32).decode("ascii", "replace").strip() or "unknown"
+            os.close(fd)
+            raise StoreInUseError(
+                f"the store {self._database} is written by process {holder}, and one process may write to a SQLite "
+                "file; stop that process, give this one a file of its own (store.url), or use PostgreSQL"
+            ) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        self._fd = fd
+
+    def release(self) -> None:
+        """Give the lock back; without effect if it is not held."""
+        if self._fd is not None:
+            # The file stays: removing it would let two later processes lock two different files of one name.
+            os.close(self._fd)
+            self._fd = None

@@ -1,0 +1,83 @@
+"""Brings a database to the tables that this program knows, when a store is opened.
+
+Invariants: an upgrade is one transaction, whole or not at all; of processes that start at once one upgrades and the
+others wait for it; a database that is up to date is only read, without importing alembic; one that a newer tidemill
+has upgraded is refused.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlalchemy import Connection, inspect, text
+
+from tidemill.core.errors import ConfigError
+from tidemill.store.batches import dialect_of
+from tidemill.store.tables import HEAD, VERSION_TABLE
+
+MIGRATIONS = Path(__file__).parent / "migrations"
+#: Any number that no other program takes for its advisory lock: "tidemill" in ASCII.
+_LOCK_KEY = int.from_bytes(b"tidemill", "big")
+
+
+def revision_of(connection: Connection) -> str | None:
+    """Return the revision of a database; None: it has no tables of ours."""
+    if not inspect(connection).has_table(VERSION_TABLE):
+        return None
+    found = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()  # noqa: S608 - a constant
+    return str(found) if found is not None else None
+
+
+def upgrade(connection: Connection) -> None:
+    """Bring the database to the newest revision.
+
+    Args:
+        connection: In a transaction; on SQLite an immediate one.
+
+    Raises:
+        ConfigError: A newer tidemill has upgraded it.
+    """
+    if revision_of(connection) == HEAD:
+        return
+    if dialect_of(connection) == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK_KEY})
+        if revision_of(connection) == HEAD:
+            return
+    _run_alembic(connection)
+
+
+def check_readable(connection: Connection, label: str) -> None:
+    """Make sure that the tables are those that this program reads.
+
+    Raises:
+        ConfigError: There are none, or others.
+    """
+    found = revision_of(connection)
+    if found is None:
+        raise ConfigError(f"the store {label} has no tables; `tidemill triggers run` makes them")
+    if found != HEAD:
+        raise ConfigError(
+            f"the store {label} has revision {found} and this tidemill reads {HEAD}; use the same version of tidemill "
+            "here and where it is written"
+        )
+
+
+def _run_alembic(connection: Connection) -> None:
+    from alembic import command
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
+    from alembic.util import CommandError
+
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    found = revision_of(connection)
+    if found is not None:
+        try:
+            ScriptDirectory.from_config(config).get_revision(found)
+        except CommandError:
+            raise ConfigError(
+                f"the store has revision {found}, which this tidemill does not know (its own is {HEAD}): a newer one "
+                "has upgraded it; update tidemill here"
+            ) from None
+    command.upgrade(config, "head")

@@ -1,0 +1,14 @@
+"""How alembic runs here: over the connection, and in the transaction, of whoever opens the store."""
+
+from alembic import context
+
+from tidemill.store.tables import VERSION_TABLE, metadata
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=metadata,
+    version_table=VERSION_TABLE,
+    render_as_batch=True,
+)
+with context.begin_transaction():
+    context.run_migrations()

@@ -1,0 +1,1 @@
+"""One revision per file, in order."""

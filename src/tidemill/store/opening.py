@@ -1,0 +1,91 @@
+"""Opens the store that a URL names.
+
+`sqlite:///relative.db`, `sqlite:////absolute.db` or `postgresql://user:password@host/name`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote
+
+from tidemill.config.redaction import redact_text
+from tidemill.core.errors import ConfigError
+from tidemill.store.database import Database
+
+_SQLITE = re.compile(r"sqlite(?:\+\w+)?:///(?P<path>[^?#]+)\Z")
+_POSTGRES = re.compile(r"postgres(?:ql)?(?:\+\w+)?(?P<rest>://.*)\Z", re.DOTALL)
+DEFAULT_NAME = "tidemill.db"
+
+
+def store_url(configured: str, folder: Path) -> str:
+    """Return the URL to open.
+
+    Args:
+        configured: `store.url`; empty: a SQLite file in the folder.
+        folder: Where the list of triggers is.
+
+    Example:
+        >>> store_url("", Path("/srv"))
+        'sqlite:////srv/tidemill.db'
+    """
+    return configured or f"sqlite:///{(folder / DEFAULT_NAME).absolute()}"
+
+
+async def open_store(url: str) -> Database:
+    """Open a store for writing, with its tables up to date.
+
+    Raises:
+        ConfigError: The URL names nothing that can be opened, or another process writes to the file.
+        RemoteError: The database cannot be reached.
+    """
+    path, address = _parsed(url)
+    if path is not None:
+        from tidemill.store.sqlite import open_sqlite
+
+        return await open_sqlite(path)
+    with _driver():
+        from tidemill.store.postgres import open_postgres
+    return await open_postgres(address)
+
+
+async def open_reader(url: str) -> Database:
+    """Open a store to look at it only, while another process may write to it.
+
+    Raises:
+        ConfigError: The URL names nothing that can be opened, or there is no store.
+        RemoteError: The database cannot be reached.
+    """
+    path, address = _parsed(url)
+    if path is not None:
+        from tidemill.store.sqlite import open_sqlite_reader
+
+        return await open_sqlite_reader(path)
+    with _driver():
+        from tidemill.store.postgres import open_postgres_reader
+    return await open_postgres_reader(address)
+
+
+@contextlib.contextmanager
+def _driver() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"a store in PostgreSQL needs the package {error.name}; install it: pip install 'tidemill[postgres]'"
+        ) from error
+
+
+def _parsed(url: str) -> tuple[Path | None, str]:
+    sqlite = _SQLITE.match(url)
+    if sqlite and unquote(sqlite["path"]) != ":memory:":
+        return Path(unquote(sqlite["path"])), ""
+    postgres = _POSTGRES.match(url)
+    if postgres:
+        return None, f"postgresql{postgres['rest']}"
+    raise ConfigError(
+        f"store.url {redact_text(url)!r} names no store; use sqlite:///folder/file.db, sqlite:////absolute/file.db "
+        "or postgresql://user:password@host:5432/name"
+    )

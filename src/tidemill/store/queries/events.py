@@ -1,0 +1,147 @@
+"""Trigger events: store and list them.
+
+What is stored, under which number, and what is refused is decided by `core.event_plan`; the rows of the triggers are
+locked before it is asked, so what it is told stays true until the transaction ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Column, Connection, Row, Select, and_, func, insert, select, update
+
+from tidemill.core.event_plan import Counter, NewEvent, Plan, make_plan
+from tidemill.store.batches import RowSet, dialect_of
+from tidemill.store.queries.triggers import lock_triggers
+from tidemill.store.records import EventRecord, Page
+from tidemill.store.tables import trigger, trigger_event
+
+_ID: Column[int] = trigger_event.c.id
+_INDEX: Column[int] = trigger_event.c.sequence_index
+_EVENTS = select(trigger_event, trigger.c.name).join(trigger, trigger.c.id == trigger_event.c.trigger_id)
+
+_IDENTITIES = RowSet("identities", trigger_id=int, identity=str)
+_COUNTERS = RowSet("counters", id=int, next_index=int)
+_COLUMNS = ("trigger_id", "sequence_index", "identity", "payload", "created_us")
+_ROWS = RowSet("rows", trigger_id=int, sequence_index=int, identity=str, payload=str, created_us=int)
+
+
+def store_events(connection: Connection, events: Sequence[NewEvent], earlier: Plan | None = None) -> Plan:
+    """Store events of any triggers.
+
+    Args:
+        connection: In a transaction.
+        events: In the order in which they fired.
+        earlier: What an earlier attempt at the same events would have done, if nobody knows whether it was
+            committed (the connection was lost meanwhile). It is recognised, and nothing is stored twice.
+
+    Returns:
+        What became of each; true once the transaction is committed.
+    """
+    counters = {
+        row.id: Counter(row.next_index, row.token)
+        for row in lock_triggers(connection, {event.trigger_id for event in events})
+    }
+    if earlier is not None and earlier.landed(counters):
+        return earlier
+    plan = make_plan(events, counters, _known(connection, events))
+    if plan.rows:
+        _insert(connection, plan)
+    return plan
+
+
+def _known(connection: Connection, events: Sequence[NewEvent]) -> dict[tuple[int, str], int]:
+    wanted = {(event.trigger_id, event.identity) for event in events if event.identity is not None}
+    if not wanted:
+        return {}
+    dialect = dialect_of(connection)
+    given = _IDENTITIES.source(dialect)
+    # The second condition is what the partial index asks for.
+    same = and_(
+        trigger_event.c.trigger_id == given.c.trigger_id,
+        trigger_event.c.identity == given.c.identity,
+        trigger_event.c.identity.is_not(None),
+    )
+    statement = select(trigger_event.c.trigger_id, trigger_event.c.identity, trigger_event.c.sequence_index).join(
+        given, same
+    )
+    found = connection.execute(statement, _IDENTITIES.parameters(dialect, wanted))
+    return {(trigger_id, identity): index for trigger_id, identity, index in found}
+
+
+def _insert(connection: Connection, plan: Plan) -> None:
+    dialect = dialect_of(connection)
+    rows, moved = _ROWS.source(dialect), _COUNTERS.source(dialect)
+    values = select(*[rows.c[name] for name in _COLUMNS]).order_by(rows.c.position)
+    connection.execute(insert(trigger_event).from_select(_COLUMNS, values), _ROWS.parameters(dialect, plan.rows))
+    counters = update(trigger).where(trigger.c.id == moved.c.id).values(next_index=moved.c.next_index)
+    after = [(number, counter.next_index) for number, counter in plan.counters.items()]
+    connection.execute(counters, _COUNTERS.parameters(dialect, after))
+
+
+def list_events(connection: Connection, *, after: int | None = None, limit: int = 100) -> Page[EventRecord]:
+    """Return the events of all triggers by id, oldest first.
+
+    With several writing hosts a row can appear behind one with a higher id that was seen already (they commit in any
+    order); within one trigger they are in order always.
+
+    Args:
+        connection: Any.
+        after: Begin behind this id (`Page.next`).
+        limit: At most so many.
+    """
+    found = _rows(connection, _beyond(_ID, after).order_by(_ID), limit)
+    return _page(found, limit, [row.id for row in found])
+
+
+def list_latest_events(connection: Connection, *, before: int | None = None, limit: int = 100) -> Page[EventRecord]:
+    """Return the events of all triggers by id, newest first; `before` is `Page.next`."""
+    found = _rows(connection, _below(_ID, before).order_by(_ID.desc()), limit)
+    return _page(found, limit, [row.id for row in found])
+
+
+def list_trigger_events(
+    connection: Connection, trigger_id: int, *, after: int | None = None, limit: int = 100
+) -> Page[EventRecord]:
+    """Return the events of a trigger by their number, oldest first; `after` is `Page.next`."""
+    statement = _beyond(_INDEX, after).where(trigger_event.c.trigger_id == trigger_id).order_by(_INDEX)
+    found = _rows(connection, statement, limit)
+    return _page(found, limit, [row.sequence_index for row in found])
+
+
+def list_latest_trigger_events(
+    connection: Connection, trigger_id: int, *, before: int | None = None, limit: int = 100
+) -> Page[EventRecord]:
+    """Return the events of a trigger by their number, newest first; `before` is `Page.next`."""
+    statement = _below(_INDEX, before).where(trigger_event.c.trigger_id == trigger_id).order_by(_INDEX.desc())
+    found = _rows(connection, statement, limit)
+    return _page(found, limit, [row.sequence_index for row in found])
+
+
+def count_events(connection: Connection, trigger_id: int | None = None) -> int:
+    """Return how many events are stored, of one trigger or of all: the sum of the triggers' counters."""
+    statement = select(func.coalesce(func.sum(trigger.c.next_index), 0))
+    if trigger_id is not None:
+        statement = statement.where(trigger.c.id == trigger_id)
+    return int(connection.execute(statement).scalar_one())
+
+
+def _beyond(key: Column[int], after: int | None) -> Select[Any]:
+    return _EVENTS if after is None else _EVENTS.where(key > after)
+
+
+def _below(key: Column[int], before: int | None) -> Select[Any]:
+    return _EVENTS if before is None else _EVENTS.where(key < before)
+
+
+def _rows(connection: Connection, statement: Select[Any], limit: int) -> list[EventRecord]:
+    return [_record(row) for row in connection.execute(statement.limit(limit + 1))]
+
+
+def _page(found: list[EventRecord], limit: int, keys: list[int]) -> Page[EventRecord]:
+    return Page(found[:limit], keys[limit - 1] if len(found) > limit else None)
+
+
+def _record(row: Row[Any]) -> EventRecord:
+    return EventRecord(row.id, row.trigger_id, row.name, row.sequence_index, row.identity, row.payload, row.created_us)

@@ -1,0 +1,116 @@
+"""The values that go into the store and come out of it; frozen, and free of any database.
+
+Invariants: what comes out is what went in; a page says where the next one begins, or that there is none.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class TriggerState(enum.StrEnum):
+    """Where a trigger is in its life.
+
+    REGISTERED: known, not yet run. RUNNING: a host runs it, or did when it was killed. FINISHED: it ended by itself.
+    FAILED: it raised. CANCELLED: somebody ended it, for a reason.
+    """
+
+    REGISTERED = "registered"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class Marked(enum.Enum):
+    """What became of a report about a trigger: taken, or refused because its token is old or its id unknown."""
+
+    MARKED = "marked"
+    FENCED = "fenced"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerSpec:
+    """What a trigger is.
+
+    Attributes:
+        name: Its stable name.
+        classpath: Where its class is imported from.
+        kwargs: What it is made with, as JSON text with sorted keys, so that equal ones are equal.
+        restart: When it runs again: always, on-failure or never.
+    """
+
+    name: str
+    classpath: str
+    kwargs: str = "{}"
+    restart: str = "on-failure"
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerRecord:
+    """A trigger as the store knows it.
+
+    Attributes:
+        id: Its number.
+        spec: What it is.
+        state: Where it is in its life.
+        reason: Why it was cancelled.
+        error: The traceback it failed with.
+        owner: Who claimed it last, for people to read.
+        token: Rises with every claim.
+        next_index: How many events of it are stored.
+        created_us: When it was registered first, in UTC microseconds since the epoch.
+        changed_us: When its state changed last, likewise.
+    """
+
+    id: int
+    spec: TriggerSpec
+    state: TriggerState
+    reason: str | None
+    error: str | None
+    owner: str | None
+    token: int
+    next_index: int
+    created_us: int
+    changed_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class EventRecord:
+    """An event as it is stored.
+
+    Attributes:
+        id: Its number among all events of the store.
+        trigger_id: Whose it is.
+        trigger_name: The trigger's name.
+        sequence_index: Its number among those of the trigger, from 0 without gaps.
+        identity: What tells it apart; None: nothing does.
+        payload: JSON text.
+        created_us: When it fired, in UTC microseconds since the epoch.
+    """
+
+    id: int
+    trigger_id: int
+    trigger_name: str
+    sequence_index: int
+    identity: str | None
+    payload: str
+    created_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[T]):
+    """Some rows of a list.
+
+    Attributes:
+        rows: In the list's order.
+        next: Given to the same function, continues behind these rows; None: there is nothing more.
+    """
+
+    rows: list[T]
+    next: int | None

@@ -1,0 +1,143 @@
+"""The store in a SQLite file: one writing process, one thread that writes, one that reads.
+
+Invariants: a commit is on the disk when it returns (WAL, `synchronous=FULL`); a transaction that writes takes the
+write lock at its start (BEGIN IMMEDIATE), so that it never fails half way; connections are used by their own thread
+only; readers, in this process and in others, disturb nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import SingletonThreadPool
+
+from tidemill.core.errors import ConfigError
+from tidemill.store.database import as_remote_error
+from tidemill.store.lock import StoreLock
+from tidemill.store.migrate import check_readable, upgrade
+
+T = TypeVar("T")
+
+#: Another program (the sqlite3 shell, a backup) may hold the file for so long before a write fails and is retried.
+BUSY_SECONDS = 5.0
+#: The log is cut back to this size after a checkpoint, so that one burst does not leave a large file for ever.
+_WAL_BYTES = 64 * 1024 * 1024
+
+
+class SqliteDatabase:
+    """A SQLite file that is open; made by `open_sqlite` and `open_sqlite_reader`."""
+
+    def __init__(self, path: Path, writer: Engine | None, reader: Engine, lock: StoreLock | None) -> None:
+        """Keep the engines; each gets a thread of its own."""
+        self._path = path
+        self._writer = writer
+        self._reader = reader
+        self._lock = lock
+        self._writing = ThreadPoolExecutor(1, "tidemill-store-write")
+        self._reading = ThreadPoolExecutor(1, "tidemill-store-read")
+
+    @property
+    def label(self) -> str:
+        """The file."""
+        return str(self._path)
+
+    async def write(self, work: Callable[[Connection], T]) -> T:
+        """Run work in an immediate transaction on the writing thread; see `Database.write`."""
+        if self._writer is None:
+            raise ConfigError(f"the store {self._path} is open for reading only")
+        return await asyncio.get_running_loop().run_in_executor(self._writing, self._run, self._writer, work)
+
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        """Run work on the reading thread; see `Database.read`."""
+        return await asyncio.get_running_loop().run_in_executor(self._reading, self._run, self._reader, work)
+
+    async def close(self) -> None:
+        """Wait for what is going on, then close the file and give the lock back."""
+        loop = asyncio.get_running_loop()
+        if self._writer is not None:
+            await loop.run_in_executor(self._writing, self._writer.dispose)
+        await loop.run_in_executor(self._reading, self._reader.dispose)
+        self._writing.shutdown(wait=False)
+        self._reading.shutdown(wait=False)
+        if self._lock is not None:
+            self._lock.release()
+
+    def _run(self, engine: Engine, work: Callable[[Connection], T]) -> T:
+        try:
+            with engine.begin() as connection:
+                return work(connection)
+        except (SQLAlchemyError, sqlite3.Error, OSError) as error:
+            raise as_remote_error(self.label, error) from error
+
+
+async def open_sqlite(path: Path) -> SqliteDatabase:
+    """Open a file for writing, make it if there is none, and bring its tables up to date.
+
+    Raises:
+        StoreInUseError: Another process writes to it.
+        ConfigError: It cannot be used, or a newer tidemill has upgraded it.
+        RemoteError: SQLite failed.
+    """
+    lock = StoreLock(path)
+    await asyncio.to_thread(lock.acquire)
+    database = SqliteDatabase(path, _engine(path, "rwc"), _engine(path, "ro"), lock)
+    try:
+        await database.write(upgrade)
+    except BaseException:
+        await database.close()
+        raise
+    return database
+
+
+async def open_sqlite_reader(path: Path) -> SqliteDatabase:
+    """Open a file that another process may be writing, to look at it only.
+
+    Raises:
+        ConfigError: There is no such file, or its tables are of another version.
+        RemoteError: SQLite failed.
+    """
+    if not await asyncio.to_thread(path.is_file):
+        raise ConfigError(f"there is no store {path}; `tidemill triggers run` makes it, store.url says where")
+    database = SqliteDatabase(path, None, _engine(path, "ro"), None)
+    try:
+        await database.read(lambda connection: check_readable(connection, str(path)))
+    except BaseException:
+        await database.close()
+        raise
+    return database
+
+
+def _engine(path: Path, mode: str) -> Engine:
+    def connect() -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            f"file:{quote(str(path.absolute()))}?mode={mode}",
+            uri=True,
+            timeout=BUSY_SECONDS,
+            # Transactions are begun below, not by the driver.
+            isolation_level=None,
+            # Disposal closes it from elsewhere if the thread is gone already.
+            check_same_thread=False,
+        )
+        if mode != "ro":
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=FULL")
+            connection.execute("PRAGMA foreign_keys=ON")
+            connection.execute(f"PRAGMA journal_size_limit={_WAL_BYTES}")
+        return connection
+
+    engine = create_engine("sqlite://", creator=connect, poolclass=SingletonThreadPool, pool_size=1)
+    begin = "BEGIN" if mode == "ro" else "BEGIN IMMEDIATE"
+
+    def on_begin(connection: Connection) -> Any:
+        connection.exec_driver_sql(begin)
+
+    event.listen(engine, "begin", on_begin)
+    return engine

@@ -1,0 +1,1 @@
+"""Triggers: small asynchronous waiters, many of them on one shared stream."""

@@ -1,0 +1,28 @@
+"""Who subscribes to a shared stream, as a producer may want to know it.
+
+An outcome counts failures and names nobody, which is all that a broker with a visibility timeout needs. A producer that
+gives events again by itself has to wait for those who failed: it implements `Attendance`, and the manager of its
+stream calls these methods, on the loop and in the order in which things happen. They may not block or raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable
+from typing import Protocol, runtime_checkable
+
+
+@runtime_checkable
+class Attendance(Protocol):
+    """What a manager tells a producer that has these methods, beside `advance`."""
+
+    def subscriber_joined(self, trigger_id: Hashable) -> None:
+        """Take that a trigger subscribed; at the start, one call for each that is there before the first event."""
+
+    def subscriber_left(self, trigger_id: Hashable) -> None:
+        """Take that a trigger's subscription ended; it may subscribe again."""
+
+    def subscriber_gone(self, trigger_id: Hashable) -> None:
+        """Take that a trigger will not subscribe again: it finished, was removed, or is not restarted."""
+
+    def event_failed(self, broker_payload: object, trigger_ids: Collection[Hashable]) -> None:
+        """Take who failed an event; called before the `advance` that has it."""

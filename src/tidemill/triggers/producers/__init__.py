@@ -1,0 +1,1 @@
+"""Producers of shared streams, one file a broker."""

@@ -1,0 +1,281 @@
+"""Shared streams: many triggers, one poll, and a broker that advances only when all of them are done.
+
+`SharedStreamManager` keeps one stream per key. A trigger class that overrides `create_shared_stream_producer` has its
+stream acknowledged: the producer is told, per lane and in order, what every subscriber has dealt with and what is
+stored of it. One that overrides `open_shared_stream` is only read. Filters see the same raw events in both.
+
+Invariants:
+1. A key is present only while its poll lives; it goes before anything is awaited.
+2. The first subscriber's class and serialized kwargs make the stream; classpaths are not imported.
+3. A number that `bind_pending_event` returns is never returned again.
+
+All of it belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+
+from tidemill.core.bindings import Bindings
+from tidemill.core.stream_members import LaneReport, Refusal
+from tidemill.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
+from tidemill.triggers.stream_ack import AckStream
+from tidemill.triggers.stream_api import (
+    AckTimeout,
+    AdvanceItem,
+    AdvanceOutcome,
+    SharedStreamProducer,
+    StreamEnded,
+    SubscriberOverflow,
+)
+from tidemill.triggers.stream_fast import FastStream
+from tidemill.triggers.stream_life import Stream, StreamSettings
+from tidemill.triggers.subscription import CURRENT
+
+__all__ = [
+    "DEFAULT_SUBSCRIBER_QUEUE_MAX",
+    "AckTimeout",
+    "AdvanceItem",
+    "AdvanceOutcome",
+    "Routed",
+    "SharedStreamManager",
+    "SharedStreamProducer",
+    "StreamEnded",
+    "StreamReport",
+    "SubscriberOverflow",
+    "reject_shared_stream_event",
+    "route",
+]
+
+#: Raw events that a subscriber may leave unread.
+DEFAULT_SUBSCRIBER_QUEUE_MAX: Final = 1024
+
+_log = structlog.get_logger(__name__)
+
+
+def reject_shared_stream_event() -> None:
+    """Refuse the raw event that the calling filter is on, for good.
+
+    Call it in `filter_shared_stream` of a stream that is acknowledged, or in a task that the filter has started, before
+    the next event is requested. The event is resolved for this subscriber at once, whatever was derived from it; the
+    producer is told that it was rejected and is expected to make a dead letter of it. Anywhere else it logs a warning
+    and does nothing; a second time it does nothing.
+    """
+    subscription = CURRENT.get()
+    if subscription is None or subscription.reject() is Refusal.NO_WINDOW:
+        _log.warning("reject_shared_stream_event was called outside of an event of an acknowledged stream; ignored")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamReport:
+    """What a shared stream is doing.
+
+    Attributes:
+        key: Which.
+        subscribers: The trigger ids that take part, those that have failed and not left yet included.
+        failed: Those that were forced to fail and have not left yet, and when.
+        outstanding: How many events are not advanced; 0 for a stream that is not acknowledged.
+        full_since: Since when the producer is not pulled because of `max_outstanding`; None: it is pulled.
+        lanes: What each lane waits for, by whom and since when, in seconds of the manager's clock.
+    """
+
+    key: Hashable
+    subscribers: tuple[Any, ...]
+    failed: dict[Any, float]
+    outstanding: int
+    full_since: float | None
+    lanes: tuple[LaneReport[Hashable], ...]
+
+
+class SharedStreamManager:
+    """The shared streams of a process.
+
+    Args:
+        log: A structlog logger; None: this module's.
+        max_subscriber_queue: How many raw events a subscriber may leave unread before it fails.
+        ack_timeout: How many seconds a subscriber may hold an event, from its fan-out, before it fails.
+        cohort_grace_period: How many seconds a new stream waits for more subscribers before it polls.
+        max_outstanding: How many events of a stream may wait to be advanced before its producer is not pulled.
+        now: A monotonic clock. Deadlines stand still while it does.
+    """
+
+    def __init__(
+        self,
+        *,
+        log: Any = None,
+        max_subscriber_queue: int = DEFAULT_SUBSCRIBER_QUEUE_MAX,
+        ack_timeout: float = 300.0,
+        cohort_grace_period: float = 0.0,
+        max_outstanding: int = 100_000,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Have no streams."""
+        self._log = _log if log is None else log
+        self._settings = StreamSettings(max_subscriber_queue, ack_timeout, cohort_grace_period, max_outstanding, now)
+        self._bindings = Bindings()
+        # Called for every trigger event: without a call in between. They are documented where they are.
+        self.bind_pending_event = self._bindings.bind_pending_event
+        self.confirm_persisted = self._bindings.confirm_persisted
+        self._groups: dict[Hashable, Stream] = {}
+        # Ended, but not closed yet.
+        self._closing: dict[Stream, None] = {}
+        self._held = False
+
+    def subscribe(self, *, trigger_id: Any, trigger: BaseEventTrigger, key: Hashable) -> AsyncIterator[Any]:
+        """Let a trigger take part in the stream of a key, which the first one starts.
+
+        Returns:
+            The raw events from now on.
+
+        Raises:
+            ValueError: The key is None.
+            RuntimeError: The trigger takes part already.
+        """
+        if key is None:
+            raise ValueError("the key of a shared stream must not be None: such a trigger runs by itself")
+        stream = self._groups.get(key)
+        if stream is None:
+            stream = self._make(trigger, key)
+            self._groups[key] = stream
+            stream.start()
+        elif trigger_id in stream.subscriptions:
+            raise RuntimeError(f"trigger {trigger_id} is already subscribed to the shared stream {key!r}")
+        return stream.subscribe(trigger_id)
+
+    async def unsubscribe(self, trigger_id: Any, key: Hashable) -> None:
+        """Let a trigger go; with the last one the stream ends, and this waits until it is closed.
+
+        Unknown triggers and keys change nothing.
+        """
+        stream = self._groups.get(key)
+        if stream is None or trigger_id not in stream.subscriptions:
+            return
+        stream.unsubscribe(trigger_id)
+        if not stream.subscriptions:
+            self._evict(key)
+            await stream.stop()
+
+    def note_gone(self, trigger_id: Any, key: Hashable) -> None:
+        """Take that a trigger will not subscribe to a key again: it finished, was removed, or is not restarted.
+
+        A producer that gives events again by itself waits for those who failed them; for this one it need not.
+        """
+        stream = self._groups.get(key)
+        if isinstance(stream, AckStream):
+            stream.note_gone(trigger_id)
+
+    async def stop_all(self) -> None:
+        """End all streams, and wait until they are closed; no subscriber fails by it."""
+        streams = [*self._groups.values(), *self._closing]
+        for key in list(self._groups):
+            self._evict(key)
+        await asyncio.gather(*(stream.stop() for stream in streams))
+
+    def hold(self) -> None:
+        """Pull no producer until `release`; for a store that cannot be reached. Let the clock stand still, too."""
+        self._hold(True)
+
+    def release(self) -> None:
+        """Pull the producers again."""
+        self._hold(False)
+
+    def report(self) -> list[StreamReport]:
+        """Say what each stream is doing, what its lanes wait for and who has failed."""
+        return [_report(stream) for stream in self._groups.values()]
+
+    def _hold(self, held: bool) -> None:
+        self._held = held
+        for stream in self._groups.values():
+            if isinstance(stream, AckStream):
+                stream.hold(held)
+
+    def _make(self, trigger: BaseEventTrigger, key: Hashable) -> Stream:
+        cls = type(trigger)
+        _, kwargs = trigger.serialize()
+        if not _acknowledged(cls):
+            return FastStream(
+                key,
+                lambda: cls.open_shared_stream(kwargs),
+                self._settings,
+                self._note_end,
+                self._note_closed,
+                self._log,
+            )
+        stream = AckStream(
+            key,
+            lambda: cls.create_shared_stream_producer(kwargs),
+            self._settings,
+            self._note_end,
+            self._note_closed,
+            self._log,
+            self._bindings,
+        )
+        stream.hold(self._held)
+        self._bindings.members[key] = stream.group.members
+        return stream
+
+    def _evict(self, key: Hashable) -> None:
+        del self._groups[key]
+        self._bindings.members.pop(key, None)
+
+    def _note_end(self, stream: Stream) -> None:
+        if self._groups.get(stream.key) is stream:
+            self._evict(stream.key)
+        self._closing[stream] = None
+
+    def _note_closed(self, stream: Stream) -> None:
+        del self._closing[stream]
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """Where the events of a trigger come from.
+
+    Attributes:
+        key: The key of its shared stream; None: it runs by itself.
+        events: Its events.
+    """
+
+    key: Hashable | None
+    events: AsyncIterator[TriggerEvent]
+
+
+def route(manager: SharedStreamManager, trigger_id: Any, trigger: BaseTrigger) -> Routed:
+    """Start a trigger where it belongs: on the shared stream of its key, or by itself when it has none.
+
+    A key function that raises is logged, and the trigger runs by itself. After the events have ended, for whatever
+    reason, unsubscribe the trigger from its key.
+    """
+    key = None
+    if isinstance(trigger, BaseEventTrigger):
+        try:
+            key = trigger.shared_stream_key()
+        except Exception as error:
+            _log.warning("shared_stream_key raised; the trigger runs by itself", trigger_id=trigger_id, exc_info=error)
+        if key is not None:
+            stream = manager.subscribe(trigger_id=trigger_id, trigger=trigger, key=key)
+            return Routed(key, trigger.filter_shared_stream(stream))
+    return Routed(None, trigger.run())
+
+
+def _acknowledged(cls: type[BaseEventTrigger]) -> bool:
+    """Tell whether a class, or any that it inherits from, overrides `create_shared_stream_producer`."""
+    found = cls.create_shared_stream_producer
+    return getattr(found, "__func__", found) is not getattr(
+        BaseEventTrigger.create_shared_stream_producer, "__func__", None
+    )
+
+
+def _report(stream: Stream) -> StreamReport:
+    failed = {name: one.end.failed_at for name, one in stream.subscriptions.items() if one.end.failed_at is not None}
+    subscribers = tuple(stream.subscriptions)
+    if not isinstance(stream, AckStream):
+        return StreamReport(stream.key, subscribers, failed, 0, None, ())
+    group = stream.group
+    return StreamReport(stream.key, subscribers, failed, group.outstanding, group.full_since, tuple(stream.report()))

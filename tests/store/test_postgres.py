@@ -1,0 +1,222 @@
+"""The PostgreSQL store: durable whatever the defaults are, and outages that fail nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+
+import asyncpg
+import pytest
+from tests.store.helpers import NOW_US, Outcomes, all_events, claimed, until
+from tests.store.server import PostgresServer
+
+from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.core.event_plan import NewEvent, Stored
+from tidemill.core.group_commit import CommitLimits, Standing
+from tidemill.core.retry import Backoff
+from tidemill.store.group_commit import EventStore
+from tidemill.store.opening import open_reader, open_store
+from tidemill.store.postgres import PostgresDatabase, open_postgres
+from tidemill.store.queries.events import count_events, store_events
+
+#: Short, so that the tests are.
+LIMITS = CommitLimits(stall_seconds=0.5, backoff=Backoff(0.05, 0.3))
+
+
+class Feed:
+    """Adds numbered events for as long as the store is open, as a producer does."""
+
+    def __init__(self, database: PostgresDatabase, tokens: dict[int, int]) -> None:
+        self.standings: list[Standing] = []
+        self.outcomes = Outcomes()
+        self.store = EventStore(database, self.standings.append, LIMITS)
+        self.store.own(tokens)
+        self.store.start()
+        self._ids = list(tokens)
+        self.added = 0
+        self.producing = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        while True:
+            await self.store.wait_open()
+            for trigger_id in self._ids:
+                # Without an identity: what is stored twice would be seen.
+                self.store.add(trigger_id, str(self.added), None, self.outcomes.of(self.added))
+            self.added += 1
+            await asyncio.sleep(0.001)
+
+    async def end(self) -> None:
+        self.producing.cancel()
+        await self.store.settled()
+        await self.store.close(10)
+
+
+async def fed(server: PostgresServer, attempt_seconds: float = 10.0) -> tuple[PostgresDatabase, Feed]:
+    database = await open_postgres(server.url(), attempt_seconds=attempt_seconds)
+    feed = Feed(database, await claimed(database, "one", "two", "three"))
+    await until(lambda: len(feed.outcomes.all) > 100)
+    return database, feed
+
+
+async def check_all_stored_once(database: PostgresDatabase, feed: Feed) -> None:
+    assert len(feed.outcomes.all) == feed.added * 3
+    assert all(isinstance(outcome, Stored) for _, outcome in feed.outcomes.all)
+    rows = await all_events(database)
+    for trigger_id in {row.trigger_id for row in rows}:
+        of_one = [row for row in rows if row.trigger_id == trigger_id]
+        assert [row.payload for row in of_one] == [str(number) for number in range(feed.added)]
+        assert [row.sequence_index for row in of_one] == list(range(feed.added))
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+async def test_while_the_server_is_down_events_wait_and_nothing_is_lost_failed_or_stored_twice(
+    own_postgres: PostgresServer, mode: str
+) -> None:
+    database, feed = await fed(own_postgres)
+
+    await asyncio.to_thread(own_postgres.stop, mode)
+    await until(lambda: feed.store.standing is Standing.DOWN)
+    # Twice: it stays down for several attempts, and comes back, each time.
+    for _ in range(2):
+        waiting, confirmed, began = feed.added, len(feed.outcomes.all), time.monotonic()
+        await until(lambda began=began: time.monotonic() - began > 1.0)
+        assert feed.added == waiting
+        assert len(feed.outcomes.all) == confirmed
+        assert feed.standings[-1] is Standing.DOWN
+        await asyncio.to_thread(own_postgres.start)
+        await until(lambda confirmed=confirmed: len(feed.outcomes.all) > confirmed + 100)
+        await asyncio.to_thread(own_postgres.stop, mode)
+        await until(lambda: feed.store.standing is Standing.DOWN)
+    await asyncio.to_thread(own_postgres.start)
+    await until(lambda: feed.store.standing is Standing.OPEN)
+    await feed.end()
+
+    await check_all_stored_once(database, feed)
+    await database.close()
+
+
+async def test_a_server_that_answers_nothing_counts_as_down_until_it_does(own_postgres: PostgresServer) -> None:
+    database, feed = await fed(own_postgres, attempt_seconds=1.0)
+
+    # So that there are idle connections too.
+    await asyncio.gather(*[database.read(count_events) for _ in range(3)])
+    pids = own_postgres.freeze()
+    began = time.monotonic()
+    await until(lambda: feed.store.standing is Standing.DOWN)
+    assert time.monotonic() - began < 3
+    # Longer than an attempt may take, so that some are given up without an answer.
+    await until(lambda: time.monotonic() - began > 3.5)
+    waiting = feed.added
+    assert feed.standings[-1] is Standing.DOWN
+    own_postgres.thaw(pids)
+    await until(lambda: feed.added > waiting + 100)
+    await feed.end()
+
+    await check_all_stored_once(database, feed)
+    await database.close()
+
+
+async def test_closing_does_not_wait_for_a_server_that_answers_nothing(own_postgres: PostgresServer) -> None:
+    database, feed = await fed(own_postgres)
+    await asyncio.gather(*[database.read(count_events) for _ in range(3)])
+    pids = own_postgres.freeze()
+    feed.producing.cancel()
+    feed.store.add(1, "1", None, feed.outcomes.of("last"))
+
+    began = time.monotonic()
+    assert await feed.store.close(0.2) > 0
+    await database.close()
+
+    assert time.monotonic() - began < 12
+    assert "last" not in feed.outcomes.told()
+    own_postgres.thaw(pids)
+
+
+async def test_connections_that_are_cut_again_and_again_store_nothing_twice(own_postgres: PostgresServer) -> None:
+    database, feed = await fed(own_postgres)
+    other = await asyncpg.connect(own_postgres.url())
+    for _ in range(30):
+        await other.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'tidemill'"
+        )
+        confirmed = len(feed.outcomes.all)
+        await until(lambda confirmed=confirmed: len(feed.outcomes.all) > confirmed)
+    await other.close()
+    await feed.end()
+
+    await check_all_stored_once(database, feed)
+    await database.close()
+
+
+async def test_commits_wait_for_the_disk_although_the_role_says_that_they_need_not(postgres: PostgresServer) -> None:
+    url = await postgres.new_database()
+    connection = await asyncpg.connect(url)
+    name = url.removeprefix("postgresql://postgres@/").partition("?")[0]
+    await connection.execute(f"ALTER DATABASE {name} SET synchronous_commit = off")
+    await connection.close()
+
+    database = await open_store(url)
+
+    assert await database.write(lambda c: c.exec_driver_sql("SHOW synchronous_commit").scalar()) == "on"
+    await database.close()
+
+
+async def test_a_reader_cannot_write(postgres: PostgresServer) -> None:
+    url = await postgres.new_database()
+    await (await open_store(url)).close()
+    reader = await open_reader(url)
+
+    assert await reader.read(count_events) == 0
+    with pytest.raises(ConfigError, match="reading only"):
+        await reader.write(count_events)
+    with pytest.raises(RemoteError, match="read-only"):
+        await reader.read(lambda c: c.exec_driver_sql("DELETE FROM trigger_event"))
+    await reader.close()
+
+
+async def test_no_batch_reads_the_whole_table_however_it_grew(postgres: PostgresServer) -> None:
+    database = await open_postgres(await postgres.new_database())
+    [(number, token)] = (await claimed(database, "one")).items()
+
+    async def scans() -> object:
+        await database.write(lambda c: c.exec_driver_sql("SELECT pg_stat_force_next_flush()").scalar())
+        counted = "SELECT sum(seq_scan) FROM pg_stat_user_tables WHERE relname = 'trigger_event'"
+        return await database.write(lambda c: c.exec_driver_sql(counted).scalar())
+
+    before = await scans()  # making the indexes is one
+    for batch in range(12):
+        events = [NewEvent(number, token, "1", f"{batch}-{n}", NOW_US) for n in range(300)]
+        await database.write(lambda c, events=events: store_events(c, events))
+
+    assert await scans() == before
+    await database.close()
+
+
+async def test_two_hosts_store_events_of_many_triggers_at_once(postgres: PostgresServer) -> None:
+    url = await postgres.new_database()
+    one, two = await open_postgres(url), await open_postgres(url)
+    feeds = []
+    for database, names in ((one, "abc"), (two, "def")):
+        feeds.append(Feed(database, await claimed(database, *names)))
+    await until(lambda: all(len(feed.outcomes.all) > 500 for feed in feeds))
+    for feed in feeds:
+        await feed.end()
+
+    assert await one.read(count_events) == sum(feed.added * 3 for feed in feeds)
+    for database in (one, two):
+        await database.close()
+
+
+async def test_a_server_that_is_not_there_is_named_without_its_password() -> None:
+    with pytest.raises(RemoteError, match=r"127\.0\.0\.1:1/x") as caught:
+        await open_store("postgresql://me:hunter2@127.0.0.1:1/x")
+    assert caught.value.retryable
+    assert "hunter2" not in str(caught.value)
+
+
+async def test_without_the_driver_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "asyncpg", None)
+    monkeypatch.delitem(sys.modules, "tidemill.store.postgres", raising=False)
+    with pytest.raises(ConfigError, match=r"pip install 'tidemill\[postgres\]'"):
+        await open_store("postgresql://localhost/nothing")

@@ -1,0 +1,149 @@
+"""Triggers in the store, on both databases."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from tests.store.helpers import NOW_US, claimed
+
+from tidemill.core.event_plan import NewEvent
+from tidemill.store.database import Database
+from tidemill.store.queries.events import count_events, list_trigger_events, store_events
+from tidemill.store.queries.triggers import (
+    claim_triggers,
+    count_triggers,
+    find_triggers,
+    list_triggers,
+    mark_trigger,
+    register_triggers,
+)
+from tidemill.store.records import Marked, TriggerRecord, TriggerSpec, TriggerState
+
+
+async def register(database: Database, *specs: TriggerSpec, now_us: int = NOW_US) -> list[TriggerRecord]:
+    return await database.write(lambda c: register_triggers(c, specs, now_us))
+
+
+async def mark(database: Database, number: int, token: int, state: TriggerState, **details: str) -> Marked:
+    return await database.write(lambda c: mark_trigger(c, number, token, state, NOW_US + 5, **details))
+
+
+async def test_what_is_registered_comes_back_in_the_order_in_which_it_was_given(database: Database) -> None:
+    specs = [
+        TriggerSpec("zebra", "a.B", '{"x": "ü\\u0000😀"}', "always"),
+        TriggerSpec("äpfel'; --", "a.C", "{}", "never"),
+    ]
+
+    records = await register(database, *specs)
+
+    assert [record.spec for record in records] == specs
+    assert {record.state for record in records} == {TriggerState.REGISTERED}
+    assert [(r.token, r.next_index, r.owner, r.created_us) for r in records] == [(0, 0, None, NOW_US)] * 2
+
+
+async def test_registering_again_keeps_id_and_state(database: Database) -> None:
+    spec = TriggerSpec("one", "a.B")
+    [(number, token)] = (await claimed(database, "one")).items()
+    await register(database, spec)
+    await mark(database, number, token, TriggerState.FINISHED)
+
+    [record] = await register(database, TriggerSpec("one", "a.B", restart="always"), now_us=NOW_US + 9)
+
+    assert (record.id, record.token, record.state) == (number, token, TriggerState.FINISHED)
+    assert (record.spec.restart, record.created_us, record.changed_us) == ("always", NOW_US, NOW_US + 5)
+
+
+@pytest.mark.parametrize("change", [TriggerSpec("one", "a.C"), TriggerSpec("one", "a.B", '{"n": 1}')])
+async def test_another_trigger_under_an_old_name_is_registered_anew(database: Database, change: TriggerSpec) -> None:
+    [before] = await register(database, TriggerSpec("one", "a.B"))
+    await mark(database, before.id, 0, TriggerState.FAILED, error="Traceback")
+
+    [record] = await register(database, change)
+
+    assert (record.id, record.state, record.error) == (before.id, TriggerState.REGISTERED, None)
+
+
+async def test_a_cancelled_trigger_that_is_listed_again_is_registered_anew(database: Database) -> None:
+    [before] = await register(database, TriggerSpec("one", "a.B"))
+    await mark(database, before.id, 0, TriggerState.CANCELLED, reason="user")
+
+    [record] = await register(database, TriggerSpec("one", "a.B"))
+
+    assert (record.state, record.reason) == (TriggerState.REGISTERED, None)
+
+
+async def test_a_name_that_is_given_twice_is_named(database: Database) -> None:
+    with pytest.raises(ValueError, match="'one'"):
+        await register(database, TriggerSpec("one", "a.B"), TriggerSpec("one", "a.C"))
+    assert await register(database) == []
+
+
+async def test_every_claim_raises_the_token(database: Database) -> None:
+    [(number, first)] = (await claimed(database, "one")).items()
+
+    second = await database.write(lambda c: claim_triggers(c, [number, 999], "host:2", NOW_US))
+
+    assert second == {number: first + 1}
+    [record] = await database.read(lambda c: find_triggers(c, ["one", "unknown"]))
+    assert (record.token, record.owner) == (first + 1, "host:2")
+
+
+async def test_reports_are_taken_from_the_last_claim_only(database: Database) -> None:
+    [(number, old)] = (await claimed(database, "one")).items()
+    [token] = (await database.write(lambda c: claim_triggers(c, [number], "other", NOW_US))).values()
+
+    assert await mark(database, number, token, TriggerState.RUNNING) is Marked.MARKED
+    assert await mark(database, number, old, TriggerState.FAILED, error="late") is Marked.FENCED
+    assert await mark(database, 999, 1, TriggerState.FAILED) is Marked.UNKNOWN
+    [record] = await database.read(lambda c: find_triggers(c, ["one"]))
+    assert (record.state, record.error) == (TriggerState.RUNNING, None)
+
+
+async def test_an_error_text_with_what_databases_refuse_is_stored_nevertheless(database: Database) -> None:
+    [(number, token)] = (await claimed(database, "one")).items()
+
+    await mark(database, number, token, TriggerState.FAILED, error="bad \0 and \ud800 but ü")
+
+    [record] = await database.read(lambda c: find_triggers(c, ["one"]))
+    assert record.error == "bad \ufffd and ? but ü"
+
+
+async def test_lists_go_page_by_page_through_all_of_a_state(database: Database) -> None:
+    tokens = await claimed(database, *[f"t{number}" for number in range(7)])
+    failed = list(tokens)[::2]
+    for number in failed:
+        await mark(database, number, tokens[number], TriggerState.FAILED)
+
+    pages, after = [], None
+    while True:
+        page = await database.read(
+            lambda c, after=after: list_triggers(c, states=[TriggerState.FAILED], after=after, limit=2)
+        )
+        pages.append([record.id for record in page.rows])
+        after = page.next
+        if after is None:
+            break
+    assert pages == [failed[:2], failed[2:]]
+    assert len((await database.read(list_triggers)).rows) == 7
+    assert await database.read(count_triggers) == {TriggerState.FAILED: 4, TriggerState.REGISTERED: 3}
+
+
+async def test_events_and_their_numbers_survive_that_the_trigger_becomes_another_one(database: Database) -> None:
+    [(number, token)] = (await claimed(database, "one")).items()
+    events = [NewEvent(number, token, str(n), None, NOW_US) for n in range(3)]
+    await database.write(lambda c: store_events(c, events))
+
+    [record] = await register(database, TriggerSpec("one", "another.Class"))
+
+    assert record.next_index == 3
+    assert len((await database.read(lambda c: list_trigger_events(c, number))).rows) == 3
+    assert await database.read(lambda c: count_events(c, number)) == 3
+
+
+async def test_ten_thousand_triggers_are_registered_and_claimed_within_two_seconds(database: Database) -> None:
+    began = time.perf_counter()
+    tokens = await claimed(database, *[f"trigger-{number}" for number in range(10_000)])
+
+    assert len(tokens) == 10_000
+    assert time.perf_counter() - began < 2
