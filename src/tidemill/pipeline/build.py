@@ -22,7 +22,7 @@ def build_engine(settings: Settings, handler: Handler[Any, Any], identity: Ident
     """Return an engine of this pipeline; nothing is connected yet."""
     history = HistoryWriter(Path(settings.history.path), identity) if settings.history.path else None
     letters = KafkaDeadLetters(settings)
-    outbox = Outbox(build_sinks(settings), letters, handler.on_delivery_error)
+    outbox = Outbox(build_sinks(settings), letters, handler.on_delivery_error, settings.delivery)
     return Engine(
         settings,
         handler,

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import structlog
 
+from tidemill.config.settings import DeliverySettings
 from tidemill.core.errors import (
     AmbiguousSinkError,
     RemoteError,
@@ -23,7 +24,7 @@ from tidemill.core.errors import (
     TidemillError,
     said,
 )
-from tidemill.core.outbox_items import Decision, Limits
+from tidemill.core.outbox_items import Decision, Limits, WhenOpen
 from tidemill.core.retry import Backoff
 from tidemill.pipeline.batcher import (
     Batcher,
@@ -58,10 +59,17 @@ DeliveryHook = Callable[[DeliveryError], Awaitable[DeliveryAction]]
 
 
 class Origin(msgspec.Struct):
-    """Where payloads come from, for their order and for letters; all sources are of one partition."""
+    """Where payloads come from, for their order and for letters; all sources are of one partition.
+
+    Attributes:
+        sources: The messages.
+        task: The task, if it was one.
+        size_bytes: What the payloads take, once they are submitted.
+    """
 
     sources: Sequence[SourceMessage]
     task: ExecutorTask | None = None
+    size_bytes: int = 0
 
 
 class Routed(msgspec.Struct, gc=False):
@@ -78,8 +86,7 @@ class Outbox:
         sinks: Instances by type and name.
         letters: Where payloads go that nobody takes.
         on_delivery_error: Decides about refused payloads; None: dead letters.
-        budget_seconds: How long a payload is tried again before somebody is asked.
-        backoff: Between tries.
+        settings: How long to try again, and what a circuit breaker does.
         connect_seconds: How long sinks may take to connect.
     """
 
@@ -88,18 +95,21 @@ class Outbox:
         sinks: Mapping[str, Mapping[str, Sink]],
         letters: DeadLetters,
         on_delivery_error: DeliveryHook | None = None,
+        settings: DeliverySettings | None = None,
         *,
-        budget_seconds: float = 600.0,
-        backoff: Backoff | None = None,
         connect_seconds: float = CONNECT_SECONDS,
     ) -> None:
         """Prepare; nothing is connected before `connect`."""
-        limits = Limits(budget_seconds=budget_seconds, backoff=backoff or Backoff(0.1, 10.0))
+        settings = settings or DeliverySettings()
+        limits, seconds = limits_of(settings), settings.timeout_seconds
         self._letters = letters
         self._hook = on_delivery_error
         self._connect_seconds = connect_seconds
         self._batchers = {
-            kind: {name: Batcher(sink, limits, self._ask, self._gave_up, self._changed) for name, sink in named.items()}
+            kind: {
+                name: Batcher(sink, limits, seconds, self._ask, self._gave_up, self._changed)
+                for name, sink in named.items()
+            }
             for kind, named in sinks.items()
         }
         self._all = [batcher for named in self._batchers.values() for batcher in named.values()]
@@ -320,6 +330,19 @@ class Outbox:
         if not self._closed:
             submission.settle(count)
         self._changed()
+
+
+def limits_of(settings: DeliverySettings) -> Limits:
+    """Return what the configuration says about trying again; batch sizes are each sink's own."""
+    backoff, breaker = settings.retry_backoff, settings.breaker
+    return Limits(
+        budget_seconds=settings.max_seconds,
+        backoff=Backoff(backoff.initial_seconds, backoff.max_seconds, backoff.multiplier),
+        max_retries=settings.max_retries,
+        breaker_failures=breaker.failures,
+        breaker_seconds=breaker.open_seconds,
+        when_open=WhenOpen.HOLD if breaker.when_open == "hold" else WhenOpen.GIVE_UP,
+    )
 
 
 def payloads_of(collect: CollectResult) -> list[str]:

@@ -108,12 +108,12 @@ class Engine:
             limits.retry_backoff.max_seconds,
             limits.retry_backoff.multiplier,
         )
-        self.pool = TaskPool(executor, limits)
         self._executor = executor
         self._report = report
         self._warden = warden
         self.commits = Commits(source, self._settled)
         self.intake = Intake(self)
+        self.pool = TaskPool(executor, limits, self.intake.is_full)
         self._subscribed = False
         self._stop = asyncio.Event()
         self._changed = asyncio.Event()
@@ -397,7 +397,7 @@ class Engine:
             consumed=counters.consumed,
             messages_done=counters.messages_done,
             tasks_running=pool.running,
-            tasks_queued=pool.queued,
+            tasks_queued=pool.queued + sum(len(lane.parked) for lane in self.intake.lanes.values()),
             tasks_retrying=pool.retrying,
             tasks_done=counters.tasks_done,
             tasks_failed=counters.tasks_failed,
