@@ -367,3 +367,19 @@ def test_an_entry_tells_what_it_waits_for() -> None:
 def test_members_are_a_bit_mask() -> None:
     with pytest.raises(ValueError, match="bit mask"):
         Ledger[str, int]().open("lane", 1, -1)
+
+
+def test_a_cut_lets_a_part_of_the_prefix_go_and_offers_the_rest_again() -> None:
+    ledger: Ledger[str, int] = Ledger()
+    entries = [ledger.open("a", n) for n in range(4)]
+    for entry in entries[:3]:
+        ledger.resolve(entry)
+    assert ledger.ready(lambda lane, prefix: 0) == []
+    (batch,) = ledger.ready(lambda lane, prefix: len(prefix) - 1)
+    assert [entry.item for entry in batch.entries] == [0, 1]
+    assert ledger.ready(lambda lane, prefix: 1) == []
+    ledger.settle(batch)
+    ledger.resolve(entries[3])
+    (batch,) = ledger.ready(lambda lane, prefix: len(prefix))
+    assert [entry.item for entry in batch.entries] == [2, 3]
+    assert ledger.ready() == []

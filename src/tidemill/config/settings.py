@@ -93,6 +93,11 @@ class KafkaSettings(Section):
     on_parse_error: Literal["dlq", "pass"] = Field(
         "dlq", description="pass: hand the message to `arrange` with payload None and parse_error set."
     )
+    exactly_once: bool = Field(
+        False,
+        description="Results, dead letters and offsets in one transaction; all sinks have to be Kafka, on the same "
+        "brokers.",
+    )
     client_config: Annotated[dict[str, Any], AfterValidator(_source_client_config)] = Field(
         default_factory=dict,
         description="Passed to librdkafka. Its security, sasl and ssl keys also apply to dead letters and to "
@@ -324,6 +329,15 @@ class Settings(Section):
             raise ValueError(f"dlq.topic may not be the source topic ({self.kafka.source_topic})")
         return self
 
+    @model_validator(mode="after")
+    def _check_exactly_once(self) -> Self:
+        if self.kafka.exactly_once and (problems := transaction_problems(self)):
+            raise ValueError(
+                "kafka.exactly_once puts results, dead letters and offsets into one transaction of one producer: "
+                f"{'; '.join(problems)}; change that, or set kafka.exactly_once to false"
+            )
+        return self
+
     @property
     def dlq_topic(self) -> str:
         """The dead-letter topic."""
@@ -333,3 +347,30 @@ class Settings(Section):
     def dlq_brokers(self) -> str:
         """The brokers of the dead-letter topic."""
         return self.dlq.brokers or self.kafka.brokers
+
+
+def transaction_problems(settings: Settings) -> list[str]:
+    """Return what stands in the way of one transaction for everything that a pipeline writes."""
+    problems = []
+    own = ("", settings.kafka.brokers)
+    for kind in type(settings.sinks).model_fields:
+        problems += [
+            f"sinks.{kind}.{name} is no Kafka sink"
+            for name in (getattr(settings.sinks, kind) or {} if kind != "kafka" else ())
+        ]
+    for name, sink in settings.sinks.kafka.items():
+        if sink.brokers not in own:
+            problems.append(f"sinks.kafka.{name} is on other brokers ({sink.brokers}) than kafka ({own[1]})")
+    if settings.dlq.brokers not in own:
+        problems.append(f"dlq is on other brokers ({settings.dlq.brokers}) than kafka ({own[1]})")
+    configs = {name: sink.client_config for name, sink in settings.sinks.kafka.items()}
+    first = next(iter(configs), "")
+    problems += [
+        f"sinks.kafka.{name} has another client_config than sinks.kafka.{first}"
+        for name, config in configs.items()
+        if config != configs[first]
+    ]
+    level = settings.kafka.client_config.get("isolation.level", "read_committed")
+    if level != "read_committed":
+        problems.append(f"kafka.client_config has isolation.level {level}, so a takeover would read too early")
+    return problems

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 LaneT = TypeVar("LaneT", bound=Hashable)
@@ -116,6 +116,9 @@ class _Line(Generic[LaneT, ItemT]):
         self.abandoned = False
 
 
+Cut = Callable[[LaneT, Sequence[Entry[LaneT, ItemT]]], int]
+
+
 class Ledger(Generic[LaneT, ItemT]):
     """Lanes of entries, and what of them may be advanced.
 
@@ -191,21 +194,30 @@ class Ledger(Generic[LaneT, ItemT]):
         if not entry.pending and line.entries[0] is entry:
             self._ready[line.lane] = line
 
-    def ready(self) -> list[Batch[LaneT, ItemT]]:
+    def ready(self, cut: Cut[LaneT, ItemT] | None = None) -> list[Batch[LaneT, ItemT]]:
         """Take the contiguous resolved prefix of every lane that has one and nothing in flight.
 
         Each batch is in flight from now until `settle`, `retry` or `abandon`.
+
+        Args:
+            cut: Says how many entries of a lane's prefix may go; what is left is offered again.
         """
         batches = []
+        waiting = {}
         for line in self._ready.values():
             prefix = []
             for entry in line.entries:
                 if entry.pending:
                     break
                 prefix.append(entry)
-            line.in_flight = batch = Batch(line, prefix)
-            batches.append(batch)
-        self._ready.clear()
+            if cut is not None:
+                prefix = prefix[: cut(line.lane, prefix)]
+            if prefix:
+                line.in_flight = batch = Batch(line, prefix)
+                batches.append(batch)
+            else:
+                waiting[line.lane] = line
+        self._ready = waiting
         return batches
 
     def settle(self, batch: Batch[LaneT, ItemT]) -> None:

@@ -157,6 +157,10 @@ class Batcher:
         """Payloads that are neither confirmed nor given up."""
         return self._queue.outstanding
 
+    async def connect(self) -> None:
+        """Connect the sink."""
+        await self.sink.connect()
+
     def start(self) -> None:
         """Start sending, in the running loop."""
         self._loop = asyncio.get_running_loop()

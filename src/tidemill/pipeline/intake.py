@@ -122,8 +122,19 @@ class Intake:
                 self._engine.pool.submit(run)
         self._refill(lane.partition)
 
+    def charge(self, partition: TopicPartition, size_bytes: int) -> None:
+        """Count bytes that a partition has more, or fewer, staged for its next transaction."""
+        lane = self.lanes.get(partition)
+        if lane is not None:
+            (self.waits if size_bytes > 0 else self.delivered)(lane, abs(size_bytes))
+
     def is_full(self, lane: Lane) -> bool:
-        """Tell whether so much of a partition waits for sinks that none of its tasks may start."""
+        """Tell whether so much of a partition waits for sinks that none of its tasks may start.
+
+        Never with transactions: what is staged may wait for the very tasks that would be held.
+        """
+        if self._engine.outbox.stage is not None:
+            return False
         return lane.undelivered_bytes * len(self.lanes) >= self._limits.max_queued_bytes
 
     def committed(self, partition: TopicPartition, count: int) -> None:

@@ -117,7 +117,7 @@ class WindowRun:
             )
 
     def _start(self, tasks: list[ExecutorTask]) -> None:
-        if self.engine.settings.executor.commit == "window":
+        if self.engine.holds_windows:
             self.held_for_window = True
             self.graph.hold(range(len(self.messages)))
         places = {message.offset: index for index, message in enumerate(self.messages)} if tasks else {}
