@@ -1,4 +1,4 @@
-"""The pipeline's speed against its bars: `python -m bench.pipeline [cat|known|latency|memory ...]`; JSON lines out.
+"""The pipeline's speed against its bars: `python -m bench.pipeline [NAME ...]`; JSON lines out.
 
 Everything runs on this machine: a real broker, Spark, and the pipeline as a process of its own. Ratios compare two
 things measured in the same run, in turn.
@@ -6,6 +6,7 @@ things measured in the same run, in turn.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
 import resource
@@ -115,6 +116,51 @@ def known(folder: Path, count: int = 200_000, rounds: int = 3) -> None:
     finally:
         bench.close()
     report(bench="known", median_per_second=statistics.median(speeds), bar_per_second=20_000)
+
+
+def exactly_once(folder: Path, count: int = 150_000, rounds: int = 4) -> None:
+    """Known results into a topic, with transactions and without: two pipelines that run in turn."""
+    bench = Bench(folder)
+    values = [b"%07d %s" % (n, LINES[n % len(LINES)][:90]) for n in range(count)]
+    speeds: dict[bool, list[float]] = {False: [], True: []}
+    topics = {False: "in", True: "in-once"}
+    groups = {False: "plain", True: "once"}
+
+    def turn(once: bool) -> None:
+        bench.topic = topics[once]
+        bench.forget_probe()
+
+    try:
+        bench.broker.create_topic(topics[True], partitions=bench.partitions)
+        with contextlib.ExitStack() as running:
+            for once in (False, True):
+                bench.broker.create_topic(f"out-{groups[once]}", partitions=4)
+                turn(once)
+                sinks = {"kafka": {"out": {"topic": f"out-{groups[once]}"}}}
+                running.enter_context(
+                    bench.pipeline("KnownTopic", groups[once], kafka={"exactly_once": once}, sinks=sinks)
+                )
+                bench.feed(values[:500])
+                bench.wait_committed(groups[once], 500)
+                bench.wait_settled(groups[once], 2)
+            for n in range(rounds * 2):
+                once = n % 2 == 1
+                turn(once)
+                goal = bench.committed(groups[once]) + count
+                start = time.monotonic()
+                bench.feed(values)
+                bench.wait_committed(groups[once], goal)
+                speeds[once].append(count / (time.monotonic() - start))
+                report(bench="exactly_once", exactly_once=once, round=n // 2, per_second=speeds[once][-1])
+        for once in (False, True):
+            seen = bench.readable(f"out-{groups[once]}")
+            if seen < 500 + rounds * count or (once and seen != 500 + rounds * count):
+                raise AssertionError(f"{seen} results are readable for {500 + rounds * count} messages")
+    finally:
+        bench.close()
+    plain, once_speed = statistics.median(speeds[False]), statistics.median(speeds[True])
+    report(bench="exactly_once", median_plain=plain, median_exactly_once=once_speed, ratio=once_speed / plain,
+           bar_ratio=0.75)  # fmt: skip
 
 
 def latency(folder: Path, count: int = 1200, per_second: float = 20.0) -> None:
@@ -243,10 +289,16 @@ def _engines(pid: int) -> dict[int, int]:
 
 
 if __name__ == "__main__":
-    chosen = sys.argv[1:] or ["cat", "known", "latency", "memory"]
+    chosen = sys.argv[1:] or ["cat", "known", "exactly_once", "latency", "memory"]
     for name in chosen:
         where = Path(tempfile.mkdtemp(prefix="tidemill-bench-"))
         try:
-            {"cat": cat, "known": known, "latency": latency, "memory": memory}[name](where)
+            {
+                "cat": cat,
+                "known": known,
+                "exactly_once": exactly_once,
+                "latency": latency,
+                "memory": memory,
+            }[name](where)
         finally:
             shutil.rmtree(where, ignore_errors=True)

@@ -54,6 +54,7 @@ class Place:
     def __init__(self, broker: Any, partitions: int = 4, **topic_config: str) -> None:
         self.broker = broker
         self.partitions = partitions
+        self.session_timeout_ms = 6_000
         self.topic = f"eos-{uuid.uuid4().hex[:8]}"
         self.out = f"{self.topic}-out"
         broker.create_topic(self.topic, partitions=partitions)
@@ -68,7 +69,7 @@ class Place:
                     "brokers": self.broker.bootstrap,
                     "source_topic": self.topic,
                     "consumer_group": self.topic,
-                    "session_timeout_ms": 6000,
+                    "session_timeout_ms": self.session_timeout_ms,
                     "heartbeat_interval_ms": 500,
                     "exactly_once": True,
                 },
@@ -345,19 +346,25 @@ async def test_a_revoke_ends_the_last_transaction_of_its_partitions_first(place)
     assert owners == [2, 2]
 
 
-async def test_a_broker_that_restarts_delays_transactions_and_repeats_nothing(own_kafka):
+@pytest.mark.parametrize("how", ["stop", "kill"])
+async def test_a_broker_that_restarts_delays_transactions_and_repeats_nothing(own_kafka, how):
     broker = own_kafka()
     place = Place(broker)
+    place.session_timeout_ms = 45_000  # a lone broker needs five seconds to come back from a crash
     try:
         place.feed(0, 2_000)
         engine = place.start(Copy())
-        await place.until(lambda: engine.commits.committed)
-        broker.kill()
+        # A lone broker that is killed between its word on a commit and its mark in the topic forgets the commit (a
+        # plain producer shows it too), so what is out already has to be visible before.
+        await place.committed(2_000)
+        place.assert_exactly_once(2_000)
+        place.feed(2_000, 2_000)
+        await asyncio.to_thread(getattr(broker, how))
         await place.until(lambda: engine.source.stalled())
         await asyncio.to_thread(broker.start)
-        await asyncio.to_thread(place.feed, 2_000, 2_000)
-        await place.committed(4_000, 60)
-        place.assert_exactly_once(4_000)
+        await asyncio.to_thread(place.feed, 4_000, 2_000)
+        await place.committed(6_000, 60)
+        place.assert_exactly_once(6_000)
         assert not place.tasks[0].done()
     finally:
         await place.end()

@@ -89,6 +89,7 @@ class Commits:
 
     def ended(self, offsets: Mapping[TopicPartition, int], status: CommitStatus) -> None:
         """Hear how a commit went."""
+        blamed = 0
         for partition, offset in offsets.items():
             batch = self._in_flight.get(partition)
             if batch is None or batch.entries[-1].item + 1 != offset:
@@ -104,9 +105,10 @@ class Commits:
             else:
                 self._ledger.retry(batch)
                 if self._stage is not None:
-                    self._stage.aborted(partition)
+                    blamed += self._stage.aborted(partition)
         if status is not CommitStatus.DONE and self._stage is not None:
-            self._failures += 1
+            # What single records are to blame for is better the next time, or decided about; the rest takes its time.
+            self._failures = 0 if blamed else self._failures + 1
         self._changed.set()
         if self._ledger.total:
             self._soon()

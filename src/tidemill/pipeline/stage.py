@@ -87,8 +87,12 @@ class Stage:
         for owner, count in counts.items():
             owner.committed(count)
 
-    def aborted(self, partition: TopicPartition) -> None:
-        """Offer what was taken again; what the brokers will not take is somebody's to decide about."""
+    def aborted(self, partition: TopicPartition) -> int:
+        """Offer what was taken again; what the brokers will not take is somebody's to decide about.
+
+        Returns:
+            How many records were to blame.
+        """
         bad = [staged for staged in self._staging.retry(partition) if staged.result.error is not None]
         refused: dict[Owner, list[StagedRecord]] = {}
         for staged, verdict in zip(bad, judged([staged.result.alone for staged in bad]), strict=True):
@@ -101,6 +105,7 @@ class Stage:
                 refused.setdefault(staged.result.owner, []).append(staged)
         for owner, records in refused.items():
             owner.refused(records)
+        return len(bad)
 
     def again(self, staged: StagedRecord) -> None:
         """Let a withheld record go after all, by itself."""
