@@ -31,7 +31,7 @@ class Load(threading.Thread):
         self.stopped = threading.Event()
 
     def run(self) -> None:
-        producer = ck.Producer({"bootstrap.servers": self.site.bootstrap, "linger.ms": 5})
+        producer = ck.Producer({"bootstrap.servers": self.site.bootstrap, "enable.idempotence": True})
         while not self.stopped.wait(0.05):
             for _ in range(PER_SECOND // 20):
                 n = self.site.fed

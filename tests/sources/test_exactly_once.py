@@ -79,7 +79,7 @@ class Place:
         )
 
     def feed(self, start: int, count: int) -> None:
-        producer = ck.Producer({"bootstrap.servers": self.broker.bootstrap, "linger.ms": 5})
+        producer = ck.Producer({"bootstrap.servers": self.broker.bootstrap, "enable.idempotence": True})
         for n in range(start, start + count):
             producer.produce(self.topic, b"%d" % n, partition=n % self.partitions)
         assert producer.flush(20) == 0
