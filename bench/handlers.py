@@ -34,6 +34,13 @@ class Known(Handler[Any, Any]):
         return CollectResult(files=[FilePayload(path="out.jsonl", data=result.stdout_bytes)])
 
 
+class KnownTopic(Known):
+    """A known result per message, into a topic."""
+
+    async def on_task_complete(self, result):
+        return CollectResult(kafka=[KafkaPayload(key=result.task.task_id, data=result.stdout_bytes)])
+
+
 class Sleepy(Handler[Any, Any]):
     """`cat` per message into a topic; a message that says so takes three seconds."""
 

@@ -93,6 +93,27 @@ class Bench:
         producer.flush(60)
         self.produced += len(values)
 
+    def forget_probe(self) -> None:
+        """Ask about another topic or group from now on."""
+        self.__dict__.pop("_probe", None)
+
+    def readable(self, topic: str) -> int:
+        """Return how many records a consumer with read_committed finds in a topic."""
+        consumer = ck.Consumer(
+            {"bootstrap.servers": self.broker.bootstrap, "group.id": "audit", "enable.partition.eof": True}
+        )
+        partitions = list(consumer.list_topics(topic, timeout=10).topics[topic].partitions)
+        consumer.assign([ck.TopicPartition(topic, n, 0) for n in partitions])
+        count, ended = 0, 0
+        while ended < len(partitions):
+            for record in consumer.consume(10_000, 1.0):
+                if record.error() is None:
+                    count += 1
+                else:
+                    ended += 1
+        consumer.close()
+        return count
+
     def committed(self, group: str) -> int:
         if not hasattr(self, "_probe"):
             self._probe = ck.Consumer(
@@ -126,12 +147,12 @@ class Bench:
     @contextlib.contextmanager
     def pipeline(self, handler: str, group: str, **config: Any) -> Iterator[subprocess.Popen[bytes]]:
         """Run a pipeline as its own process until the block ends; the log is `pipeline.log` in the folder."""
-        self.__dict__.pop("_probe", None)
+        self.forget_probe()
         config.setdefault("kafka", {}).update(
             brokers=self.broker.bootstrap, source_topic=self.topic, consumer_group=group
         )
         config.setdefault("spark", {}).setdefault("engines", 2)
-        path = self.folder / "tidemill.yaml"
+        path = self.folder / f"{group}.yaml"
         path.write_text(yaml.safe_dump(config))
         env = {**os.environ, "WORKER_ID": f"bench-{group}", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
         with open(self.folder / "pipeline.log", "ab") as log:

@@ -6,6 +6,7 @@ things measured in the same run, in turn.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
 import resource
@@ -173,6 +174,51 @@ def known(folder: Path, count: int = 200_000, rounds: int = 3) -> None:
     report(bench="known", median_per_second=statistics.median(speeds), bar_per_second=20_000)
 
 
+def exactly_once(folder: Path, count: int = 150_000, rounds: int = 4) -> None:
+    """Known results into a topic, with transactions and without: two pipelines that run in turn."""
+    bench = Bench(folder)
+    values = [b"%07d %s" % (n, LINES[n % len(LINES)][:90]) for n in range(count)]
+    speeds: dict[bool, list[float]] = {False: [], True: []}
+    topics = {False: "in", True: "in-once"}
+    groups = {False: "plain", True: "once"}
+
+    def turn(once: bool) -> None:
+        bench.topic = topics[once]
+        bench.forget_probe()
+
+    try:
+        bench.broker.create_topic(topics[True], partitions=bench.partitions)
+        with contextlib.ExitStack() as running:
+            for once in (False, True):
+                bench.broker.create_topic(f"out-{groups[once]}", partitions=4)
+                turn(once)
+                sinks = {"kafka": {"out": {"topic": f"out-{groups[once]}"}}}
+                running.enter_context(
+                    bench.pipeline("KnownTopic", groups[once], kafka={"exactly_once": once}, sinks=sinks)
+                )
+                bench.feed(values[:500])
+                bench.wait_committed(groups[once], 500)
+                bench.wait_settled(groups[once], 2)
+            for n in range(rounds * 2):
+                once = n % 2 == 1
+                turn(once)
+                goal = bench.committed(groups[once]) + count
+                start = time.monotonic()
+                bench.feed(values)
+                bench.wait_committed(groups[once], goal)
+                speeds[once].append(count / (time.monotonic() - start))
+                report(bench="exactly_once", exactly_once=once, round=n // 2, per_second=speeds[once][-1])
+        for once in (False, True):
+            seen = bench.readable(f"out-{groups[once]}")
+            if seen < 500 + rounds * count or (once and seen != 500 + rounds * count):
+                raise AssertionError(f"{seen} results are readable for {500 + rounds * count} messages")
+    finally:
+        bench.close()
+    plain, once_speed = statistics.median(speeds[False]), statistics.median(speeds[True])
+    report(bench="exactly_once", median_plain=plain, median_exactly_once=once_speed, ratio=once_speed / plain,
+           bar_ratio=0.75)  # fmt: skip
+
+
 def latency(folder: Path, count: int = 1200, per_second: float = 20.0) -> None:
     """From produce to a result that can be read, with one message in 200 taking three seconds."""
     bench = Bench(folder)
@@ -299,7 +345,14 @@ def _engines(pid: int) -> dict[int, int]:
 
 
 if __name__ == "__main__":
-    measures = {"cat": cat, "resident": resident, "known": known, "latency": latency, "memory": memory}
+    measures = {
+        "cat": cat,
+        "resident": resident,
+        "known": known,
+        "exactly_once": exactly_once,
+        "latency": latency,
+        "memory": memory,
+    }
     chosen = sys.argv[1:] or list(measures)
     for name in chosen:
         where = Path(tempfile.mkdtemp(prefix="tidemill-bench-"))

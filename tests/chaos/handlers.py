@@ -7,12 +7,13 @@ from typing import Any
 
 import pydantic
 
-from tidemill import CollectResult, ExecutorTask, FilePayload, Handler
+from tidemill import CollectResult, ExecutorTask, FilePayload, Handler, KafkaPayload, PrecomputedResult
 
 
 class Job(pydantic.BaseModel):
     n: int
     sleep: float = 0
+    bad: bool = False
 
 
 class Work(Handler[Job, Any]):
@@ -31,3 +32,30 @@ class Work(Handler[Job, Any]):
 
     async def on_task_complete(self, result):
         return CollectResult(files=[FilePayload(path="out.jsonl", data={**result.task.metadata, "at": time.time()})])
+
+
+class Deliver(Handler[Job, Any]):
+    """A known result per message, with a key that keeps its order, into whatever sinks there are."""
+
+    async def on_ready(self, config, pg_pool):
+        self.files, self.kafka = bool(config.sinks.filesystem), bool(config.sinks.kafka)
+
+    async def arrange(self, messages, pending):
+        return [
+            ExecutorTask(
+                f"{m.partition}-{m.offset}",
+                source_offsets=(m.offset,),
+                precomputed=PrecomputedResult(),
+                metadata={"n": m.payload.n, "bad": m.payload.bad},
+            )
+            for m in messages
+        ]
+
+    async def on_task_complete(self, result):
+        n = result.task.metadata["n"]
+        if result.task.metadata["bad"]:
+            raise ValueError("this one is bad")
+        return CollectResult(
+            files=[FilePayload(path="out.jsonl", data={"n": n})] if self.files else [],
+            kafka=[KafkaPayload(key=f"k{n % 8}", data={"n": n})] if self.kafka else [],
+        )

@@ -66,6 +66,7 @@ def test_what_does_not_finish_within_the_drain_timeout_is_redelivered(site):
     assert pipeline.wait(30) == 0, pipeline.log
     assert not pipeline.marked()
     assert sum(site.committed().values()) == 40
+    assert len(site.rows()) == 40, "a late result was delivered"
 
 
 def test_a_second_signal_stops_at_once(site):

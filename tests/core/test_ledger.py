@@ -401,3 +401,19 @@ def test_an_entry_of_the_caller_is_resolved_when_the_caller_says_so() -> None:
     assert ledger.take() is None
     with pytest.raises(TypeError):
         ledger.add([], first)  # type: ignore[arg-type]
+
+
+def test_a_cut_lets_a_part_of_the_prefix_go_and_offers_the_rest_again() -> None:
+    ledger: Ledger[str, int] = Ledger()
+    entries = [ledger.open("a", n) for n in range(4)]
+    for entry in entries[:3]:
+        ledger.resolve(entry)
+    assert ledger.ready(lambda lane, prefix: 0) == []
+    (batch,) = ledger.ready(lambda lane, prefix: len(prefix) - 1)
+    assert [entry.item for entry in batch.entries] == [0, 1]
+    assert ledger.ready(lambda lane, prefix: 1) == []
+    ledger.settle(batch)
+    ledger.resolve(entries[3])
+    (batch,) = ledger.ready(lambda lane, prefix: len(prefix))
+    assert [entry.item for entry in batch.entries] == [2, 3]
+    assert ledger.ready() == []

@@ -9,8 +9,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tidemill.core.breaker import BreakerState
 from tidemill.core.outbox import SendQueue
-from tidemill.core.outbox_items import Ask, Decision, Delivered, GaveUp, Item, Limits
+from tidemill.core.outbox_items import Ask, Decision, Delivered, GaveUp, Item, Limits, WhenOpen
 from tidemill.core.retry import Backoff
 
 FULL = (1 << 32) - 1
@@ -28,8 +29,16 @@ AGAIN = Refusal()
 NEVER = Refusal("never", retryable=False)
 
 
-def new_queue(count: int = 3, size: int = 100, linger: float = 0.0) -> SendQueue[str, str]:
-    return SendQueue(Limits(count, size, linger, BUDGET, Backoff(1.0, 8.0)))
+def new_queue(
+    count: int = 3,
+    size: int = 100,
+    linger: float = 0.0,
+    *,
+    retries: int = 20,
+    failures: int = 100,
+    when_open: WhenOpen = WhenOpen.HOLD,
+) -> SendQueue[str, str]:
+    return SendQueue(Limits(count, size, linger, BUDGET, Backoff(1.0, 8.0), retries, failures, 4.0, when_open))
 
 
 def add(
@@ -356,6 +365,146 @@ def test_abandoning_twice_or_an_unknown_lane_changes_nothing() -> None:
     assert queue.outstanding == 0
 
 
+# -- the circuit breaker and the number of tries ------------------------------------------------------------------
+
+
+def test_failures_in_a_row_open_the_breaker_and_one_item_probes_the_sink() -> None:
+    queue = new_queue(count=5, failures=2)
+    add(queue, "a1", "b1", "c1", "-1")
+    queue.take(0.0)
+    queue.failed("down", True, 0.0, 0)
+    assert queue.breaker(0.0) is BreakerState.CLOSED
+    assert len(queue.take(0.0)) == 4
+    queue.failed("down", True, 0.0, FULL)
+    assert (queue.breaker(0.0), queue.opened) == (BreakerState.OPEN, 1)
+    add(queue, "d1")
+    assert queue.take(3.9) == ()
+    due = queue.due
+    assert due is not None
+    assert round(due) == 4
+    assert queue.breaker(due) is BreakerState.HALF_OPEN
+    assert names(queue.take(due)) == ["a1"]
+    queue.failed("down", True, due, 0)
+    assert queue.breaker(due) is BreakerState.OPEN
+    again = due + 2.0
+    assert names(queue.take(again)) == ["a1"]
+    queue.answered([None], again, 0)
+    assert queue.breaker(again) is BreakerState.CLOSED
+    assert names(queue.take(again)) == ["b1", "c1", "-1", "d1"], "the order is kept"
+
+
+def test_an_item_that_is_refused_as_the_probe_makes_room_for_another() -> None:
+    queue = new_queue(count=5, failures=1)
+    add(queue, "a1", "b1")
+    queue.take(0.0)
+    queue.answered([AGAIN, AGAIN], 0.0, 0)
+    now = 2.0
+    for _ in range(4):
+        probe = queue.take(now)
+        if names(probe) == ["b1"]:
+            break
+        queue.answered([AGAIN], now, FULL >> 1)
+        now += 3.0
+    assert names(probe) == ["b1"]
+
+
+def test_refusals_of_everything_new_count_as_failures_of_the_sink() -> None:
+    queue = new_queue(failures=2)
+    for name in ("a1", "b1"):
+        add(queue, name)
+        queue.take(0.0)
+        queue.answered([AGAIN], 0.0, FULL)
+    assert queue.breaker(0.0) is BreakerState.OPEN
+
+
+def test_one_item_that_is_refused_again_and_again_does_not_open_the_breaker() -> None:
+    queue = new_queue(failures=2)
+    add(queue, "a1")
+    now = 0.0
+    for _ in range(5):
+        assert names(queue.take(now)) == ["a1"]
+        queue.answered([AGAIN], now, FULL)
+        assert queue.due is not None
+        now = queue.due
+    assert queue.breaker(now) is BreakerState.CLOSED
+
+
+def test_a_definite_refusal_shows_that_the_sink_works() -> None:
+    queue = new_queue(failures=1)
+    add(queue, "a1")
+    queue.take(0.0)
+    queue.failed("down", True, 0.0, 0)
+    queue.take(2.0)
+    queue.answered([NEVER], 2.0, 0)
+    assert queue.breaker(2.0) is BreakerState.CLOSED
+    add(queue, "b1", "c1", now=2.0)
+    queue.take(2.0)
+    queue.failed("down", True, 2.0, 0)
+    queue.take(4.0)
+    queue.failed("forbidden", False, 4.0, 0)
+    assert queue.breaker(4.0) is BreakerState.CLOSED
+
+
+def test_an_open_breaker_can_give_up_what_waits() -> None:
+    queue = new_queue(count=5, failures=1, when_open=WhenOpen.GIVE_UP)
+    add(queue, "a1", "b1")
+    queue.take(0.0)
+    queue.answered([NEVER, None], 0.0, 0)
+    add(queue, "c1", "a2")
+    queue.take(0.0)
+    add(queue, "d1")
+    (effect,) = queue.failed("down", True, 0.0, 0)
+    assert isinstance(effect, GaveUp)
+    assert (names(effect.items), effect.error, effect.attempts) == (["c1", "a2", "d1"], "down", 1)
+    assert (queue.outstanding, queue.asked) == (1, 1), "what somebody decides about is not taken from him"
+    add(queue, "e1", now=1.0)
+    (effect,) = queue.shed(1.0)
+    assert isinstance(effect, GaveUp)
+    assert (names(effect.items), effect.attempts) == (["e1"], 0)
+    assert queue.shed(1.0) == []
+    add(queue, "f1", "g1", now=2.0)
+    assert queue.shed(2.0) == []
+    assert names(queue.take(2.0)) == ["f1"]
+    queue.answered([None], 2.0, 0)
+    assert names(queue.take(2.0)) == ["g1"]
+
+
+def test_a_breaker_opened_by_refusals_gives_up_too() -> None:
+    queue = new_queue(failures=1, when_open=WhenOpen.GIVE_UP)
+    add(queue, "a1")
+    queue.take(0.0)
+    (effect,) = queue.answered([AGAIN], 0.0, 0)
+    assert isinstance(effect, GaveUp)
+    assert effect.error == "no"
+    assert queue.outstanding == 0
+
+
+def test_a_decision_to_retry_is_carried_out_so_many_times_then_given_up() -> None:
+    queue = new_queue(retries=2)
+    add(queue, "a1")
+    queue.take(0.0)
+    (ask,) = queue.answered([NEVER], 0.0, 0)
+    for _ in range(2):
+        queue.decided(ask, Decision.RETRY, 0.0, 0)
+        assert names(queue.take(0.0)) == ["a1"]
+        (ask,) = queue.answered([NEVER], 0.0, 0)
+    assert isinstance(ask, GaveUp)
+    assert (names(ask.items), ask.attempts) == (["a1"], 3)
+
+
+def test_what_may_be_taken_later_is_tried_no_more_often_than_that_either() -> None:
+    queue = new_queue(retries=2)
+    add(queue, "a1")
+    queue.take(0.0)
+    (ask,) = queue.answered([NEVER], 0.0, 0)
+    queue.decided(ask, Decision.RETRY, 0.0, 0)
+    queue.take(0.0)
+    assert queue.answered([AGAIN], 0.0, 0) == []
+    queue.take(0.0)
+    (effect,) = queue.answered([AGAIN], 0.0, 0)
+    assert isinstance(effect, GaveUp)
+
+
 # -- random schedules -----------------------------------------------------------------------------------------
 
 ANSWERS = st.sampled_from(["ok", "ok", "again", "again", "never", "big"])
@@ -373,8 +522,9 @@ STEPS = st.one_of(
 class Schedule:
     """Drives a queue and checks the invariants at every step."""
 
-    def __init__(self) -> None:
-        self.queue = new_queue(count=4)
+    def __init__(self, when_open: WhenOpen) -> None:
+        self.when_open = when_open
+        self.queue = new_queue(count=4, retries=3, failures=2, when_open=when_open)
         self.now = 0.0
         self.items: list[Item[str, str]] = []
         self.ended: dict[int, str] = {}
@@ -399,10 +549,12 @@ class Schedule:
                     order.append(item.number)
 
     def take(self) -> None:
+        self.effects(self.queue.shed(self.now))
+        state = self.queue.breaker(self.now)
         batch = self.queue.take(self.now)
         if batch:
             assert not self.batch, "two batches in flight"
-            assert len(batch) <= 4
+            assert len(batch) <= {BreakerState.CLOSED: 4, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 0}[state]
             self.batch = list(batch)
 
     def answer(self, script: list[str]) -> None:
@@ -458,6 +610,8 @@ class Schedule:
     def check(self) -> None:
         open_items = len(self.items) - len(self.ended)
         assert self.queue.outstanding == open_items
+        if self.when_open is WhenOpen.GIVE_UP and self.queue.breaker(self.now) is BreakerState.OPEN:
+            assert open_items == self.queue.asked, "something waits for an open breaker"
         if open_items and not self.batch and not any(not item.gone for ask in self.asks for item in ask.items):
             assert self.queue.due is not None, "something is left that nobody will ever send"
 
@@ -475,9 +629,9 @@ class Schedule:
 
 
 @settings(max_examples=400, deadline=None)
-@given(st.lists(STEPS, max_size=80))
-def test_every_item_ends_once_and_keys_stay_in_order(steps: list[tuple[Any, ...]]) -> None:
-    schedule = Schedule()
+@given(st.lists(STEPS, max_size=80), st.sampled_from(WhenOpen))
+def test_every_item_ends_once_and_keys_stay_in_order(steps: list[tuple[Any, ...]], when_open: WhenOpen) -> None:
+    schedule = Schedule(when_open)
     for step in steps:
         schedule.step(step)
     schedule.finish()

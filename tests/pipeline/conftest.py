@@ -41,7 +41,7 @@ class Rig:
             handler,
             Identity("test", 0, "rig", "g", 1),
             self.source,
-            Outbox(self.sinks, self.letters, handler.on_delivery_error),
+            Outbox(self.sinks, self.letters, handler.on_delivery_error, self.settings.delivery),
             self.letters,
             build_executor(self.settings.executor, "rig"),
         )

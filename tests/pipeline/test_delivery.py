@@ -10,9 +10,14 @@ from typing import Any
 
 import pytest
 
-from tidemill.config.settings import FilesystemSinkSettings, KafkaSettings, KafkaSinkSettings, Settings
+from tidemill.config.settings import (
+    DeliverySettings,
+    FilesystemSinkSettings,
+    KafkaSettings,
+    KafkaSinkSettings,
+    Settings,
+)
 from tidemill.core.errors import AmbiguousSinkError, ConfigError, RemoteError, SinkNotConfiguredError
-from tidemill.core.retry import Backoff
 from tidemill.pipeline.delivery import Origin, Outbox
 from tidemill.pipeline.models import DeliveryAction, DeliveryError, ExecutorTask
 from tidemill.runtime.broker import EmbeddedBroker
@@ -27,7 +32,11 @@ from tidemill.testing.scripted import ScriptedDeadLetters, ScriptedSink
 
 AGAIN = Refusal("not now", retryable=True)
 NEVER = Refusal("never", retryable=False)
-QUICK = Backoff(0.001, 0.01)
+QUICK = {"initial_seconds": 0.001, "max_seconds": 0.01}
+
+
+def delivery(**more: Any) -> DeliverySettings:
+    return DeliverySettings.model_validate({"retry_backoff": QUICK, **more})
 
 
 class Fixture:
@@ -38,8 +47,7 @@ class Fixture:
         self.batches: list[list[Any]] = []
         self.sink = RecordingSink("out", "kafka", self)
         self.letters = ScriptedDeadLetters()
-        options.setdefault("backoff", QUICK)
-        self.outbox = Outbox({"kafka": {"out": self.sink}}, self.letters, hook, **options)
+        self.outbox = Outbox({"kafka": {"out": self.sink}}, self.letters, hook, delivery(**options))
         self.released: list[Any] = []
 
     def submit(self, *payloads: KafkaPayload, partition: int = 0, name: Any = None) -> None:
@@ -128,7 +136,7 @@ async def test_names_are_resolved_before_anything_is_delivered() -> None:
     one, two, only = ScriptedSink("one", "kafka"), ScriptedSink("two", "kafka"), ScriptedSink("f", "filesystem")
     outbox = Outbox({"kafka": {"one": one, "two": two}, "filesystem": {"f": only}}, letters)
     routed = outbox.route(CollectResult(kafka=[KafkaPayload("two", None, 1)], files=[FilePayload("", "p", 1)]))
-    assert [each.batcher.label for each in routed] == ["sinks.kafka.two", "sinks.filesystem.f"]
+    assert [each.courier.label for each in routed] == ["sinks.kafka.two", "sinks.filesystem.f"]
     with pytest.raises(AmbiguousSinkError, match="one, two"):
         outbox.route(CollectResult(files=[FilePayload("", "p", 1)], kafka=[KafkaPayload(data=1)]))
     with pytest.raises(SinkNotConfiguredError, match=r"sinks\.kafka\.three is not configured; there is one, two"):
@@ -159,7 +167,7 @@ async def test_a_refused_payload_is_tried_again_and_later_ones_of_its_key_wait()
 
 @pytest.mark.parametrize("failure", [RemoteError("sink down"), OSError("sink down"), TimeoutError("sink down")])
 async def test_a_sink_that_fails_is_tried_again_with_everything_in_order(failure: Exception) -> None:
-    fixture = Fixture(backoff=Backoff(0.05, 0.05, 1.0))
+    fixture = Fixture(retry_backoff={"initial_seconds": 0.05, "max_seconds": 0.05})
     fixture.script = {"*": [failure] * 3}
     await fixture.outbox.connect()
     for number in range(10):
@@ -182,7 +190,7 @@ async def test_wrong_answers_of_a_sink_are_a_failure_of_the_batch() -> None:
             return [] if self.calls == 1 else await super().send(batch)
 
     sink = Forgetful("out", "kafka")
-    outbox = Outbox({"kafka": {"out": sink}}, ScriptedDeadLetters(), backoff=QUICK)
+    outbox = Outbox({"kafka": {"out": sink}}, ScriptedDeadLetters(), None, delivery())
     await outbox.connect()
     outbox.submit(outbox.route(CollectResult(kafka=[KafkaPayload(data=1)])), Origin([]), lambda: None)
     await outbox.flush(5.0)
@@ -290,7 +298,7 @@ async def test_after_the_budget_the_hook_is_asked_and_a_retry_has_one_more_budge
         asked += 1
         return DeliveryAction.RETRY
 
-    fixture = Fixture(hook, budget_seconds=0.1)
+    fixture = Fixture(hook, max_seconds=0.1, max_retries=1_000_000, breaker={"failures": 1_000_000})
     fixture.script = {"a": [AGAIN] * 100_000}
     await fixture.outbox.connect()
     started = asyncio.get_running_loop().time()
@@ -454,7 +462,10 @@ async def test_a_broker_outage_delays_results_but_loses_none_and_keeps_their_ord
     sink = KafkaSink(
         "out", KafkaSinkSettings(topic=topic, client_config=client), KafkaSettings(brokers=broker.bootstrap)
     )
-    outbox = Outbox({"kafka": {"out": sink}}, ScriptedDeadLetters(), backoff=Backoff(0.05, 0.2))
+    quick = delivery(
+        retry_backoff={"initial_seconds": 0.05, "max_seconds": 0.2}, breaker={"open_seconds": 0.5, "failures": 2}
+    )
+    outbox = Outbox({"kafka": {"out": sink}}, ScriptedDeadLetters(), None, quick)
     await outbox.connect()
     released: list[int] = []
 

@@ -224,6 +224,41 @@ async def test_two_rebalances_in_a_row_lose_and_repeat_nothing(place):
     assert place.lines() == Counter(str(n) for n in range(3000))
 
 
+async def test_a_revoke_in_the_middle_of_windows_waits_for_them_and_repeats_nothing(place):
+    class Slow(Copy):
+        async def on_task_complete(self, result):
+            await asyncio.sleep(1.0)
+            return await super().on_task_complete(result)
+
+    place.feed(numbers(80))
+    first = place.start(Slow(), "w1")
+    await place.until(lambda: first.progress().consumed == 80)
+    assert not place.lines(), "no window is done yet"
+    second = place.start(Slow(), "w2")
+    await place.until(lambda: len(second.intake.lanes) == 2)
+    place.feed(numbers(40, 80))
+    await place.committed(120)
+    assert place.lines() == Counter(str(n) for n in range(120))
+
+
+async def test_partitions_that_come_while_an_engine_is_paused_wait_until_it_resumes(place):
+    first = place.start(Copy(), "w1")
+    await place.until(lambda: len(first.intake.lanes) == 4)
+    first.pause()
+    second = place.start(Copy(), "w2")
+    await place.until(lambda: len(second.intake.lanes) == 2)
+    place.feed(numbers(400))
+    await place.until(lambda: second.progress().messages_done == 200)
+    second.drain()
+    await place.until(lambda: len(first.intake.lanes) == 4)
+    place.feed(numbers(400, 400))
+    await place.until(lambda: sum(first.source.buffered(lane) for lane in first.intake.lanes) == 600)
+    assert first.progress().consumed == 0
+    first.resume()
+    await place.committed(800)
+    assert place.lines() == Counter(str(n) for n in range(800))
+
+
 async def test_the_newest_of_two_with_one_id_wins_and_the_other_ends_as_fenced(place):
     place.feed(numbers(100))
     place.start(Copy())

@@ -78,6 +78,11 @@ class KafkaSettings(Section):
     on_parse_error: Literal["dlq", "pass"] = Field(
         "dlq", description="pass: hand the message to `arrange` with payload None and parse_error set."
     )
+    exactly_once: bool = Field(
+        False,
+        description="Results, dead letters and offsets in one transaction; all sinks have to be Kafka, on the same "
+        "brokers.",
+    )
     client_config: Annotated[dict[str, Any], AfterValidator(_source_client_config)] = Field(
         default_factory=dict,
         description="Passed to librdkafka. Its security, sasl and ssl keys also apply to dead letters and to "
@@ -156,7 +161,9 @@ class ExecutorSettings(Section):
     window_max_bytes: PositiveInt = Field(8 * 1024 * 1024, description="Most bytes handed to `arrange` at once.")
     window_linger_ms: NonNegativeInt = Field(0, description="0: a window closes as soon as nothing more is waiting.")
     max_queued_bytes: PositiveInt = Field(
-        64 * 1024 * 1024, description="Bytes of messages in hand, per engine, beyond which it reads no more."
+        64 * 1024 * 1024,
+        description="Bytes in hand, per engine, of messages and of results that wait for a sink; beyond, it reads no "
+        "more.",
     )
     max_retries: NonNegativeInt = Field(3, description="How often a failed task runs again.")
     retry_backoff: RetryBackoffSettings = Field(
@@ -246,6 +253,42 @@ class SinksSettings(Section):
         return not (self.kafka or self.filesystem)
 
 
+class DeliveryBackoffSettings(RetryBackoffSettings):
+    """How long a sink is left alone after a failure: full jitter below an exponential bound."""
+
+    initial_seconds: PositiveFloat = Field(0.1, description="The bound after the first failure.")
+    max_seconds: PositiveFloat = Field(10.0, description="The bound grows no further than this.")
+    multiplier: float = Field(2.0, ge=1, description="By how much the bound grows with each failure.")
+
+
+class BreakerSettings(Section):
+    """The circuit breaker of each sink: after some failures in a row it is spared, then probed."""
+
+    failures: PositiveInt = Field(5, description="So many failures in a row open it.")
+    open_seconds: PositiveFloat = Field(5.0, description="How long it stays open at most before one payload is tried.")
+    when_open: Literal["hold", "dlq"] = Field(
+        "hold", description="hold: what waits for the sink holds its partitions; dlq: it becomes dead letters at once."
+    )
+
+
+class DeliverySettings(Section):
+    """How results get to sinks that are slow, down or refuse."""
+
+    max_seconds: PositiveFloat = Field(
+        600.0, description="A payload is tried again for so long before `on_delivery_error` is asked."
+    )
+    max_retries: PositiveInt = Field(
+        20, description="Tries after `on_delivery_error` said RETRY, within max_seconds once more; then a dead letter."
+    )
+    timeout_seconds: PositiveFloat = Field(
+        60.0, description="A sink that does not answer a batch for so long has failed, unless it has a time of its own."
+    )
+    retry_backoff: DeliveryBackoffSettings = Field(
+        default_factory=DeliveryBackoffSettings, description="How long a sink is left alone after a failure."
+    )
+    breaker: BreakerSettings = Field(default_factory=BreakerSettings, description="The circuit breaker of each sink.")
+
+
 class DeadLetterSettings(Section):
     """Where messages go that could not be processed."""
 
@@ -295,6 +338,7 @@ class Settings(Section):
     kafka: KafkaSettings = Field(default_factory=KafkaSettings)
     executor: ExecutorSettings = Field(default_factory=ExecutorSettings)
     sinks: SinksSettings = Field(default_factory=SinksSettings)
+    delivery: DeliverySettings = Field(default_factory=DeliverySettings)
     dlq: DeadLetterSettings = Field(default_factory=DeadLetterSettings)
     logging: LoggingSettings = Field(default_factory=LoggingSettings)
     spark: SparkSettings = Field(default_factory=SparkSettings)
@@ -315,6 +359,15 @@ class Settings(Section):
             raise ValueError(f"dlq.topic may not be the source topic ({self.kafka.source_topic})")
         return self
 
+    @model_validator(mode="after")
+    def _check_exactly_once(self) -> Self:
+        if self.kafka.exactly_once and (problems := transaction_problems(self)):
+            raise ValueError(
+                "kafka.exactly_once puts results, dead letters and offsets into one transaction of one producer: "
+                f"{'; '.join(problems)}; change that, or set kafka.exactly_once to false"
+            )
+        return self
+
     @property
     def dlq_topic(self) -> str:
         """The dead-letter topic."""
@@ -324,3 +377,30 @@ class Settings(Section):
     def dlq_brokers(self) -> str:
         """The brokers of the dead-letter topic."""
         return self.dlq.brokers or self.kafka.brokers
+
+
+def transaction_problems(settings: Settings) -> list[str]:
+    """Return what stands in the way of one transaction for everything that a pipeline writes."""
+    problems = []
+    own = ("", settings.kafka.brokers)
+    for kind in type(settings.sinks).model_fields:
+        problems += [
+            f"sinks.{kind}.{name} is no Kafka sink"
+            for name in (getattr(settings.sinks, kind) or {} if kind != "kafka" else ())
+        ]
+    for name, sink in settings.sinks.kafka.items():
+        if sink.brokers not in own:
+            problems.append(f"sinks.kafka.{name} is on other brokers ({sink.brokers}) than kafka ({own[1]})")
+    if settings.dlq.brokers not in own:
+        problems.append(f"dlq is on other brokers ({settings.dlq.brokers}) than kafka ({own[1]})")
+    configs = {name: sink.client_config for name, sink in settings.sinks.kafka.items()}
+    first = next(iter(configs), "")
+    problems += [
+        f"sinks.kafka.{name} has another client_config than sinks.kafka.{first}"
+        for name, config in configs.items()
+        if config != configs[first]
+    ]
+    level = settings.kafka.client_config.get("isolation.level", "read_committed")
+    if level != "read_committed":
+        problems.append(f"kafka.client_config has isolation.level {level}, so a takeover would read too early")
+    return problems

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import islice
 from typing import Generic, TypeVar
 
@@ -121,6 +121,9 @@ class Line(Generic[LaneT, ItemT]):
         self.entries: deque[Entry[LaneT, ItemT]] = deque()
         self.in_flight: Batch[LaneT, ItemT] | None = None
         self.abandoned = False
+
+
+Cut = Callable[[LaneT, Sequence[Entry[LaneT, ItemT]]], int]
 
 
 class Ledger(Generic[LaneT, ItemT]):
@@ -221,31 +224,35 @@ class Ledger(Generic[LaneT, ItemT]):
         if not line.abandoned and line.entries[0] is entry:
             self._ready[line.lane] = line
 
-    def ready(self) -> list[Batch[LaneT, ItemT]]:
+    def ready(self, cut: Cut[LaneT, ItemT] | None = None) -> list[Batch[LaneT, ItemT]]:
         """Take the contiguous resolved prefix of every lane that has one and nothing in flight.
 
         Each batch is in flight from now until `settle`, `retry` or `abandon`.
+
+        Args:
+            cut: Says how many entries of a lane's prefix may go; what is left is offered again.
         """
-        batches = [self._prefix(line) for line in self._ready.values()]
-        self._ready.clear()
+        batches = []
+        waiting = {}
+        for line in self._ready.values():
+            prefix = _prefix(line)
+            if cut is not None:
+                prefix = prefix[: cut(line.lane, prefix)]
+            if prefix:
+                line.in_flight = batch = Batch(line, prefix)
+                batches.append(batch)
+            else:
+                waiting[line.lane] = line
+        self._ready = waiting
         return batches
 
     def take(self) -> Batch[LaneT, ItemT] | None:
         """Take the contiguous resolved prefix of one lane, the one that has waited longest, as `ready` does of all."""
         for lane, line in self._ready.items():
             del self._ready[lane]
-            return self._prefix(line)
+            line.in_flight = batch = Batch(line, _prefix(line))
+            return batch
         return None
-
-    @staticmethod
-    def _prefix(line: Line[LaneT, ItemT]) -> Batch[LaneT, ItemT]:
-        count = 0
-        for entry in line.entries:
-            if entry.pending:
-                break
-            count += 1
-        line.in_flight = batch = Batch(line, list(islice(line.entries, count)))
-        return batch
 
     def settle(self, batch: Batch[LaneT, ItemT]) -> None:
         """Drop the entries of a batch that was advanced; a batch that is not in flight changes nothing."""
@@ -296,3 +303,13 @@ class Ledger(Generic[LaneT, ItemT]):
     def lanes(self) -> Iterator[LaneT]:
         """Yield the lanes that have entries."""
         return iter(self.lines)
+
+
+def _prefix(line: Line[LaneT, ItemT]) -> Sequence[Entry[LaneT, ItemT]]:
+    """Return the contiguous resolved entries at the head of a lane."""
+    count = 0
+    for entry in line.entries:
+        if entry.pending:
+            break
+        count += 1
+    return list(islice(line.entries, count))

@@ -4,68 +4,43 @@ Theory of operation. Items stand in one line in the order they came. At most one
 meanwhile makes up the next one. An item that is refused and may be tried again *holds* its key: the items of that
 key behind it wait, and once its back-off is over it goes alone, as a probe; when it is through, those behind it
 return to the head of the line together. Items without a key hold nothing. When the sink as a whole fails, the whole
-line pauses. An item that cannot be tried again, or for too long, is asked about, and holds its key until decided.
+line pauses; after some failures in a row its circuit breaker opens, and the first item sent afterwards goes alone.
+An item that cannot be tried again, or for too long, is asked about, and holds its key until decided.
 
 Invariants, each a property test:
 1. Every item ends exactly once: delivered, given up, dropped by a decision, or abandoned with its lane.
 2. Items of one key are delivered in the order they came, as far as the sink itself keeps the order in a batch.
 3. No more than one batch is in flight; memory is O(outstanding).
 4. An item is tried no longer than twice the budget, counted from its first refusal; the second time only because
-   a decision asked for it.
+   a decision asked for it, and no more than `max_retries` times.
+5. While the breaker is not closed, at most one item is in flight; with `WhenOpen.GIVE_UP` nothing waits for it.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Generic
 
+from tidemill.core.breaker import Breaker, BreakerState
 from tidemill.core.outbox_items import (
     Ask,
     Decision,
     Delivered,
     Effect,
+    Failure,
     GaveUp,
+    Hold,
     Item,
     LaneT,
     Limits,
     Refused,
     State,
     ValueT,
+    WhenOpen,
+    WholeBatch,
 )
-
-
-class _Hold(Generic[LaneT, ValueT]):
-    """A key whose first item is tried again or asked about, and those behind it."""
-
-    __slots__ = ("asked", "behind", "head")
-
-    def __init__(self, head: Item[LaneT, ValueT]) -> None:
-        self.head = head
-        self.behind: deque[Item[LaneT, ValueT]] = deque()
-        # How many of those behind are asked about.
-        self.asked = 0
-
-
-class _Failure(Generic[LaneT, ValueT]):
-    """Items of one answer that failed in the same way, asked about or given up together."""
-
-    __slots__ = ("asked", "given_up")
-
-    def __init__(self) -> None:
-        self.asked: list[Item[LaneT, ValueT]] = []
-        self.given_up: list[Item[LaneT, ValueT]] = []
-
-
-@dataclass(frozen=True, slots=True)
-class _WholeBatch:
-    """The refusal of every item, when the sink itself failed."""
-
-    error: str
-    retryable: bool
-    oversize: bool = False
 
 
 class SendQueue(Generic[LaneT, ValueT]):
@@ -78,12 +53,14 @@ class SendQueue(Generic[LaneT, ValueT]):
     def __init__(self, limits: Limits) -> None:
         """Start empty."""
         self._limits = limits
+        self._breaker = Breaker(limits.breaker_failures, limits.breaker_seconds)
         self._ready: deque[Item[LaneT, ValueT]] = deque()
         self._ready_bytes = 0
         self._ready_since = 0.0
-        self._probes: deque[Item[LaneT, ValueT]] = deque()
+        # A heap: of what is tried again, the oldest goes first.
+        self._probes: list[Item[LaneT, ValueT]] = []
         self._later: list[tuple[float, Item[LaneT, ValueT]]] = []
-        self._holds: dict[Hashable, _Hold[LaneT, ValueT]] = {}
+        self._holds: dict[Hashable, Hold[LaneT, ValueT]] = {}
         self._asked: set[Item[LaneT, ValueT]] = set()
         self._in_flight: list[Item[LaneT, ValueT]] = []
         self._paused_until = 0.0
@@ -104,6 +81,15 @@ class SendQueue(Generic[LaneT, ValueT]):
     def asked(self) -> int:
         """How many items somebody has to decide about."""
         return len(self._asked)
+
+    @property
+    def opened(self) -> int:
+        """How often the circuit breaker opened."""
+        return self._breaker.opened
+
+    def breaker(self, now: float) -> BreakerState:
+        """Return what the circuit breaker lets through at this time."""
+        return self._breaker.state(now)
 
     def add(self, item: Item[LaneT, ValueT], now: float) -> None:
         """Put an item at the end of the line."""
@@ -136,37 +122,38 @@ class SendQueue(Generic[LaneT, ValueT]):
         if self._in_flight or now < self._paused_until:
             return ()
         limits = self._limits
+        max_count = limits.max_count if self._breaker.until is None else 1
         while self._later and self._later[0][0] <= now:
-            self._probes.append(heapq.heappop(self._later)[1])
+            heapq.heappush(self._probes, heapq.heappop(self._later)[1])
         if not self._probes:
             count = len(self._ready)
-            full = count >= limits.max_count or self._ready_bytes >= limits.max_bytes
+            full = count >= max_count or self._ready_bytes >= limits.max_bytes
             if not count or not (full or now >= self._ready_since + limits.linger_seconds):
                 return ()
-            if not self._holds and count <= limits.max_count and self._ready_bytes <= limits.max_bytes:
+            if not self._holds and count <= max_count and self._ready_bytes <= limits.max_bytes:
                 self._in_flight = list(self._ready)
                 self._ready.clear()
                 self._ready_bytes = 0
                 return self._in_flight
-        self._in_flight = self._collect()
+        self._in_flight = self._collect(max_count)
         return self._in_flight
 
-    def _collect(self) -> list[Item[LaneT, ValueT]]:
+    def _collect(self, max_count: int) -> list[Item[LaneT, ValueT]]:
         """Fill a batch with probes first, then with those of the line whose key is not held."""
         limits = self._limits
         batch: list[Item[LaneT, ValueT]] = []
         size = 0
-        while self._probes and len(batch) < limits.max_count:
+        while self._probes and len(batch) < max_count:
             item = self._probes[0]
             if item.state is State.GONE:
-                self._probes.popleft()
+                heapq.heappop(self._probes)
                 self._passed(item)
                 continue
             size += item.size_bytes
             if batch and size > limits.max_bytes:
                 return batch
-            batch.append(self._probes.popleft())
-        while self._ready and len(batch) < limits.max_count:
+            batch.append(heapq.heappop(self._probes))
+        while self._ready and len(batch) < max_count:
             item = self._ready[0]
             hold = self._holds.get(item.key) if item.key is not None else None
             if hold is None:
@@ -201,21 +188,51 @@ class SendQueue(Generic[LaneT, ValueT]):
         """Take the sink's answers, one per item of the batch in flight, None where it is confirmed."""
         self._failures = 0
         batch = self._in_flight
+        self._judge(answers, now, bits)
         if not self._holds and not self._abandoned and answers.count(None) == len(batch):
             self._in_flight = []
             self.outstanding -= len(batch)
             if not self._later and not self._probes:
                 self.failing = None
             return [Delivered(batch)]
-        return self._settle(answers, now, None, bits)
+        return self._settle(answers, now, None, bits) + self.shed(now)
+
+    def _judge(self, answers: Sequence[Refused | None], now: float, bits: int) -> None:
+        """Tell the breaker how an answer went.
+
+        It is a failure if nothing in it says that the sink works. While the breaker is closed, an item that is only
+        tried again proves nothing: the refusal may be its own, and must not hold up the others.
+        """
+        if not all(answer is not None and answer.retryable for answer in answers):
+            self._breaker.succeeded()
+        elif self._breaker.until is not None or any(item.attempts == 0 for item in self._in_flight):
+            self._open(now, bits)
+
+    def _open(self, now: float, bits: int) -> None:
+        self._breaker.failed(now, bits)
+        if self._breaker.until is not None:
+            self._paused_until = max(self._paused_until, self._breaker.until)
+
+    def shed(self, now: float) -> list[Effect[LaneT, ValueT]]:
+        """Give up what waits while the breaker is open, if that is what is wanted; call it after `add` too."""
+        if self._limits.when_open is WhenOpen.HOLD or self._breaker.state(now) is not BreakerState.OPEN:
+            return []
+        gone = self._forget(lambda item: item.state is not State.ASKED)
+        error = self.failing[1] if self.failing is not None else "the circuit breaker is open"
+        return [GaveUp(gone, error, False, max(item.attempts for item in gone))] if gone else []
 
     def failed(self, error: str, retryable: bool, now: float, bits: int) -> list[Effect[LaneT, ValueT]]:
         """Take that nothing of the batch in flight is known to be delivered; if it can be retried, the line pauses."""
         due = None
         if retryable:
             self._failures += 1
-            due = self._paused_until = now + self._limits.backoff.delay(self._failures, bits)
-        return self._settle([_WholeBatch(error, retryable)] * len(self._in_flight), now, due, bits)
+            self._paused_until = now + self._limits.backoff.delay(self._failures, bits)
+            self._open(now, bits)
+            due = self._paused_until
+        else:
+            self._breaker.succeeded()
+        answers = [WholeBatch(error, retryable)] * len(self._in_flight)
+        return self._settle(answers, now, due, bits) + self.shed(now)
 
     def _settle(
         self, answers: Sequence[Refused | None], now: float, due: float | None, bits: int
@@ -223,7 +240,7 @@ class SendQueue(Generic[LaneT, ValueT]):
         batch, self._in_flight = self._in_flight, []
         self._abandoned = False
         delivered: list[Item[LaneT, ValueT]] = []
-        failures: dict[tuple[str, bool, int], _Failure[LaneT, ValueT]] = {}
+        failures: dict[tuple[str, bool, int], Failure[LaneT, ValueT]] = {}
         for item, answer in zip(batch, answers, strict=True):
             if item.state is State.GONE:
                 self._passed(item)
@@ -249,7 +266,7 @@ class SendQueue(Generic[LaneT, ValueT]):
         now: float,
         due: float | None,
         bits: int,
-        failures: dict[tuple[str, bool, int], _Failure[LaneT, ValueT]],
+        failures: dict[tuple[str, bool, int], Failure[LaneT, ValueT]],
     ) -> None:
         item.attempts += 1
         if item.deadline is None:
@@ -257,11 +274,11 @@ class SendQueue(Generic[LaneT, ValueT]):
         in_time = now < item.deadline
         if answer.retryable:
             self.failing = (self.failing[0] if self.failing else now, answer.error)
-        if answer.retryable and in_time:
+        if answer.retryable and in_time and not (item.extended and item.attempts >= item.last_attempt):
             self._wait(item, due if due is not None else now + self._limits.backoff.delay(item.attempts, bits))
             return
-        failure = failures.setdefault((answer.error, answer.oversize, item.attempts), _Failure())
-        if item.extended and not in_time:
+        failure = failures.setdefault((answer.error, answer.oversize, item.attempts), Failure())
+        if item.extended and (not in_time or item.attempts >= item.last_attempt):
             failure.given_up.append(item)
             self._end(item)
             return
@@ -282,7 +299,7 @@ class SendQueue(Generic[LaneT, ValueT]):
             return item
         hold = self._holds.get(item.key)
         if hold is None:
-            self._holds[item.key] = _Hold(item)
+            self._holds[item.key] = Hold(item)
             return item
         if hold.head is not item:
             hold.behind.append(item)
@@ -304,13 +321,14 @@ class SendQueue(Generic[LaneT, ValueT]):
             assert item.deadline is not None
             if decision is Decision.DROP:
                 self._end(item)
-            elif item.extended and now >= item.deadline:
+            elif item.extended and (now >= item.deadline or item.attempts >= item.last_attempt):
                 given_up.append(item)
                 self._end(item)
             else:
                 if not item.extended:
                     item.extended = True
                     item.deadline = now + self._limits.budget_seconds
+                    item.last_attempt = item.attempts + self._limits.max_retries
                 item.state = State.WAITING
                 if not behind:
                     due = now + self._limits.backoff.delay(item.attempts, bits)
@@ -335,7 +353,7 @@ class SendQueue(Generic[LaneT, ValueT]):
             if head.state is State.ASKED:
                 hold.asked -= 1
             else:
-                self._probes.append(head)
+                heapq.heappush(self._probes, head)
             return
         del self._holds[item.key]
         for waiting in reversed(behind):
@@ -348,9 +366,15 @@ class SendQueue(Generic[LaneT, ValueT]):
 
     def abandon(self, lane: LaneT) -> None:
         """Forget every item of a lane; what the sink says of those in flight changes nothing."""
+        self._forget(lambda item: item.lane == lane)
+        self._abandoned = bool(self._in_flight)
+
+    def _forget(self, unwanted: Callable[[Item[LaneT, ValueT]], bool]) -> list[Item[LaneT, ValueT]]:
+        """End items wherever they are, and return them, the oldest first."""
+        gone: list[Item[LaneT, ValueT]] = []
         heads: list[Item[LaneT, ValueT]] = []
         for item in self._everything():
-            if item.lane != lane or item.state is State.GONE:
+            if item.state is State.GONE or not unwanted(item):
                 continue
             if item.state is State.ASKED:
                 self._asked.discard(item)
@@ -361,11 +385,12 @@ class SendQueue(Generic[LaneT, ValueT]):
                     hold.asked -= 1
             item.state = State.GONE
             self.outstanding -= 1
-        self._abandoned = bool(self._in_flight)
+            gone.append(item)
         self._ready = deque(item for item in self._ready if item.state is not State.GONE)
         self._ready_bytes = sum(item.size_bytes for item in self._ready)
         for item in heads:
             self._passed(item)
+        return sorted(gone)
 
     def _everything(self) -> Iterator[Item[LaneT, ValueT]]:
         """Yield every item in hand, some of them twice."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -56,7 +57,18 @@ class Item(Generic[LaneT, ValueT]):
         attempts: How often it was refused.
     """
 
-    __slots__ = ("attempts", "deadline", "extended", "key", "lane", "number", "size_bytes", "state", "value")
+    __slots__ = (
+        "attempts",
+        "deadline",
+        "extended",
+        "key",
+        "lane",
+        "last_attempt",
+        "number",
+        "size_bytes",
+        "state",
+        "value",
+    )
 
     def __init__(self, lane: LaneT, key: Hashable, size_bytes: int, value: ValueT) -> None:
         """Make an item that was never tried."""
@@ -67,6 +79,7 @@ class Item(Generic[LaneT, ValueT]):
         self.attempts = 0
         self.deadline: float | None = None
         self.extended = False
+        self.last_attempt = 0
         self.number = 0
         self.state = State.QUEUED
 
@@ -110,6 +123,51 @@ class GaveUp(Generic[LaneT, ValueT]):
 Effect = Delivered[LaneT, ValueT] | Ask[LaneT, ValueT] | GaveUp[LaneT, ValueT]
 
 
+class Hold(Generic[LaneT, ValueT]):
+    """A key whose first item is tried again or asked about, and those behind it.
+
+    Attributes:
+        head: The first item.
+        behind: The others, in order.
+        asked: How many of those behind are asked about.
+    """
+
+    __slots__ = ("asked", "behind", "head")
+
+    def __init__(self, head: Item[LaneT, ValueT]) -> None:
+        """Start with nothing behind."""
+        self.head = head
+        self.behind: deque[Item[LaneT, ValueT]] = deque()
+        self.asked = 0
+
+
+class Failure(Generic[LaneT, ValueT]):
+    """Items of one answer that failed in the same way, asked about or given up together."""
+
+    __slots__ = ("asked", "given_up")
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.asked: list[Item[LaneT, ValueT]] = []
+        self.given_up: list[Item[LaneT, ValueT]] = []
+
+
+@dataclass(frozen=True, slots=True)
+class WholeBatch:
+    """The refusal of every item, when the sink itself failed."""
+
+    error: str
+    retryable: bool
+    oversize: bool = False
+
+
+class WhenOpen(enum.Enum):
+    """What becomes of items while the sink's circuit breaker is open."""
+
+    HOLD = "hold"
+    GIVE_UP = "give up"
+
+
 DEFAULT_BACKOFF = Backoff(0.1, 10.0)
 
 
@@ -123,6 +181,10 @@ class Limits:
         linger_seconds: How long a batch that is not full waits for more.
         budget_seconds: How long an item is tried again after its first refusal before somebody is asked.
         backoff: Between tries.
+        max_retries: How often an item is tried once a decision asked for it, within one more budget.
+        breaker_failures: After how many failures in a row the sink's circuit breaker opens.
+        breaker_seconds: How long it stays open at most before one item is tried.
+        when_open: What becomes of items meanwhile.
     """
 
     max_count: int = 500
@@ -130,3 +192,7 @@ class Limits:
     linger_seconds: float = 0.0
     budget_seconds: float = 600.0
     backoff: Backoff = DEFAULT_BACKOFF
+    max_retries: int = 20
+    breaker_failures: int = 5
+    breaker_seconds: float = 5.0
+    when_open: WhenOpen = WhenOpen.HOLD

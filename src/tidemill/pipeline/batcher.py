@@ -11,11 +11,13 @@ import contextlib
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import structlog
 
+from tidemill.core.breaker import BreakerState
 from tidemill.core.errors import InvariantError, RemoteError, said
 from tidemill.core.outbox import SendQueue
 from tidemill.core.outbox_items import Ask, Decision, Delivered, GaveUp, Item, Limits
@@ -30,13 +32,15 @@ DeliveryLane = tuple[str, int] | None
 SLOW_SECONDS = 5.0
 #: A sink may take this long to close.
 CLOSE_SECONDS = 15.0
+#: And this long to give up a call that was cancelled, before it is left to itself.
+CANCEL_SECONDS = 5.0
 
 
 class Submission:
     """Payloads of one hook's result, across sinks.
 
     Attributes:
-        origin: Where they come from.
+        origin: Where they come from, and how much they are.
         pending: How many of them are not settled.
         released: Called when none is left.
     """
@@ -82,6 +86,7 @@ class SinkStats(msgspec.Struct):
         refused: Payloads refused, each time they were.
         skipped: Payloads that the hook chose to skip.
         dead_lettered: Payloads that ended in a letter.
+        breaker_opened: How often the circuit breaker opened.
         last_error: The last refusal.
         last_delivered_at: Seconds since the epoch.
         last_error_at: Likewise.
@@ -93,6 +98,7 @@ class SinkStats(msgspec.Struct):
     refused: int = 0
     skipped: int = 0
     dead_lettered: int = 0
+    breaker_opened: int = 0
     last_error: str | None = None
     last_delivered_at: float | None = None
     last_error_at: float | None = None
@@ -104,6 +110,7 @@ class Batcher:
     Args:
         sink: Where to.
         limits: How to retry; batch sizes and linger are the sink's own.
+        timeout_seconds: How long the sink may take for a batch, unless it says so itself.
         ask: Called with what somebody has to decide about; answered by `decided`.
         gave_up: Called with what is not tried again.
         settled: Called after payloads were settled.
@@ -113,6 +120,7 @@ class Batcher:
         self,
         sink: Sink,
         limits: Limits,
+        timeout_seconds: float,
         ask: Callable[[Batcher, Question], None],
         gave_up: Callable[[Batcher, Failure], None],
         settled: Callable[[], None],
@@ -121,21 +129,23 @@ class Batcher:
         self.sink = sink
         self.stats = SinkStats()
         self._queue: SendQueue[DeliveryLane, Parcel] = SendQueue(
-            Limits(
-                sink.max_batch_count,
-                sink.max_batch_bytes,
-                sink.linger_seconds,
-                limits.budget_seconds,
-                limits.backoff,
+            replace(
+                limits,
+                max_count=sink.max_batch_count,
+                max_bytes=sink.max_batch_bytes,
+                linger_seconds=sink.linger_seconds,
             )
         )
+        self._timeout_seconds = sink.send_timeout_seconds or timeout_seconds
         self._ask = ask
         self._gave_up = gave_up
         self._settled = settled
         self._wake: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._sent_at: float | None = None
-        self._closing = False
+        self._breaker = BreakerState.CLOSED
+        # Calls that were cancelled and do not end; kept, or they would be collected while they run.
+        self._left: set[asyncio.Task[Any]] = set()
 
     @property
     def label(self) -> str:
@@ -146,6 +156,10 @@ class Batcher:
     def outstanding(self) -> int:
         """Payloads that are neither confirmed nor given up."""
         return self._queue.outstanding
+
+    async def connect(self) -> None:
+        """Connect the sink."""
+        await self.sink.connect()
 
     def start(self) -> None:
         """Start sending, in the running loop."""
@@ -164,8 +178,11 @@ class Batcher:
             self._note_error(text, 1)
             self._loop.call_soon(self._ask, self, question)
             return
+        submission.origin.size_bytes += encoded.size_bytes
         item = Item(lane, encoded.key, encoded.size_bytes, Parcel(payload, encoded, submission))
         self._queue.add(item, now)
+        if self._breaker is not BreakerState.CLOSED and (shed := self._queue.shed(now)):
+            self._loop.call_soon(self._apply, shed)
         self._wake_up()
 
     def _wake_up(self) -> None:
@@ -223,15 +240,32 @@ class Batcher:
         self._apply(effects)
 
     async def _answers(self, batch: Sequence[Encoded]) -> Sequence[Refusal | None]:
+        call = self._loop.create_task(self.sink.send(batch))
         try:
-            answers = await self.sink.send(batch)
-        except asyncio.CancelledError as error:
-            if self._closing:
-                raise
-            raise RemoteError(f"{self.label}: sending was cancelled from within") from error
+            await asyncio.wait((call,), timeout=self._timeout_seconds)
+            if not call.done():
+                await self._cancel(call)
+                raise RemoteError(f"{self.label}: no answer within {self._timeout_seconds:g} s")
+        except asyncio.CancelledError:
+            call.cancel()  # we are closed
+            raise
+        if call.cancelled():
+            raise RemoteError(f"{self.label}: sending was cancelled from within")
+        answers = call.result()
         if len(answers) != len(batch):
             raise InvariantError(f"{self.label} gave {len(answers)} answers for {len(batch)} payloads")
         return answers
+
+    async def _cancel(self, call: asyncio.Task[Any]) -> None:
+        """End a call, or leave it to itself: a sink that hangs for good must not keep its payloads for ever."""
+        call.cancel()
+        await asyncio.wait((call,), timeout=CANCEL_SECONDS)
+        if call.done():
+            _ = call.cancelled() or call.exception()  # looked at, or asyncio would complain
+            return
+        log.error("a sink does not end a call that was cancelled", sink=self.label)
+        self._left.add(call)
+        call.add_done_callback(self._left.discard)
 
     def _note_error(self, text: str, count: int) -> None:
         stats = self.stats
@@ -253,7 +287,23 @@ class Batcher:
                 self._ask(self, effect)
             else:
                 self._gave_up(self, effect)
+        self._watch_breaker()
         self._settled()
+
+    def _watch_breaker(self) -> None:
+        """Say when the breaker opens and when it is closed again, not for every probe between."""
+        state = self._queue.breaker(self._loop.time())
+        if (state is BreakerState.CLOSED) is not (self._breaker is BreakerState.CLOSED):
+            self.stats.breaker_opened = self._queue.opened
+            if state is BreakerState.CLOSED:
+                log.info("a sink works again; its circuit breaker is closed", sink=self.label)
+            else:
+                log.error("a sink keeps failing; its circuit breaker is open", sink=self.label, error=self._why())
+        self._breaker = state
+
+    def _why(self) -> str | None:
+        failing = self._queue.failing
+        return failing[1][:2000] if failing is not None else self.stats.last_error
 
     def stalled(self) -> str | None:
         """Say what waits, and why; None while all is well."""
@@ -262,7 +312,8 @@ class Batcher:
         queue, now = self._queue, self._loop.time()
         if queue.failing is not None:
             since, error = queue.failing
-            return f"{queue.outstanding} payloads wait for {now - since:.0f} s: {error}"
+            broken = "" if queue.breaker(now) is BreakerState.CLOSED else " (circuit breaker open)"
+            return f"{queue.outstanding} payloads wait for {now - since:.0f} s{broken}: {error}"
         if self._sent_at is not None and now - self._sent_at > SLOW_SECONDS:
             return f"{queue.outstanding} payloads wait: no answer for {now - self._sent_at:.0f} s"
         if queue.asked:
@@ -271,7 +322,6 @@ class Batcher:
 
     async def close(self) -> None:
         """Stop sending and close the sink; errors are logged."""
-        self._closing = True
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -1,19 +1,25 @@
 """The ledger's shell: offers the contiguous resolved prefix of every partition to the source, and hears how it went.
 
 At most one commit per partition is in flight; a failed one is offered again with what joined it; the answer to a
-commit of an earlier ownership of the partition changes nothing.
+commit of an earlier ownership of the partition changes nothing. With a stage, a commit takes along what is staged for
+its messages, and goes no further than that allows.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+import random
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from tidemill.core.ledger import Batch, Entry, Ledger
-from tidemill.sources.base import CommitStatus, Source, TopicPartition
+from tidemill.core.retry import JITTER_BITS, Backoff
+from tidemill.pipeline.stage import Stage
+from tidemill.sources.base import CommitStatus, Outgoing, Source, TopicPartition
 
 #: Commits are collected for this long.
 COLLECT_SECONDS = 0.1
+#: After failures in a row, what is offered again waits longer.
+BACKOFF = Backoff(0.2, 5.0)
 
 
 class Commits:
@@ -22,10 +28,17 @@ class Commits:
     Args:
         source: Carries commits out.
         settled: Called with a partition and the number of messages that a confirmed commit passed.
+        stage: What goes out together with the messages that are committed, if anything.
     """
 
-    def __init__(self, source: Source, settled: Callable[[TopicPartition, int], None]) -> None:
+    def __init__(
+        self, source: Source, settled: Callable[[TopicPartition, int], None], stage: Stage | None = None
+    ) -> None:
         """Start with nothing outstanding."""
+        self._stage = stage
+        if stage is not None:
+            stage.changed = self._soon
+        self._failures = 0
         self._source = source
         self._settled = settled
         self._ledger: Ledger[TopicPartition, int] = Ledger()
@@ -43,7 +56,14 @@ class Commits:
         """Note that a message left the pipeline; a commit follows within `COLLECT_SECONDS`."""
         self._ledger.resolve(entry)
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(COLLECT_SECONDS, self.send)
+            self._soon()
+
+    def _soon(self) -> None:
+        if self._timer is None:
+            delay = COLLECT_SECONDS
+            if self._failures:
+                delay += BACKOFF.delay(self._failures, random.getrandbits(JITTER_BITS))
+            self._timer = asyncio.get_running_loop().call_later(delay, self.send)
 
     def send(self) -> None:
         """Offer what is ready now."""
@@ -52,31 +72,46 @@ class Commits:
             self._timer = None
         offsets = self._collect()
         if offsets:
-            self._source.commit(offsets)
+            self._source.commit(offsets, self._taken(offsets))
 
     def _collect(self) -> dict[TopicPartition, int]:
         offsets = {}
-        for batch in self._ledger.ready():
+        for batch in self._ledger.ready(self._stage.cut if self._stage is not None else None):
             self._in_flight[batch.lane] = batch
             offsets[batch.lane] = batch.entries[-1].item + 1
         return offsets
 
+    def _taken(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, list[Outgoing]]:
+        stage = self._stage
+        if stage is None:
+            return {}
+        return {partition: stage.take(partition, offset - 1) for partition, offset in offsets.items()}
+
     def ended(self, offsets: Mapping[TopicPartition, int], status: CommitStatus) -> None:
         """Hear how a commit went."""
+        blamed = 0
         for partition, offset in offsets.items():
             batch = self._in_flight.get(partition)
             if batch is None or batch.entries[-1].item + 1 != offset:
                 continue  # of an earlier ownership
             del self._in_flight[partition]
             if status is CommitStatus.DONE:
+                self._failures = 0
                 self._ledger.settle(batch)
+                if self._stage is not None:
+                    self._stage.committed(partition)
                 self.committed[partition] = offset
                 self._settled(partition, len(batch.entries))
             else:
                 self._ledger.retry(batch)
+                if self._stage is not None:
+                    blamed += self._stage.aborted(partition)
+        if status is not CommitStatus.DONE and self._stage is not None:
+            # What single records are to blame for is better the next time, or decided about; the rest takes its time.
+            self._failures = 0 if blamed else self._failures + 1
         self._changed.set()
-        if self._timer is None and self._ledger.total:
-            self._timer = asyncio.get_running_loop().call_later(COLLECT_SECONDS, self.send)
+        if self._ledger.total:
+            self._soon()
 
     def surrender(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return what must be committed of partitions that are about to be given up, and forget them."""
@@ -96,15 +131,21 @@ class Commits:
         """Forget a partition: late resolutions and answers change nothing."""
         self._in_flight.pop(partition, None)
         self._ledger.abandon(partition)
+        if self._stage is not None:
+            self._stage.abandon(partition)
         self._changed.set()
 
-    async def finish(self) -> None:
-        """Commit everything that is ready; returns when it is confirmed. The caller bounds the time."""
+    async def finish(self, partitions: Collection[TopicPartition] | None = None) -> None:
+        """Commit everything that is ready; returns when it is confirmed. The caller bounds the time.
+
+        Args:
+            partitions: Wait for these only; None: for all.
+        """
         self.send()
-        while self._in_flight:
+        while self._in_flight and (partitions is None or not self._in_flight.keys().isdisjoint(partitions)):
             self._changed.clear()
             await self._changed.wait()
-            if not self._in_flight:
+            if not self._in_flight or partitions is not None:
                 self.send()
 
     def close(self) -> None:

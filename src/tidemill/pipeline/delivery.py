@@ -11,19 +11,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import structlog
 
+from tidemill.config.settings import DeliverySettings
 from tidemill.core.errors import (
     AmbiguousSinkError,
+    ConfigError,
     RemoteError,
     SinkNotConfiguredError,
     TidemillError,
     said,
 )
-from tidemill.core.outbox_items import Decision, Limits
+from tidemill.core.outbox_items import Decision, Limits, WhenOpen
 from tidemill.core.retry import Backoff
 from tidemill.pipeline.batcher import (
     Batcher,
@@ -36,10 +38,15 @@ from tidemill.pipeline.batcher import (
 )
 from tidemill.pipeline.hooks import called
 from tidemill.pipeline.models import DeliveryAction, DeliveryError, ExecutorTask
+from tidemill.pipeline.stage import Stage
+from tidemill.pipeline.stager import Stager
 from tidemill.runtime.deadletter import DeadLetters, Letter, LetterKind, letter_sources, payload_json
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sinks.base import Sink
 from tidemill.sinks.payloads import CollectResult, FilePayload, KafkaPayload
+
+if TYPE_CHECKING:
+    from tidemill.sinks.kafka import KafkaSink
 
 log = structlog.get_logger(__name__)
 
@@ -55,19 +62,28 @@ _FIELDS: Sequence[tuple[str, str, type | None]] = (
 )
 
 DeliveryHook = Callable[[DeliveryError], Awaitable[DeliveryAction]]
+#: What stands in front of a sink.
+Courier = Batcher | Stager
 
 
 class Origin(msgspec.Struct):
-    """Where payloads come from, for their order and for letters; all sources are of one partition."""
+    """Where payloads come from, for their order and for letters; all sources are of one partition.
+
+    Attributes:
+        sources: The messages.
+        task: The task, if it was one.
+        size_bytes: What the payloads take, once they are submitted.
+    """
 
     sources: Sequence[SourceMessage]
     task: ExecutorTask | None = None
+    size_bytes: int = 0
 
 
 class Routed(msgspec.Struct, gc=False):
     """A payload whose sink is known."""
 
-    batcher: Batcher
+    courier: Courier
     payload: Any
 
 
@@ -78,8 +94,8 @@ class Outbox:
         sinks: Instances by type and name.
         letters: Where payloads go that nobody takes.
         on_delivery_error: Decides about refused payloads; None: dead letters.
-        budget_seconds: How long a payload is tried again before somebody is asked.
-        backoff: Between tries.
+        settings: How long to try again, and what a circuit breaker does.
+        stage: With it, nothing is sent but staged for the transaction of its messages; all sinks are Kafka then.
         connect_seconds: How long sinks may take to connect.
     """
 
@@ -88,46 +104,54 @@ class Outbox:
         sinks: Mapping[str, Mapping[str, Sink]],
         letters: DeadLetters,
         on_delivery_error: DeliveryHook | None = None,
+        settings: DeliverySettings | None = None,
+        stage: Stage | None = None,
         *,
-        budget_seconds: float = 600.0,
-        backoff: Backoff | None = None,
         connect_seconds: float = CONNECT_SECONDS,
     ) -> None:
         """Prepare; nothing is connected before `connect`."""
-        limits = Limits(budget_seconds=budget_seconds, backoff=backoff or Backoff(0.1, 10.0))
+        self._settings = settings or DeliverySettings()
+        self.stage = stage
         self._letters = letters
         self._hook = on_delivery_error
         self._connect_seconds = connect_seconds
-        self._batchers = {
-            kind: {name: Batcher(sink, limits, self._ask, self._gave_up, self._changed) for name, sink in named.items()}
-            for kind, named in sinks.items()
+        self._couriers = {
+            kind: {name: self._courier(sink) for name, sink in named.items()} for kind, named in sinks.items()
         }
-        self._all = [batcher for named in self._batchers.values() for batcher in named.values()]
+        self._all = [courier for named in self._couriers.values() for courier in named.values()]
         self._hooks: set[asyncio.Task[None]] = set()
         self._letters_open = 0
         self._idle: asyncio.Event | None = None
         self._closed = False
+
+    def _courier(self, sink: Sink) -> Courier:
+        limits = limits_of(self._settings)
+        if self.stage is None:
+            return Batcher(sink, limits, self._settings.timeout_seconds, self._ask, self._gave_up, self._changed)
+        if sink.type != "kafka":
+            raise ConfigError(f"sinks.{sink.type}.{sink.name}: with kafka.exactly_once all sinks have to be Kafka")
+        return Stager(cast("KafkaSink", sink), self.stage, limits.max_retries, self._ask, self._gave_up, self._changed)
 
     # -- counts ------------------------------------------------------------------------------------------------
 
     @property
     def stats(self) -> dict[str, SinkStats]:
         """What happened, by the sink's place in the configuration (`sinks.<type>.<name>`)."""
-        return {batcher.label: batcher.stats for batcher in self._all}
+        return {courier.label: courier.stats for courier in self._all}
 
     @property
     def delivered(self) -> int:
         """Payloads that a sink confirmed."""
-        return sum(batcher.stats.delivered_payloads for batcher in self._all)
+        return sum(courier.stats.delivered_payloads for courier in self._all)
 
     @property
     def skipped(self) -> int:
         """Payloads that the hook chose to skip."""
-        return sum(batcher.stats.skipped for batcher in self._all)
+        return sum(courier.stats.skipped for courier in self._all)
 
     def stalled(self) -> dict[str, str]:
         """Return what waits, and why, by the sink's place; 'dead letters' for those."""
-        reasons = {batcher.label: batcher.stalled() for batcher in self._all}
+        reasons = {courier.label: courier.stalled() for courier in self._all}
         reasons["dead letters"] = self._letters.stalled()
         return {label: reason for label, reason in reasons.items() if reason is not None}
 
@@ -139,7 +163,7 @@ class Outbox:
         Raises:
             TidemillError: What the first sink that failed said, with its name.
         """
-        tasks = [asyncio.ensure_future(self._connect(batcher)) for batcher in self._all]
+        tasks = [asyncio.ensure_future(self._connect(courier)) for courier in self._all]
         try:
             await asyncio.gather(*tasks)
         except BaseException:
@@ -148,37 +172,37 @@ class Outbox:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self.close()
             raise
-        for batcher in self._all:
-            batcher.start()
+        for courier in self._all:
+            courier.start()
 
-    async def _connect(self, batcher: Batcher) -> None:
+    async def _connect(self, courier: Courier) -> None:
         try:
             async with asyncio.timeout(self._connect_seconds):
-                await batcher.sink.connect()
+                await courier.connect()
         except TidemillError:
             raise
         except TimeoutError:
-            raise RemoteError(f"{batcher.label}: no connection within {self._connect_seconds:g} s") from None
+            raise RemoteError(f"{courier.label}: no connection within {self._connect_seconds:g} s") from None
         except Exception as error:
-            raise RemoteError(f"{batcher.label}: {said(error)}") from error
+            raise RemoteError(f"{courier.label}: {said(error)}") from error
 
     async def flush(self, deadline_seconds: float) -> None:
         """Wait until nothing is in hand, letters included, or the deadline is over."""
         try:
             async with asyncio.timeout(deadline_seconds):
-                while self._letters_open or any(batcher.outstanding for batcher in self._all):
+                while self._letters_open or any(courier.outstanding for courier in self._all):
                     self._idle = asyncio.Event()
                     await self._idle.wait()
         except TimeoutError:
-            left = sum(batcher.outstanding for batcher in self._all)
+            left = sum(courier.outstanding for courier in self._all)
             log.warning("deliveries were not done in time", payloads=left, letters=self._letters_open)
         finally:
             self._idle = None
 
     def abandon(self, lane: DeliveryLane) -> None:
         """Forget the payloads of a partition that was given up; what is in flight may still arrive."""
-        for batcher in self._all:
-            batcher.abandon(lane)
+        for courier in self._all:
+            courier.abandon(lane)
         self._changed()
 
     async def close(self) -> None:
@@ -187,7 +211,7 @@ class Outbox:
         for task in list(self._hooks):
             task.cancel()
         await asyncio.gather(*self._hooks, return_exceptions=True)
-        await asyncio.gather(*(batcher.close() for batcher in self._all))
+        await asyncio.gather(*(courier.close() for courier in self._all))
 
     def _changed(self) -> None:
         if self._idle is not None:
@@ -213,18 +237,18 @@ class Outbox:
                     raise TypeError(
                         f"CollectResult.{field} takes {payload_class.__name__}, not {type(payload).__name__}"
                     )
-                routed.append(Routed(self._batcher(kind, getattr(payload, "sink", "")), payload))
+                routed.append(Routed(self._courier_of(kind, getattr(payload, "sink", "")), payload))
         return routed
 
-    def _batcher(self, kind: str, name: str) -> Batcher:
-        named = self._batchers.get(kind)
+    def _courier_of(self, kind: str, name: str) -> Courier:
+        named = self._couriers.get(kind)
         if not named:
             raise SinkNotConfiguredError(f"no sink of type {kind!r} is configured; add sinks.{kind}.<name>")
         if name:
-            batcher = named.get(name)
-            if batcher is None:
+            courier = named.get(name)
+            if courier is None:
                 raise SinkNotConfiguredError(f"sinks.{kind}.{name} is not configured; there is {_listed(named)}")
-            return batcher
+            return courier
         if len(named) > 1:
             raise AmbiguousSinkError(f"several sinks of type {kind!r} are configured, name one: {_listed(named)}")
         return next(iter(named.values()))
@@ -239,24 +263,24 @@ class Outbox:
         submission = Submission(origin, len(routed), released)
         lane = (origin.sources[0].topic, origin.sources[0].partition) if origin.sources else None
         for each in routed:
-            each.batcher.add(each.payload, lane, submission)
+            each.courier.add(each.payload, lane, submission)
 
     # -- what sinks refuse -------------------------------------------------------------------------------------
 
-    def _ask(self, batcher: Batcher, question: Question) -> None:
+    def _ask(self, courier: Courier, question: Question) -> None:
         if self._closed:
             return
         if self._hook is None:
-            self._drop(batcher, question, DeliveryAction.DLQ)
+            self._drop(courier, question, DeliveryAction.DLQ)
             return
-        task = asyncio.ensure_future(self._asked(self._hook, batcher, question))
+        task = asyncio.ensure_future(self._asked(self._hook, courier, question))
         self._hooks.add(task)
         task.add_done_callback(self._hooks.discard)
 
-    async def _asked(self, hook: DeliveryHook, batcher: Batcher, question: Question) -> None:
+    async def _asked(self, hook: DeliveryHook, courier: Courier, question: Question) -> None:
         error = DeliveryError(
-            batcher.sink.name,
-            batcher.sink.type,
+            courier.sink.name,
+            courier.sink.type,
             question.error,
             [item.value.payload for item in question.items],
             question.attempts,
@@ -266,47 +290,47 @@ class Outbox:
         except Exception as raised:
             log.warning(
                 "on_delivery_error raised, or returned no DeliveryAction; dead-lettering",
-                sink=batcher.label,
+                sink=courier.label,
                 exc_info=raised,
             )
             action = DeliveryAction.DLQ
         if self._closed:
             return
         if action is DeliveryAction.RETRY:
-            batcher.decided(question, Decision.RETRY)
+            courier.decided(question, Decision.RETRY)
         else:
-            self._drop(batcher, question, action)
+            self._drop(courier, question, action)
 
-    def _drop(self, batcher: Batcher, question: Question, action: DeliveryAction) -> None:
+    def _drop(self, courier: Courier, question: Question, action: DeliveryAction) -> None:
         # What was abandoned meanwhile belongs to whoever has the partition now.
         items = [item for item in question.items if not item.gone]
-        batcher.decided(question, Decision.DROP)
+        courier.decided(question, Decision.DROP)
         if action is DeliveryAction.SKIP:
-            batcher.stats.skipped += len(items)
+            courier.stats.skipped += len(items)
             for item in items:
                 item.value.submission.settle()
         else:
-            self._dead_letter(batcher, items, question.error, question.oversize, question.attempts)
+            self._dead_letter(courier, items, question.error, question.oversize, question.attempts)
         self._changed()
 
-    def _gave_up(self, batcher: Batcher, failure: Failure) -> None:
-        self._dead_letter(batcher, failure.items, failure.error, failure.oversize, failure.attempts)
+    def _gave_up(self, courier: Courier, failure: Failure) -> None:
+        self._dead_letter(courier, failure.items, failure.error, failure.oversize, failure.attempts)
 
-    def _dead_letter(self, batcher: Batcher, items: Sequence[Entry], error: str, oversize: bool, attempts: int) -> None:
+    def _dead_letter(self, courier: Courier, items: Sequence[Entry], error: str, oversize: bool, attempts: int) -> None:
         """Write one letter per submission."""
         by_submission: dict[Submission, list[Any]] = {}
         for item in items:
             by_submission.setdefault(item.value.submission, []).append(item.value.payload)
         for submission, payloads in by_submission.items():
-            batcher.stats.dead_lettered += len(payloads)
+            courier.stats.dead_lettered += len(payloads)
             self._letters_open += 1
             origin: Origin = submission.origin
             letter = Letter(
                 kind=LetterKind.OVERSIZE if oversize else LetterKind.DELIVERY,
                 error=error,
                 original_payloads=[payload_json(payload) for payload in payloads],
-                sink_name=batcher.sink.name,
-                sink_type=batcher.sink.type,
+                sink_name=courier.sink.name,
+                sink_type=courier.sink.type,
                 partition=origin.sources[0].partition if origin.sources else None,
                 attempt_count=attempts,
                 task_id=origin.task.task_id if origin.task else None,
@@ -320,6 +344,19 @@ class Outbox:
         if not self._closed:
             submission.settle(count)
         self._changed()
+
+
+def limits_of(settings: DeliverySettings) -> Limits:
+    """Return what the configuration says about trying again; batch sizes are each sink's own."""
+    backoff, breaker = settings.retry_backoff, settings.breaker
+    return Limits(
+        budget_seconds=settings.max_seconds,
+        backoff=Backoff(backoff.initial_seconds, backoff.max_seconds, backoff.multiplier),
+        max_retries=settings.max_retries,
+        breaker_failures=breaker.failures,
+        breaker_seconds=breaker.open_seconds,
+        when_open=WhenOpen.HOLD if breaker.when_open == "hold" else WhenOpen.GIVE_UP,
+    )
 
 
 def payloads_of(collect: CollectResult) -> list[str]:

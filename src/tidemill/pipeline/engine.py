@@ -109,13 +109,17 @@ class Engine:
             limits.retry_backoff.max_seconds,
             limits.retry_backoff.multiplier,
         )
-        self.pool = TaskPool(executor, limits)
         self.services = Services(settings, handler, identity)
+        # With transactions a window's own payloads go out with its messages, so those have to wait for them.
+        self.holds_windows = limits.commit == "window" or (outbox.stage is not None and self.has.on_window_complete)
         self._executor = executor
         self._report = report
         self._warden = warden
-        self.commits = Commits(source, self._settled)
+        self.commits = Commits(source, self._settled, outbox.stage)
         self.intake = Intake(self)
+        if outbox.stage is not None:
+            outbox.stage.charge = self.intake.charge
+        self.pool = TaskPool(executor, limits, self.intake.is_full)
         self._subscribed = False
         self._stop = asyncio.Event()
         self._changed = asyncio.Event()
@@ -261,11 +265,22 @@ class Engine:
                     await lane.drain()
         except TimeoutError:
             self.log.warning("revoked partitions were not done in time; their work will be done again")
-        offsets = self.commits.surrender(lane.partition for lane in lanes)
+        offsets = await self._surrendered([lane.partition for lane in lanes])
         for lane in lanes:
             self._forget(lane)
         self.hooks.submit(self._partition_hook, "on_revoke", partitions)
         return offsets
+
+    async def _surrendered(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """Return what is to be committed of partitions that go; with transactions, that is done here already."""
+        if self.outbox.stage is None:
+            return self.commits.surrender(partitions)
+        try:
+            async with asyncio.timeout(LAST_COMMIT_SECONDS):
+                await self.commits.finish(partitions)
+        except TimeoutError:
+            self.log.warning("the last transaction of revoked partitions did not end; their work will be done again")
+        return {}
 
     def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
         """Stop at once what belongs to somebody else by now."""
@@ -407,7 +422,7 @@ class Engine:
             consumed=counters.consumed,
             messages_done=counters.messages_done,
             tasks_running=pool.running,
-            tasks_queued=pool.queued,
+            tasks_queued=pool.queued + sum(len(lane.parked) for lane in self.intake.lanes.values()),
             tasks_retrying=pool.retrying,
             tasks_done=counters.tasks_done,
             tasks_failed=counters.tasks_failed,

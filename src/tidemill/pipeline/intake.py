@@ -107,6 +107,36 @@ class Intake:
         self._load.finished(lane.partition, 0, message.size_bytes)
         self._refill(lane.partition)
 
+    def waits(self, lane: Lane, size_bytes: int) -> None:
+        """Count a result that waits for its sink: it takes room like messages do."""
+        lane.undelivered_bytes += size_bytes
+        self._load.handed(lane.partition, 0, size_bytes)
+
+    def delivered(self, lane: Lane, size_bytes: int) -> None:
+        """Count a result out: its bytes are let go, and tasks that waited for that may start."""
+        lane.undelivered_bytes -= size_bytes
+        self._load.finished(lane.partition, 0, size_bytes)
+        if lane.parked and not self.is_full(lane):
+            parked, lane.parked = lane.parked, []
+            for run in parked:
+                self._engine.pool.submit(run)
+        self._refill(lane.partition)
+
+    def charge(self, partition: TopicPartition, size_bytes: int) -> None:
+        """Count bytes that a partition has more, or fewer, staged for its next transaction."""
+        lane = self.lanes.get(partition)
+        if lane is not None:
+            (self.waits if size_bytes > 0 else self.delivered)(lane, abs(size_bytes))
+
+    def is_full(self, lane: Lane) -> bool:
+        """Tell whether so much of a partition waits for sinks that none of its tasks may start.
+
+        Never with transactions: what is staged may wait for the very tasks that would be held.
+        """
+        if self._engine.outbox.stage is not None:
+            return False
+        return lane.undelivered_bytes * len(self.lanes) >= self._limits.max_queued_bytes
+
     def committed(self, partition: TopicPartition, count: int) -> None:
         """Count messages that a commit passed."""
         self._load.committed(partition, count)

@@ -32,6 +32,8 @@ class Lane:
         waiting: Windows that wait for `arrange`, which is serial per partition.
         arranging: Whether `arrange` runs now.
         unresolved: Messages in hand that did not leave the pipeline yet.
+        undelivered_bytes: What of its results waits for sinks.
+        parked: Tasks that do not start before less of that waits.
         windows: Windows whose own hook, or what it delivers, is not done yet; their messages may be.
         closed: The partition was given up: late results change nothing.
         leaving: The partition is about to be given up: nothing more is taken of it.
@@ -44,8 +46,10 @@ class Lane:
         "leaving",
         "linger",
         "name",
+        "parked",
         "partition",
         "pending",
+        "undelivered_bytes",
         "unresolved",
         "waiting",
         "windowing",
@@ -63,6 +67,8 @@ class Lane:
         self.waiting: deque[WindowRun] = deque()
         self.arranging = False
         self.unresolved = 0
+        self.undelivered_bytes = 0
+        self.parked: list[TaskRun] = []
         self.windows = 0
         self.closed = False
         self.leaving = False
@@ -102,6 +108,7 @@ class Lane:
         """Give the partition up."""
         self.closed = True
         self.waiting.clear()
+        self.parked.clear()
         if self.linger is not None:
             self.linger.cancel()
         if self.drained is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import structlog
@@ -64,11 +65,13 @@ class TaskPool:
     Args:
         executor: Starts the processes.
         settings: Slots and limits.
+        is_full: Tells whether too much of a partition waits for sinks; its tasks are parked then.
     """
 
-    def __init__(self, executor: TaskExecutor, settings: ExecutorSettings) -> None:
+    def __init__(self, executor: TaskExecutor, settings: ExecutorSettings, is_full: Callable[[Lane], bool]) -> None:
         """Start with an empty queue."""
         self._executor = executor
+        self._is_full = is_full
         self._settings = settings
         self._slots = executor.capacity
         self._queue: list[tuple[float, int, TaskRun]] = []
@@ -123,7 +126,12 @@ class TaskPool:
         queue = self._queue
         while queue and len(self._running) < self._slots:
             run = heapq.heappop(queue)[2]
-            if not run.window.lane.closed:
+            lane = run.window.lane
+            if lane.closed:
+                continue
+            if lane.undelivered_bytes and self._is_full(lane):
+                lane.parked.append(run)
+            else:
                 self._start(run)
 
     def _start(self, run: TaskRun) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import structlog
@@ -117,7 +117,7 @@ class WindowRun:
             )
 
     def _start(self, tasks: list[ExecutorTask]) -> None:
-        if self.engine.settings.executor.commit == "window":
+        if self.engine.holds_windows:
             self.held_for_window = True
             self.graph.hold(range(len(self.messages)))
         places = {message.offset: index for index, message in enumerate(self.messages)} if tasks else {}
@@ -295,7 +295,18 @@ class WindowRun:
     def _deliver(self, routed: list[Routed], indexes: Sequence[int], task: ExecutorTask | None) -> None:
         self.graph.hold(indexes)
         origin = Origin([self.messages[index] for index in indexes], task)
-        self.engine.outbox.submit(routed, origin, functools.partial(self._released, indexes))
+        self._submit(routed, origin, functools.partial(self._released, indexes))
+
+    def _submit(self, routed: list[Routed], origin: Origin, done: Callable[[], None]) -> None:
+        intake, lane = self.engine.intake, self.lane
+
+        def released() -> None:
+            if not lane.closed:
+                intake.delivered(lane, origin.size_bytes)
+            done()
+
+        self.engine.outbox.submit(routed, origin, released)
+        intake.waits(lane, origin.size_bytes)
 
     def _released(self, indexes: Sequence[int]) -> None:
         if not self.lane.closed:
@@ -397,7 +408,7 @@ class WindowRun:
                 self._window_hook_failed(error, returned)
         else:
             if routed and not self.lane.closed:
-                engine.outbox.submit(routed, Origin(self.messages, None), self._window_done)
+                self._submit(routed, Origin(self.messages, None), self._window_done)
             else:
                 self._window_done()
 

@@ -14,7 +14,7 @@ import hashlib
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -36,7 +36,7 @@ SCHEMA_VERSION = 1
 #: This much of the end of a task's stderr goes into its letter.
 STDERR_BYTES = 4096
 #: What a record costs beyond its value: headers of record and batch.
-_RECORD_OVERHEAD_BYTES = 512
+RECORD_OVERHEAD_BYTES = 512
 
 
 class LetterKind(enum.StrEnum):
@@ -301,6 +301,25 @@ class DeadLetters(Protocol):
         """Release everything; `done` of what is not confirmed is never called."""
 
 
+def letter_topic_limit(topic: str, admin_config: Mapping[str, Any]) -> int | None:
+    """Check that the dead-letter topic exists, or create it; blocking.
+
+    Returns:
+        The largest batch that it takes, in bytes; None where the brokers do not tell.
+
+    Raises:
+        ConfigError: It does not exist and we may not create it.
+        RemoteError: The brokers do not answer.
+    """
+    admin = TopicAdmin(admin_config, "dlq")
+    if not admin.exists(topic, wait_seconds=0.0):
+        admin.create(topic)
+        if not admin.exists(topic):
+            raise RemoteError(f"dlq: topic {topic!r} was created, but is not there yet; try again")
+        log.info("dead-letter topic created", topic=topic)
+    return admin.max_message_bytes(topic)
+
+
 class KafkaDeadLetters:
     """Letters as records of the dead-letter topic.
 
@@ -335,13 +354,7 @@ class KafkaDeadLetters:
         self._producer.open()
 
     def _prepare(self) -> None:
-        admin = TopicAdmin(self._admin_config, "dlq")
-        if not admin.exists(self._topic, wait_seconds=0.0):
-            admin.create(self._topic)
-            if not admin.exists(self._topic):
-                raise RemoteError(f"dlq: topic {self._topic!r} was created, but is not there yet; try again")
-            log.info("dead-letter topic created", topic=self._topic)
-        limit = admin.max_message_bytes(self._topic)
+        limit = letter_topic_limit(self._topic, self._admin_config)
         if limit is None:
             # One refusal for size concerns all records of a batch: keep innocent letters out of it.
             self._config["batch.num.messages"] = 1
@@ -354,7 +367,7 @@ class KafkaDeadLetters:
     def put(self, letter: Letter, done: Callable[[], None]) -> None:
         """Write a letter; see `DeadLetters.put`."""
         self._waiting += 1
-        self._write(letter, done, 1, self._limit - _RECORD_OVERHEAD_BYTES)
+        self._write(letter, done, 1, self._limit - RECORD_OVERHEAD_BYTES)
 
     def _write(self, letter: Letter, done: Callable[[], None], attempt: int, limit: int) -> None:
         assert self._producer is not None

@@ -55,6 +55,8 @@ class Sink(ABC):
     max_batch_bytes: int = 1024 * 1024
     #: How long a batch may wait for more payloads while nothing else is in flight.
     linger_seconds: float = 0.0
+    #: How long `send` may take before it is cancelled and taken for failed; None: `delivery.timeout_seconds`.
+    send_timeout_seconds: float | None = None
 
     def __init__(self, name: str) -> None:
         """Remember the instance's name."""

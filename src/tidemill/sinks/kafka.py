@@ -53,7 +53,7 @@ class KafkaSink(Sink):
         """Prepare; nothing is connected before `connect`."""
         super().__init__(name)
         self._what = f"sinks.kafka.{name}"
-        self._topic = settings.topic
+        self.topic = settings.topic
         self._topic_wait_seconds = topic_wait_seconds
         self._config = producer_config(kafka, settings.brokers, settings.client_config)
         self._admin_config = client_config(kafka, settings.brokers, settings.client_config)
@@ -66,23 +66,33 @@ class KafkaSink(Sink):
             ConfigError: The topic does not exist, or a client setting is wrong.
             RemoteError: The brokers do not answer.
         """
-        await asyncio.to_thread(self._check)
+        await self.look_up()
         self._producer = LoopProducer(self._config, self._what)
         self._producer.open()
 
-    def _check(self) -> None:
+    async def look_up(self) -> int | None:
+        """Check the brokers and the topic; return the largest batch that it takes, in bytes, None if nobody says.
+
+        Raises:
+            ConfigError: The topic does not exist, or a client setting is wrong.
+            RemoteError: The brokers do not answer.
+        """
+        return await asyncio.to_thread(self._check)
+
+    def _check(self) -> int | None:
         admin = TopicAdmin(self._admin_config, self._what)
-        if not admin.exists(self._topic, self._topic_wait_seconds):
+        if not admin.exists(self.topic, self._topic_wait_seconds):
             brokers = self._config["bootstrap.servers"]
             raise ConfigError(
-                f"{self._what}: topic {self._topic!r} does not exist at {brokers}; create it, for example with "
-                f"kafka-topics.sh --bootstrap-server {brokers} --create --topic {self._topic} --partitions 4"
+                f"{self._what}: topic {self.topic!r} does not exist at {brokers}; create it, for example with "
+                f"kafka-topics.sh --bootstrap-server {brokers} --create --topic {self.topic} --partitions 4"
             )
-        limit = admin.max_message_bytes(self._topic)
+        limit = admin.max_message_bytes(self.topic)
         if limit is not None:
             # A batch over the topic's limit is refused as a whole, so none may be larger than that.
             self._config.setdefault("message.max.bytes", max(1_000, min(limit, 1_000_000_000)))
             self._config.setdefault("batch.size", max(1, min(limit, 1_000_000)))
+        return limit
 
     def encode(self, payload: KafkaPayload) -> Encoded:
         """Return key and value as bytes."""
@@ -115,7 +125,7 @@ class KafkaSink(Sink):
     async def _produced(self, records: Sequence[Record]) -> Outcomes:
         if self._producer is None:
             raise RemoteError(f"{self._what} is not connected")
-        return await self._producer.send(self._topic, records)
+        return await self._producer.send(self.topic, records)
 
     async def _resent_alone(self, batch: Sequence[Encoded], outcomes: Outcomes) -> None:
         """Send each record again that was refused with its whole batch: only alone it is its own fault."""
@@ -130,7 +140,7 @@ class KafkaSink(Sink):
     def _text(self, error: ck.KafkaError) -> str:
         trouble = self._producer.trouble if self._producer is not None else None
         why = f" ({trouble})" if trouble and worth_retrying(error) else ""
-        return scrubbed(f"topic {self._topic}: {error.name()}: {error.str()}{why}", self._config)
+        return scrubbed(f"topic {self.topic}: {error.name()}: {error.str()}{why}", self._config)
 
     async def close(self) -> None:
         """Disconnect; records without a confirmation are given up."""

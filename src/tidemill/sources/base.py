@@ -8,11 +8,49 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
+
+import msgspec
 
 from tidemill.runtime.messages import SourceMessage
 
 TopicPartition = tuple[str, int]
+
+
+class Outgoing(msgspec.Struct, eq=False):
+    """A record that goes out in one transaction with the offsets of its messages.
+
+    The loop writes `alone`, the source's thread the two fields about its failure, before it tells how the commit ended.
+
+    Attributes:
+        topic: Where to.
+        key: Its key.
+        value: Its value, None for a tombstone.
+        owner: Whom it came from; opaque to a source.
+        ref: What its owner knows it by; likewise.
+        alone: It may not travel with others, so that a refusal is its own.
+        attempts: How often it was refused.
+        error: Why the brokers will not take it, if it is itself what is wrong.
+        oversize: Whether that is its size, or the size of the batch it travelled in.
+    """
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    owner: Any = None
+    ref: Any = None
+    alone: bool = False
+    attempts: int = 0
+    error: str | None = None
+    oversize: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of key and value together."""
+        return (len(self.key) if self.key else 0) + (len(self.value) if self.value else 0)
+
+
+Records = Mapping[TopicPartition, Sequence[Outgoing]]
 
 
 class CommitStatus(enum.Enum):
@@ -64,8 +102,8 @@ class Source(Protocol):
     def buffered(self, partition: TopicPartition) -> int:
         """How many messages of a partition wait in the buffer."""
 
-    def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Commit; `on_committed` tells how it went."""
+    def commit(self, offsets: Mapping[TopicPartition, int], records: Records | None = None) -> None:
+        """Commit, with these records or not at all; `on_committed` tells how it went."""
 
     def stop_fetching(self) -> None:
         """Fetch nothing more and forget what is buffered; commits still work."""

@@ -14,6 +14,7 @@ goes on fetching until it is told, so `_FATAL` and FENCED_INSTANCE_ID end the en
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import threading
 import time
@@ -25,12 +26,14 @@ import confluent_kafka as ck
 import structlog
 
 from tidemill.config.settings import Settings
+from tidemill.core.transaction import End
 from tidemill.runtime.kafka_client import LibraryLog
 from tidemill.runtime.log import limited
 from tidemill.runtime.messages import Header, SourceMessage
-from tidemill.sources.base import CommitStatus, Fatal, SourceEvents, TopicPartition
+from tidemill.sources.base import CommitStatus, Fatal, Outgoing, Records, SourceEvents, TopicPartition
 from tidemill.sources.buffer import Buffer
 from tidemill.sources.membership import consumer_config, leave_group
+from tidemill.sources.transactor import Transactor
 
 log = structlog.get_logger(__name__)
 
@@ -42,6 +45,10 @@ POLL_SECONDS = 0.02
 CHECK_SECONDS = 1.0
 #: A request that only wakes the client is waited for no longer than this.
 WAKE_SECONDS = 0.001
+#: The engine may take this long beyond its drain timeout to give partitions up.
+REVOKE_SECONDS = 10.0
+#: At the end, a transaction that is open may take this long to be committed or aborted.
+TRANSACTION_END_SECONDS = 5.0
 #: The thread may take this long to end.
 CLOSE_SECONDS = 30.0
 
@@ -60,10 +67,13 @@ class KafkaSource:
     Args:
         settings: The pipeline's settings.
         instance_id: The member's static id, `<group>.<worker>.<slot>`.
+        transactor: Commits offsets together with records, if that is wanted.
     """
 
-    def __init__(self, settings: Settings, instance_id: str) -> None:
+    def __init__(self, settings: Settings, instance_id: str, transactor: Transactor | None = None) -> None:
         """Prepare; nothing is connected before `start`."""
+        self._transactor = transactor
+        self._over = False
         self._topic = settings.kafka.source_topic
         self._max_poll = settings.kafka.max_poll_records
         self._max_bytes = settings.executor.max_queued_bytes
@@ -75,6 +85,7 @@ class KafkaSource:
         self._told: dict[TopicPartition, Buffer] = {}
         self._commands: deque[Callable[[], None]] = deque()
         self._to_commit: dict[TopicPartition, int] = {}
+        self._to_send: dict[TopicPartition, Sequence[Outgoing]] = {}
         self._commit_in_flight = False
         self._notes: dict[TopicPartition, str] = {}
         self._noted: dict[TopicPartition, str] = {}
@@ -112,10 +123,10 @@ class KafkaSource:
         buffer = self._told.get(partition)
         return len(buffer.messages) if buffer is not None else 0
 
-    def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+    def commit(self, offsets: Mapping[TopicPartition, int], records: Records | None = None) -> None:
         """Hand offsets to the thread; those not yet sent are replaced by later ones."""
         owned = [(tp, self._told.get(tp), offset) for tp, offset in offsets.items()]
-        self._commands.append(lambda: self._note_commits(owned))
+        self._commands.append(lambda: self._note_commits(owned, records or {}))
 
     def note(self, partition: TopicPartition, text: str) -> None:
         """Keep a text beside the offsets of the partition that are committed from now on."""
@@ -140,7 +151,8 @@ class KafkaSource:
 
     def stalled(self) -> str | None:
         """Say why nothing comes, while the brokers are unreachable."""
-        return self._stalled
+        trouble = self._transactor.trouble if self._transactor is not None else None
+        return self._stalled or (f"transactions: {trouble}" if trouble else None)
 
     async def close(self, *, leave: bool) -> None:
         """End the thread; with `leave` the group has the partitions in about a second."""
@@ -181,6 +193,11 @@ class KafkaSource:
             self._ended.set()
 
     def _work(self) -> None:
+        if self._transactor is not None:
+            # First of all: where partitions begin is certain only once what a predecessor left open is ended.
+            self._transactor.open(lambda: self._leave is not None or self._dead)
+            if self._is_over():
+                return
         self._consumer = ck.Consumer(
             {**self._config, "error_cb": self._on_error, "on_commit": self._on_commit}, logger=LibraryLog()
         )
@@ -190,18 +207,23 @@ class KafkaSource:
         next_check = time.monotonic() + CHECK_SECONDS
         while self._leave is None and not self._dead:
             self._fetch()
-            while self._commands:
-                self._commands.popleft()()
-            self._send_commits()
+            self._work_off()
             self._regulate()
             if time.monotonic() >= next_check:
                 self._check()
                 next_check = time.monotonic() + CHECK_SECONDS
         self._finish(leave=bool(self._leave))
 
+    def _work_off(self) -> None:
+        while self._commands:
+            self._commands.popleft()()
+        self._send_commits()
+
     def _finish(self, *, leave: bool) -> None:
         self._fetching = False
         self._check()
+        if self._transactor is not None:
+            self._transactor.finish(self._consumer, TRANSACTION_END_SECONDS)
         if leave:
             leave_group(self._consumer, lambda: self._joined)
         self._consumer.close()
@@ -306,12 +328,16 @@ class KafkaSource:
         except ck.KafkaException:
             return -1
 
-    def _note_commits(self, offsets: Sequence[tuple[TopicPartition, Buffer | None, int]]) -> None:
+    def _note_commits(self, offsets: Sequence[tuple[TopicPartition, Buffer | None, int]], records: Records) -> None:
         for tp, buffer, offset in offsets:
             if buffer is not None and self._buffers.get(tp) is buffer:
                 self._to_commit[tp] = offset
+                self._to_send[tp] = records.get(tp, ())
 
     def _send_commits(self) -> None:
+        if self._transactor is not None:
+            self._transact(self._transactor)
+            return
         if not self._to_commit or self._commit_in_flight:
             return
         offsets, self._to_commit = self._to_commit, {}
@@ -320,6 +346,30 @@ class KafkaSource:
             self._commit_in_flight = True
         except ck.KafkaException as error:
             self._commit_ended(offsets, error.args[0])
+
+    def _transact(self, transactor: Transactor) -> None:
+        """Go on with the open transaction, or begin one with everything that waits."""
+        if not transactor.busy and self._to_commit:
+            offsets, self._to_commit = self._to_commit, {}
+            records, self._to_send = self._to_send, {}
+            transactor.begin(offsets, [record for each in records.values() for record in each])
+        ended = transactor.step(self._consumer)
+        if ended is not None:
+            self._transacted(*ended)
+        self._is_over()
+
+    def _transacted(self, end: End, offsets: dict[TopicPartition, int]) -> None:
+        status = CommitStatus.DONE if end is End.COMMITTED else CommitStatus.AGAIN
+        self._tell(self._events.on_committed, offsets, status)
+
+    def _is_over(self) -> bool:
+        """Tell the engine once if the transactor is at its end."""
+        fatal = self._transactor.fatal if self._transactor is not None else None
+        if fatal is not None and not self._over:
+            self._over = True
+            self._fetching = False
+            self._tell(self._events.on_fatal, *fatal)
+        return fatal is not None
 
     def _on_commit(self, error: ck.KafkaError | None, partitions: Sequence[ck.TopicPartition]) -> None:
         self._commit_in_flight = False
@@ -436,7 +486,7 @@ class KafkaSource:
     def _finish_work(self, consumer: ck.Consumer, owned: list[TopicPartition]) -> None:
         work = asyncio.run_coroutine_threadsafe(self._revoked(owned), self._loop)
         try:
-            offsets = work.result(self._drain_seconds + 10.0)
+            offsets = self._awaited(work)
             if offsets:
                 consumer.commit(offsets=self._positions(offsets), asynchronous=False)
         except ck.KafkaException as error:
@@ -451,6 +501,17 @@ class KafkaSource:
             self._tell(self._lost, owned)
             log.warning("revoked partitions were not drained in time; their work will be done again", partitions=owned)
 
+    def _awaited(self, work: concurrent.futures.Future[Mapping[TopicPartition, int]]) -> Mapping[TopicPartition, int]:
+        """Wait for the engine; transactions go on meanwhile, and the last one of these partitions is among them."""
+        if self._transactor is None:
+            return work.result(self._drain_seconds + REVOKE_SECONDS)
+        deadline = time.monotonic() + self._drain_seconds + 2 * REVOKE_SECONDS
+        while time.monotonic() < deadline:
+            self._work_off()
+            if concurrent.futures.wait((work,), POLL_SECONDS).done:
+                break
+        return work.result(0)
+
     def _on_lost(self, consumer: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
         lost = _names(partitions)
         self._forget(lost)
@@ -460,6 +521,7 @@ class KafkaSource:
         for tp in partitions:
             self._buffers.pop(tp, None)
             self._to_commit.pop(tp, None)
+            self._to_send.pop(tp, None)
 
     def _positions(self, offsets: Mapping[TopicPartition, int]) -> list[ck.TopicPartition]:
         notes = self._notes if self._takes_notes else {}

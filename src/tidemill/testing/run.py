@@ -137,7 +137,7 @@ async def run_handler_async(
         instance,
         Identity("test", 0, "test", settings.kafka.consumer_group, 1),
         source,
-        Outbox(sinks, letters, instance.on_delivery_error),
+        Outbox(sinks, letters, instance.on_delivery_error, settings.delivery),
         letters,
         build_executor(settings.executor, "test"),
         report,

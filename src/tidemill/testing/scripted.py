@@ -10,7 +10,7 @@ from typing import Any
 from tidemill.runtime.deadletter import Letter
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sinks.base import Encoded, Refusal, Sink, to_json
-from tidemill.sources.base import CommitStatus, Fatal, SourceEvents, TopicPartition
+from tidemill.sources.base import CommitStatus, Fatal, Outgoing, Records, SourceEvents, TopicPartition
 
 
 class ScriptedSource:
@@ -34,6 +34,8 @@ class ScriptedSource:
         self._fetching = True
         #: Every commit asked for, in order.
         self.commits: list[dict[TopicPartition, int]] = []
+        #: What each of them was to send along, in order.
+        self.records: list[dict[TopicPartition, Sequence[Outgoing]]] = []
         #: The last confirmed offset per partition.
         self.committed: dict[TopicPartition, int] = {}
         #: Answers for the next commits; DONE when it is empty.
@@ -73,8 +75,9 @@ class ScriptedSource:
         """Return how many messages wait."""
         return len(self._buffers.get(partition, ())) if self._fetching else 0
 
-    def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Keep the commit and answer it as scripted."""
+    def commit(self, offsets: Mapping[TopicPartition, int], records: Records | None = None) -> None:
+        """Keep the commit, and what goes out with it, and answer it as scripted."""
+        self.records.append(dict(records or {}))
         self.commits.append(dict(offsets))
         self._held.append(dict(offsets))
         if not self.hold_commits:

@@ -1,0 +1,273 @@
+"""The transactional producer of one engine: results, dead letters and offsets in one transaction.
+
+Lives on the consumer's thread, where alone the consumer may be asked for its place in the group. One transaction at a
+time; `core.transaction` says which call comes next. No call waits longer than `CALL_SECONDS`, so that the thread goes
+on polling while the brokers are away, and the same call is then made again.
+
+Handing the offsets over is the one call that may not come back: librdkafka ignores its time limit, and waits for ever
+where the group's coordinator went away (its issues 5456 and 5511; 2.16). So it has a thread of its own, and if it
+hangs the producer is replaced: nothing of its transaction was committed, and the new one's start aborts it.
+
+The transactional id is the engine's member id: whoever starts under it fences whoever had it, and the brokers abort
+what that one left open, before the new one is told where its partitions begin.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import confluent_kafka as ck
+import structlog
+
+from tidemill.config.settings import KafkaSettings
+from tidemill.core.transaction import Answer, Call, End, Fence, fenced, following
+from tidemill.runtime.kafka_client import LibraryLog, reason, scrubbed
+from tidemill.runtime.log import limited
+from tidemill.runtime.producer import producer_config, too_large, worth_retrying
+from tidemill.sources.base import Fatal, Outgoing, TopicPartition
+
+log = structlog.get_logger(__name__)
+
+CALL_SECONDS = 1.0
+#: The call that hands offsets over has hung after so long.
+HANG_SECONDS = 10.0
+#: Brokers give up a transaction that is open for so long; records are given up after 30 s, so an outage ends in an
+#: abort and not in this.
+TRANSACTION_SECONDS = 60.0
+#: A batch that fills within this time travels whole; a commit waits for nothing.
+_LINGER_MS = 5
+
+_FENCED = frozenset(
+    {
+        ck.KafkaError._FENCED,
+        ck.KafkaError.INVALID_PRODUCER_EPOCH,
+        ck.KafkaError.PRODUCER_FENCED,
+    }
+)
+
+
+class _Handing:
+    """One call that hands offsets over, on a thread that nobody has to wait for."""
+
+    def __init__(self, producer: ck.Producer, positions: list[ck.TopicPartition], place: Any) -> None:
+        self.began = time.monotonic()
+        self.ended = threading.Event()
+        self.error: ck.KafkaException | None = None
+        self._call = partial(producer.send_offsets_to_transaction, positions, place, HANG_SECONDS)
+        threading.Thread(target=self._run, name="tidemill-offsets", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._call()
+        except ck.KafkaException as error:
+            self.error = error
+        finally:
+            self.ended.set()
+
+
+class Transactor:
+    """One producer and the transaction that it has open.
+
+    Args:
+        kafka: The `kafka` section.
+        transactional_id: Whom it fences.
+        overrides: The sinks' own client settings.
+        limits: The largest batch that each topic takes, in bytes; read when it is opened.
+    """
+
+    def __init__(
+        self, kafka: KafkaSettings, transactional_id: str, overrides: Mapping[str, Any], limits: Sequence[int]
+    ) -> None:
+        """Prepare; nothing is connected before `open`."""
+        self._config = producer_config(
+            kafka,
+            "",
+            {
+                "linger.ms": _LINGER_MS,
+                **overrides,
+                "transactional.id": transactional_id,
+                "transaction.timeout.ms": int(TRANSACTION_SECONDS * 1000),
+                "delivery.report.only.error": True,
+            },
+        )
+        self._limits = limits
+        self._call: Call | None = None
+        self._records: list[Outgoing] = []
+        self._sent = 0
+        self._offsets: dict[TopicPartition, int] = {}
+        self._began = 0.0
+        self._handing: _Handing | None = None
+        self._replaced = False
+        #: Why it does not go on, while it does not.
+        self.trouble: str | None = None
+        #: How it ended for good: fenced, or failed, and in words.
+        self.fatal: tuple[Fatal, str] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a transaction is open."""
+        return self._call is not None
+
+    def open(self, ended: Callable[[], bool]) -> None:
+        """Connect, fence whoever had the id, and end what he left open; waits for the brokers.
+
+        Args:
+            ended: Tells that nobody waits any more.
+        """
+        if self._limits:
+            self._config["message.max.bytes"] = max(1_000, min(max(self._limits), 1_000_000_000))
+            self._config.setdefault("batch.size", max(1, min(*self._limits, 1_000_000)))
+        self._producer = self._make()
+        while not ended() and self.fatal is None:
+            answer = self._asked(lambda: self._producer.init_transactions(CALL_SECONDS))
+            if answer is Answer.DONE:
+                return
+            if answer is not Answer.AGAIN:
+                self._end_for_good(f"no transactions: {self.trouble}")
+
+    def _make(self) -> ck.Producer:
+        return ck.Producer({**self._config, "error_cb": self._on_error}, logger=LibraryLog())
+
+    def begin(self, offsets: dict[TopicPartition, int], records: list[Outgoing]) -> None:
+        """Take what the next transaction holds; `step` carries it out."""
+        self._offsets, self._records, self._sent = offsets, records, 0
+        self._call = Call.BEGIN
+        self._began = time.monotonic()
+
+    def step(self, consumer: ck.Consumer) -> tuple[End, dict[TopicPartition, int]] | None:
+        """Go on until the transaction ends or a call has to be made again; return how it ended, and its offsets."""
+        while self._call is not None and self.fatal is None:
+            call = self._call
+            answer = self._asked(partial(self._carry_out, call, consumer))
+            after = following(call, answer)
+            if isinstance(after, End):
+                return self._ended(after)
+            if after is Call.ABORT is not call:
+                limited(log, 10.0).warning("a transaction is aborted; it will be tried again", error=self.trouble)
+            self._call = after
+            if answer is Answer.AGAIN:
+                return None
+        return None
+
+    def _ended(self, end: End) -> tuple[End, dict[TopicPartition, int]]:
+        offsets, self._offsets, self._records, self._call = self._offsets, {}, [], None
+        if end is End.FATAL:
+            self._end_for_good(f"the transactional producer failed: {self.trouble}")
+        elif end is End.COMMITTED:
+            self.trouble = None
+        return end, offsets
+
+    def _carry_out(self, call: Call, consumer: ck.Consumer) -> Answer:
+        producer = self._producer
+        if call is Call.BEGIN:
+            producer.begin_transaction()
+        elif call is Call.SEND:
+            return self._send()
+        elif call is Call.OFFSETS:
+            return self._hand_over(consumer)
+        elif call is Call.COMMIT:
+            producer.commit_transaction(CALL_SECONDS)
+        elif self._replaced:
+            producer.init_transactions(CALL_SECONDS)
+            self._replaced = False
+        else:
+            producer.abort_transaction(CALL_SECONDS)
+        return Answer.DONE
+
+    def _hand_over(self, consumer: ck.Consumer) -> Answer:
+        if self._handing is None:
+            positions = [ck.TopicPartition(topic, n, offset) for (topic, n), offset in self._offsets.items()]
+            self._handing = _Handing(self._producer, positions, consumer.consumer_group_metadata())
+        handing = self._handing
+        if handing.ended.wait(CALL_SECONDS):
+            self._handing = None
+            if handing.error is not None:
+                raise handing.error
+            return Answer.DONE
+        if time.monotonic() - handing.began < HANG_SECONDS:
+            self.trouble = "no answer about the offsets"
+            return Answer.AGAIN
+        log.warning("the call that hands offsets over hangs; its producer is replaced")
+        self._handing = None
+        self._producer = self._make()
+        self._replaced = True
+        return Answer.ABORT
+
+    def _send(self) -> Answer:
+        """Hand records over from where the last call ended; one that has to go alone waits for those around it."""
+        produce, failed = self._producer.produce, self._failed
+        records = self._records
+        while self._sent < len(records):
+            record = records[self._sent]
+            behind_one = self._sent > 0 and records[self._sent - 1].alone
+            if (record.alone or behind_one) and self._producer.flush(CALL_SECONDS):
+                return Answer.AGAIN
+            try:
+                produce(record.topic, record.value, record.key, on_delivery=partial(failed, record))
+            except BufferError:
+                self._producer.poll(CALL_SECONDS)
+                return Answer.AGAIN
+            except ck.KafkaException as error:
+                if error.args[0].fatal():
+                    raise
+                # It is too large itself, or one before it failed and took the transaction with it.
+                failed(record, error.args[0], None)
+                self.trouble = record.error or self.trouble or scrubbed(reason(error), self._config)
+                return Answer.ABORT
+            self._sent += 1
+        return Answer.DONE
+
+    def _failed(self, record: Outgoing, error: ck.KafkaError | None, message: ck.Message | None) -> None:
+        if error is None:
+            return
+        text = scrubbed(f"topic {record.topic}: {error.name()}: {error.str()}", self._config)
+        if worth_retrying(error):
+            log.debug("a record of a transaction was not taken", error=text)
+        else:
+            record.error = text
+            record.oversize = too_large(error)
+
+    def _asked(self, call: Callable[[], Answer | None]) -> Answer:
+        try:
+            return call() or Answer.DONE
+        except ck.KafkaException as raised:
+            error = raised.args[0]
+            self.trouble = scrubbed(reason(raised), self._config)
+            if error.code() in _FENCED or error.code() == ck.KafkaError.FENCED_INSTANCE_ID:
+                self._fence(error)
+                return Answer.FATAL
+            if error.fatal():
+                return Answer.FATAL
+            if error.txn_requires_abort():
+                return Answer.ABORT
+            if error.retriable() or error.code() == ck.KafkaError._TIMED_OUT:
+                return Answer.AGAIN
+            return Answer.FATAL
+
+    def _fence(self, error: ck.KafkaError) -> None:
+        replaced = error.code() == ck.KafkaError.FENCED_INSTANCE_ID or (
+            fenced(time.monotonic() - self._began, TRANSACTION_SECONDS) is Fence.REPLACED
+        )
+        if replaced and self.fatal is None:
+            self.fatal = Fatal.FENCED, f"its transactions were taken over: {self.trouble}"
+
+    def _end_for_good(self, text: str) -> None:
+        if self.fatal is None:
+            self.fatal = Fatal.FAILED, text
+
+    def _on_error(self, error: ck.KafkaError) -> None:
+        text = scrubbed(error.str(), self._config)
+        limited(log, 10.0).warning("Kafka producer", client="transactions", error=text)
+
+    def finish(self, consumer: ck.Consumer, seconds: float) -> list[tuple[End, dict[TopicPartition, int]]]:
+        """End an open transaction, well or not, within `seconds`; return how, if it ended."""
+        deadline = time.monotonic() + seconds
+        while self.busy and self.fatal is None and time.monotonic() < deadline:
+            ended = self.step(consumer)
+            if ended is not None:
+                return [ended]
+        return []

@@ -1,0 +1,53 @@
+"""The course of a transaction: which call follows which answer, and whom to blame for an abort."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidemill.core.transaction import Answer, Call, End, Fence, Verdict, fenced, following, judged
+
+
+def test_a_transaction_that_goes_well_makes_each_call_once() -> None:
+    course: list[Call | End] = [Call.BEGIN]
+    while isinstance(call := course[-1], Call):
+        course.append(following(call, Answer.DONE))
+    assert course == [Call.BEGIN, Call.SEND, Call.OFFSETS, Call.COMMIT, End.COMMITTED]
+
+
+@given(st.lists(st.sampled_from(Answer), max_size=30))
+def test_every_course_keeps_the_rules_of_a_transactional_producer(answers: list[Answer]) -> None:
+    call: Call | End = Call.BEGIN
+    for answer in answers:
+        if isinstance(call, End):
+            break
+        after = following(call, answer)
+        if answer is Answer.AGAIN:
+            assert after is call, "what can be tried again is the same call"
+        if answer is Answer.FATAL:
+            assert after is End.FATAL
+        if after is End.COMMITTED:
+            assert (call, answer) == (Call.COMMIT, Answer.DONE)
+        if after is End.ABORTED:
+            assert (call, answer) == (Call.ABORT, Answer.DONE)
+        if call is Call.ABORT:
+            assert after in (Call.ABORT, End.ABORTED, End.FATAL)
+        call = after
+
+
+def test_an_abort_that_requires_an_abort_is_the_end() -> None:
+    assert following(Call.ABORT, Answer.ABORT) is End.FATAL
+    assert following(Call.SEND, Answer.ABORT) is Call.ABORT
+
+
+def test_a_producer_whose_transaction_grew_too_old_was_not_replaced() -> None:
+    assert fenced(53.9, 60.0) is Fence.REPLACED
+    assert fenced(54.0, 60.0) is Fence.EXPIRED
+
+
+@given(st.lists(st.booleans(), max_size=10))
+def test_only_what_failed_alone_is_to_blame(alone: list[bool]) -> None:
+    verdicts = judged(alone)
+    assert len(verdicts) == len(alone)
+    for was_alone, verdict in zip(alone, verdicts, strict=True):
+        assert (verdict is Verdict.REFUSED) == (was_alone or len(alone) == 1)

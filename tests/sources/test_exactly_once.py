@@ -1,0 +1,410 @@
+"""`kafka.exactly_once` over a real broker: what consumers with read_committed see, aborts, fencing, outages."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka as ck
+import pytest
+
+from tidemill.config.loading import load_settings
+from tidemill.config.settings import Settings
+from tidemill.core.errors import ConfigError
+from tidemill.pipeline.build import build_engine
+from tidemill.pipeline.engine import Engine
+from tidemill.pipeline.handler import Handler
+from tidemill.pipeline.models import DeliveryAction, ExecutorTask, PrecomputedResult
+from tidemill.runtime.deadletter import LetterKind, decode_letter
+from tidemill.runtime.identity import Identity
+from tidemill.runtime.progress import EngineSummary, StopReason
+from tidemill.sinks.payloads import CollectResult, KafkaPayload
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120)]
+
+
+class Copy(Handler[Any, Any]):
+    """Every message into the topic, after a moment."""
+
+    async def arrange(self, messages, pending):
+        return [
+            ExecutorTask(
+                f"{m.partition}-{m.offset}",
+                source_offsets=[m.offset],
+                metadata={"value": m.value.decode(), "partition": m.partition},
+                precomputed=PrecomputedResult(),
+            )
+            for m in messages
+        ]
+
+    async def on_task_complete(self, result):
+        await asyncio.sleep(0.001)
+        data = result.task.metadata["value"].encode()
+        return CollectResult(kafka=[KafkaPayload(key=str(result.task.metadata["partition"]), data=data)])
+
+
+class Place:
+    """A source topic, a result topic, and the engines between them."""
+
+    def __init__(self, broker: Any, partitions: int = 4, **topic_config: str) -> None:
+        self.broker = broker
+        self.partitions = partitions
+        self.session_timeout_ms = 6_000
+        self.topic = f"eos-{uuid.uuid4().hex[:8]}"
+        self.out = f"{self.topic}-out"
+        broker.create_topic(self.topic, partitions=partitions)
+        broker.create_topic(self.out, partitions=2, config=topic_config or None)
+        self.tasks: list[asyncio.Task[EngineSummary]] = []
+        self.engines: list[Engine] = []
+
+    def settings(self, **more: Any) -> Settings:
+        return Settings.model_validate(
+            {
+                "kafka": {
+                    "brokers": self.broker.bootstrap,
+                    "source_topic": self.topic,
+                    "consumer_group": self.topic,
+                    "session_timeout_ms": self.session_timeout_ms,
+                    "heartbeat_interval_ms": 500,
+                    "exactly_once": True,
+                },
+                "sinks": {"kafka": {"out": {"topic": self.out}}},
+                **more,
+            }
+        )
+
+    def feed(self, start: int, count: int) -> None:
+        producer = ck.Producer({"bootstrap.servers": self.broker.bootstrap, "enable.idempotence": True})
+        for n in range(start, start + count):
+            producer.produce(self.topic, b"%d" % n, partition=n % self.partitions)
+        assert producer.flush(20) == 0
+
+    def start(self, handler: Handler[Any, Any], worker: str = "w", **more: Any) -> Engine:
+        engine = build_engine(self.settings(**more), handler, Identity(worker, 0, uuid.uuid4().hex, self.topic, 1))
+
+        async def at_once() -> None:
+            pass
+
+        self.engines.append(engine)
+        self.tasks.append(asyncio.ensure_future(engine.run(at_once)))
+        return engine
+
+    async def until(self, condition: Any, seconds: float = 30.0) -> None:
+        async with asyncio.timeout(seconds):
+            while not condition():
+                await asyncio.sleep(0.01)
+
+    async def committed(self, count: int, seconds: float = 30.0) -> None:
+        def total() -> int:
+            ends: Counter[Any] = Counter()
+            for engine in self.engines:
+                for partition, offset in engine.commits.committed.items():
+                    ends[partition] = max(ends[partition], offset)
+            return sum(ends.values())
+
+        await self.until(lambda: total() == count, seconds)
+
+    async def end(self) -> list[EngineSummary]:
+        for engine in self.engines:
+            engine.drain()
+        return await asyncio.wait_for(asyncio.gather(*self.tasks), 60)
+
+    def visible(self, topic: str | None = None, isolation: str = "read_committed") -> list[bytes]:
+        """Return what a consumer sees of a topic from its beginning to its end."""
+        topic = topic or self.out
+        consumer = ck.Consumer(
+            {
+                "bootstrap.servers": self.broker.bootstrap,
+                "group.id": "audit",
+                "isolation.level": isolation,
+                "enable.partition.eof": True,
+                "auto.offset.reset": "earliest",
+            }
+        )
+        partitions = list(consumer.list_topics(topic, timeout=10).topics[topic].partitions)
+        consumer.assign([ck.TopicPartition(topic, n, 0) for n in partitions])
+        values, ended = [], set()
+        deadline = time.monotonic() + 30
+        try:
+            while len(ended) < len(partitions):
+                assert time.monotonic() < deadline, "the topic has no end: a transaction is open"
+                record = consumer.poll(1.0)
+                if record is None:
+                    continue
+                if record.error() is None:
+                    values.append(record.value())
+                elif record.error().code() == ck.KafkaError._PARTITION_EOF:
+                    ended.add(record.partition())
+        finally:
+            consumer.close()
+        return values
+
+    def assert_exactly_once(self, count: int) -> None:
+        values = [int(value) for value in self.visible()]
+        assert sorted(values) == list(range(count))
+        for partition in range(self.partitions):
+            of_key = [value for value in values if value % self.partitions == partition]
+            assert of_key == sorted(of_key), "results of a key came out of order"
+
+    def letters(self) -> list[Any]:
+        return [decode_letter(value) for value in self.visible(f"{self.topic}_dlq")]
+
+
+@pytest.fixture
+async def place(embedded_kafka):
+    made = Place(embedded_kafka)
+    yield made
+    await made.end()
+
+
+async def test_each_result_is_seen_once_and_in_order_and_offsets_follow(place):
+    place.feed(0, 4_000)
+    engine = place.start(Copy())
+    await place.committed(4_000)
+    place.assert_exactly_once(4_000)
+    assert engine.outbox.delivered == 4_000
+    assert [summary.reason for summary in await place.end()] == [StopReason.DRAINED]
+    place.start(Copy())
+    place.feed(4_000, 100)
+    await place.committed(4_100)
+    place.assert_exactly_once(4_100)
+
+
+async def test_results_wait_until_their_messages_are_in_the_prefix(place):
+    gate = asyncio.Event()
+
+    class Held(Copy):
+        async def on_task_complete(self, result):
+            if result.task.metadata["value"] == "1":
+                await gate.wait()
+            return await super().on_task_complete(result)
+
+    place.feed(0, 400)
+    engine = place.start(Held())
+    await place.committed(300)
+    await place.until(lambda: engine.progress().messages_done == 399)
+    assert sorted(int(value) for value in place.visible()) == [n for n in range(400) if n % 4 != 1]
+    assert len(place.visible(isolation="read_uncommitted")) == 300, "something was sent ahead of its messages"
+    gate.set()
+    await place.committed(400)
+    assert sorted(int(value) for value in place.visible()) == list(range(400))
+
+
+async def test_window_payloads_go_out_with_their_window_and_only_then(place):
+    gate = asyncio.Event()
+
+    class Windows(Copy):
+        async def on_window_complete(self, results, messages):
+            await gate.wait()
+            return CollectResult(kafka=[KafkaPayload(key="w", data=b"%d" % -len(messages))])
+
+    place.feed(0, 40)
+    engine = place.start(Windows())
+    await place.until(lambda: engine.progress().tasks_done == 40)
+    await asyncio.sleep(0.5)  # five times as long as a transaction collects
+    assert place.visible() == []
+    gate.set()
+    await place.committed(40)
+    values = [int(value) for value in place.visible()]
+    assert sorted(value for value in values if value >= 0) == list(range(40))
+    assert -sum(value for value in values if value < 0) == 40
+
+
+class Poison(Copy):
+    """Payloads without a key, which a compacted topic refuses with their whole batch, and some that are too large."""
+
+    asked: list[tuple[str, int]]
+    answer = DeliveryAction.DLQ
+
+    def __init__(self) -> None:
+        self.asked = []
+
+    async def on_task_complete(self, result):
+        number = int(result.task.metadata["value"])
+        if number == 7:
+            return CollectResult(kafka=[KafkaPayload(key="k", data=b"x" * 200_000)])
+        key = None if number in (3, 50) else str(number % 4)
+        return CollectResult(kafka=[KafkaPayload(key=key, data=b"%d" % number)])
+
+    async def on_delivery_error(self, error):
+        self.asked.append((error.error, error.attempt))
+        return self.answer
+
+
+@pytest.fixture
+async def picky(embedded_kafka):
+    made = Place(embedded_kafka, **{"cleanup.policy": "compact", "max.message.bytes": "100000"})
+    yield made
+    await made.end()
+
+
+@pytest.mark.parametrize("answer", list(DeliveryAction))
+async def test_what_the_topic_refuses_is_decided_about_and_the_rest_goes_out_once(picky, answer):
+    handler = Poison()
+    handler.answer = answer
+    picky.feed(0, 100)
+    engine = picky.start(handler, delivery={"max_retries": 2})
+    await picky.committed(100)
+    assert sorted(int(value) for value in picky.visible()) == [n for n in range(100) if n not in (3, 7, 50)]
+    letters = picky.letters()
+    if answer is DeliveryAction.SKIP:
+        assert letters == []
+        assert engine.outbox.skipped == 3
+    else:
+        assert sorted(letter.sources[0].offset * 4 + letter.sources[0].partition for letter in letters) == [3, 7, 50]
+        kinds = {letter.sources[0].offset * 4 + letter.sources[0].partition: letter.kind for letter in letters}
+        assert kinds == {3: LetterKind.DELIVERY, 7: LetterKind.OVERSIZE, 50: LetterKind.DELIVERY}
+        assert engine.letters.written == 3
+    refused = [attempt for error, attempt in handler.asked if "INVALID_RECORD" in error]
+    assert max(refused) == (2 if answer is DeliveryAction.RETRY else 1)
+
+
+async def test_letters_go_out_with_the_offsets_of_their_messages(place):
+    class Failing(Copy):
+        async def on_task_complete(self, result):
+            if int(result.task.metadata["value"]) % 10 == 0:
+                raise ValueError("no")
+            return await super().on_task_complete(result)
+
+    place.feed(0, 200)
+    place.start(Failing())
+    await place.committed(200)
+    letters = place.letters()
+    assert len(letters) == 20
+    assert {letter.kind for letter in letters} == {LetterKind.HOOK}
+    assert len(place.visible()) == 180
+
+
+async def test_rebalances_in_a_row_under_load_repeat_nothing(place):
+    place.feed(0, 2_000)
+    first = place.start(Copy(), "w1")
+    await place.until(lambda: first.commits.committed)
+    second = place.start(Copy(), "w2")
+    await place.until(lambda: second.intake.lanes)
+    place.feed(2_000, 2_000)
+    third = place.start(Copy(), "w3")
+    await place.until(lambda: third.intake.lanes)
+    place.feed(4_000, 1_000)
+    second.drain()
+    place.feed(5_000, 1_000)
+    await place.committed(6_000, 60)
+    place.assert_exactly_once(6_000)
+
+
+async def test_a_replacement_fences_the_zombie_and_nothing_is_seen_twice(place):
+    place.feed(0, 1_000)
+    zombie = place.start(Copy())
+    await place.until(lambda: zombie.commits.committed)
+    place.feed(1_000, 3_000)
+    replacement = place.start(Copy())
+    summary = await asyncio.wait_for(place.tasks[0], 30)
+    assert summary.reason is StopReason.FENCED
+    place.feed(4_000, 400)
+    await place.until(lambda: replacement.commits.committed)
+    await place.committed(4_400)
+    place.assert_exactly_once(4_400)
+
+
+async def test_what_a_killed_engine_left_open_is_aborted_before_its_successor_reads(place):
+    config = {
+        "bootstrap.servers": place.broker.bootstrap,
+        "transactional.id": f"{place.topic}.w.0",
+        "transaction.timeout.ms": 60_000,
+    }
+    dead = ck.Producer(config)
+    await asyncio.to_thread(dead.init_transactions, 20)
+    dead.begin_transaction()
+    dead.produce(place.out, b"999999")
+    dead.flush(10)
+    place.feed(0, 100)
+    place.start(Copy())
+    await place.committed(100)
+    place.assert_exactly_once(100)
+    with pytest.raises(ck.KafkaException):
+        dead.commit_transaction(10)
+
+
+async def test_a_revoke_ends_the_last_transaction_of_its_partitions_first(place):
+    class Slow(Copy):
+        async def on_task_complete(self, result):
+            await asyncio.sleep(0.3)
+            return await super().on_task_complete(result)
+
+    place.feed(0, 200)
+    first = place.start(Slow(), "w1")
+    await place.until(lambda: first.progress().tasks_done > 20)
+    second = place.start(Slow(), "w2")
+    await place.until(lambda: second.intake.lanes)
+    await place.committed(200)
+    place.assert_exactly_once(200)
+    owners = [len(engine.intake.lanes) for engine in (first, second)]
+    assert owners == [2, 2]
+
+
+@pytest.mark.parametrize("how", ["stop", "kill"])
+async def test_a_broker_that_restarts_delays_transactions_and_repeats_nothing(own_kafka, how):
+    broker = own_kafka()
+    place = Place(broker)
+    place.session_timeout_ms = 45_000  # a lone broker needs five seconds to come back from a crash
+    try:
+        place.feed(0, 2_000)
+        engine = place.start(Copy())
+        # A lone broker that is killed between its word on a commit and its mark in the topic forgets the commit (a
+        # plain producer shows it too), so what is out already has to be visible before.
+        await place.committed(2_000)
+        place.assert_exactly_once(2_000)
+        place.feed(2_000, 2_000)
+        await asyncio.to_thread(getattr(broker, how))
+        await place.until(lambda: engine.source.stalled())
+        await asyncio.to_thread(broker.start)
+        await asyncio.to_thread(place.feed, 4_000, 2_000)
+        await place.committed(6_000, 60)
+        place.assert_exactly_once(6_000)
+        assert not place.tasks[0].done()
+    finally:
+        await place.end()
+
+
+async def test_an_engine_that_waits_for_its_transactions_can_be_stopped(own_kafka):
+    broker = own_kafka()
+    place = Place(broker)
+    engine = place.start(Copy())
+    await place.until(lambda: engine.intake.lanes)
+    place.feed(0, 100)
+    await place.until(lambda: engine.commits.committed)
+    broker.kill()
+    (summary,) = await place.end()
+    assert summary.reason is StopReason.DRAINED
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"sinks": {"filesystem": {"f": {"base_path": "x"}}}}, r"sinks\.filesystem\.f is no Kafka sink"),
+        ({"sinks": {"kafka": {"o": {"topic": "o", "brokers": "other:1"}}}}, r"sinks\.kafka\.o is on other brokers"),
+        ({"dlq": {"brokers": "other:1"}}, r"dlq is on other brokers \(other:1\)"),
+        (
+            {"sinks": {"kafka": {"a": {"topic": "a"}, "b": {"topic": "b", "client_config": {"linger.ms": 1}}}}},
+            r"sinks\.kafka\.b has another client_config than sinks\.kafka\.a",
+        ),
+        ({"kafka": {"client_config": {"isolation.level": "read_uncommitted"}}}, r"isolation\.level read_uncommitted"),
+    ],
+)
+def test_what_cannot_be_in_one_transaction_is_refused_at_the_start(tmp_path: Path, more: Any, text: str) -> None:
+    config = {"sinks": {"kafka": {"out": {"topic": "out"}}}, **more}
+    config["kafka"] = {"exactly_once": True, **more.get("kafka", {})}
+    (tmp_path / "c.yaml").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=text) as caught:
+        load_settings(tmp_path / "c.yaml", environ={})
+    assert "kafka.exactly_once" in str(caught.value)
+
+
+def test_the_same_brokers_by_name_are_the_same() -> None:
+    sinks = {"kafka": {"out": {"topic": "out", "brokers": "b:1"}}}
+    kafka = {"exactly_once": True, "brokers": "b:1"}
+    assert Settings.model_validate({"kafka": kafka, "sinks": sinks, "dlq": {"brokers": "b:1"}}).kafka.exactly_once
