@@ -30,6 +30,9 @@ class Odd(BaseTrigger):
                 time.sleep(0.05)
         if self.how == "thread":
             await asyncio.to_thread(threading.Event().wait)
+        if self.how == "own-thread":
+            threading.Thread(target=threading.Event().wait).start()
+            await asyncio.Event().wait()
         if self.how == "count":
             for n in range(1_000_000):
                 yield TriggerEvent(n)
@@ -67,8 +70,9 @@ def test_a_second_signal_ends_a_host_at_once_even_if_a_trigger_blocks_its_loop(o
     assert host.wait(5) == ExitCode.STOPPED
 
 
-def test_a_thread_that_never_ends_holds_up_a_stop_for_some_seconds_only(odd):
-    host = started(odd, "thread")
+@pytest.mark.parametrize("how", ["thread", "own-thread"])
+def test_a_thread_that_never_ends_holds_up_a_stop_for_some_seconds_only(odd, how):
+    host = started(odd, how)
     host.send_signal(signal.SIGINT)
     assert host.wait(40) == ExitCode.OK
     assert [row["reason"] for row in odd.rows("list", "spec.yaml")] == ["shutdown"]

@@ -272,3 +272,18 @@ class Tidying(Told):
         DID[self.trigger_id].append("cleaning")
         await asyncio.sleep(0.2)
         DID[self.trigger_id].append("clean")
+
+
+class Trickling(Told):
+    """Fires numbers, one after another, for ever."""
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        n = 0
+        while True:
+            await asyncio.sleep(0.02)
+            DID[self.trigger_id].append(str(n))
+            yield TriggerEvent(n)
+            n += 1
+
+    async def cleanup(self) -> None:
+        return

@@ -41,11 +41,13 @@ def run(specs: Specs, config: Config = None) -> None:
         from tidemill.config.loading import load_settings
         from tidemill.runtime.identity import worker_name
         from tidemill.runtime.log import configure
-        from tidemill.triggers.process import run_host
+        from tidemill.triggers.process import end_anyway, run_host
 
         settings = load_settings(config)
         configure(settings.logging, worker_id=worker_name(settings))
-        raise typer.Exit(run_host(settings, specs))
+        code = run_host(settings, specs)
+        end_anyway(code)
+        raise typer.Exit(code)
 
 
 @app.command(name="list")

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import structlog
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.exitcode import ExitCode, exit_code_of
 from tidemill.store.opening import open_store, store_url
 from tidemill.store.records import TriggerSpec
 from tidemill.triggers.control import ControlServer
@@ -32,7 +32,7 @@ from tidemill.triggers.spec import read_specs
 log = structlog.get_logger(__name__)
 
 #: What triggers leave behind may take so long to end.
-_END_SECONDS = 10.0
+_END_SECONDS = 5.0
 
 
 def run_host(settings: Settings, specs: Path) -> ExitCode:
@@ -56,17 +56,20 @@ def run_host(settings: Settings, specs: Path) -> ExitCode:
     code = ExitCode.INTERNAL
     try:
         code = runner.run(_run(settings, specs, found, url, owner))
+    except BaseException as error:
+        code = exit_code_of(error)
+        raise
     finally:
-        with ending_anyway(code):
-            runner.close()
+        timer = end_anyway(code)
+        runner.close()
+        timer.cancel()
     return code
 
 
-@contextlib.contextmanager
-def ending_anyway(code: ExitCode) -> Iterator[None]:
-    """End the process if the block does not end: it waits for a task or a thread of a trigger that never will.
+def end_anyway(code: ExitCode) -> threading.Timer:
+    """End the process in some seconds, unless the timer is cancelled.
 
-    All that is to be kept is kept by then.
+    For when only tasks and threads of triggers are left, which may never end, and all that is to be kept is kept.
     """
 
     def end() -> None:
@@ -77,10 +80,7 @@ def ending_anyway(code: ExitCode) -> Iterator[None]:
     timer = threading.Timer(_END_SECONDS, end)
     timer.daemon = True
     timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+    return timer
 
 
 async def _run(settings: Settings, specs: Path, found: list[TriggerSpec], url: str, owner: str) -> ExitCode:

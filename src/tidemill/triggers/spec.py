@@ -12,8 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from tidemill.config.document import Problem, read_yaml
 from tidemill.core.errors import ConfigError
 from tidemill.core.trigger_life import Restart
 from tidemill.store.records import TriggerSpec
@@ -30,33 +29,51 @@ def read_specs(path: Path) -> list[TriggerSpec]:
         ConfigError: The file cannot be read, or an entry is wrong; one line per problem.
     """
     try:
-        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = read_yaml(path.read_text(encoding="utf-8-sig"), str(path))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}; name the file with the list of triggers") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no YAML: {error}") from None
-    if value is None:
-        value = []
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is no UTF-8 text: {error.reason}") from None
+    problems = [str(_of_entry(problem)) for problem in document.problems]
+    # An empty file reads as an empty mapping.
+    value = document.value or []
     if not isinstance(value, list):
-        raise ConfigError(f"{path}: expected a list of triggers, each with name and classpath, not {_kind(value)}")
-    problems: list[str] = []
-    specs = [spec for number, entry in enumerate(value, 1) if (spec := _entry(number, entry, problems)) is not None]
-    seen: set[str] = set()
-    for spec in specs:
+        problems.append(f"{path}: expected a list of triggers, each with name and classpath, not {_kind(value)}")
+        value = []
+    specs = []
+    seen: dict[str, str] = {}
+    for number, entry in enumerate(value):
+        place = document.places.get((number,), str(path))
+        spec = _entry(f"{place}: entry {number + 1}", entry, problems)
+        if spec is None:
+            continue
         if spec.name in seen:
-            problems.append(f"the name {spec.name!r} is given twice; names tell triggers apart, also after a restart")
-        seen.add(spec.name)
+            problems.append(
+                f"{place}: the name {spec.name!r} is given twice, the first time at {seen[spec.name]}; names tell "
+                "triggers apart, also after a restart"
+            )
+        seen.setdefault(spec.name, place)
+        specs.append(spec)
     if problems:
-        raise ConfigError("\n".join(f"{path}: {problem}" for problem in problems))
+        raise ConfigError("\n".join(problems))
     return specs
 
 
-def _entry(number: int, entry: Any, problems: list[str]) -> TriggerSpec | None:
+def _of_entry(problem: Problem) -> Problem:
+    """Count entries as people do: the path begins with the number of one."""
+    number, _, rest = problem.path.partition(".")
+    if not number.isdecimal():
+        return problem
+    return Problem(problem.place, f"entry {int(number) + 1}" + (f": {rest}" if rest else ""), problem.text)
+
+
+def _entry(where: str, entry: Any, problems: list[str]) -> TriggerSpec | None:
     if not isinstance(entry, dict):
-        problems.append(f"entry {number}: expected name, classpath, kwargs and restart, not {_kind(entry)}")
+        problems.append(f"{where}: expected name, classpath, kwargs and restart, not {_kind(entry)}")
         return None
     name = entry.get("name")
-    where = f"entry {number} ({name})" if isinstance(name, str) else f"entry {number}"
+    if isinstance(name, str):
+        where = f"{where} ({name})"
     before = len(problems)
     for key in entry:
         if key not in _KEYS:
@@ -69,10 +86,9 @@ def _entry(number: int, entry: Any, problems: list[str]) -> TriggerSpec | None:
     if not isinstance(classpath, str) or not _CLASSPATH.match(classpath):
         problems.append(f"{where}: classpath has to be like package.module.Class, not {classpath!r}")
     kwargs = _kwargs(where, entry.get("kwargs"), problems)
-    # YAML 1.1 reads a bare `never` as text, but people also write booleans.
     restart = entry.get("restart", Restart.ON_FAILURE.value)
     if restart not in list(Restart):
-        choices = ", ".join(Restart)
+        choices = ", ".join(Restart)  # `off` and `no` are booleans in YAML
         problems.append(f"{where}: restart has to be one of {choices}, not {restart!r}")
     if len(problems) > before:
         return None
