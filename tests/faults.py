@@ -93,8 +93,10 @@ class FaultyProxy(_OwnLoop):
 
     async def _down(self) -> None:
         if self._server is not None:
-            self._server.close()
-            self._server = None
+            server, self._server = self._server, None
+            # asyncio forgets a connection that it accepted just before the close: its client would wait for ever.
+            await asyncio.sleep(0.02)
+            server.close()
         await self._abort()
 
     async def _set_flowing(self, flowing: bool) -> None:
