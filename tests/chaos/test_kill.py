@@ -134,6 +134,8 @@ def test_an_engine_that_hangs_is_replaced(site):
     site.feed(40)
     pipeline = site.start(engines=1)
     pipeline.wait_working()
+    # A process that is being started looks like its parent for a moment.
+    wait_for(lambda: len(pipeline.engines()) == 1, 10, "one engine")
     (engine,) = pipeline.engines()
     os.kill(engine, signal.SIGSTOP)
     site.feed(40)

@@ -6,8 +6,10 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,15 @@ def test_python_runs_and_yaml_is_a_valid_configuration(page, tmp_path, monkeypat
             load_settings(Path("snippet.yaml"), environ={})
 
 
+def wait_for_port(port: int) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.2)
+    raise AssertionError(f"no broker on port {port} within 60 s")
+
+
 def shell(block: Block, folder: Path, env: dict[str, str], port: int) -> list[str]:
     code = block.code.replace("localhost:9092", f"localhost:{port}")
     return ["bash", "-euo", "pipefail", "-c", f"{code}\npwd > {folder}/.where"]
@@ -83,6 +94,8 @@ def test_the_commands_of_a_page_work_in_order(page, tmp_path):
                         stdin=subprocess.DEVNULL, start_new_session=True,
                     )  # fmt: skip
                 background.append((block, process))
+                if command.startswith("tidemill broker"):
+                    wait_for_port(port)  # as who follows the page waits for it to say that it is there
         for block, process in reversed(background):
             log_text = (tmp_path / f"background-{block.line}.log").read_text()
             assert process.poll() is None, f"{page}:{block.line} ended by itself\n{log_text}"

@@ -76,7 +76,8 @@ def children() -> set[int]:
     """Return the children of this process; other tests' servers are among them."""
     found = set()
     for task in Path("/proc/self/task").iterdir():
-        found |= {int(pid) for pid in (task / "children").read_text().split()}
+        with contextlib.suppress(FileNotFoundError):  # a thread that has ended meanwhile
+            found |= {int(pid) for pid in (task / "children").read_text().split()}
     return found
 
 

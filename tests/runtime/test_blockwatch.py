@@ -13,6 +13,8 @@ import pytest
 from tidemill.core.blocking import Cause
 from tidemill.runtime.blockwatch import Block, BlockWatch
 
+pytestmark = pytest.mark.alone
+
 
 class Found:
     def __init__(self) -> None:
@@ -45,19 +47,16 @@ def compute() -> None:
         sum(range(1000))
 
 
-@pytest.mark.parametrize(
-    ("step", "causes"),
-    # On a busy machine some of the time is not its own.
-    [(wait_in_a_call, {Cause.WAITING}), (compute, {Cause.COMPUTING, Cause.WAITING})],
-)
-async def test_who_blocks_the_loop_is_named_with_its_stack_while_it_does(found, step, causes):
-    await asyncio.create_task(after(step), name="the culprit")
-    [block] = found.blocks
-    assert block.task == "the culprit"
-    assert block.cause in causes
+@pytest.mark.parametrize(("step", "cause"), [(wait_in_a_call, Cause.WAITING), (compute, Cause.COMPUTING)])
+async def test_who_blocks_the_loop_is_named_with_its_stack_while_it_does(found, step, cause):
+    for _ in range(10):  # a machine that is busy with something else may be to blame once
+        await asyncio.create_task(after(step), name="the culprit")
+        if found.blocks[-1].cause is cause:
+            break
+    block, over = found.blocks[-1], found.over[-1]
+    assert (block.task, block.cause) == ("the culprit", cause)
     assert step.__name__ in block.stack
     assert "run_forever" not in block.stack
-    [over] = found.over
     assert over.seconds >= 0.75 > block.seconds
 
 
@@ -69,8 +68,7 @@ async def test_a_loop_that_waits_for_something_is_not_blocked(found):
 async def test_a_callback_that_blocks_has_no_task(found):
     asyncio.get_running_loop().call_later(0.1, time.sleep, 0.8)
     await asyncio.sleep(1.0)
-    [block] = found.blocks
-    assert block.task is None
+    assert found.blocks[-1].task is None
 
 
 STARVED = """
@@ -103,5 +101,5 @@ def test_a_loop_that_gets_no_cpu_blames_nobody():
             process.wait()
     causes = done.stdout.split()
     assert done.returncode == 0, done.stderr
-    assert "starved" in causes
-    assert set(causes) == {"starved"}, causes
+    assert "computing" not in causes
+    assert causes.count("starved") > len(causes) / 2, causes

@@ -127,6 +127,7 @@ async def test_events_that_come_together_share_one_transaction(bench: Bench) -> 
     assert bench.outcomes.all == [(number, Stored(number)) for number in range(500)]
 
 
+@pytest.mark.alone
 async def test_a_transaction_starts_within_20_milliseconds_of_the_event(bench: Bench) -> None:
     waits = []
     for number in range(20):

@@ -44,7 +44,8 @@ class Proof:
         self.env.pop("TIDEMILL_CONFIG", None)
 
     def feed(self, count: int) -> None:
-        producer = ck.Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 5})
+        """Write numbers; each tells its partition and offset, so no batch may overtake one that is sent again."""
+        producer = ck.Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 5, "enable.idempotence": True})
         for n in range(count):
             producer.produce(self.topic, str(n).encode(), partition=n % PARTITIONS)
             producer.poll(0)

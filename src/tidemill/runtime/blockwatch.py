@@ -99,7 +99,7 @@ class BlockWatch:
         self._handle = self._loop.call_later(self._pulse, self._beat)
 
     def _watch(self) -> None:
-        told = 0.0
+        told = starved = 0.0
         overslept = 0.0
         while True:
             slept_at = time.monotonic()
@@ -117,7 +117,12 @@ class BlockWatch:
             block = Block(self._task_name(), cause, late, "" if cause is Cause.STARVED else _stack(frame))
             if since != self._beat_at:
                 continue  # it went on while its stack was taken: that is of something else
-            told = since
+            if cause is Cause.STARVED:
+                if starved == since:
+                    continue
+                starved = since  # it may still turn out to block: it is looked at again
+            else:
+                told = since
             self._found = block
             self._on_block(block)
 
