@@ -105,12 +105,17 @@ class Backpressure(Generic[LaneT]):
         if load is not None:
             load.uncommitted -= count
 
-    def room(self, lane: LaneT) -> int:
-        """Return how many messages of a lane may be handed over now; 0 while it is paused."""
+    def room(self, lane: LaneT, more_bytes: int = 0) -> int:
+        """Return how many messages of a lane may be handed over now; 0 while it is paused.
+
+        Args:
+            lane: The lane.
+            more_bytes: What it has in hand besides messages.
+        """
         load = self._loads.get(lane)
         if load is None:
             return 0
-        left = self._left(load)
+        left = self._left(load, more_bytes)
         if left <= 0:
             load.paused = True
             return 0
@@ -119,12 +124,7 @@ class Backpressure(Generic[LaneT]):
         load.paused = False
         return left
 
-    @property
-    def paused(self) -> list[LaneT]:
-        """The lanes that have no room now."""
-        return [lane for lane in self._loads if not self.room(lane)]
-
-    def _left(self, load: _Load) -> int:
-        if load.size_bytes >= self._max_lane_bytes:
+    def _left(self, load: _Load, more_bytes: int = 0) -> int:
+        if load.size_bytes + more_bytes >= self._max_lane_bytes:
             return 0
         return min(self._high_mark - load.count, self._max_uncommitted - load.uncommitted)

@@ -93,7 +93,8 @@ class Intake:
     @property
     def paused(self) -> list[TopicPartition]:
         """The partitions that backpressure holds."""
-        return self._load.paused
+        room = self._load.room
+        return [partition for partition, lane in self.lanes.items() if not room(partition, lane.undelivered_bytes)]
 
     # -- how much ---------------------------------------------------------------------------------------------
 
@@ -107,26 +108,21 @@ class Intake:
         self._load.finished(lane.partition, 0, message.size_bytes)
         self._refill(lane.partition)
 
-    def waits(self, lane: Lane, size_bytes: int) -> None:
-        """Count a result that waits for its sink: it takes room like messages do."""
-        lane.undelivered_bytes += size_bytes
-        self._load.handed(lane.partition, 0, size_bytes)
-
     def delivered(self, lane: Lane, size_bytes: int) -> None:
-        """Count a result out: its bytes are let go, and tasks that waited for that may start."""
+        """Count a result out that waited for its sink, and let go on what waited for its bytes."""
         lane.undelivered_bytes -= size_bytes
-        self._load.finished(lane.partition, 0, size_bytes)
         if lane.parked and not self.is_full(lane):
             parked, lane.parked = lane.parked, []
             for run in parked:
                 self._engine.pool.submit(run)
-        self._refill(lane.partition)
+        if lane.starved:
+            self._refill(lane.partition)
 
     def charge(self, partition: TopicPartition, size_bytes: int) -> None:
         """Count bytes that a partition has more, or fewer, staged for its next transaction."""
         lane = self.lanes.get(partition)
         if lane is not None:
-            (self.waits if size_bytes > 0 else self.delivered)(lane, abs(size_bytes))
+            self.delivered(lane, -size_bytes)
 
     def is_full(self, lane: Lane) -> bool:
         """Tell whether so much of a partition waits for sinks that none of its tasks may start.
@@ -164,7 +160,8 @@ class Intake:
         while hungry:
             still = []
             for lane in hungry:
-                room = self._load.room(lane.partition)
+                room = self._load.room(lane.partition, lane.undelivered_bytes)
+                lane.starved = room <= 0
                 messages = pull(lane.partition, min(room, window_size)) if room > 0 else []
                 if messages:
                     self._accept(lane, messages)

@@ -33,6 +33,7 @@ class Lane:
         arranging: Whether `arrange` runs now.
         unresolved: Messages in hand that did not leave the pipeline yet.
         undelivered_bytes: What of its results waits for sinks.
+        starved: It had no room when it was looked at last.
         parked: Tasks that do not start before less of that waits.
         windows: Windows whose own hook, or what it delivers, is not done yet; their messages may be.
         closed: The partition was given up: late results change nothing.
@@ -49,6 +50,7 @@ class Lane:
         "parked",
         "partition",
         "pending",
+        "starved",
         "undelivered_bytes",
         "unresolved",
         "waiting",
@@ -68,6 +70,7 @@ class Lane:
         self.arranging = False
         self.unresolved = 0
         self.undelivered_bytes = 0
+        self.starved = False
         self.parked: list[TaskRun] = []
         self.windows = 0
         self.closed = False

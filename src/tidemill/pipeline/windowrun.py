@@ -295,21 +295,16 @@ class WindowRun:
     def _deliver(self, routed: list[Routed], indexes: Sequence[int], task: ExecutorTask | None) -> None:
         self.graph.hold(indexes)
         origin = Origin([self.messages[index] for index in indexes], task)
-        self._submit(routed, origin, functools.partial(self._released, indexes))
+        self._submit(routed, origin, functools.partial(self._released, indexes, origin))
 
     def _submit(self, routed: list[Routed], origin: Origin, done: Callable[[], None]) -> None:
-        intake, lane = self.engine.intake, self.lane
+        self.engine.outbox.submit(routed, origin, done)
+        self.lane.undelivered_bytes += origin.size_bytes
 
-        def released() -> None:
-            if not lane.closed:
-                intake.delivered(lane, origin.size_bytes)
-            done()
-
-        self.engine.outbox.submit(routed, origin, released)
-        intake.waits(lane, origin.size_bytes)
-
-    def _released(self, indexes: Sequence[int]) -> None:
+    def _released(self, indexes: Sequence[int], origin: Origin | None = None) -> None:
         if not self.lane.closed:
+            if origin is not None:
+                self.engine.intake.delivered(self.lane, origin.size_bytes)
             self._apply(self.graph.release(indexes))
 
     def _letter(
@@ -408,7 +403,8 @@ class WindowRun:
                 self._window_hook_failed(error, returned)
         else:
             if routed and not self.lane.closed:
-                self._submit(routed, Origin(self.messages, None), self._window_done)
+                origin = Origin(self.messages, None)
+                self._submit(routed, origin, functools.partial(self._window_done, origin))
             else:
                 self._window_done()
 
@@ -418,8 +414,10 @@ class WindowRun:
         text = f"{hook}: {said(error)}"
         engine.dead_letter(LetterKind.HOOK, text, self.messages, self._window_done, None, None, returned)
 
-    def _window_done(self) -> None:
+    def _window_done(self, origin: Origin | None = None) -> None:
         if not self.lane.closed:
+            if origin is not None:
+                self.engine.intake.delivered(self.lane, origin.size_bytes)
             self._release_window()
             self.engine.window_done(self.lane)
 
