@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import asyncpg
 import pytest
 from tests.faults import FaultyProxy
+from tests.sinks.servers import HttpDouble, MongoServer, ValkeyServer, java_compiles
 from tests.store.server import PostgresServer
 
 from tidemill.runtime.broker import free_port
@@ -46,3 +47,29 @@ def postgres() -> Iterator[PostgresServer]:
 def database(postgres: PostgresServer) -> str:
     """Make an empty database; return its name."""
     return asyncio.run(postgres.new_database()).split("?")[0].rpartition("/")[2]
+
+
+@pytest.fixture(scope="session")
+def valkey() -> Iterator[ValkeyServer]:
+    """Run the server that all tests share; nobody stops it."""
+    server = ValkeyServer()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="session")
+def mongo() -> Iterator[MongoServer]:
+    """Run the server that all tests share; nobody stops it."""
+    if not java_compiles():
+        pytest.skip("the MongoDB server of these tests needs a JDK; this Java is a mere runtime")
+    server = MongoServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def http_double() -> Iterator[HttpDouble]:
+    """Run a server of this test's own."""
+    server = HttpDouble()
+    yield server
+    server.close()
