@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from tidemill import CollectResult, ExecutorTask, FilePayload, Handler, KafkaPayload, PrecomputedResult
+from tidemill import (
+    CollectResult,
+    ExecutorTask,
+    FilePayload,
+    Handler,
+    HttpPayload,
+    KafkaPayload,
+    MongoPayload,
+    PostgresPayload,
+    PrecomputedResult,
+    RedisPayload,
+)
 
 
 class Cat(Handler[Any, Any]):
@@ -70,3 +81,34 @@ class Stuck(Handler[Any, Any]):
             ExecutorTask(f"{m.partition}-{m.offset}", ("600",), source_offsets=(m.offset,), binary_path="sleep")
             for m in messages
         ]
+
+
+class KnownRow(Known):
+    """A known result per message, into a table."""
+
+    async def on_task_complete(self, result):
+        data = {"id": result.task.task_id, "line": result.stdout}
+        return CollectResult(postgres=[PostgresPayload(table="lines", data=data, op="upsert", conflict="id")])
+
+
+class KnownDocument(Known):
+    """A known result per message, into a collection."""
+
+    async def on_task_complete(self, result):
+        data = {"_id": result.task.task_id, "line": result.stdout}
+        return CollectResult(mongo=[MongoPayload(collection="lines", data=data)])
+
+
+class KnownRequest(Known):
+    """A known result per message, to an endpoint."""
+
+    async def on_task_complete(self, result):
+        data = {"id": result.task.task_id, "line": result.stdout}
+        return CollectResult(http=[HttpPayload(data=data, idempotency_key=result.task.task_id)])
+
+
+class KnownKey(Known):
+    """A known result per message, under a key."""
+
+    async def on_task_complete(self, result):
+        return CollectResult(redis=[RedisPayload(key=result.task.task_id, data=result.stdout_bytes)])

@@ -37,7 +37,16 @@ if TYPE_CHECKING:
     from tidemill.pipeline.periodic import periodic
     from tidemill.runtime.exitcode import ExitCode
     from tidemill.runtime.messages import SourceMessage
-    from tidemill.sinks.payloads import CollectResult, FilePayload, KafkaPayload
+    from tidemill.sinks.payloads import (
+        CollectResult,
+        CustomPayload,
+        FilePayload,
+        HttpPayload,
+        KafkaPayload,
+        MongoPayload,
+        PostgresPayload,
+        RedisPayload,
+    )
     from tidemill.spark.app import Pipeline
 
 _MODULES = {
@@ -68,7 +77,16 @@ _MODULES = {
     "tidemill.pipeline.periodic": ("periodic",),
     "tidemill.runtime.exitcode": ("ExitCode",),
     "tidemill.runtime.messages": ("SourceMessage",),
-    "tidemill.sinks.payloads": ("CollectResult", "FilePayload", "KafkaPayload"),
+    "tidemill.sinks.payloads": (
+        "CollectResult",
+        "CustomPayload",
+        "FilePayload",
+        "HttpPayload",
+        "KafkaPayload",
+        "MongoPayload",
+        "PostgresPayload",
+        "RedisPayload",
+    ),
     "tidemill.spark.app": ("Pipeline",),
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names}
@@ -77,6 +95,7 @@ __all__ = [
     "AmbiguousSinkError",
     "CollectResult",
     "ConfigError",
+    "CustomPayload",
     "DeliveryAction",
     "DeliveryError",
     "ErrorAction",
@@ -88,11 +107,15 @@ __all__ = [
     "FilePayload",
     "Handler",
     "HandlerError",
+    "HttpPayload",
     "KafkaPayload",
     "MessageGroup",
+    "MongoPayload",
     "PendingContext",
     "Pipeline",
+    "PostgresPayload",
     "PrecomputedResult",
+    "RedisPayload",
     "RemoteError",
     "Settings",
     "SinkNotConfiguredError",

@@ -26,7 +26,7 @@ from tidemill.runtime.messages import SourceMessage
 from tidemill.sinks.base import Encoded, Refusal
 from tidemill.sinks.files import FilesystemSink
 from tidemill.sinks.kafka import KafkaSink
-from tidemill.sinks.payloads import CollectResult, FilePayload, KafkaPayload
+from tidemill.sinks.payloads import CollectResult, FilePayload, KafkaPayload, RedisPayload
 from tidemill.testing.kafka import consume, unique_name
 from tidemill.testing.scripted import ScriptedDeadLetters, ScriptedSink
 
@@ -142,7 +142,7 @@ async def test_names_are_resolved_before_anything_is_delivered() -> None:
     with pytest.raises(SinkNotConfiguredError, match=r"sinks\.kafka\.three is not configured; there is one, two"):
         outbox.route(CollectResult(kafka=[KafkaPayload("three", None, 1)]))
     with pytest.raises(SinkNotConfiguredError, match=r"sinks\.redis"):
-        outbox.route(CollectResult(redis=[object()]))
+        outbox.route(CollectResult(redis=[RedisPayload()]))
     with pytest.raises(TypeError, match=r"CollectResult\.kafka takes KafkaPayload, not FilePayload"):
         outbox.route(CollectResult(kafka=[FilePayload("", "p", 1)]))  # type: ignore[list-item]
     assert outbox.route(CollectResult()) == []

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.sinks.contract import SinkContract, deliver
 
 from tidemill.config.settings import FilesystemSinkSettings
 from tidemill.core.errors import ConfigError
@@ -22,6 +21,7 @@ from tidemill.sinks import files
 from tidemill.sinks.base import Sink
 from tidemill.sinks.files import FilesystemSink
 from tidemill.sinks.payloads import FilePayload
+from tidemill.testing.contract import JsonSinkContract, deliver
 
 
 def make_sink(base: Path, **options: Any) -> FilesystemSink:
@@ -29,7 +29,7 @@ def make_sink(base: Path, **options: Any) -> FilesystemSink:
     return FilesystemSink("out", FilesystemSinkSettings(base_path=str(base), fsync=fsync), **options)
 
 
-class TestFilesContract(SinkContract):
+class TestFilesContract(JsonSinkContract):
     @pytest.fixture(autouse=True)
     def _base(self, tmp_path: Path) -> None:
         self.base = tmp_path
@@ -205,6 +205,7 @@ import asyncio, json, os, resource, signal, sys
 from tidemill.config.settings import FilesystemSinkSettings
 from tidemill.sinks.files import FilesystemSink
 from tidemill.sinks.payloads import FilePayload
+from tidemill.testing.contract import JsonSinkContract, deliver
 
 def sink(**options):
     return FilesystemSink("out", FilesystemSinkSettings(base_path=sys.argv[1]), **options)

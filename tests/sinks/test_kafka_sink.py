@@ -10,7 +10,6 @@ from typing import Any
 
 import confluent_kafka as ck
 import pytest
-from tests.sinks.contract import SinkContract, deliver
 
 from tidemill.config.settings import KafkaSettings, KafkaSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError
@@ -18,6 +17,7 @@ from tidemill.runtime.broker import EmbeddedBroker, free_port
 from tidemill.sinks.base import Sink
 from tidemill.sinks.kafka import KafkaSink
 from tidemill.sinks.payloads import KafkaPayload
+from tidemill.testing.contract import JsonSinkContract, deliver
 from tidemill.testing.kafka import consume, unique_name
 
 pytestmark = pytest.mark.kafka
@@ -39,7 +39,7 @@ async def delivered_at_last(sink: KafkaSink, payload: KafkaPayload) -> None:
                 return
 
 
-class TestKafkaContract(SinkContract):
+class TestKafkaContract(JsonSinkContract):
     @pytest.fixture(autouse=True)
     def _topic(self, embedded_kafka: EmbeddedBroker) -> None:
         self.bootstrap = embedded_kafka.bootstrap

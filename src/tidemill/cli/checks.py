@@ -5,6 +5,7 @@ Nothing is changed anywhere, and nothing waits longer than its time: the checks 
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import socket
@@ -209,6 +210,25 @@ def check_folder(section: FilesystemSinkSettings) -> str:
     if not os.access(existing, os.W_OK | os.X_OK):
         raise RemoteError(f"{base} cannot be made: {existing} is not writable; change its rights or base_path")
     return f"{base}, will be made at the start"
+
+
+def check_sink(settings: Settings, kind: str, name: str) -> str:
+    """Look whether a sink can be connected, as an engine would; nothing is written."""
+    from tidemill.sinks.build import build_sink
+
+    sink = build_sink(settings, kind, name)
+
+    async def look() -> None:
+        try:
+            async with asyncio.timeout(_ASK_SECONDS):
+                await sink.connect()
+        except TimeoutError:
+            raise RemoteError(f"{sink.place}: no connection within {_ASK_SECONDS:g} s") from None
+        finally:
+            await sink.close()
+
+    asyncio.run(look())
+    return "can be connected"
 
 
 def check_handler(spec: str) -> str:

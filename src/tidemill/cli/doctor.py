@@ -80,7 +80,8 @@ def _examine_remote(settings: Settings) -> Iterator[Finding]:
 
 
 def _examine_sinks(settings: Settings, source: Cluster) -> Iterator[Finding]:
-    from tidemill.cli.checks import Cluster, Finding, check_folder, checked
+    from tidemill.cli.checks import Cluster, Finding, check_folder, check_sink, checked
+    from tidemill.config.sink_settings import BUILT_IN_TYPES
     from tidemill.core.errors import SinkNotConfiguredError
 
     if settings.sinks.is_empty():
@@ -93,3 +94,7 @@ def _examine_sinks(settings: Settings, source: Cluster) -> Iterator[Finding]:
         yield checked(place, lambda c=cluster, t=topic, p=place: c.check_topic(t.topic, f"{p}.topic"))  # type: ignore[misc]
     for name, folder in settings.sinks.filesystem.items():
         yield checked(f"sinks.filesystem.{name}", lambda f=folder: check_folder(f))  # type: ignore[misc]
+    for kind, named in settings.sinks.by_type().items():
+        for name in named if kind not in ("kafka", "filesystem") else ():
+            place = f"sinks.{kind if kind in BUILT_IN_TYPES else f'custom.{kind}'}.{name}"
+            yield checked(place, lambda k=kind, n=name: check_sink(settings, k, n))  # type: ignore[misc]

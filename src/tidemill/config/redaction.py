@@ -8,8 +8,9 @@ never changed.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 MASK = "***"
 
@@ -30,6 +31,8 @@ _ASSIGNED = re.compile(
     r"(?P<value>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^\s,;&'\"}\])]+)",
     re.IGNORECASE,
 )
+#: Of headers nobody knows which are secret, except these.
+_PUBLIC_HEADERS = frozenset({"accept", "accept-encoding", "content-encoding", "content-type", "user-agent"})
 _BEARER = re.compile(r"\b(Bearer|Basic)\s+[A-Za-z0-9._~+/=-]{6,}")
 
 
@@ -72,6 +75,35 @@ def redact_text(text: str) -> str:
     return text
 
 
+def url_secrets(url: str) -> frozenset[str]:
+    """Return the passwords in an address, as they stand there and decoded: what no message may repeat.
+
+    Example:
+        >>> sorted(url_secrets("redis://app:p%40ss@host/0"))
+        ['p%40ss', 'p@ss']
+    """
+    try:
+        parts = urlsplit(url)
+        password = parts.password
+    except ValueError:
+        return frozenset()
+    found = {password, unquote(password)} if password else set()
+    found |= {value for key, value in parse_qsl(parts.query) if value and is_secret(key)}
+    return frozenset(found)
+
+
+def without(text: str, secrets: Iterable[str]) -> str:
+    """Mask these secrets in a text, and what looks like one.
+
+    Example:
+        >>> without("login of app with p@ss failed", {"p@ss"})
+        'login of app with *** failed'
+    """
+    for secret in secrets:
+        text = text.replace(secret, MASK)
+    return redact_text(text)
+
+
 def _mask_assigned(found: re.Match[str]) -> str:
     if not is_secret(found["name"]) or found["value"] == MASK:
         return found[0]
@@ -82,6 +114,8 @@ def _redact_item(key: str, value: Any) -> Any:
     # An empty value is shown: that a password is missing is what the reader has to see.
     if is_secret(key) and value is not None and value != "" and not isinstance(value, bool):
         return MASK
+    if key.lower() == "headers" and isinstance(value, Mapping):
+        return {name: item if str(name).lower() in _PUBLIC_HEADERS else MASK for name, item in value.items()}
     return _redact_value(value)
 
 

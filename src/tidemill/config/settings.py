@@ -21,6 +21,9 @@ from pydantic import (
 
 from tidemill.config.kafka_names import check_group, check_topic, check_topic_or_empty, refuse_owned
 from tidemill.config.section import NonEmpty, Section
+from tidemill.config.sink_settings import FilesystemSinkSettings as FilesystemSinkSettings
+from tidemill.config.sink_settings import KafkaSinkSettings as KafkaSinkSettings
+from tidemill.config.sink_settings import SinksSettings
 from tidemill.config.triggerer_settings import StoreSettings, TriggererSettings
 
 Topic = Annotated[str, AfterValidator(check_topic)]
@@ -41,18 +44,10 @@ OWNED_SOURCE_KEYS: Mapping[str, str] = {
     "heartbeat.interval.ms": "set kafka.heartbeat_interval_ms",
     "max.poll.interval.ms": "set kafka.max_poll_interval_ms",
 }
-OWNED_SINK_KEYS: Mapping[str, str] = {
-    "bootstrap.servers": "set brokers of this sink",
-    "metadata.broker.list": "set brokers of this sink",
-}
 
 
 def _source_client_config(value: dict[str, Any]) -> dict[str, Any]:
     return refuse_owned(value, OWNED_SOURCE_KEYS)
-
-
-def _sink_client_config(value: dict[str, Any]) -> dict[str, Any]:
-    return refuse_owned(value, OWNED_SINK_KEYS)
 
 
 def _upper(value: object) -> object:
@@ -223,36 +218,6 @@ class ExecutorSettings(Section):
         return self
 
 
-class KafkaSinkSettings(Section):
-    """A topic to write to."""
-
-    topic: Topic = Field(description="The topic to write to; it has to exist.")
-    brokers: str = Field("", description="'' inherits kafka.brokers and its security settings.")
-    client_config: Annotated[dict[str, Any], AfterValidator(_sink_client_config)] = Field(
-        default_factory=dict, description="Passed to librdkafka."
-    )
-    ui_url: str = Field("", description="Where people look at what was written.")
-
-
-class FilesystemSinkSettings(Section):
-    """A folder to write JSON lines into."""
-
-    base_path: NonEmpty = Field(description="Relative to the driver's directory; shared between hosts on a cluster.")
-    fsync: bool = Field(False, description="Wait until what was written is on the disk.")
-    ui_url: str = Field("", description="Where people look at what was written.")
-
-
-class SinksSettings(Section):
-    """The sinks, by type and name."""
-
-    kafka: dict[str, KafkaSinkSettings] = Field(default_factory=dict, description="Topics, by name.")
-    filesystem: dict[str, FilesystemSinkSettings] = Field(default_factory=dict, description="Folders, by name.")
-
-    def is_empty(self) -> bool:
-        """Whether no sink is configured at all."""
-        return not (self.kafka or self.filesystem)
-
-
 class DeliveryBackoffSettings(RetryBackoffSettings):
     """How long a sink is left alone after a failure: full jitter below an exponential bound."""
 
@@ -383,11 +348,8 @@ def transaction_problems(settings: Settings) -> list[str]:
     """Return what stands in the way of one transaction for everything that a pipeline writes."""
     problems = []
     own = ("", settings.kafka.brokers)
-    for kind in type(settings.sinks).model_fields:
-        problems += [
-            f"sinks.{kind}.{name} is no Kafka sink"
-            for name in (getattr(settings.sinks, kind) or {} if kind != "kafka" else ())
-        ]
+    for kind, named in settings.sinks.by_type().items():
+        problems += [f"sinks.{kind}.{name} is no Kafka sink" for name in (named if kind != "kafka" else ())]
     for name, sink in settings.sinks.kafka.items():
         if sink.brokers not in own:
             problems.append(f"sinks.kafka.{name} is on other brokers ({sink.brokers}) than kafka ({own[1]})")

@@ -150,7 +150,7 @@ class Batcher:
     @property
     def label(self) -> str:
         """The sink's place in the configuration."""
-        return f"sinks.{self.sink.type}.{self.sink.name}"
+        return self.sink.place
 
     @property
     def outstanding(self) -> int:

@@ -16,7 +16,7 @@ from tidemill.pipeline.stager import StagedLetters
 from tidemill.pipeline.warden import Warden
 from tidemill.runtime.deadletter import KafkaDeadLetters
 from tidemill.runtime.identity import Identity
-from tidemill.sinks.base import Sink
+from tidemill.sinks.build import build_sinks
 from tidemill.sources.kafka import KafkaSource
 from tidemill.sources.transactor import Transactor
 
@@ -46,21 +46,3 @@ def _transactor(settings: Settings, identity: Identity, stage: Stage | None) -> 
     # The settings see to it that all sinks have the same.
     overrides = next((sink.client_config for sink in settings.sinks.kafka.values()), {})
     return Transactor(settings.kafka, identity.instance_id, overrides, stage.limits)
-
-
-def build_sinks(settings: Settings) -> dict[str, dict[str, Sink]]:
-    """Return the configured sinks by type and name; imports only those that are configured."""
-    sinks: dict[str, dict[str, Sink]] = {}
-    if settings.sinks.kafka:
-        from tidemill.sinks.kafka import KafkaSink
-
-        sinks["kafka"] = {
-            name: KafkaSink(name, section, settings.kafka) for name, section in settings.sinks.kafka.items()
-        }
-    if settings.sinks.filesystem:
-        from tidemill.sinks.files import FilesystemSink
-
-        sinks["filesystem"] = {
-            name: FilesystemSink(name, section) for name, section in settings.sinks.filesystem.items()
-        }
-    return sinks

@@ -17,6 +17,7 @@ import msgspec
 import structlog
 
 from tidemill.config.settings import DeliverySettings
+from tidemill.config.sink_settings import BUILT_IN_TYPES
 from tidemill.core.errors import (
     AmbiguousSinkError,
     ConfigError,
@@ -43,7 +44,16 @@ from tidemill.pipeline.stager import Stager
 from tidemill.runtime.deadletter import DeadLetters, Letter, LetterKind, letter_sources, payload_json
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sinks.base import Sink
-from tidemill.sinks.payloads import CollectResult, FilePayload, KafkaPayload
+from tidemill.sinks.payloads import (
+    CollectResult,
+    CustomPayload,
+    FilePayload,
+    HttpPayload,
+    KafkaPayload,
+    MongoPayload,
+    PostgresPayload,
+    RedisPayload,
+)
 
 if TYPE_CHECKING:
     from tidemill.sinks.kafka import KafkaSink
@@ -51,14 +61,15 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 CONNECT_SECONDS = 30.0
-#: Field of `CollectResult`, type of sink, and the class of its payloads where it is known.
-_FIELDS: Sequence[tuple[str, str, type | None]] = (
+#: Field of `CollectResult`, type of sink, and the class of its payloads; those of custom sinks name their type.
+_FIELDS: Sequence[tuple[str, str, type[Any]]] = (
     ("kafka", "kafka", KafkaPayload),
-    ("postgres", "postgres", None),
-    ("mongo", "mongo", None),
-    ("http", "http", None),
-    ("redis", "redis", None),
+    ("postgres", "postgres", PostgresPayload),
+    ("mongo", "mongo", MongoPayload),
+    ("http", "http", HttpPayload),
+    ("redis", "redis", RedisPayload),
     ("files", "filesystem", FilePayload),
+    ("custom", "", CustomPayload),
 )
 
 DeliveryHook = Callable[[DeliveryError], Awaitable[DeliveryAction]]
@@ -149,6 +160,12 @@ class Outbox:
         """Payloads that the hook chose to skip."""
         return sum(courier.stats.skipped for courier in self._all)
 
+    @property
+    def pg_pool(self) -> Any:
+        """The connection pool of the first PostgreSQL sink, once it is connected; None without one."""
+        courier = next(iter(self._couriers.get("postgres", {}).values()), None)
+        return getattr(courier.sink, "pool", None) if courier is not None else None
+
     def stalled(self) -> dict[str, str]:
         """Return what waits, and why, by the sink's place; 'dead letters' for those."""
         reasons = {courier.label: courier.stalled() for courier in self._all}
@@ -233,17 +250,18 @@ class Outbox:
             if not payloads:
                 continue
             for payload in payloads:
-                if payload_class is not None and not isinstance(payload, payload_class):
+                if not isinstance(payload, payload_class):
                     raise TypeError(
                         f"CollectResult.{field} takes {payload_class.__name__}, not {type(payload).__name__}"
                     )
-                routed.append(Routed(self._courier_of(kind, getattr(payload, "sink", "")), payload))
+                routed.append(Routed(self._courier_of(kind or payload.type, payload.sink), payload))
         return routed
 
     def _courier_of(self, kind: str, name: str) -> Courier:
         named = self._couriers.get(kind)
         if not named:
-            raise SinkNotConfiguredError(f"no sink of type {kind!r} is configured; add sinks.{kind}.<name>")
+            place = f"sinks.{kind}" if kind in BUILT_IN_TYPES else f"sinks.custom.{kind or '<type>'}"
+            raise SinkNotConfiguredError(f"no sink of type {kind!r} is configured; add {place}.<name>")
         if name:
             courier = named.get(name)
             if courier is None:

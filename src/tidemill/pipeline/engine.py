@@ -159,7 +159,7 @@ class Engine:
         await self.letters.open()
         await self.services.open()
         try:
-            await called(self.handler.on_ready(self.settings, None))
+            await called(self.handler.on_ready(self.settings, self.outbox.pg_pool))
         except Exception as error:
             raise HandlerError(f"on_ready raised {said(error)}") from error
         await may_subscribe()

@@ -6,11 +6,16 @@ knows its protocol, which of its errors are worth another try, and nothing about
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Hashable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import msgspec
+
+from tidemill.config.sink_settings import BUILT_IN_TYPES
+from tidemill.core.errors import RemoteError
 
 
 class Encoded(msgspec.Struct, frozen=True, gc=False):
@@ -49,6 +54,8 @@ class Sink(ABC):
     """
 
     type: ClassVar[str]
+    #: For sinks of other packages: checks the section before the sink is made with it; None: it gets a dict.
+    options_model: ClassVar[Any] = None
 
     #: A batch is sent as soon as it has this many payloads or bytes.
     max_batch_count: int = 500
@@ -61,6 +68,11 @@ class Sink(ABC):
     def __init__(self, name: str) -> None:
         """Remember the instance's name."""
         self.name = name
+
+    @property
+    def place(self) -> str:
+        """Where it is configured, for messages."""
+        return f"sinks.{'' if self.type in BUILT_IN_TYPES else 'custom.'}{self.type}.{self.name}"
 
     @abstractmethod
     async def connect(self) -> None:
@@ -89,6 +101,69 @@ class Sink(ABC):
         """Release everything; what was confirmed stays so."""
 
 
+class Answers:
+    """The answers to one batch while it is sent in parts: what is confirmed, refused, and not known yet.
+
+    Once a payload is refused, later ones of its key are not sent: a hook may decide to try it again, and then it has to
+    come first.
+
+    Args:
+        batch: What is sent.
+    """
+
+    def __init__(self, batch: Sequence[Encoded]) -> None:
+        """Start with nothing known."""
+        self._keys = [item.key for item in batch]
+        self._open = dict.fromkeys(range(len(batch)))
+        self._refused: dict[int, Refusal] = {}
+        self._held: set[Hashable] = set()
+
+    def confirm(self, index: int) -> None:
+        """Note that a payload is delivered."""
+        del self._open[index]
+
+    def refuse(self, index: int, refusal: Refusal) -> None:
+        """Note that a payload is refused."""
+        del self._open[index]
+        self._refused[index] = refusal
+        if self._keys[index] is not None:
+            self._held.add(self._keys[index])
+
+    def still(self, indexes: Sequence[int]) -> Sequence[int]:
+        """Return those of these payloads that may be sent; the others wait for an earlier one of their key."""
+        if not self._held:
+            return indexes
+        for index in indexes:
+            if self._keys[index] in self._held:
+                self.refuse(index, Refusal("waits for an earlier payload of its key, which was refused", True))
+        return [index for index in indexes if index in self._open]
+
+    def all(self, error: RemoteError | None = None) -> list[Refusal | None]:
+        """Return an answer for each payload.
+
+        Args:
+            error: What keeps the others from being known; they may be sent again.
+
+        Raises:
+            RemoteError: `error`, if nothing is known at all.
+        """
+        if error is not None:
+            if len(self._open) == len(self._keys):
+                raise error
+            for index in list(self._open):
+                self.refuse(index, Refusal(str(error), error.retryable))
+        return [self._refused.get(index) for index in range(len(self._keys))]
+
+
+async def closed_in(seconds: float, closing: Awaitable[object]) -> bool:
+    """Await a client's end for so long; whether it came in time and without an error."""
+    with contextlib.suppress(Exception):  # nothing is lost: what was confirmed stays so
+        async with asyncio.timeout(seconds):
+            await closing
+            return True
+    return False
+
+
 def to_json(data: Any) -> bytes:
     """Encode a payload's `data`: a pydantic model by its own JSON dump, bytes as they are, the rest as JSON."""
     if isinstance(data, bytes):
@@ -97,6 +172,34 @@ def to_json(data: Any) -> bytes:
     if dump is not None:
         return dump().encode()  # type: ignore[no-any-return]
     return _encode_json(data)
+
+
+def plain(data: Any) -> Mapping[str, Any]:
+    """Return a payload's `data` as names and values: a model by its plain dump, a mapping as it is, bytes as JSON.
+
+    Raises:
+        TypeError: It is something else, or a name is no text.
+        ValueError: The bytes are no JSON object.
+    """
+    dump = getattr(data, "model_dump", None)
+    if dump is not None:
+        return dump()  # type: ignore[no-any-return]
+    if isinstance(data, bytes):
+        try:
+            data = msgspec.json.decode(data)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"data given as bytes is no JSON: {error}") from None
+    if not isinstance(data, Mapping):
+        raise TypeError(f"data has to be a model, a dict, or bytes with a JSON object, not {type(data).__name__}")
+    for name in data:
+        if not isinstance(name, str):
+            raise TypeError(f"data has the name {name!r}, which is no text")
+    return data
+
+
+def shortened(text: str, length: int = 200) -> str:
+    """Return a text, or its beginning if it is longer."""
+    return text if len(text) <= length else text[:length] + "..."
 
 
 def _dumped(value: Any) -> Any:

@@ -37,6 +37,7 @@ from tidemill.runtime.identity import Identity, cluster_name, worker_name
 from tidemill.runtime.link import RECONNECT_SECONDS
 from tidemill.runtime.lock import WorkerLock
 from tidemill.runtime.log import configure
+from tidemill.sinks.build import build_sinks
 from tidemill.sources.membership import present_members, reap_member
 from tidemill.spark.live import LiveSlots
 from tidemill.spark.prepare import engine_count, handler_of, look_up_partitions, started_up, with_full_paths
@@ -145,6 +146,8 @@ class Pipeline:
                 "no sink is configured, so nothing could be delivered; add one to the section sinks, for example "
                 "sinks.filesystem.out.base_path: out"
             )
+        # What no engine could make is told before any of them is started.
+        build_sinks(settings)
         packed = pack_handler(handler)
         with WorkerLock(settings.kafka.consumer_group, worker, name_env=settings.worker_name_env):
             partitions = look_up_partitions(settings)

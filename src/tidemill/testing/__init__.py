@@ -2,7 +2,8 @@
 
 `run_handler` runs a handler over messages without Kafka and Spark; `ScriptedSource`, `ScriptedSink` and
 `ScriptedDeadLetters` are the parts it stands on; `run_on_virtual_clock` makes timers cost nothing; `EmbeddedBroker` is
-a real Kafka broker, also there as the fixtures `embedded_kafka` and `own_kafka`.
+a real Kafka broker, also there as the fixtures `embedded_kafka` and `own_kafka`; `SinkContract` and `JsonSinkContract`
+hold a sink to what all sinks have to do.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tidemill.runtime.broker import EmbeddedBroker
     from tidemill.testing.clock import VirtualClockLoop, run_on_virtual_clock
+    from tidemill.testing.contract import JsonSinkContract, SinkContract, deliver, deliver_at_last
     from tidemill.testing.run import HandlerRun, MessageOutcome, run_handler, run_handler_async
     from tidemill.testing.scripted import ScriptedDeadLetters, ScriptedSink, ScriptedSource
 
 _MODULES = {
     "tidemill.runtime.broker": ("EmbeddedBroker",),
     "tidemill.testing.clock": ("VirtualClockLoop", "run_on_virtual_clock"),
+    "tidemill.testing.contract": ("JsonSinkContract", "SinkContract", "deliver", "deliver_at_last"),
     "tidemill.testing.run": ("HandlerRun", "MessageOutcome", "run_handler", "run_handler_async"),
     "tidemill.testing.scripted": ("ScriptedDeadLetters", "ScriptedSink", "ScriptedSource"),
 }
@@ -27,11 +30,15 @@ _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = [
     "EmbeddedBroker",
     "HandlerRun",
+    "JsonSinkContract",
     "MessageOutcome",
     "ScriptedDeadLetters",
     "ScriptedSink",
     "ScriptedSource",
+    "SinkContract",
     "VirtualClockLoop",
+    "deliver",
+    "deliver_at_last",
     "run_handler",
     "run_handler_async",
     "run_on_virtual_clock",

@@ -14,6 +14,9 @@ import pytest
 if TYPE_CHECKING:
     from tidemill.runtime.broker import EmbeddedBroker
 
+# Its assertions are to explain themselves wherever they fail.
+pytest.register_assert_rewrite("tidemill.testing.contract")
+
 
 @pytest.fixture(scope="session")
 def embedded_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:

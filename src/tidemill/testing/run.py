@@ -167,8 +167,7 @@ def scripted_sinks(settings: Settings) -> dict[str, dict[str, Sink]]:
         settings.sinks.kafka = {"kafka": KafkaSinkSettings(topic="results")}
         settings.sinks.filesystem = {"files": FilesystemSinkSettings(base_path=".")}
     return {
-        kind: {name: ScriptedSink(name, kind) for name in named}
-        for kind, named in (("kafka", settings.sinks.kafka), ("filesystem", settings.sinks.filesystem))
+        kind: {name: ScriptedSink(name, kind) for name in named} for kind, named in settings.sinks.by_type().items()
     }
 
 

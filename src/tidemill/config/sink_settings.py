@@ -1,0 +1,204 @@
+"""The sections of the sinks: what each type of sink can be told, and what is refused before anything connects.
+
+Every sink has a `ui_url`. Addresses may hold passwords; they are masked wherever configuration is shown, and no
+message here quotes them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from tidemill.config.kafka_names import check_topic, refuse_owned
+from tidemill.config.section import NonEmpty, Section
+
+#: librdkafka's keys that tidemill sets itself, and what to use instead.
+OWNED_SINK_KEYS: Mapping[str, str] = {
+    "bootstrap.servers": "set brokers of this sink",
+    "metadata.broker.list": "set brokers of this sink",
+}
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\uffff]*")
+#: Made by the client from the request itself.
+_OWNED_HEADERS = frozenset({"host", "content-length", "transfer-encoding", "connection"})
+_DATABASE_REFUSED = re.compile(r'[/\\. "$\x00]')
+
+
+def _sink_client_config(value: dict[str, Any]) -> dict[str, Any]:
+    return refuse_owned(value, OWNED_SINK_KEYS)
+
+
+def _upper(value: object) -> object:
+    return value.upper() if isinstance(value, str) else value
+
+
+def _address(value: str, schemes: tuple[str, ...], example: str) -> str:
+    """Check the form of an address without quoting it: it may hold a password."""
+    try:
+        parts = urlsplit(value)
+        _ = parts.port if "," not in parts.netloc else None
+    except ValueError:
+        raise ValueError(f"is no valid address; expected something like {example}") from None
+    if parts.scheme not in schemes:
+        raise ValueError(f"has to begin with {' or '.join(f'{scheme}://' for scheme in schemes)}, like {example}")
+    return value
+
+
+def _postgres_dsn(value: str) -> str:
+    return _address(value, ("postgresql", "postgres"), "postgresql://user:password@host:5432/database")
+
+
+def _mongo_uri(value: str) -> str:
+    return _address(value, ("mongodb", "mongodb+srv"), "mongodb://user:password@host:27017")
+
+
+def _mongo_database(value: str) -> str:
+    if _DATABASE_REFUSED.search(value) or len(value.encode()) > 63:
+        raise ValueError('is no name of a database: 1 to 63 bytes without / \\ . " $ and spaces are allowed')
+    return value
+
+
+def _http_url(value: str) -> str:
+    _address(value, ("http", "https"), "https://host/path")
+    if not urlsplit(value).hostname:
+        raise ValueError("names no host; expected something like https://host/path")
+    return value
+
+
+def _redis_url(value: str) -> str:
+    return _address(value, ("redis", "rediss", "unix"), "redis://host:6379/0")
+
+
+def _headers(value: dict[str, str]) -> dict[str, str]:
+    for name, content in value.items():
+        if not _HEADER_NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is no name of a header")
+        if name.lower() in _OWNED_HEADERS:
+            raise ValueError(f"{name} may not be set here: the client makes it")
+        if not _HEADER_VALUE.fullmatch(content):
+            raise ValueError(f"the value of {name} has characters that a header cannot have")
+    return value
+
+
+def _header_name(value: str) -> str:
+    if not _HEADER_NAME.fullmatch(value) or value.lower() in _OWNED_HEADERS:
+        raise ValueError(f"{value!r} is no usable name of a header")
+    return value
+
+
+class SinkSection(Section):
+    """What every sink has."""
+
+    ui_url: str = Field("", description="Where people look at what was written.")
+
+
+class KafkaSinkSettings(SinkSection):
+    """A topic to write to."""
+
+    topic: Annotated[str, AfterValidator(check_topic)] = Field(description="The topic to write to; it has to exist.")
+    brokers: str = Field("", description="'' inherits kafka.brokers and its security settings.")
+    client_config: Annotated[dict[str, Any], AfterValidator(_sink_client_config)] = Field(
+        default_factory=dict, description="Passed to librdkafka."
+    )
+
+
+class FilesystemSinkSettings(SinkSection):
+    """A folder to write JSON lines into."""
+
+    base_path: NonEmpty = Field(description="Relative to the driver's directory; shared between hosts on a cluster.")
+    fsync: bool = Field(False, description="Wait until what was written is on the disk.")
+
+
+class PostgresSinkSettings(SinkSection):
+    """A PostgreSQL database."""
+
+    dsn: Annotated[NonEmpty, AfterValidator(_postgres_dsn)] = Field(
+        description="postgresql://user:password@host:port/database."
+    )
+    pool_min: NonNegativeInt = Field(2, description="Connections that each engine keeps open.")
+    pool_max: PositiveInt = Field(
+        10, description="Connections that each engine opens at most; the server sees engines x pool_max."
+    )
+
+    @model_validator(mode="after")
+    def _check_pool(self) -> Self:
+        if self.pool_min > self.pool_max:
+            raise ValueError(f"pool_min ({self.pool_min}) may not exceed pool_max ({self.pool_max})")
+        return self
+
+
+class MongoSinkSettings(SinkSection):
+    """A MongoDB database."""
+
+    uri: Annotated[NonEmpty, AfterValidator(_mongo_uri)] = Field(description="mongodb://user:password@host:port.")
+    database: Annotated[NonEmpty, AfterValidator(_mongo_database)] = Field(description="The database to write to.")
+
+
+class HttpSinkSettings(SinkSection):
+    """An HTTP endpoint that takes one JSON body per request."""
+
+    url: Annotated[NonEmpty, AfterValidator(_http_url)] = Field(description="Where requests go.")
+    method: Annotated[Literal["POST", "PUT", "PATCH"], BeforeValidator(_upper)] = Field("POST", description="How.")
+    timeout_seconds: PositiveFloat = Field(30.0, description="A request that is not answered for so long has failed.")
+    headers: Annotated[dict[str, str], AfterValidator(_headers)] = Field(
+        default_factory=dict, description="Sent with every request; shown masked."
+    )
+    max_retries: NonNegativeInt = Field(
+        3, description="How often a request is sent again before the sink as a whole is given a pause."
+    )
+    concurrency: PositiveInt = Field(1, description="Requests at a time; above 1, payloads are in no order.")
+    idempotency_header: Annotated[str, AfterValidator(_header_name)] = Field(
+        "Idempotency-Key", description="The header with a payload's key, the same in each of its requests."
+    )
+
+
+class RedisSinkSettings(SinkSection):
+    """A Redis database."""
+
+    url: Annotated[NonEmpty, AfterValidator(_redis_url)] = Field(
+        "redis://localhost:6379/0", description="redis://, rediss:// or unix://; may have user and password."
+    )
+    key_prefix: str = Field("", description="Put before every key.")
+
+
+def _custom(value: dict[str, dict[str, dict[str, Any]]]) -> dict[str, dict[str, dict[str, Any]]]:
+    for kind, named in value.items():
+        if kind in BUILT_IN_TYPES:
+            raise ValueError(f"{kind} is a type of tidemill's own: move it to sinks.{kind}")
+        for name, options in named.items():
+            if not isinstance(options.get("ui_url", ""), str):
+                raise ValueError(f"{kind}.{name}.ui_url: expected a string")  # noqa: TRY004 - pydantic takes only this
+    return value
+
+
+class SinksSettings(Section):
+    """The sinks, by type and name."""
+
+    kafka: dict[str, KafkaSinkSettings] = Field(default_factory=dict, description="Topics, by name.")
+    filesystem: dict[str, FilesystemSinkSettings] = Field(default_factory=dict, description="Folders, by name.")
+    postgres: dict[str, PostgresSinkSettings] = Field(
+        default_factory=dict, description="PostgreSQL databases, by name."
+    )
+    mongo: dict[str, MongoSinkSettings] = Field(default_factory=dict, description="MongoDB databases, by name.")
+    http: dict[str, HttpSinkSettings] = Field(default_factory=dict, description="HTTP endpoints, by name.")
+    redis: dict[str, RedisSinkSettings] = Field(default_factory=dict, description="Redis databases, by name.")
+    custom: Annotated[dict[str, dict[str, dict[str, Any]]], AfterValidator(_custom)] = Field(
+        default_factory=dict,
+        description="Sinks of other packages: `custom.<type>.<name>` holds what that type takes, and `ui_url`.",
+    )
+
+    def by_type(self) -> dict[str, Mapping[str, Any]]:
+        """Return the sections by type and name; types without a sink are left out."""
+        built_in = {kind: getattr(self, kind) or {} for kind in sorted(BUILT_IN_TYPES)}
+        return {kind: named for kind, named in {**built_in, **self.custom}.items() if named}
+
+    def is_empty(self) -> bool:
+        """Whether no sink is configured at all."""
+        return not self.by_type()
+
+
+BUILT_IN_TYPES = frozenset(SinksSettings.model_fields) - {"custom"}

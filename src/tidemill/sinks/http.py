@@ -1,0 +1,262 @@
+"""HTTP as a sink: one request with a JSON body per payload, over connections that are kept.
+
+A request that may pass is sent again here a few times, because only here a `Retry-After` is heard; then the delivery's
+own back-off takes over. Invariants: all requests of a payload carry the same idempotency key; with a concurrency of 1
+no payload is sent before the one ahead of it is confirmed or decided about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import ssl
+import time
+import urllib.request
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+
+from tidemill.config.redaction import redact_text, url_secrets, without
+from tidemill.config.sink_settings import HttpSinkSettings
+from tidemill.core.errors import ConfigError, RemoteError, said
+from tidemill.core.http_delivery import Verdict, judge, retry_after_seconds
+from tidemill.core.retry import Backoff, GiveUp, decide
+from tidemill.sinks.base import Encoded, Refusal, Sink, closed_in, shortened, to_json
+from tidemill.sinks.payloads import HttpPayload
+
+CONNECT_SECONDS = 10.0
+CLOSE_SECONDS = 5.0
+#: No server is left alone for longer than this at its word.
+MAX_PAUSE_SECONDS = 60.0
+#: Of an answer so much is read, so that its connection can be used again; a longer one ends it.
+MAX_ANSWER_BYTES = 256 * 1024
+#: Requests in a row in one batch, per connection.
+ROUNDS = 4
+BACKOFF = Backoff(0.1, 2.0)
+_KEY_CHARACTERS = frozenset(map(chr, range(0x21, 0x7F)))
+
+
+class _Outcome(msgspec.Struct, frozen=True):
+    """What one request came to.
+
+    Attributes:
+        verdict: See there.
+        text: Why it is not delivered.
+        pause_seconds: How long the server asks to be left alone.
+        oversize: Whether the body is larger than the server takes.
+    """
+
+    verdict: Verdict
+    text: str = ""
+    pause_seconds: float = 0.0
+    oversize: bool = False
+
+
+_DELIVERED = _Outcome(Verdict.DELIVERED)
+
+
+class HttpSink(Sink):
+    """One `sinks.http.<name>`.
+
+    Args:
+        name: The instance's name.
+        settings: Its section.
+    """
+
+    type: ClassVar[str] = "http"
+
+    def __init__(self, name: str, settings: HttpSinkSettings) -> None:
+        """Prepare; nothing is connected before `connect`."""
+        super().__init__(name)
+        self._settings = settings
+        parts = urlsplit(settings.url)
+        self._address = (parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
+        self._secure = parts.scheme == "https"
+        # A path or a query can be a secret of its own: messages say where, not more.
+        self._where = f"{parts.scheme}://{self._address[0]}:{self._address[1]}"
+        self._secrets = url_secrets(settings.url) | {value for value in settings.headers.values() if len(value) > 5}
+        # The order of payloads is that of one key for all.
+        self._order = name if settings.concurrency == 1 else None
+        self.max_batch_count = ROUNDS * settings.concurrency
+        # Each request has its own time; this one is for the case that they do not keep it.
+        seconds = (settings.max_retries + 1) * (settings.timeout_seconds + MAX_PAUSE_SECONDS)
+        self.send_timeout_seconds = ROUNDS * seconds
+        self._not_before = 0.0
+        self._client: httpx.AsyncClient | None = None
+
+    async def connect(self) -> None:
+        """Look whether the server takes connections; nothing is sent.
+
+        Raises:
+            ConfigError: The URL is wrong.
+            RemoteError: It does not.
+        """
+        # It writes a line per request, with the whole URL.
+        logging.getLogger("httpx").setLevel(logging.WARNING)
+        settings = self._settings
+        try:
+            self._client = httpx.AsyncClient(
+                headers={"content-type": "application/json", **{k.lower(): v for k, v in settings.headers.items()}},
+                timeout=settings.timeout_seconds,
+                # Reading all certificates of the system takes long.
+                verify=await asyncio.to_thread(ssl.create_default_context) if self._secure else False,
+                limits=httpx.Limits(
+                    max_connections=settings.concurrency, max_keepalive_connections=settings.concurrency
+                ),
+            )
+            self._client.build_request(settings.method, settings.url)
+        except (httpx.InvalidURL, ValueError) as error:
+            raise ConfigError(f"{self.place}: {self._where}: {self._text(error)}; correct url or headers") from None
+        if not _behind_proxy(self._where, self._address[0]):
+            await self._look()
+
+    async def _look(self) -> None:
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                _, writer = await asyncio.open_connection(*self._address)
+            writer.close()
+        except TimeoutError:
+            raise RemoteError(f"{self.place}: {self._where}: no answer within {CONNECT_SECONDS:g} s") from None
+        except OSError as error:
+            raise RemoteError(f"{self.place}: {self._where}: {self._text(error)}") from None
+
+    def _text(self, error: BaseException) -> str:
+        return without(said(error), self._secrets)
+
+    def encode(self, payload: HttpPayload) -> Encoded:
+        """Return the body and its idempotency key.
+
+        Raises:
+            TypeError: `data` has no JSON form.
+            ValueError: The idempotency key cannot be in a header.
+        """
+        key = payload.idempotency_key
+        if not key:
+            key = uuid.uuid4().hex
+        elif not isinstance(key, str) or not _KEY_CHARACTERS.issuperset(key):
+            raise ValueError("idempotency_key has characters that a header cannot have: use letters, digits and - only")
+        body = to_json(payload.data)
+        return Encoded(self._order, (key, body), len(body))
+
+    # -- sending ------------------------------------------------------------------------------------------------
+
+    async def send(self, batch: Sequence[Encoded]) -> Sequence[Refusal | None]:
+        """Send a request per payload.
+
+        Raises:
+            RemoteError: The server as a whole did not take any of them.
+        """
+        outcomes: list[_Outcome | None] = [None] * len(batch)
+        if self._order is not None:
+            for index, item in enumerate(batch):
+                outcome = outcomes[index] = await self._deliver(item)
+                if outcome is not _DELIVERED:
+                    break
+        else:
+            indexes = iter(range(len(batch)))
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(self._settings.concurrency, len(batch))):
+                    group.create_task(self._work(batch, outcomes, indexes))
+        known = [outcome for outcome in outcomes if outcome is not None]
+        if all(outcome.verdict is Verdict.OVERLOADED for outcome in known):
+            raise RemoteError(f"{self.place}: {known[0].text}")
+        return [_answer(outcome) for outcome in outcomes]
+
+    async def _work(self, batch: Sequence[Encoded], outcomes: list[_Outcome | None], indexes: Iterator[int]) -> None:
+        for index in indexes:
+            outcomes[index] = await self._deliver(batch[index])
+
+    async def _deliver(self, item: Encoded) -> _Outcome:
+        """Send until it is decided, or often enough."""
+        started, attempt = time.monotonic(), 0
+        while True:
+            attempt += 1
+            # It may be put off while it is waited for.
+            while (pause := self._not_before - time.monotonic()) > 0:  # noqa: ASYNC110
+                await asyncio.sleep(pause)
+            outcome = await self._request(*item.body)
+            if outcome.verdict in (Verdict.DELIVERED, Verdict.REFUSED):
+                return outcome
+            # All of them wait: the server asked to be left alone, not to be sent something else.
+            self._not_before = max(self._not_before, time.monotonic() + outcome.pause_seconds)
+            decision = decide(
+                attempt,
+                self._settings.max_retries,
+                BACKOFF,
+                random.getrandbits(32),
+                elapsed_seconds=time.monotonic() - started,
+            )
+            if isinstance(decision, GiveUp):
+                return outcome
+            await asyncio.sleep(max(decision.delay_seconds, outcome.pause_seconds))
+
+    async def _request(self, key: str, body: bytes) -> _Outcome:
+        client, settings = self._client, self._settings
+        if client is None:
+            raise RemoteError(f"{self.place} is not connected")
+        request = client.build_request(
+            settings.method, settings.url, content=body, headers={settings.idempotency_header: key}
+        )
+        try:
+            # The client's own times are per step: a server that sends a byte now and then would hold it for ever.
+            async with asyncio.timeout(settings.timeout_seconds):
+                answer = await client.send(request, stream=True)
+                try:
+                    content = await _content(answer)
+                finally:
+                    await answer.aclose()
+        except TimeoutError:
+            text = f"{self._where}: no answer within {settings.timeout_seconds:g} s"
+            return _Outcome(Verdict.OVERLOADED, text)
+        except (httpx.TransportError, httpx.StreamError, OSError) as error:
+            return _Outcome(Verdict.OVERLOADED, f"{self._where}: {self._text(error)}")
+        return self._judged(answer, content)
+
+    def _judged(self, answer: httpx.Response, content: bytes) -> _Outcome:
+        verdict = judge(answer.status_code)
+        if verdict is Verdict.DELIVERED:
+            return _DELIVERED
+        body = shortened(without(content[:1_000].decode(errors="replace").strip(), self._secrets))
+        text = f"{self._where} answered {answer.status_code} {answer.reason_phrase}{': ' if body else ''}{body}"
+        if answer.is_redirect:
+            text = f"{self._where} redirects ({answer.status_code}), which is not followed; correct url"
+        pause_seconds = retry_after_seconds(
+            answer.headers.get("retry-after"), answer.headers.get("date"), time.time(), MAX_PAUSE_SECONDS
+        )
+        return _Outcome(verdict, redact_text(text), pause_seconds, answer.status_code == 413)
+
+    async def close(self) -> None:
+        """Disconnect."""
+        client, self._client = self._client, None
+        if client is not None:
+            await closed_in(CLOSE_SECONDS, client.aclose())
+
+
+async def _content(answer: httpx.Response) -> bytes:
+    """Read the answer, or the beginning of a long one; as it came, since compressed ones can grow without end."""
+    content = bytearray()
+    async for chunk in answer.aiter_raw():
+        content += chunk
+        if len(content) > MAX_ANSWER_BYTES:
+            break
+    return bytes(content)
+
+
+def _answer(outcome: _Outcome | None) -> Refusal | None:
+    if outcome is None:
+        return Refusal("waits for the payload before it, which was not delivered", retryable=True)
+    if outcome.verdict is Verdict.DELIVERED:
+        return None
+    return Refusal(outcome.text, outcome.verdict is not Verdict.REFUSED, outcome.oversize)
+
+
+def _behind_proxy(where: str, host: str) -> Any:
+    """Tell whether requests go through a proxy, whose name resolution and ways are not ours."""
+    proxies = urllib.request.getproxies()
+    scheme = where.partition(":")[0]
+    return (scheme in proxies or "all" in proxies) and not urllib.request.proxy_bypass(host)

@@ -1,0 +1,308 @@
+"""MongoDB as a sink: ordered bulk writes, one write to one document per payload.
+
+Invariants: writes are carried out in order; a document that is refused is named, and only those after it are sent
+again; no filter finds any document whatever. Inserts have their `_id` before they are sent, so that one that is
+repeated after a broken connection is recognised.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import enum
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import bson
+import msgspec
+import pymongo
+from bson.codec_options import CodecOptions, TypeRegistry
+from bson.raw_bson import RawBSONDocument
+from pymongo import errors as refused
+from pymongo.asynchronous.mongo_client import AsyncMongoClient
+
+from tidemill.config.redaction import redact, redact_text, url_secrets, without
+from tidemill.config.sink_settings import MongoSinkSettings
+from tidemill.core.errors import ConfigError, RemoteError, said
+from tidemill.sinks.base import Answers, Encoded, Refusal, Sink, closed_in, plain, shortened
+from tidemill.sinks.payloads import MongoPayload
+
+#: Finding a server may take this long, unless the URI says otherwise.
+SELECTION_MILLISECONDS = 5_000
+CLOSE_SECONDS = 5.0
+#: The server takes no larger documents.
+MAX_DOCUMENT_BYTES = 16 * 1024 * 1024
+_DUPLICATE = 11_000
+_UNKNOWN_USER = 18
+#: The server's codes when the same may work later: network, elections, shutdown, time limits, conflicts, resources,
+#: logins that somebody is changing.
+_PASSING = frozenset(
+    {6, 7, 18, 24, 43, 50, 64, 89, 91, 112, 133, 134, 146, 189, 202, 237, 251, 262, 317, 9001}
+    | {10058, 10107, 11600, 11601, 11602, 13388, 13435, 13436, 14031}
+)
+_ALTERNATIVES = frozenset({"$and", "$or", "$nor"})
+
+
+def _form(value: Any) -> Any:
+    """Return a value that BSON knows for one that it does not."""
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, decimal.Decimal):
+        return bson.Decimal128(value)
+    if isinstance(value, datetime.date):
+        return datetime.datetime(value.year, value.month, value.day, tzinfo=datetime.UTC)
+    if isinstance(value, (set, frozenset)):
+        return list(value)
+    dump = getattr(value, "model_dump", None)
+    if dump is not None:
+        return dump()
+    raise TypeError(f"data has a {type(value).__name__}, which has no BSON form")
+
+
+_OPTIONS: CodecOptions[dict[str, Any]] = CodecOptions(
+    type_registry=TypeRegistry(fallback_encoder=_form), uuid_representation=bson.binary.UuidRepresentation.STANDARD
+)
+_RAW: CodecOptions[RawBSONDocument] = CodecOptions(document_class=RawBSONDocument)
+
+Write = pymongo.InsertOne[Any] | pymongo.UpdateOne | pymongo.DeleteOne
+
+
+class _Job(msgspec.Struct, frozen=True):
+    """One write: where, what, what identifies its document, and the document itself if it is inserted."""
+
+    collection: str
+    write: Any
+    operation: str
+    identity: Mapping[str, Any]
+    inserted: RawBSONDocument | None = None
+
+
+class MongoSink(Sink):
+    """One `sinks.mongo.<name>`.
+
+    Args:
+        name: The instance's name.
+        settings: Its section.
+    """
+
+    type: ClassVar[str] = "mongo"
+    max_batch_count = 1_000
+    max_batch_bytes = 8 * 1024 * 1024
+
+    def __init__(self, name: str, settings: MongoSinkSettings) -> None:
+        """Prepare; nothing is connected before `connect`."""
+        super().__init__(name)
+        self._settings = settings
+        self._secrets = url_secrets(settings.uri)
+        self._client: AsyncMongoClient[Any] | None = None
+
+    async def connect(self) -> None:
+        """Connect, and ask the server for an answer.
+
+        Raises:
+            ConfigError: The URI is wrong, asks for writes without confirmation, or the server does not know the user.
+            RemoteError: The server does not answer.
+        """
+        where = redact_text(self._settings.uri)
+        options: dict[str, Any] = {}
+        if "serverselectiontimeoutms" not in self._settings.uri.lower():
+            options["serverSelectionTimeoutMS"] = SELECTION_MILLISECONDS
+        try:
+            client: AsyncMongoClient[Any] = AsyncMongoClient(self._settings.uri, **options)
+        except (refused.PyMongoError, ValueError) as error:
+            raise ConfigError(f"{self.place}: {where}: {self._text(error)}; correct uri") from None
+        if not client.write_concern.acknowledged:
+            raise ConfigError(f"{self.place}: {where}: w=0 asks for writes that nobody confirms; remove it from uri")
+        try:
+            await client.admin.command("ping")
+        except refused.OperationFailure as error:
+            await closed_in(CLOSE_SECONDS, client.close())
+            kind = ConfigError if error.code == _UNKNOWN_USER else RemoteError
+            raise kind(f"{self.place}: {where}: {self._text(error)}; correct uri") from None
+        except refused.PyMongoError as error:
+            await closed_in(CLOSE_SECONDS, client.close())
+            raise RemoteError(f"{self.place}: {where}: {self._text(error)}") from None
+        except BaseException:
+            await closed_in(CLOSE_SECONDS, client.close())
+            raise
+        self._client = client
+
+    def _text(self, error: BaseException) -> str:
+        # Behind it the client says everything that it knows about all servers.
+        return without(said(error).partition(", Timeout: ")[0].partition(", full error: ")[0], self._secrets)
+
+    # -- payloads -----------------------------------------------------------------------------------------------
+
+    def encode(self, payload: MongoPayload) -> Encoded:
+        """Return the write, in its wire form.
+
+        Raises:
+            TypeError: `data` is no mapping, or has a value without a BSON form.
+            ValueError: The parts of the payload do not fit each other, or the filter finds any document.
+        """
+        _check_collection(payload.collection)
+        if payload.op == "insert":
+            return self._insert(payload)
+        if payload.op not in ("upsert", "update", "delete"):
+            raise ValueError(f"op {payload.op!r} is not known; there is insert, upsert, update, delete")
+        identity = payload.filter
+        if not isinstance(identity, Mapping) or finds_anything(identity):
+            raise ValueError(f"{payload.op} of {payload.collection} needs a filter that does not find any document")
+        found = _encoded(identity)
+        key = (payload.collection, found.raw)
+        if payload.op == "delete":
+            if payload.data is not None:
+                raise ValueError("delete takes no data")
+            return Encoded(key, self._job(payload, pymongo.DeleteOne(found), identity), len(found.raw))
+        change, size = _change(plain(payload.data))
+        write = pymongo.UpdateOne(found, change, upsert=payload.op == "upsert")
+        return Encoded(key, self._job(payload, write, identity), len(found.raw) + size)
+
+    def _insert(self, payload: MongoPayload) -> Encoded:
+        if payload.filter:
+            raise ValueError("an insert takes no filter")
+        data = plain(payload.data)
+        identity = data["_id"] if "_id" in data else bson.ObjectId()
+        document = _encoded({"_id": identity, **data})
+        key: Hashable = (payload.collection, _encoded({"_id": identity}).raw) if "_id" in data else None
+        job = self._job(payload, pymongo.InsertOne(document), {"_id": identity}, document)
+        return Encoded(key, job, len(document.raw))
+
+    def _job(
+        self, payload: MongoPayload, write: Write, identity: Mapping[str, Any], inserted: RawBSONDocument | None = None
+    ) -> _Job:
+        return _Job(payload.collection, write, payload.op, dict(identity), inserted)
+
+    # -- sending ------------------------------------------------------------------------------------------------
+
+    async def send(self, batch: Sequence[Encoded]) -> Sequence[Refusal | None]:
+        """Carry the writes out, those of one collection that are adjacent together.
+
+        Raises:
+            RemoteError: The server cannot do it now, or its answer did not come.
+        """
+        answers = Answers(batch)
+        jobs: list[_Job] = [item.body for item in batch]
+        try:
+            for group in _groups(jobs):
+                todo: Sequence[int] = group
+                while indexes := answers.still(todo):
+                    todo = await self._write(jobs, indexes, answers)
+        except (refused.PyMongoError, OSError) as error:
+            return answers.all(RemoteError(f"{self.place}: {self._text(error)}"))
+        return answers.all()
+
+    async def _write(self, jobs: Sequence[_Job], indexes: Sequence[int], answers: Answers) -> Sequence[int]:
+        """Send one bulk write; return those after the one that was refused."""
+        if self._client is None:
+            raise refused.ConnectionFailure("not connected")
+        collection = self._client[self._settings.database][jobs[indexes[0]].collection]
+        try:
+            await collection.bulk_write([jobs[index].write for index in indexes], ordered=True)
+        except refused.BulkWriteError as error:
+            return await self._after_refusal(error, jobs, indexes, answers)
+        except refused.OperationFailure as error:
+            if _passing(error.code, error):
+                raise
+            for index in indexes:
+                answers.refuse(index, self._refusal(jobs[index], self._text(error)))
+            return ()
+        for index in indexes:
+            answers.confirm(index)
+        return ()
+
+    async def _after_refusal(
+        self, error: refused.BulkWriteError, jobs: Sequence[_Job], indexes: Sequence[int], answers: Answers
+    ) -> Sequence[int]:
+        wrong = error.details.get("writeErrors") or []
+        if not wrong or error.details.get("writeConcernErrors"):
+            # Written, but not as safely as was asked for.
+            raise error
+        at, code, text = int(wrong[0]["index"]), wrong[0].get("code"), str(wrong[0].get("errmsg"))
+        for index in indexes[:at]:
+            answers.confirm(index)
+        job = jobs[indexes[at]]
+        if _passing(code):
+            raise refused.OperationFailure(text, code)
+        if code == _DUPLICATE and await self._is_there(job):
+            answers.confirm(indexes[at])
+        else:
+            answers.refuse(indexes[at], self._refusal(job, without(text, self._secrets), code))
+        return indexes[at + 1 :]
+
+    async def _is_there(self, job: _Job) -> bool:
+        """Tell whether the very document that could not be inserted is there: an earlier try came through."""
+        if job.inserted is None or self._client is None:
+            return False
+        collection = self._client[self._settings.database].get_collection(job.collection, codec_options=_RAW)
+        there = await collection.find_one({"_id": job.inserted["_id"]})
+        return there is not None and there.raw == job.inserted.raw
+
+    def _refusal(self, job: _Job, text: str, code: int | None = None) -> Refusal:
+        identity = shortened(str(redact({name: str(value) for name, value in job.identity.items()})))
+        return Refusal(f"{job.operation} {job.collection} {identity}: {text}", False, code in (10334, 17280))
+
+    async def close(self) -> None:
+        """Disconnect."""
+        client, self._client = self._client, None
+        if client is not None:
+            await closed_in(CLOSE_SECONDS, client.close())
+
+
+def _groups(jobs: Sequence[_Job]) -> Iterator[range]:
+    first = 0
+    for index in range(1, len(jobs) + 1):
+        if index == len(jobs) or jobs[index].collection != jobs[first].collection:
+            yield range(first, index)
+            first = index
+
+
+def _passing(code: int | None, error: refused.PyMongoError | None = None) -> bool:
+    """Tell whether the same may work later."""
+    labels = ("RetryableWriteError", "TransientTransactionError")
+    return code in _PASSING or (error is not None and any(error.has_error_label(label) for label in labels))
+
+
+def finds_anything(criteria: Mapping[str, Any]) -> bool:
+    """Tell whether a filter leaves nothing out: it is empty, however that is written.
+
+    Example:
+        >>> [finds_anything(each) for each in ({}, {"$and": [{}]}, {"$or": [{}, {"a": 1}]}, {"a": 1})]
+        [True, True, True, False]
+    """
+    return all(name == "$comment" or (name in _ALTERNATIVES and _any(name, part)) for name, part in criteria.items())
+
+
+def _any(name: str, part: Any) -> bool:
+    parts = [finds_anything(each) for each in part if isinstance(each, Mapping)] if isinstance(part, list) else []
+    if name == "$nor":
+        return False
+    return all(parts) if name == "$and" else any(parts)
+
+
+def _check_collection(name: Any) -> None:
+    if not isinstance(name, str) or not name or "$" in name or "\0" in name or name.startswith(("system.", ".")):
+        raise ValueError(f"collection {name!r} is no name of a collection")
+    if name.endswith("."):
+        raise ValueError(f"collection {name!r} ends with a dot")
+
+
+def _encoded(document: Mapping[str, Any]) -> RawBSONDocument:
+    try:
+        raw = bson.encode(document, codec_options=_OPTIONS)
+    except (bson.errors.InvalidDocument, OverflowError, ValueError) as error:
+        raise TypeError(f"data has no BSON form: {error}") from None
+    if len(raw) > MAX_DOCUMENT_BYTES:
+        raise ValueError(f"{len(raw)} bytes are more than MongoDB takes ({MAX_DOCUMENT_BYTES})")
+    return RawBSONDocument(raw)
+
+
+def _change(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], int]:
+    """Return the update and its size: operators as they are, fields to be set."""
+    if not data:
+        raise ValueError("data has no field to set")
+    operators = [name for name in data if name.startswith("$")]
+    if operators and len(operators) < len(data):
+        raise ValueError("data has update operators and fields; put the fields into $set")
+    change = _encoded(data if operators else {"$set": data})
+    return change, len(change.raw)

@@ -1,0 +1,321 @@
+"""PostgreSQL as a sink: rows in as few statements as their shapes allow, one transaction per batch.
+
+Invariants: payloads are carried out in order; what is confirmed is committed; a batch that fails leaves nothing behind
+and is done again in ever smaller parts, until the row that is at fault stands alone and is named. Which rows share a
+statement is decided by `core.sql_plan`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import decimal
+import enum
+import ipaddress
+import uuid
+from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import asyncpg
+
+from tidemill.config.redaction import redact, redact_text, url_secrets, without
+from tidemill.config.sink_settings import PostgresSinkSettings
+from tidemill.core.errors import ConfigError, RemoteError, said
+from tidemill.core.sql_plan import Operation, Row, Shape, ranges, statement
+from tidemill.sinks.base import Answers, Encoded, Refusal, Sink, closed_in, plain, shortened, to_json
+from tidemill.sinks.payloads import PostgresPayload
+
+#: One connection may take this long to be made.
+CONNECT_SECONDS = 10.0
+#: The pool's connections may take this long to end; a handler may still hold some.
+CLOSE_SECONDS = 5.0
+#: Shapes that were checked; forgotten together when there are too many.
+MAX_KNOWN_SHAPES = 1_000
+#: What the server says when the same may work later: connection, transaction conflicts, resources, locks, shutdown,
+#: the operating system, and logins that somebody is changing.
+_PASSING_CLASSES = frozenset({"08", "40", "53", "55", "57", "58", "28"})
+_PASSING = frozenset({"25006", "3D000"})
+#: What concerns every row of a statement alike; row level security (42501) does not.
+_STATEMENT_CLASSES = frozenset({"42", "3F"})
+_ROW_STATES = frozenset({"42501"})
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes})
+_KNOWN = (
+    *(decimal.Decimal, datetime.date, datetime.time, datetime.timedelta, uuid.UUID),
+    *(ipaddress.IPv4Address, ipaddress.IPv6Address, ipaddress.IPv4Interface, ipaddress.IPv6Interface),
+    *(ipaddress.IPv4Network, ipaddress.IPv6Network, str, bytes, int, float),
+)
+
+
+class _FailedError(Exception):
+    """A part of a transaction failed: rows `first` up to `last`; None: its end did."""
+
+    def __init__(self, part: tuple[int, int] | None, error: Exception) -> None:
+        super().__init__(str(error))
+        self.part = part
+        self.error = error
+
+
+class PostgresSink(Sink):
+    """One `sinks.postgres.<name>`.
+
+    Args:
+        name: The instance's name.
+        settings: Its section.
+    """
+
+    type: ClassVar[str] = "postgres"
+    max_batch_count = 1_000
+    max_batch_bytes = 4 * 1024 * 1024
+
+    def __init__(self, name: str, settings: PostgresSinkSettings) -> None:
+        """Prepare; nothing is connected before `connect`."""
+        super().__init__(name)
+        self._settings = settings
+        self._secrets = url_secrets(settings.dsn)
+        self._shapes: dict[Hashable, Shape] = {}
+        #: For `on_ready`; None before `connect` and after `close`.
+        self.pool: asyncpg.Pool | None = None
+
+    async def connect(self) -> None:
+        """Open the pool.
+
+        Raises:
+            ConfigError: The DSN is wrong, or the server does not know the user or the database.
+            RemoteError: The server does not answer.
+        """
+        where = redact_text(self._settings.dsn)
+        pool = None
+        try:
+            pool = asyncpg.create_pool(
+                self._settings.dsn,
+                min_size=self._settings.pool_min,
+                max_size=self._settings.pool_max,
+                timeout=CONNECT_SECONDS,
+                # Statements of many rows are long, and the same few come again and again.
+                max_cacheable_statement_size=0,
+                init=_accept_json,
+            )
+            async with contextlib.AsyncExitStack() as stack:
+                stack.callback(pool.terminate)
+                await pool
+                async with pool.acquire(timeout=CONNECT_SECONDS) as connection:
+                    await connection.execute("SELECT 1")
+                stack.pop_all()
+        except (ValueError, asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
+            raise ConfigError(f"{self.place}: {where}: {self._text(error)}; correct dsn") from None
+        except TimeoutError:
+            raise RemoteError(f"{self.place}: {where}: no answer within {CONNECT_SECONDS:g} s") from None
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            raise RemoteError(f"{self.place}: {where}: {self._text(error)}") from None
+        self.pool = pool
+
+    def _text(self, error: BaseException) -> str:
+        detail = getattr(error, "detail", None)
+        # "Failing row contains (...)" would say every value of the row.
+        more = f" ({detail})" if detail and not str(detail).startswith("Failing row") else ""
+        return without(said(error) + more, self._secrets)
+
+    # -- payloads -----------------------------------------------------------------------------------------------
+
+    def encode(self, payload: PostgresPayload) -> Encoded:
+        """Return the row.
+
+        Raises:
+            TypeError: `data` is no mapping, or has a value that PostgreSQL has no form for.
+            ValueError: A name is no identifier, or the parts of the payload do not fit each other.
+        """
+        data = plain(payload.data)
+        where = payload.where or {}
+        conflict = (payload.conflict,) if isinstance(payload.conflict, str) else tuple(payload.conflict)
+        if not isinstance(where, Mapping):
+            raise TypeError(f"where of {payload.table} has to be a mapping of columns to values")
+        looked_for = tuple(name for name, value in where.items() if value is not None)
+        known = (payload.op, payload.table, tuple(data), conflict, looked_for, tuple(where))
+        shape = self._shapes.get(known) or self._checked(known, where)
+        sizes, values = 0, []
+        for name, value in (*data.items(), *((name, where[name]) for name in looked_for)):
+            if type(value) not in _PLAIN:
+                value = _value(payload.table, name, value)
+            sizes += len(value) if isinstance(value, (str, bytes)) else 8
+            values.append(value)
+        key = _key(shape, data, where)
+        return Encoded(key, Row(shape, tuple(values), key), sizes)
+
+    def _checked(self, known: tuple[Any, ...], where: Mapping[str, Any]) -> Shape:
+        operation, table, columns, conflict, looked_for, _ = known
+        nulls = tuple(name for name, value in where.items() if value is None)
+        shape = Shape(Operation(operation), table, columns, conflict, looked_for, nulls)
+        if len(self._shapes) >= MAX_KNOWN_SHAPES:
+            self._shapes.clear()
+        self._shapes[known] = shape
+        return shape
+
+    # -- sending ------------------------------------------------------------------------------------------------
+
+    async def send(self, batch: Sequence[Encoded]) -> Sequence[Refusal | None]:
+        """Write the rows, in one transaction if none is at fault.
+
+        Raises:
+            RemoteError: The database cannot do it now; nothing was written, unless the connection broke while the
+                transaction was ending.
+        """
+        answers = Answers(batch)
+        try:
+            async with self._connection() as connection:
+                await self._write_all(connection, [item.body for item in batch], answers)
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
+            return answers.all(RemoteError(f"{self.place}: {self._text(error)}"))
+        return answers.all()
+
+    @contextlib.asynccontextmanager
+    async def _connection(self) -> AsyncIterator[asyncpg.Connection]:
+        pool = self.pool
+        if pool is None:
+            raise RemoteError(f"{self.place} is not connected")
+        connection = await pool.acquire(timeout=CONNECT_SECONDS)
+        try:
+            yield connection
+        except BaseException:
+            # Whatever state it is in: waiting for a server that hangs to give a call up could take for ever.
+            connection.terminate()
+            raise
+        finally:
+            await pool.release(connection)
+
+    async def _write_all(self, connection: asyncpg.Connection, rows: Sequence[Row], answers: Answers) -> None:
+        todo: list[Sequence[int]] = [range(len(rows))]
+        while todo:
+            indexes = answers.still(todo.pop())
+            if not indexes:
+                continue
+            try:
+                await _transaction(connection, [rows[index] for index in indexes])
+            except _FailedError as failed:
+                if _passing(failed.error):
+                    raise failed.error from None
+                todo += reversed(self._parts(rows, indexes, failed, answers))
+            else:
+                for index in indexes:
+                    answers.confirm(index)
+
+    def _parts(
+        self, rows: Sequence[Row], indexes: Sequence[int], failed: _FailedError, answers: Answers
+    ) -> list[Sequence[int]]:
+        """Return what is to be done instead of a transaction that failed, in order; refuse what is at fault."""
+        first, last = failed.part or (0, len(indexes))
+        state = getattr(failed.error, "sqlstate", None) or ""
+        suspects = indexes[first:last]
+        if len(suspects) == 1 or (state[:2] in _STATEMENT_CLASSES and state not in _ROW_STATES):
+            for index in suspects:
+                answers.refuse(index, Refusal(f"{_named(rows[index])}: {self._text(failed.error)}", retryable=False))
+            return [indexes[:first], indexes[last:]]
+        middle = len(suspects) // 2
+        return [indexes[:first], suspects[:middle], suspects[middle:], indexes[last:]]
+
+    async def close(self) -> None:
+        """End the connections; those that a handler still holds, too."""
+        pool, self.pool = self.pool, None
+        if pool is not None and not await closed_in(CLOSE_SECONDS, pool.close()):
+            pool.terminate()
+
+
+async def _transaction(connection: asyncpg.Connection, rows: Sequence[Row]) -> None:
+    """Write rows, all or none of them.
+
+    Raises:
+        _FailedError: None of them, and why.
+    """
+    parts = list(ranges(rows))
+    if len(parts) == 1:
+        # A statement is a transaction of its own.
+        await _execute(connection, rows, parts[0])
+        return
+    transaction = connection.transaction()
+    await transaction.start()
+    try:
+        for part in parts:
+            await _execute(connection, rows, part)
+    except _FailedError as failed:
+        if not _passing(failed.error):
+            await transaction.rollback()
+        raise
+    try:
+        await transaction.commit()
+    except asyncpg.PostgresError as error:
+        raise _FailedError(None, error) from error
+
+
+async def _execute(connection: asyncpg.Connection, rows: Sequence[Row], part: tuple[int, int]) -> None:
+    first, last = part
+    values = [value for row in rows[first:last] for value in row.values]
+    try:
+        await connection.execute(statement(rows[first].shape, last - first), *values)
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OverflowError) as error:
+        raise _FailedError(part, error) from error
+
+
+def _passing(error: BaseException) -> bool:
+    """Tell whether the same may work later."""
+    if isinstance(error, (asyncpg.InvalidCachedStatementError, asyncpg.InterfaceError, asyncpg.InternalClientError)):
+        return True
+    state = getattr(error, "sqlstate", None) or ""
+    return state[:2] in _PASSING_CLASSES or state in _PASSING
+
+
+async def _accept_json(connection: asyncpg.Connection) -> None:
+    """Take dicts and lists for json columns; text is taken as JSON, as without this."""
+    for kind in ("json", "jsonb"):
+        await connection.set_type_codec(
+            kind, schema="pg_catalog", encoder=lambda value: value if isinstance(value, str) else _json(value),
+            decoder=lambda text: text,
+        )  # fmt: skip
+
+
+def _json(value: Any) -> str:
+    return to_json(value).decode()
+
+
+def _value(table: str, name: str, value: Any) -> Any:
+    """Return a value that asyncpg knows what to do with.
+
+    Raises:
+        TypeError: There is none.
+    """
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, _KNOWN) or type(value).__module__.startswith("asyncpg."):
+        return value
+    if isinstance(value, (set, frozenset)):
+        value = list(value)
+    if isinstance(value, (Mapping, list, tuple)):
+        to_json(value)  # a json column gets it in this form: what has none is to be found now
+        return value
+    raise TypeError(f"column {name!r} of {table} has a {type(value).__name__}, which PostgreSQL has no form for")
+
+
+def _key(shape: Shape, data: Mapping[str, Any], where: Mapping[str, Any]) -> Hashable:
+    """Return what is the same for payloads that concern the same row."""
+    source = where if shape.operation is Operation.UPDATE else data
+    names = sorted(where) if shape.operation is Operation.UPDATE else sorted(shape.conflict)
+    if not names:
+        return None
+    key = (shape.table, *((name, source[name]) for name in names))
+    try:
+        hash(key)
+    except TypeError:
+        return repr(key)
+    return key
+
+
+def _named(row: Row) -> str:
+    """Say which row this is: by what identifies it if that is known, else by its values."""
+    shape = row.shape
+    names = (*shape.columns, *shape.where)
+    values = dict(zip(names[len(shape.columns) :], row.values[len(shape.columns) :], strict=True)) or {
+        name: value
+        for name, value in zip(shape.columns, row.values, strict=False)
+        if not shape.conflict or name in shape.conflict
+    }
+    shown = redact({name: value if isinstance(value, (int, float)) else str(value) for name, value in values.items()})
+    listed = ", ".join(f"{name}={shortened(str(value), 60)}" for name, value in shown.items())
+    return f"{shape.operation} {shape.table} ({shortened(listed)})"

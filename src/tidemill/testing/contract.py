@@ -1,0 +1,268 @@
+"""What every sink has to do, as tests to inherit: tidemill's own sinks are held to them, and so can be a sink of yours.
+
+A test class per sink inherits `SinkContract`, or `JsonSinkContract` if the target keeps the JSON bytes, and says how
+the sink is made and what arrived. The tests are asynchronous: they need pytest-asyncio. What a target cannot do (refuse
+a payload, go down) is left out, and its tests are skipped.
+
+Example:
+    >>> class TestMySink(SinkContract):
+    ...     def make(self):
+    ...         return MySink("out", {"path": self.path})  # and so on
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Protocol
+
+import pydantic
+import pytest
+
+from tidemill.core.errors import RemoteError
+from tidemill.sinks.base import Encoded, Refusal, Sink
+
+#: A target that was down may take this long to be used again.
+RECOVERY_SECONDS = 20.0
+#: A call that was cancelled may take this long to end.
+CANCEL_SECONDS = 5.0
+
+
+class Order(pydantic.BaseModel):
+    """A payload as users write them."""
+
+    n: int
+    note: str = ""
+
+
+class Outage(Protocol):
+    """What is between a sink and its target, and can fail; the rest of a test waits for neither call."""
+
+    def down(self) -> None:
+        """Refuse connections, and end those there are."""
+
+    def hang(self) -> None:
+        """Keep connections, and pass nothing on."""
+
+    def up(self) -> None:
+        """Work again."""
+
+
+async def deliver(sink: Sink, payloads: Sequence[Any]) -> Sequence[Refusal | None]:
+    """Encode and send payloads as one batch."""
+    return await sink.send([sink.encode(payload) for payload in payloads])
+
+
+async def deliver_at_last(sink: Sink, payloads: Sequence[Any], seconds: float = RECOVERY_SECONDS) -> None:
+    """Send what is not confirmed again and again, for as long as the sink says that this can help."""
+    left = [sink.encode(payload) for payload in payloads]
+    deadline = time.monotonic() + seconds
+    while left:
+        try:
+            answers = await sink.send(left)
+        except RemoteError as error:
+            assert error.retryable, error  # noqa: PT017 - either way is right
+            answers = [Refusal(str(error), True)] * len(left)
+        assert all(answer is None or answer.retryable for answer in answers), answers
+        left = [item for item, answer in zip(left, answers, strict=True) if answer is not None]
+        assert time.monotonic() < deadline, answers
+        await asyncio.sleep(0.05 if left else 0)
+
+
+@pytest.mark.asyncio
+class SinkContract(abc.ABC):
+    """Inherit, and say how the sink is made and read.
+
+    Attributes:
+        secret: A password in the settings of every sink that is made here, which no message may repeat.
+        in_one_order: Whether all payloads are in order, whatever their key.
+    """
+
+    secret: ClassVar[str] = ""
+    in_one_order: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def make(self) -> Sink:
+        """Return a sink that is not connected yet; those of one test have the same target."""
+
+    @abc.abstractmethod
+    def make_unusable(self) -> Sink:
+        """Return a sink whose target cannot be used."""
+
+    @abc.abstractmethod
+    def payload(self, data: Any, key: str = "k") -> Any:
+        """Return a payload; those of one key are in order."""
+
+    @abc.abstractmethod
+    def bad_payload(self) -> Any:
+        """Return a payload that this sink can never take, as `encode` finds out."""
+
+    @abc.abstractmethod
+    async def received(self, count: int) -> Sequence[bytes | Mapping[str, Any]]:
+        """Return what arrived, in order, once there are `count`: as JSON, or the data themselves."""
+
+    def refused_payload(self) -> Any | None:
+        """Return a payload that only the target refuses, and for good; None if it never does."""
+        return None
+
+    def outage(self) -> Outage | None:
+        """Return what is between the sinks of this test and their target; None if nothing is."""
+        return None
+
+    async def _data(self, count: int) -> list[Any]:
+        return [json.loads(each) if isinstance(each, bytes) else dict(each) for each in await self.received(count)]
+
+    def _says_no_secret(self, text: str) -> None:
+        assert not self.secret or self.secret not in text
+
+    async def test_what_is_confirmed_has_arrived_in_order(self) -> None:
+        """One batch, and another one."""
+        sink = self.make()
+        await sink.connect()
+        assert list(await deliver(sink, [self.payload({"n": n}) for n in range(100)])) == [None] * 100
+        assert list(await deliver(sink, [self.payload({"n": 100}), self.payload({"n": 101})])) == [None] * 2
+        assert await self._data(102) == [{"n": n} for n in range(102)]
+        await sink.close()
+
+    async def test_models_dicts_and_json_in_bytes_are_taken(self) -> None:
+        """The three forms of data."""
+        sink = self.make()
+        await sink.connect()
+        forms = [Order(n=1, note="\u00e9"), {"n": 2, "note": "x\ny"}, b'{"n":3,"note":"z"}']
+        assert list(await deliver(sink, [self.payload(form) for form in forms])) == [None] * 3
+        assert await self._data(3) == [{"n": 1, "note": "\u00e9"}, {"n": 2, "note": "x\ny"}, {"n": 3, "note": "z"}]
+        await sink.close()
+
+    async def test_what_was_encoded_is_sent_whatever_becomes_of_the_data(self) -> None:
+        """A handler may use its dict again."""
+        sink, data = self.make(), {"n": 1}
+        await sink.connect()
+        encoded = sink.encode(self.payload(data))
+        data["n"] = 2
+        assert list(await sink.send([encoded])) == [None]
+        assert await self._data(1) == [{"n": 1}]
+        await sink.close()
+
+    async def test_data_that_cannot_be_encoded_is_that_payloads_own_failure(self) -> None:
+        """`encode` raises; the sink goes on."""
+        sink = self.make()
+        await sink.connect()
+        with pytest.raises(TypeError, match="object"):
+            sink.encode(self.payload({"n": object()}))
+        with pytest.raises((TypeError, ValueError)):
+            sink.encode(self.bad_payload())
+        assert list(await deliver(sink, [self.payload({"n": 1})])) == [None]
+        await sink.close()
+
+    async def test_sizes_and_keys_say_what_a_batch_needs_to_know(self) -> None:
+        """A batch is bounded in bytes, and a retry holds up its key."""
+        sink = self.make()
+        small, large = (sink.encode(self.payload({"n": 1, "note": note})) for note in ("x", "x" * 10_000))
+        assert isinstance(small, Encoded)
+        other = sink.encode(self.payload({"n": 1, "note": "x"}, key="other"))
+        assert small.key == large.key
+        if small.key is not None:
+            assert hash(small.key) == hash(large.key)
+            assert (other.key == small.key) is self.in_one_order
+        assert 0 < small.size_bytes < 10_000 <= large.size_bytes
+
+    async def test_a_target_that_cannot_be_used_is_refused_at_connect_by_name(self) -> None:
+        """And without the password."""
+        sink = self.make_unusable()
+        with pytest.raises(Exception, match=sink.place.replace(".", r"\.")) as caught:
+            await sink.connect()
+        self._says_no_secret(str(caught.value))
+        await sink.close()
+
+    async def test_closing_is_possible_before_connecting_and_twice(self) -> None:
+        """However far the start came."""
+        await self.make().close()
+        sink = self.make()
+        await sink.connect()
+        await sink.close()
+        await sink.close()
+
+    async def test_a_payload_that_the_target_refuses_takes_no_other_down(self) -> None:
+        """The refusal is that payload's, at its place, and for good."""
+        refused = self.refused_payload()
+        if refused is None:
+            pytest.skip("this target refuses nothing that the sink lets through")
+        sink = self.make()
+        await sink.connect()
+        payloads = [self.payload({"n": n}, key=f"k{n}") for n in range(20)]
+        payloads.insert(7, refused)
+        answers = await deliver(sink, payloads)
+        assert [index for index, answer in enumerate(answers) if answer is not None] == [7]
+        assert answers[7] is not None
+        assert not answers[7].retryable
+        assert answers[7].error
+        self._says_no_secret(answers[7].error)
+        assert await self._data(20) == [{"n": n} for n in range(20)]
+        await sink.close()
+
+    async def test_while_the_target_is_down_nothing_is_lost_and_it_arrives_once_it_is_back(self) -> None:
+        """The sink says that trying again can help, and needs no new `connect`."""
+        outage = self.outage()
+        if outage is None:
+            pytest.skip("this target is never down")
+        sink = self.make()
+        await sink.connect()
+        assert list(await deliver(sink, [self.payload({"n": 0})])) == [None]
+        outage.down()
+        payloads = [self.payload({"n": n}) for n in (1, 2)]
+        try:
+            async with asyncio.timeout(RECOVERY_SECONDS):
+                answers = await deliver(sink, payloads)
+        except RemoteError as error:
+            assert error.retryable  # noqa: PT017
+            self._says_no_secret(str(error))
+        else:
+            assert all(answer is not None and answer.retryable for answer in answers)
+        outage.up()
+        await deliver_at_last(sink, payloads)
+        assert await self._data(3) == [{"n": n} for n in range(3)]
+        await sink.close()
+
+    async def test_a_call_that_hangs_can_be_cancelled_and_the_sink_goes_on(self) -> None:
+        """The delivery ends a call that takes too long."""
+        outage = self.outage()
+        if outage is None:
+            pytest.skip("this target never hangs")
+        sink = self.make()
+        await sink.connect()
+        assert list(await deliver(sink, [self.payload({"n": 0})])) == [None]
+        outage.hang()
+        call = asyncio.ensure_future(deliver(sink, [self.payload({"n": 1})]))
+        _, pending = await asyncio.wait({call}, timeout=0.2)
+        assert pending, "the call did not wait for its confirmation"
+        call.cancel()
+        _, pending = await asyncio.wait({call}, timeout=CANCEL_SECONDS)
+        assert not pending, "the call does not end"
+        outage.up()
+        await deliver_at_last(sink, [self.payload({"n": 2})])
+        # The one that was cancelled may have arrived or not, even after the other.
+        assert {0, 2} <= {each["n"] for each in await self._data(2)} <= {0, 1, 2}
+        async with asyncio.timeout(CANCEL_SECONDS * 2):
+            await sink.close()
+
+
+class JsonSinkContract(SinkContract):
+    """For a target that keeps the bytes as they come: models, containers and text as JSON, bytes as they are."""
+
+    async def test_models_containers_text_and_bytes_have_their_form(self) -> None:
+        """Byte for byte."""
+        sink = self.make()
+        await sink.connect()
+        forms = [Order(n=1), {"o": Order(n=2, note="x\ny")}, {"l": [1, None]}, "text \u00e9", b"raw \xff"]
+        assert list(await deliver(sink, [self.payload(form) for form in forms])) == [None] * 5
+        assert list(await self.received(5)) == [
+            b'{"n":1,"note":""}',
+            b'{"o":{"n":2,"note":"x\\ny"}}',
+            b'{"l":[1,null]}',
+            '"text \u00e9"'.encode(),
+            b"raw \xff",
+        ]
+        await sink.close()

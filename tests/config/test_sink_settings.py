@@ -1,0 +1,113 @@
+"""The sections of the sinks: defaults, what is refused, and what is shown of secrets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tidemill.cli.main import app
+from tidemill.config.loading import load_settings
+from tidemill.config.redaction import redact, url_secrets, without
+from tidemill.config.settings import Settings
+from tidemill.core.errors import ConfigError
+
+
+def load(sinks: dict[str, Any]) -> Settings:
+    return load_settings(None, {}, {"sinks": sinks})
+
+
+def test_defaults_are_those_of_the_reference() -> None:
+    sinks = load(
+        {
+            "postgres": {"a": {"dsn": "postgresql://h/d"}},
+            "mongo": {"a": {"uri": "mongodb+srv://h", "database": "d"}},
+            "http": {"a": {"url": "https://h/"}},
+            "redis": {"a": {}},
+        }
+    ).sinks
+    assert sinks.postgres["a"].model_dump() == {"ui_url": "", "dsn": "postgresql://h/d", "pool_min": 2, "pool_max": 10}
+    assert sinks.http["a"].model_dump() == {
+        "ui_url": "",
+        "url": "https://h/",
+        "method": "POST",
+        "timeout_seconds": 30.0,
+        "headers": {},
+        "max_retries": 3,
+        "concurrency": 1,
+        "idempotency_header": "Idempotency-Key",
+    }
+    assert sinks.redis["a"].model_dump() == {"ui_url": "", "url": "redis://localhost:6379/0", "key_prefix": ""}
+    assert list(sinks.by_type()) == ["http", "mongo", "postgres", "redis"]
+    assert not sinks.is_empty()
+
+
+@pytest.mark.parametrize(
+    ("section", "text"),
+    [
+        ({"postgres": {"a": {}}}, r"sinks\.postgres\.a\.dsn: is missing"),
+        ({"postgres": {"a": {"dsn": "host=h password=hunter2"}}}, r"a\.dsn: has to begin with postgresql://"),
+        ({"postgres": {"a": {"dsn": "postgresql://u:hunter2@h:port/d"}}}, r"a\.dsn: is no valid address"),
+        ({"postgres": {"a": {"dsn": "postgresql://h/d", "pool_min": 11}}}, r"pool_min \(11\) may not exceed pool_max"),
+        ({"postgres": {"a": {"dsn": "postgresql://h/d", "pool": 1}}}, "unknown key; did you mean pool_m"),
+        ({"mongo": {"a": {"uri": "mongo://u:hunter2@h", "database": "d"}}}, r"a\.uri: has to begin with mongodb://"),
+        ({"mongo": {"a": {"uri": "mongodb://h", "database": "a b"}}}, "is no name of a database"),
+        ({"http": {"a": {"url": "ftp://u:hunter2@h/"}}}, r"a\.url: has to begin with http:// or https://"),
+        ({"http": {"a": {"url": "https:///path"}}}, r"a\.url: names no host"),
+        ({"http": {"a": {"url": "https://h/", "method": "GET"}}}, r"a\.method: expected 'POST', 'PUT' or 'PATCH'"),
+        ({"http": {"a": {"url": "https://h/", "headers": {"a b": "hunter2"}}}}, "'a b' is no name of a header"),
+        ({"http": {"a": {"url": "https://h/", "headers": {"Host": "x"}}}}, "Host may not be set here"),
+        ({"http": {"a": {"url": "https://h/", "headers": {"A": "hunter2\r\nB: x"}}}}, "the value of A has characters"),
+        ({"http": {"a": {"url": "https://h/", "idempotency_header": "Host"}}}, "is no usable name of a header"),
+        ({"http": {"a": {"url": "https://h/", "concurrency": 0}}}, r"a\.concurrency: expected a number above 0"),
+        ({"redis": {"a": {"url": "http://h"}}}, r"a\.url: has to begin with redis://"),
+        ({"custom": {"redis": {"a": {}}}}, r"move it to sinks\.redis"),
+        ({"custom": {"s3": {"a": {"ui_url": 5}}}}, r"s3\.a\.ui_url: expected a string"),
+        ({"custom": {"s3": "x"}}, r"sinks\.custom\.s3: expected a mapping"),
+    ],
+)
+def test_what_is_wrong_is_told_by_its_place_and_without_its_secrets(section: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text) as caught:
+        load(section)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_the_environment_reaches_every_sink() -> None:
+    environ = {
+        "TIDEMILL_SINKS__POSTGRES__MAIN__DSN": "postgresql://h/d",
+        "TIDEMILL_SINKS__HTTP__API__URL": "https://h/",
+        "TIDEMILL_SINKS__HTTP__API__CONCURRENCY": "8",
+    }
+    sinks = load_settings(None, environ).sinks
+    assert sinks.postgres["main"].dsn == "postgresql://h/d"
+    assert sinks.http["api"].concurrency == 8
+
+
+def test_what_is_shown_of_a_configuration_has_no_secret_of_any_sink(tmp_path: Path) -> None:
+    path = tmp_path / "tidemill.yaml"
+    path.write_text(
+        """
+sinks:
+  postgres: {a: {dsn: "postgresql://app:hunter2@h/d", ui_url: "http://look"}}
+  mongo: {a: {uri: "mongodb://app:hunter2@h/?tlsCertificateKeyFilePassword=hunter2", database: d}}
+  http: {a: {url: "https://h/?token=hunter2", headers: {Authorization: "Bearer hunter2", X-Whatever: hunter2,
+                                                        Accept: text/plain}}}
+  redis: {a: {url: "redis://:hunter2@h/0"}}
+  custom: {s3: {a: {secret_key: hunter2, address: "s3://me:hunter2@h", bucket: b}}}
+"""
+    )
+    done = CliRunner().invoke(app, ["config", "show", str(path)])
+    assert done.exit_code == 0, done.output
+    assert "hunter2" not in done.output
+    for shown in ("postgresql://***@h/d", "http://look", "text/plain", "bucket: b"):
+        assert shown in done.output
+
+
+def test_passwords_of_addresses_are_known_in_each_of_their_forms() -> None:
+    assert url_secrets("postgresql://u:p%40ss@h/d?password=q&x=1") == {"p%40ss", "p@ss", "q"}
+    assert url_secrets("redis://h") == frozenset()
+    assert url_secrets("http://[") == frozenset()
+    assert without("a p@ss and token=b", {"p@ss"}) == "a *** and token=***"
+    assert redact({"headers": {"X-Any": "s", "Accept": "a"}}) == {"headers": {"X-Any": "***", "Accept": "a"}}

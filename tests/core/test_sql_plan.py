@@ -1,0 +1,130 @@
+"""Rows and statements: what may share one, and what it says."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidemill.core.sql_plan import MAX_PARAMETERS, Operation, Row, Shape, ranges, statement
+
+INSERT = Shape(Operation.INSERT, "t", ("a", "b"))
+IGNORE = Shape(Operation.INSERT, "t", ("a", "b"), ("a",))
+UPSERT = Shape(Operation.UPSERT, "s.t", ("a", "b"), ("a",))
+UPDATE = Shape(Operation.UPDATE, "t", ("a",), where=("b",), nulls=("c",))
+MOVING = Shape(Operation.UPDATE, "t", ("a",), where=("a",))
+NULLS = Shape(Operation.UPDATE, "t", ("a",), nulls=("b",))
+SHAPES = [INSERT, IGNORE, UPSERT, UPDATE, MOVING, NULLS]
+
+rows = st.builds(
+    lambda shape, key: Row(shape, tuple(range(shape.parameters)), None if shape is INSERT else key),
+    st.sampled_from(SHAPES),
+    st.integers(0, 5),
+)
+
+
+@given(st.lists(rows), st.integers(1, 12))
+def test_ranges_cover_all_rows_in_order_and_keep_every_limit(given: list[Row], limit: int) -> None:
+    parts = list(ranges(given, limit))
+    assert [index for first, last in parts for index in range(first, last)] == list(range(len(given)))
+    for first, last in parts:
+        part = given[first:last]
+        assert len({row.shape for row in part}) == 1
+        assert len(part) == 1 or sum(len(row.values) for row in part) <= limit
+        keys = [row.key for row in part if row.key is not None]
+        assert len(keys) == len(set(keys))
+        assert len(part) == 1 or part[0].shape not in (MOVING, NULLS)
+
+
+@given(st.lists(rows, min_size=1))
+def test_nothing_is_split_that_could_be_together(given: list[Row]) -> None:
+    parts = list(ranges(given))
+    for (first, last), (after, _) in pairwise(parts):
+        part, following = given[first:last], given[after]
+        assert (
+            following.shape != part[0].shape
+            or not following.shape.batchable
+            or following.key in {row.key for row in part}
+        )
+
+
+def test_the_protocols_limit_is_reached_and_not_passed() -> None:
+    given = [Row(INSERT, (1, 2))] * 20_000
+    parts = list(ranges(given))
+    assert [last - first for first, last in parts] == [MAX_PARAMETERS // 2, 20_000 - MAX_PARAMETERS // 2]
+
+
+@given(st.sampled_from(SHAPES), st.integers(1, 5))
+def test_a_statement_has_each_parameter_once_and_in_order_of_the_rows(shape: Shape, count: int) -> None:
+    count = count if shape.batchable else 1
+    places = [int(place) for place in re.findall(r"\$(\d+)", statement(shape, count))]
+    assert places == list(range(1, count * shape.parameters + 1))
+
+
+@pytest.mark.parametrize(
+    ("shape", "count", "sql"),
+    [
+        (INSERT, 2, 'INSERT INTO "t" ("a", "b") VALUES ($1, $2), ($3, $4)'),
+        (IGNORE, 1, 'INSERT INTO "t" ("a", "b") VALUES ($1, $2) ON CONFLICT ("a") DO NOTHING'),
+        (
+            UPSERT,
+            1,
+            'INSERT INTO "s"."t" ("a", "b") VALUES ($1, $2) ON CONFLICT ("a") DO UPDATE SET "b" = EXCLUDED."b"',
+        ),
+        (
+            Shape(Operation.UPSERT, "t", ("a",), ("a",)),
+            1,
+            'INSERT INTO "t" ("a") VALUES ($1) ON CONFLICT ("a") DO NOTHING',
+        ),
+        (UPDATE, 1, 'UPDATE "t" SET "a" = $1 WHERE "b" = $2 AND "c" IS NULL'),
+        (
+            UPDATE,
+            2,
+            'UPDATE "t" AS there SET "a" = given."a" FROM (VALUES ((NULL::"t")."a", (NULL::"t")."b"), ($1, $2), '
+            '($3, $4)) AS given ("a", "b") WHERE there."b" = given."b" AND there."c" IS NULL',
+        ),
+        (NULLS, 1, 'UPDATE "t" SET "a" = $1 WHERE "b" IS NULL'),
+    ],
+)
+def test_statements_say_what_the_shape_means(shape: Shape, count: int, sql: str) -> None:
+    assert statement(shape, count) == sql
+
+
+@given(st.text(max_size=8), st.sampled_from(["table", "schema", "columns", "conflict", "where", "nulls"]))
+def test_only_whole_identifiers_come_into_a_statement(name: str, place: str) -> None:
+    fine = re.fullmatch("[a-zA-Z_][a-zA-Z0-9_]*", name) is not None
+    parts: dict[str, tuple[str, ...]] = {"columns": ("a",), "conflict": (), "where": ("b",), "nulls": ()}
+    operation = Operation.UPDATE
+    table = {"table": name, "schema": f"{name}.t"}.get(place, "t")
+    if place == "conflict":
+        operation, parts = Operation.INSERT, {"columns": (name,), "conflict": (name,), "where": (), "nulls": ()}
+    elif place in parts:
+        parts[place] = (name,)
+    try:
+        shape = Shape(operation, table, **parts)
+    except ValueError:
+        assert not fine or (place == "table" and "." in name)
+    else:
+        assert fine or (place == "table" and all(re.fullmatch("[a-zA-Z_]\\w*", part) for part in name.split(".")))
+        assert f'"{name}"' in statement(shape, 1) or place == "table"
+
+
+@pytest.mark.parametrize(
+    ("parts", "problem"),
+    [
+        ({"columns": ()}, "no column"),
+        ({"operation": Operation.UPDATE, "conflict": ("a",), "where": ("a",)}, "takes where, not conflict"),
+        ({"operation": Operation.UPDATE}, "would change every row"),
+        ({"where": ("a",)}, "where is for updates"),
+        ({"nulls": ("a",)}, "where is for updates"),
+        ({"operation": Operation.UPSERT}, "needs the columns"),
+        ({"operation": Operation.UPSERT, "conflict": ("b", "c")}, "data has no b, c"),
+        ({"conflict": (1,)}, "column 1 of t is no name"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(parts: dict[str, object], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        Shape(**{"operation": Operation.INSERT, "table": "t", "columns": ("a",), **parts})  # type: ignore[arg-type]

@@ -1,0 +1,312 @@
+"""The MongoDB sink against a real server, and against one that follows a script."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import enum
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import bson
+import pydantic
+import pytest
+from pymongo.asynchronous.collection import AsyncCollection
+from pymongo.asynchronous.mongo_client import AsyncMongoClient
+from tests.faults import FaultyProxy
+from tests.sinks.servers import MongoDouble, MongoServer
+
+from tidemill.config.sink_settings import MongoSinkSettings
+from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.runtime.broker import free_port
+from tidemill.sinks.base import Sink
+from tidemill.sinks.mongo import MongoSink
+from tidemill.sinks.payloads import MongoPayload
+from tidemill.testing.contract import Outage, SinkContract, deliver
+
+QUICK = "serverSelectionTimeoutMS=1000"
+
+
+def make_sink(port: int, database: str = "db", options: str = QUICK, who: str = "") -> MongoSink:
+    return MongoSink("docs", MongoSinkSettings(uri=f"mongodb://{who}127.0.0.1:{port}/?{options}", database=database))
+
+
+class TestMongoContract(SinkContract):
+    secret = "hunter2"
+
+    @pytest.fixture(autouse=True)
+    async def _server(self, mongo: MongoServer, proxy: Callable[[int], FaultyProxy]) -> AsyncIterator[None]:
+        self.between = proxy(mongo.port)
+        self.database = f"d{uuid.uuid4().hex}"
+        self.client: AsyncMongoClient[Any] = AsyncMongoClient(port=mongo.port)
+        await self.client[self.database].items.create_index("only", unique=True, sparse=True)
+        await self.client[self.database].items.insert_one({"_id": "there", "only": 1})
+        yield
+        await self.client.close()
+
+    def make(self) -> Sink:
+        return make_sink(self.between.port, self.database)
+
+    def make_unusable(self) -> Sink:
+        return make_sink(free_port(), self.database, "serverSelectionTimeoutMS=200", "app:hunter2@")
+
+    def payload(self, data: Any, key: str = "k") -> Any:
+        if isinstance(data, dict) and "note" in data and data["note"].startswith("x") and len(data["note"]) != 3:
+            # Inserts have no key: nothing but their own document is concerned.
+            return MongoPayload(collection="items", op="upsert", data=data, filter={"_id": key})
+        return MongoPayload(collection="items", data=data)
+
+    def bad_payload(self) -> Any:
+        return MongoPayload(collection="items", op="delete", filter={})
+
+    def refused_payload(self) -> Any:
+        return MongoPayload(collection="items", data={"only": 1})
+
+    def outage(self) -> Outage:
+        return self.between
+
+    async def received(self, count: int) -> Sequence[Mapping[str, Any]]:
+        found = await self.client[self.database].items.find({"n": {"$exists": True}}).to_list()
+        return [{name: value for name, value in each.items() if name != "_id"} for each in found]
+
+
+@pytest.fixture
+async def items(mongo: MongoServer) -> AsyncIterator[AsyncCollection[Any]]:
+    client: AsyncMongoClient[Any] = AsyncMongoClient(port=mongo.port, tz_aware=True, uuidRepresentation="standard")
+    yield client[f"d{uuid.uuid4().hex}"].items
+    await client.close()
+
+
+@pytest.fixture
+async def sink(mongo: MongoServer, items: AsyncCollection[Any]) -> AsyncIterator[MongoSink]:
+    made = make_sink(mongo.port, items.database.name)
+    await made.connect()
+    yield made
+    await made.close()
+
+
+def doc(id: Any, **fields: Any) -> MongoPayload:
+    return MongoPayload(collection="items", data={"_id": id, **fields})
+
+
+def change(op: Any, id: Any, data: Any = None) -> MongoPayload:
+    return MongoPayload(collection="items", op=op, filter={"_id": id}, data=data)
+
+
+async def test_every_operation_writes_one_document_in_order(sink: MongoSink, items: AsyncCollection[Any]) -> None:
+    payloads = [
+        doc(1, n=1),
+        doc(2, n=2),
+        change("upsert", 3, {"n": 3}),
+        change("update", 1, {"n": 10, "more": True}),
+        change("upsert", 3, {"$inc": {"n": 1}}),
+        change("update", 99, {"n": 1}),
+        change("delete", 2),
+        MongoPayload(collection="others", data={"x": 1}),
+        change("update", 1, {"n": 11}),
+    ]
+    assert list(await deliver(sink, payloads)) == [None] * len(payloads)
+    assert await items.find().sort("_id").to_list() == [{"_id": 1, "n": 11, "more": True}, {"_id": 3, "n": 4}]
+    assert len(await items.database.others.find().to_list()) == 1
+
+
+class Color(enum.Enum):
+    RED = "red"
+
+
+class Part(pydantic.BaseModel):
+    day: datetime.date
+    color: Color
+
+
+class Thing(pydantic.BaseModel):
+    at: datetime.datetime
+    amount: decimal.Decimal
+    ref: uuid.UUID
+    part: Part
+    tags: set[str]
+    raw: bytes
+
+
+async def test_models_keep_their_types_as_far_as_bson_has_them(sink: MongoSink, items: AsyncCollection[Any]) -> None:
+    now = datetime.datetime(2026, 1, 2, 3, 4, 5, 6000, datetime.UTC)
+    thing = Thing(
+        at=now,
+        amount=decimal.Decimal("1.10"),
+        ref=uuid.UUID(int=5),
+        part=Part(day=datetime.date(2026, 1, 2), color=Color.RED),
+        tags={"a"},
+        raw=b"\xff",
+    )
+    assert list(await deliver(sink, [MongoPayload(collection="items", data=thing)])) == [None]
+    (found,) = await items.find().to_list()
+    del found["_id"]
+    assert found == {
+        "at": now,
+        "amount": bson.Decimal128("1.10"),
+        "ref": uuid.UUID(int=5),
+        "part": {"day": datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC), "color": "red"},
+        "tags": ["a"],
+        "raw": b"\xff",
+    }
+
+
+async def test_a_document_that_is_refused_is_named_and_the_others_are_written_once(
+    sink: MongoSink, items: AsyncCollection[Any]
+) -> None:
+    await items.create_index("only", unique=True, sparse=True)
+    await items.insert_one({"_id": 0, "only": 7})
+    payloads = [doc(n, n=n, **({"only": 7} if n in (5, 6, 30) else {})) for n in range(1, 50)]
+    payloads.append(change("update", 1, {"$inc": {"n": 100}}))
+    answers = await deliver(sink, payloads)
+    assert [n for n, answer in enumerate(answers, 1) if answer is not None] == [5, 6, 30]
+    assert "insert items {'_id': '5'}: " in str(answers[4])
+    assert all(answer is None or not answer.retryable for answer in answers)
+    found = await items.find({"_id": {"$gt": 0}}).sort("_id").to_list()
+    assert [each["_id"] for each in found] == [n for n in range(1, 50) if n not in (5, 6, 30)]
+    assert found[0]["n"] == 101
+
+
+async def test_an_insert_that_is_repeated_is_recognised_and_a_real_duplicate_is_refused(
+    sink: MongoSink, items: AsyncCollection[Any]
+) -> None:
+    encoded = [sink.encode(MongoPayload(collection="items", data={"n": 1})), sink.encode(doc("x", n=2))]
+    assert list(await sink.send(encoded)) == [None, None]
+    # As after a connection that broke before the answer.
+    assert list(await sink.send(encoded)) == [None, None]
+    (refusal,) = await deliver(sink, [doc("x", n=3)])
+    assert refusal is not None
+    assert "duplicate" in refusal.error
+    assert len(await items.find().to_list()) == 2
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        MongoPayload(collection="", data={"a": 1}),
+        MongoPayload(collection="a$b", data={"a": 1}),
+        MongoPayload(collection="system.users", data={"a": 1}),
+        MongoPayload(collection="a.", data={"a": 1}),
+        MongoPayload(collection="c", data=[1]),
+        MongoPayload(collection="c", data=b"[1]"),
+        MongoPayload(collection="c", data={"a": 1}, filter={"a": 1}),
+        MongoPayload(collection="c", data={"a": 1}, op="drop"),  # type: ignore[arg-type]
+        MongoPayload(collection="c", data={"a": 1}, op="upsert"),
+        MongoPayload(collection="c", data={"a": 1}, op="update", filter={}),
+        MongoPayload(collection="c", op="delete"),
+        MongoPayload(collection="c", op="delete", filter=[]),  # type: ignore[arg-type]
+        MongoPayload(collection="c", op="delete", filter={"$and": [{}, {"$or": [{"a": 1}, {}]}]}),
+        MongoPayload(collection="c", op="delete", filter={"$comment": "all"}),
+        MongoPayload(collection="c", op="delete", filter={"a": 1}, data={"b": 1}),
+        MongoPayload(collection="c", op="update", filter={"a": 1}, data={}),
+        MongoPayload(collection="c", op="update", filter={"a": 1}, data={"$set": {"a": 1}, "b": 2}),
+        MongoPayload(collection="c", data={"a": 1 << 64}),
+        MongoPayload(collection="c", data={"a": b"x" * (16 * 1024 * 1024)}),
+    ],
+)
+def test_what_is_no_write_to_one_document_is_refused_before_it_is_sent(payload: MongoPayload) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        make_sink(1).encode(payload)
+
+
+@pytest.fixture
+def double() -> Iterator[Callable[..., MongoDouble]]:
+    doubles: list[MongoDouble] = []
+
+    def start(*answers: dict[str, Any] | None) -> MongoDouble:
+        left = list(answers)
+        doubles.append(MongoDouble(lambda command: left.pop(0) if left else {"ok": 1, "n": 1, "nModified": 1}))
+        return doubles[-1]
+
+    yield start
+    for each in doubles:
+        each.close()
+
+
+def wrong(index: int, code: int) -> dict[str, Any]:
+    return {
+        "ok": 1,
+        "n": index,
+        "nModified": index,
+        "writeErrors": [{"index": index, "code": code, "errmsg": f"said {code}"}],
+    }
+
+
+async def sent(double: MongoDouble, payloads: Sequence[MongoPayload]) -> Any:
+    sink = make_sink(double.port)
+    await sink.connect()
+    try:
+        return await deliver(sink, payloads)
+    except RemoteError as error:
+        assert error.retryable  # noqa: PT017
+        return "again"
+    finally:
+        await sink.close()
+
+
+def ids(double: MongoDouble) -> list[list[Any]]:
+    return [[each["_id"] for each in command["documents"]] for command in double.commands if "documents" in command]
+
+
+async def test_only_what_comes_after_the_refused_document_is_sent_again(double: Callable[..., MongoDouble]) -> None:
+    server = double(wrong(2, 121), wrong(0, 121))
+    answers = await sent(server, [doc(n) for n in range(6)])
+    assert [answer is None for answer in answers] == [True, True, False, False, True, True]
+    assert "insert items {'_id': '2'}: said 121" in answers[2].error
+    assert ids(server) == [[0, 1, 2, 3, 4, 5], [3, 4, 5], [4, 5]]
+
+
+async def test_after_a_refusal_later_writes_to_its_document_wait_for_the_decision(
+    double: Callable[..., MongoDouble],
+) -> None:
+    server = double(wrong(0, 14))
+    writes = [change("update", 1, {"n": 1}), change("update", 1, {"n": 5}), change("upsert", 2, {"n": 1})]
+    answers = await sent(server, writes)
+    assert [None if answer is None else answer.retryable for answer in answers] == [False, True, None]
+    assert [[each["q"]["_id"] for each in command["updates"]] for command in server.commands] == [[1, 1, 2], [2]]
+
+
+@pytest.mark.parametrize("code", [91, 189, 10107, 112, 50])
+async def test_what_passes_keeps_what_was_written_and_leaves_the_rest_for_later(
+    double: Callable[..., MongoDouble], code: int
+) -> None:
+    server = double(wrong(2, code))
+    answers = await sent(server, [doc(n) for n in range(4)])
+    assert [None if answer is None else answer.retryable for answer in answers] == [None, None, True, True]
+    assert len(server.commands) == 1
+
+
+async def test_a_refusal_of_the_whole_command_is_each_documents_or_tried_again(
+    double: Callable[..., MongoDouble],
+) -> None:
+    failed = {"ok": 0, "errmsg": "said", "code": 13}
+    answers = await sent(double(failed), [doc(1), doc(2)])
+    assert [answer.retryable for answer in answers] == [False, False]
+    assert await sent(double({**failed, "code": 91}), [doc(1), doc(2)]) == "again"
+    assert await sent(double({**failed, "errorLabels": ["RetryableWriteError"]}), [doc(1)]) == "again"
+
+
+async def test_a_write_that_is_not_as_safe_as_asked_for_is_tried_again(double: Callable[..., MongoDouble]) -> None:
+    unsafe = {"ok": 1, "n": 2, "writeConcernError": {"code": 64, "errmsg": "waiting for replication timed out"}}
+    assert await sent(double(unsafe), [doc(1), doc(2)]) == "again"
+
+
+async def test_a_connection_that_breaks_leaves_everything_for_later(double: Callable[..., MongoDouble]) -> None:
+    assert await sent(double(None), [doc(1), doc(2)]) == "again"
+    one_kept = await sent(double({"ok": 1, "n": 1}, None), [doc(1), MongoPayload(collection="other", data={"a": 1})])
+    assert [None if answer is None else answer.retryable for answer in one_kept] == [None, True]
+
+
+async def test_a_wrong_password_writes_without_confirmation_and_a_bad_uri_are_told_at_once(
+    mongo: MongoServer, double: Callable[..., MongoDouble]
+) -> None:
+    with pytest.raises(ConfigError, match="w=0"):
+        await make_sink(mongo.port, options="w=0").connect()
+    for who in ("app:hunter2@", "app:hunter2%@"):
+        with pytest.raises(ConfigError, match=r"sinks\.mongo\.docs: mongodb://\*\*\*@") as caught:
+            await make_sink(double().port, who=who).connect()
+        assert "hunter2" not in str(caught.value)
+    sink = make_sink(mongo.port)
+    with pytest.raises(RemoteError, match="not connected"):
+        await deliver(sink, [doc(1)])

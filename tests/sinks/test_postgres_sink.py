@@ -1,0 +1,484 @@
+"""The PostgreSQL sink against a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import decimal
+import enum
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
+
+import asyncpg
+import pydantic
+import pytest
+from tests.faults import FaultyProxy
+from tests.store.server import PostgresServer
+
+from tidemill.config.sink_settings import PostgresSinkSettings
+from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.runtime.broker import free_port
+from tidemill.sinks.base import Refusal, Sink
+from tidemill.sinks.payloads import PostgresPayload
+from tidemill.sinks.postgres import PostgresSink
+from tidemill.testing.contract import Outage, SinkContract, deliver, deliver_at_last
+
+TABLE = "CREATE TABLE items (at serial, k text, n int, note text, CHECK (n <> 666))"
+
+
+def make_sink(dsn: str, **options: Any) -> PostgresSink:
+    return PostgresSink("db", PostgresSinkSettings(dsn=dsn, **{"pool_min": 1, "pool_max": 2, **options}))
+
+
+class TestPostgresContract(SinkContract):
+    secret = "hunter2"
+
+    @pytest.fixture(autouse=True)
+    def _database(self, postgres: PostgresServer, database: str, proxy: Callable[[int], FaultyProxy]) -> None:
+        assert postgres.port
+        self.between = proxy(postgres.port)
+        self.dsn = postgres.tcp_url(database, self.between.port)
+        self.direct = postgres.url(database)
+        asyncio.run(run(self.direct, TABLE))
+
+    def make(self) -> Sink:
+        return make_sink(self.dsn)
+
+    def make_unusable(self) -> Sink:
+        return make_sink(self.dsn.replace("app:", "nobody:"))
+
+    def payload(self, data: Any, key: str = "k") -> Any:
+        return PostgresPayload(table="items", data=data if isinstance(data, (dict, bytes)) else data.model_dump())
+
+    def bad_payload(self) -> Any:
+        return PostgresPayload(table="items; DROP TABLE items", data={"n": 1})
+
+    def refused_payload(self) -> Any:
+        return self.payload({"n": 666})
+
+    def outage(self) -> Outage:
+        return self.between
+
+    async def received(self, count: int) -> Sequence[Mapping[str, Any]]:
+        rows = await run(self.direct, "SELECT n, note FROM items ORDER BY at")
+        return [{name: value for name, value in row.items() if value is not None} for row in rows]
+
+
+async def run(dsn: str, sql: str, *values: Any) -> list[Any]:
+    connection = await asyncpg.connect(dsn)
+    try:
+        if values or sql.startswith("SELECT"):
+            return list(await connection.fetch(sql, *values))
+        await connection.execute(sql)
+        return []
+    finally:
+        await connection.close()
+
+
+class Statements:
+    """What reaches the server, as the client sends it."""
+
+    def __init__(self) -> None:
+        self.sql: list[str] = []
+
+    def __call__(self, record: Any) -> None:
+        self.sql.append(record.query)
+
+    def like(self, start: str) -> list[str]:
+        return [sql for sql in self.sql if sql.startswith(start)]
+
+
+@pytest.fixture
+async def seen(monkeypatch: pytest.MonkeyPatch) -> Statements:
+    statements = Statements()
+    original = asyncpg.Connection.execute
+
+    async def execute(self: Any, query: str, *args: Any, **kwargs: Any) -> Any:
+        statements.sql.append(query)
+        return await original(self, query, *args, **kwargs)
+
+    monkeypatch.setattr(asyncpg.Connection, "execute", execute)
+    return statements
+
+
+@pytest.fixture
+async def dsn(postgres: PostgresServer, database: str) -> str:
+    return postgres.url(database)
+
+
+@pytest.fixture
+async def sink(dsn: str) -> AsyncIterator[PostgresSink]:
+    made = make_sink(dsn)
+    await made.connect()
+    yield made
+    await made.close()
+
+
+ORDERS = "CREATE TABLE orders (id int PRIMARY KEY, state text NOT NULL, total numeric)"
+
+
+def order(id: int, state: str = "new", **more: Any) -> PostgresPayload:
+    return PostgresPayload(table="orders", data={"id": id, "state": state}, **more)
+
+
+def upsert(id: int, state: str) -> PostgresPayload:
+    return order(id, state, op="upsert", conflict="id")
+
+
+async def test_adjacent_rows_of_one_shape_are_one_statement_and_order_is_kept(
+    sink: PostgresSink, dsn: str, seen: Statements
+) -> None:
+    await run(dsn, ORDERS)
+    seen.sql.clear()
+    change = PostgresPayload(table="orders", op="update", data={"state": "paid"}, where={"id": 1})
+    payloads = [order(1), order(2), order(3), change, upsert(1, "sent"), upsert(2, "sent")]
+    assert list(await deliver(sink, payloads)) == [None] * 6
+    assert len(seen.like("INSERT")) == 2
+    assert len(seen.like("UPDATE")) == 1
+    rows = await run(dsn, "SELECT id, state FROM orders ORDER BY id")
+    assert [tuple(row) for row in rows] == [(1, "sent"), (2, "sent"), (3, "new")]
+
+
+async def test_a_single_statement_needs_no_transaction_of_its_own(
+    sink: PostgresSink, dsn: str, seen: Statements
+) -> None:
+    await run(dsn, ORDERS)
+    seen.sql.clear()
+    await deliver(sink, [order(n) for n in range(500)])
+    assert [sql[:6] for sql in seen.sql] == ["INSERT"]
+
+
+async def test_more_parameters_than_the_protocol_has_are_split_into_statements(
+    sink: PostgresSink, dsn: str, seen: Statements
+) -> None:
+    names = [f"c{n}" for n in range(100)]
+    await run(dsn, f"CREATE TABLE wide (id int, {', '.join(f'{name} int' for name in names)})")
+    seen.sql.clear()
+    payloads = [PostgresPayload(table="wide", data={"id": n, **dict.fromkeys(names, n)}) for n in range(1_000)]
+    assert list(await deliver(sink, payloads)) == [None] * 1_000
+    # 101 parameters a row: 324 rows in 32,767.
+    assert len(seen.like("INSERT")) == 4
+    rows = await run(dsn, "SELECT id, c99 FROM wide ORDER BY ctid")
+    assert [tuple(row) for row in rows] == [(n, n) for n in range(1_000)]
+
+
+async def test_one_statement_never_has_the_same_conflict_key_twice_and_the_last_one_wins(
+    sink: PostgresSink, dsn: str
+) -> None:
+    await run(dsn, ORDERS)
+    assert list(await deliver(sink, [upsert(n % 3, str(n)) for n in range(30)])) == [None] * 30
+    rows = await run(dsn, "SELECT id, state FROM orders ORDER BY id")
+    assert [tuple(row) for row in rows] == [(0, "27"), (1, "28"), (2, "29")]
+
+
+async def test_an_insert_with_conflict_leaves_the_row_that_is_there(sink: PostgresSink, dsn: str) -> None:
+    await run(dsn, ORDERS)
+    assert list(await deliver(sink, [order(1, "a"), order(1, "b", conflict=["id"])])) == [None] * 2
+    assert [row["state"] for row in await run(dsn, "SELECT state FROM orders")] == ["a"]
+
+
+async def test_updates_of_many_rows_are_one_statement_with_the_types_of_the_table(
+    sink: PostgresSink, dsn: str, seen: Statements
+) -> None:
+    await run(dsn, "CREATE SCHEMA shop")
+    await run(dsn, "CREATE TABLE shop.stock (id uuid, size text, n int, seen timestamptz, tags jsonb, old text)")
+    ids = [uuid.uuid4() for _ in range(10)]
+    now = datetime.datetime.now(datetime.UTC)
+    rows = [PostgresPayload(table="shop.stock", data={"id": each, "size": "l", "n": 0}) for each in ids]
+    await deliver(sink, rows)
+    seen.sql.clear()
+    changes = [
+        PostgresPayload(
+            table="shop.stock",
+            op="update",
+            data={"n": n, "seen": now, "tags": {"n": [n]}},
+            where={"id": each, "size": "l", "old": None},
+        )
+        for n, each in enumerate(ids)
+    ]
+    assert list(await deliver(sink, changes)) == [None] * 10
+    assert len(seen.like("UPDATE")) == 1
+    found = await run(dsn, "SELECT n, seen, tags->'n'->>0 AS tag FROM shop.stock ORDER BY n")
+    assert [tuple(row) for row in found] == [(n, now, str(n)) for n in range(10)]
+
+
+async def test_an_update_that_changes_what_it_looks_for_goes_alone(sink: PostgresSink, dsn: str) -> None:
+    await run(dsn, ORDERS)
+
+    def step(before: str, after: str) -> PostgresPayload:
+        return PostgresPayload(table="orders", op="update", data={"state": after}, where={"state": before})
+
+    assert list(await deliver(sink, [order(1, "a"), step("a", "b"), step("b", "c"), step("c", "d")])) == [None] * 4
+    assert [row["state"] for row in await run(dsn, "SELECT state FROM orders")] == ["d"]
+
+
+async def test_where_none_finds_null_and_an_update_that_finds_nothing_is_done(sink: PostgresSink, dsn: str) -> None:
+    await run(dsn, ORDERS)
+    change = PostgresPayload(table="orders", op="update", data={"total": 5}, where={"total": None})
+    assert list(await deliver(sink, [change, order(1), change])) == [None] * 3
+    assert [row["total"] for row in await run(dsn, "SELECT total FROM orders")] == [5]
+
+
+async def test_a_failing_batch_falls_back_until_the_row_at_fault_is_named_and_the_others_are_there_once(
+    sink: PostgresSink, dsn: str
+) -> None:
+    await run(dsn, ORDERS)
+    await run(dsn, "CREATE TABLE log (at serial, id int, n int CHECK (n < 100))")
+    entry = [PostgresPayload(table="log", data={"id": n, "n": n}) for n in (1, 2, 500, 3)]
+    payloads = [order(1), *entry, order(1, "again"), order(2), PostgresPayload(table="log", data={"id": 9, "n": 9})]
+    answers = await deliver(sink, payloads)
+    assert [answer is None for answer in answers] == [True, True, True, False, True, False, True, True]
+    check, double = answers[3], answers[5]
+    assert check is not None
+    assert double is not None
+    assert not check.retryable
+    assert "insert log (id=500, n=500): CheckViolationError" in check.error
+    assert "UniqueViolationError" in double.error
+    assert "insert orders (id=1, state=again)" in double.error
+    assert [row["id"] for row in await run(dsn, "SELECT id FROM log ORDER BY at")] == [1, 2, 3, 9]
+    assert [row["id"] for row in await run(dsn, "SELECT id FROM orders ORDER BY id")] == [1, 2]
+
+
+async def test_several_rows_at_fault_in_a_large_batch_are_found(sink: PostgresSink, dsn: str, seen: Statements) -> None:
+    await run(dsn, ORDERS)
+    seen.sql.clear()
+    bad = {17, 18, 400}
+    answers = await deliver(sink, [order(n, None if n in bad else "x") for n in range(500)])  # type: ignore[arg-type]
+    assert {n for n, answer in enumerate(answers) if answer is not None} == bad
+    assert (await run(dsn, "SELECT count(*) FROM orders"))[0]["count"] == 497
+    assert len(seen.like("INSERT")) < 80
+
+
+async def test_a_value_of_the_wrong_type_is_its_rows_own_failure(sink: PostgresSink, dsn: str) -> None:
+    await run(dsn, ORDERS)
+    answers = await deliver(sink, [order(1), order("two"), order(3), order(10**30), order(5)])  # type: ignore[arg-type]
+    assert [answer is None for answer in answers] == [True, False, True, False, True]
+    assert "id=two" in str(answers[1])
+    assert [row["id"] for row in await run(dsn, "SELECT id FROM orders ORDER BY id")] == [1, 3, 5]
+
+
+async def test_what_fails_only_when_the_transaction_ends_is_found_too(sink: PostgresSink, dsn: str) -> None:
+    await run(dsn, ORDERS)
+    await run(
+        dsn, "CREATE TABLE parts (id int PRIMARY KEY, parent int REFERENCES orders DEFERRABLE INITIALLY DEFERRED)"
+    )
+    parts = [
+        PostgresPayload(table="parts", data={"id": n, "parent": parent}) for n, parent in ((1, 1), (2, 77), (3, 1))
+    ]
+    answers = await deliver(sink, [order(1), *parts, order(2)])
+    assert [answer is None for answer in answers] == [True, True, False, True, True]
+    assert "ForeignKeyViolationError" in str(answers[2])
+    assert [row["id"] for row in await run(dsn, "SELECT id FROM parts ORDER BY id")] == [1, 3]
+
+
+async def test_a_table_or_column_that_is_not_there_refuses_its_rows_at_once(
+    sink: PostgresSink, dsn: str, seen: Statements
+) -> None:
+    await run(dsn, ORDERS)
+    seen.sql.clear()
+    nowhere = [PostgresPayload(table="nowhere", data={"id": n}) for n in range(200)]
+    answers = await deliver(sink, [order(1), *nowhere, order(2)])
+    assert [answers[0], answers[-1]] == [None, None]
+    assert all(answer is not None and not answer.retryable and "nowhere" in answer.error for answer in answers[1:-1])
+    assert len(seen.like("INSERT")) < 8
+
+
+async def test_after_a_refusal_later_rows_of_its_key_wait_for_the_decision(sink: PostgresSink, dsn: str) -> None:
+    await run(dsn, ORDERS)
+    answers = await deliver(sink, [upsert(1, None), upsert(1, "later"), upsert(2, "x")])  # type: ignore[arg-type]
+    assert answers[2] is None
+    assert answers[0] is not None
+    assert not answers[0].retryable
+    assert isinstance(answers[1], Refusal)
+    assert answers[1].retryable
+    assert [row["id"] for row in await run(dsn, "SELECT id FROM orders")] == [2]
+
+
+class Color(enum.Enum):
+    RED = "red"
+
+
+class Everything(pydantic.BaseModel):
+    id: int
+    color: Color
+    amount: decimal.Decimal
+    at: datetime.datetime
+    day: datetime.date
+    ref: uuid.UUID
+    tags: list[str]
+    extra: dict[str, Any]
+    listed: list[Any]
+    raw: bytes
+    text: str
+    none: str | None = None
+
+
+async def test_models_keep_their_types_and_containers_become_arrays_or_json_as_the_column_says(
+    sink: PostgresSink, dsn: str
+) -> None:
+    await run(
+        dsn,
+        "CREATE TABLE every (id int, color text, amount numeric, at timestamptz, day date, ref uuid, tags text[], "
+        'extra jsonb, listed json, raw bytea, text jsonb, "none" text)',
+    )
+    model = Everything(
+        id=1,
+        color=Color.RED,
+        amount=decimal.Decimal("1.10"),
+        at=datetime.datetime(2026, 1, 2, 3, 4, 5, 6, datetime.UTC),
+        day=datetime.date(2026, 1, 2),
+        ref=uuid.UUID(int=7),
+        tags=["a", "b"],
+        extra={"when": datetime.date(2026, 1, 2), "n": [1]},
+        listed=[1, {"x": None}],
+        raw=b"\x00\xff",
+        text='{"as": "json"}',
+    )
+    assert list(await deliver(sink, [PostgresPayload(table="every", data=model)])) == [None]
+    (row,) = await run(dsn, "SELECT * FROM every")
+    assert dict(row) == {
+        **model.model_dump(exclude={"color", "extra", "listed"}),
+        "color": "red",
+        "extra": '{"n": [1], "when": "2026-01-02"}',
+        "listed": '[1,{"x":null}]',
+    }
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        PostgresPayload(table="", data={"a": 1}),
+        PostgresPayload(table="a.b.c", data={"a": 1}),
+        PostgresPayload(table='a"b', data={"a": 1}),
+        PostgresPayload(table="a\n", data={"a": 1}),
+        PostgresPayload(table="1a", data={"a": 1}),
+        PostgresPayload(table="t\u00e9", data={"a": 1}),
+        PostgresPayload(table="t", data={"a\n": 1}),
+        PostgresPayload(table="t", data={"a b": 1}),
+        PostgresPayload(table="t", data={}),
+        PostgresPayload(table="t", data={1: 1}),
+        PostgresPayload(table="t", data=[1]),
+        PostgresPayload(table="t", data=b"[1]"),
+        PostgresPayload(table="t", data=b"{"),
+        PostgresPayload(table="t", data={"a": 1}, op="delete"),  # type: ignore[arg-type]
+        PostgresPayload(table="t", data={"a": 1}, op="upsert"),
+        PostgresPayload(table="t", data={"a": 1}, op="upsert", conflict=["b"]),
+        PostgresPayload(table="t", data={"a": 1}, op="upsert", conflict=["a; --"]),
+        PostgresPayload(table="t", data={"a": 1}, op="update"),
+        PostgresPayload(table="t", data={"a": 1}, op="update", where={}),
+        PostgresPayload(table="t", data={"a": 1}, op="update", where={"a\n": 1}),
+        PostgresPayload(table="t", data={"a": 1}, op="update", where=[1]),  # type: ignore[arg-type]
+        PostgresPayload(table="t", data={"a": 1}, op="update", where={"b": 1}, conflict=["a"]),
+        PostgresPayload(table="t", data={"a": 1}, where={"b": 1}),
+        PostgresPayload(table="t", data={"a": [object()]}),
+    ],
+)
+def test_what_is_no_usable_row_is_refused_before_it_is_sent(payload: PostgresPayload) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        make_sink("postgresql://nowhere/db").encode(payload)
+
+
+async def test_reserved_words_are_names_like_others(sink: PostgresSink, dsn: str) -> None:
+    await run(dsn, 'CREATE TABLE "order" ("user" int PRIMARY KEY, "End" text)')
+    row = PostgresPayload(table="order", data={"user": 1, "End": "x"}, op="upsert", conflict="user")
+    assert list(await deliver(sink, [row, row])) == [None] * 2
+
+
+async def test_a_wrong_password_an_unknown_database_and_no_server_are_told_without_the_password(
+    postgres: PostgresServer, database: str
+) -> None:
+    right = postgres.tcp_url(database)
+    for dsn, kind in (
+        (right.replace("hunter2", "hunter%403"), ConfigError),
+        (right.replace(database, "hunter3db"), ConfigError),
+        (right.replace(str(postgres.port), str(free_port())), RemoteError),
+        (right.replace("127.0.0.1", "host.invalid"), RemoteError),
+        (right + "?sslmode=nonsense&password=hunter3", ConfigError),
+    ):
+        with pytest.raises(kind, match=r"sinks\.postgres\.db: postgresql://\*\*\*@") as caught:
+            await make_sink(dsn).connect()
+        assert "hunter2" not in str(caught.value)
+        assert "hunter@3" not in str(caught.value)
+        assert "hunter3&" not in str(caught.value)
+
+
+async def test_rows_that_were_committed_before_the_connection_broke_stay_confirmed(
+    postgres: PostgresServer, database: str, proxy: Callable[[int], FaultyProxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert postgres.port
+    between = proxy(postgres.port)
+    await run(postgres.url(database), ORDERS)
+    sink = make_sink(postgres.tcp_url(database, between.port))
+    await sink.connect()
+    original = asyncpg.Connection.execute
+
+    async def execute(self: Any, query: str, *args: Any, **kwargs: Any) -> Any:
+        if args == (3, "new"):
+            await asyncio.to_thread(between.down)
+        return await original(self, query, *args, **kwargs)
+
+    monkeypatch.setattr(asyncpg.Connection, "execute", execute)
+    good, bad, later = await deliver(sink, [order(1), order(None), order(3)])  # type: ignore[arg-type]
+    assert good is None
+    assert bad is not None
+    assert not bad.retryable
+    assert later is not None
+    assert later.retryable
+    monkeypatch.undo()
+    between.up()
+    await deliver_at_last(sink, [order(3)])
+    assert [row["id"] for row in await run(postgres.url(database), "SELECT id FROM orders ORDER BY id")] == [1, 3]
+    await sink.close()
+
+
+async def test_a_server_that_restarts_is_used_again_without_a_new_connect(postgres: PostgresServer) -> None:
+    server = PostgresServer()
+    try:
+        await run(server.url(), ORDERS)
+        sink = make_sink(server.url())
+        await sink.connect()
+        await deliver(sink, [order(1)])
+        await asyncio.to_thread(server.stop, "immediate")
+        with pytest.raises(RemoteError) as caught:
+            await deliver(sink, [order(2)])
+        assert caught.value.retryable
+        await asyncio.to_thread(server.start)
+        await deliver_at_last(sink, [order(2)])
+        assert [row["id"] for row in await run(server.url(), "SELECT id FROM orders ORDER BY id")] == [1, 2]
+        await sink.close()
+    finally:
+        await asyncio.to_thread(server.remove)
+
+
+async def test_conflicts_of_transactions_locks_and_shutdowns_are_retryable(sink: PostgresSink, dsn: str) -> None:
+    await run(dsn, ORDERS)
+    await run(dsn, "CREATE TABLE raised (state text)")
+    await run(
+        dsn,
+        "CREATE FUNCTION fail() RETURNS trigger AS $$ BEGIN RAISE EXCEPTION USING ERRCODE = NEW.state; END $$ "
+        "LANGUAGE plpgsql",
+    )
+    await run(dsn, "CREATE TRIGGER fail BEFORE INSERT ON raised FOR EACH ROW EXECUTE FUNCTION fail()")
+    for state in ("40001", "40P01", "55P03", "53300", "57014", "25006"):
+        with pytest.raises(RemoteError) as caught:
+            await deliver(sink, [order(1), PostgresPayload(table="raised", data={"state": state})])
+        assert caught.value.retryable
+    for state in ("P0001", "22000", "23514", "42501", "44000"):
+        ok, bad = await deliver(sink, [upsert(1, state), PostgresPayload(table="raised", data={"state": state})])
+        assert ok is None
+        assert bad is not None
+        assert not bad.retryable
+
+
+async def test_closing_ends_the_connections_that_a_handler_still_holds(sink: PostgresSink, monkeypatch: Any) -> None:
+    monkeypatch.setattr("tidemill.sinks.postgres.CLOSE_SECONDS", 0.1)
+    assert sink.pool is not None
+    held = await sink.pool.acquire()
+    async with asyncio.timeout(5):
+        await sink.close()
+    with pytest.raises(asyncpg.InterfaceError, match="released"):
+        await held.execute("SELECT 1")
+    assert sink.pool is None
+    with pytest.raises(RemoteError, match="not connected"):
+        await sink.send([sink.encode(order(1))])
