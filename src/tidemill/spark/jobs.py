@@ -15,6 +15,8 @@ from typing import Any
 import msgspec
 import structlog
 
+from tidemill.core import errors
+from tidemill.core.errors import TidemillError
 from tidemill.core.slot_events import Ending
 from tidemill.runtime.progress import EngineProgress, EngineSummary
 from tidemill.spark.session import Spark
@@ -110,6 +112,24 @@ class JobThread:
 def job_group(worker: str, slot: int, job_token: int) -> str:
     """Return the name of the job group of one submission."""
     return f"tidemill-{worker}-{slot}-{job_token}"
+
+
+def engine_error(what: str, said: str) -> TidemillError:
+    """Return the error of an engine as one of this process: engines say what they raised by its name.
+
+    Args:
+        what: Which engine it was.
+        said: What it said, "TypeOfError: text" if it could.
+
+    Example:
+        >>> engine_error("the engine of slot 0", "ConfigError: no such folder")
+        ConfigError('the engine of slot 0 failed: no such folder')
+    """
+    name, _, text = said.partition(": ")
+    kind = getattr(errors, name, None)
+    if isinstance(kind, type) and issubclass(kind, TidemillError):
+        return kind(f"{what} failed: {text}")
+    return TidemillError(f"{what} failed: {said}")
 
 
 def failure_text(error: Any) -> str:
