@@ -19,6 +19,7 @@ from tidemill.runtime.link import LinkServer
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
 from tidemill.spark.jobs import engine_error, failure_text
 from tidemill.spark.progress import PipelineProgress, summed
+from tidemill.spark.session import is_local_context
 from tidemill.spark.task import ChunkResult
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class BoundedRun:
         Raises:
             RemoteError: The link's address cannot be listened on.
         """
-        local = self._context.master == "local" or self._context.master.startswith("local[")
+        local = is_local_context(self._context)
         host = "127.0.0.1" if local else str(self._context.getConf().get("spark.driver.host"))
         self._server = LinkServer(self, bind_host=host)
         self.address: LinkAddress = self._server.start()

@@ -24,6 +24,7 @@ from tidemill.spark.worker import EngineJob, run_slot
 
 log = structlog.get_logger(__name__)
 
+_RAISED = re.compile(r"Python worker:\s*\n.*?Traceback \(most recent call last\):\n(?:[ \t]+.*\n|\n)*(\S.*)", re.DOTALL)
 _LOST_TASK = re.compile(r"most recent failure:.*?\): (.*)", re.DOTALL)
 
 
@@ -142,6 +143,9 @@ def failure_text(error: Any) -> str:
     text = str(error)
     if "Python worker exited unexpectedly" in text:
         return "its Python process died (killed, or crashed)"
+    if raised := _RAISED.search(text):
+        # The last line of its traceback; what follows is Java's.
+        return f"its Python process raised {raised.group(1).strip()}"[:500]
     lost = _LOST_TASK.search(text)
     lines = (lost.group(1) if lost else text).strip().splitlines()
     return lines[0].strip()[:500] if lines else type(error).__name__

@@ -73,6 +73,11 @@ def is_local(settings: SparkSettings) -> bool:
     return settings.master == "local" or settings.master.startswith("local[")
 
 
+def is_local_context(context: SparkContext) -> bool:
+    """Tell whether the tasks of a running context run on this host, in the JVM of the driver."""
+    return is_local(SparkSettings(master=context.master))
+
+
 def spark_conf(settings: SparkSettings, app_name: str, engines: int) -> dict[str, str]:
     """Return the whole Spark configuration.
 
@@ -325,8 +330,7 @@ def ship_package(context: SparkContext, folder: Path | None = None) -> None:
         context: The cluster's.
         folder: Where the zip can stay as long as the context lives; None: one that ends with this process.
     """
-    local = context.master == "local" or context.master.startswith("local[")
-    if local or PACKAGE_ZIP in (context._python_includes or ()):
+    if is_local_context(context) or PACKAGE_ZIP in (context._python_includes or ()):
         return
     if folder is None:
         folder = Path(tempfile.mkdtemp(prefix="tidemill-zip-"))

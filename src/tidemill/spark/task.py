@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from tidemill.runtime.log import configure
 from tidemill.runtime.progress import EngineProgress, StopReason
 from tidemill.sources.bounded import BoundedSource
 from tidemill.sources.ranges import RangeReader
+from tidemill.sources.rows import RowReader
 from tidemill.spark.worker import IGNORED, EngineJob, EngineProcess, outlive_stderr
 
 PartsMaker = Callable[[Settings, Identity], tuple[BoundedSource, Outcomes]]
@@ -109,6 +111,31 @@ def run_ranges(job: EngineJob, folder: str, chunk: Chunk) -> bytes:
         return source, Outcomes(Path(folder), identity, build_history(settings, identity), ranges=ranges)
 
     return run_bounded(job, make)
+
+
+def run_rows(
+    job: EngineJob, folder: str, names: Sequence[str], index: int, rows: Iterator[Sequence[Any]]
+) -> Iterator[bytes]:
+    """Run one engine over the rows of a Spark partition, if it has any; see `run_bounded`.
+
+    Args:
+        job: What travelled here.
+        folder: Where outcomes appear.
+        names: The columns; see `RowReader`.
+        index: The number of the Spark partition.
+        rows: Its rows.
+    """
+    first = next(rows, None)
+    if first is None:
+        return
+
+    def make(settings: Settings, identity: Identity) -> tuple[BoundedSource, Outcomes]:
+        reader = RowReader(itertools.chain((first,), rows), names, index)
+        name = f"part-{index:05d}.parquet"
+        outcomes = Outcomes(Path(folder), identity, build_history(settings, identity), name=name)
+        return BoundedSource(reader, settings.executor.max_queued_bytes), outcomes
+
+    yield run_bounded(job.of_part(index), make)
 
 
 @contextlib.contextmanager
