@@ -108,7 +108,7 @@ class PipelineProcess:
         self.site = site
         self.mark = uuid.uuid4().hex
         self.log_path = config.with_suffix(".log")
-        env = {**os.environ, "WORKER_ID": worker, "CHAOS_MARK": self.mark, "PYTHONPATH": str(ROOT)}
+        env = {**os.environ, "WORKER_ID": worker, "CHAOS_MARK": self.mark, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
         with open(self.log_path, "ab") as log:
             self.process = subprocess.Popen(
                 [

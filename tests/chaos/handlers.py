@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
 import pydantic
 
+import tidemill
 from tidemill import CollectResult, ExecutorTask, FilePayload, Handler
 
 
@@ -31,3 +33,11 @@ class Work(Handler[Job, Any]):
 
     async def on_task_complete(self, result):
         return CollectResult(files=[FilePayload(path="out.jsonl", data={**result.task.metadata, "at": time.time()})])
+
+
+class Shipped(Work):
+    """Says with each result which code made it."""
+
+    async def on_task_complete(self, result):
+        row = {**result.task.metadata, "at": time.time(), "pid": os.getpid(), "code": tidemill.__file__}
+        return CollectResult(files=[FilePayload(path="out.jsonl", data=row)])

@@ -42,6 +42,7 @@ JVM_END_SECONDS = 10.0
 PACKAGE_ZIP = "tidemill.zip"
 #: How often Spark starts a task of a bounded run that fails, the first time included.
 TASK_ATTEMPTS = 4
+_EXECUTOR_PATH = "spark.executorEnv.PYTHONPATH"
 _LOCAL_CORES = re.compile(r"local\[(\d+|\*)\]")
 #: What Java says of options that Spark itself sets: it is no news, and no JSON among logs that are.
 _NOISE = (b"WARNING: Using incubator modules", b"WARNING: package sun.security.action not in")
@@ -91,6 +92,11 @@ def spark_conf(settings: SparkSettings, app_name: str, engines: int) -> dict[str
         'local[3]'
     """
     conf = {**DEFAULTS, "spark.app.name": app_name, **settings.conf, **REQUIRED}
+    if not is_local(settings):
+        # Other hosts may have their Python elsewhere; and what forks the workers there imports the shipped code too.
+        conf["spark.pyspark.python"] = settings.conf.get("spark.pyspark.python", sys.executable)
+        own = settings.conf.get(_EXECUTOR_PATH, "")
+        conf[_EXECUTOR_PATH] = f"{PACKAGE_ZIP}:{own}" if own else PACKAGE_ZIP
     conf["spark.master"] = f"local[{engines + 1}]" if settings.master == "local" else settings.master
     if is_local(settings):
         conf.setdefault("spark.driver.host", "127.0.0.1")
@@ -174,7 +180,7 @@ class Spark:
         from pyspark.java_gateway import launch_gateway
 
         os.environ["JAVA_HOME"] = str(find_java().home)
-        os.environ["PYSPARK_PYTHON"] = sys.executable
+        os.environ["PYSPARK_PYTHON"] = self._conf["spark.pyspark.python"]
         # Python threads have JVM threads of their own, with their own job group and pool.
         os.environ["PYSPARK_PIN_THREAD"] = "true"
         conf = SparkConf(loadDefaults=False)
