@@ -31,3 +31,24 @@ class Known(Handler[Job, Any]):
 
     async def on_task_complete(self, result):
         return CollectResult(files=[FilePayload(path="out.jsonl", data=result.task.metadata)])
+
+
+class Slow(Known):
+    """A process of some milliseconds per message."""
+
+    async def arrange(self, messages, pending):
+        return [
+            ExecutorTask(
+                f"{m.partition}-{m.offset}",
+                ("0.02",),
+                source_offsets=(m.offset,),
+                binary_path="sleep",
+                metadata={"n": m.payload.n},
+            )
+            for m in messages
+        ]
+
+
+class Unready(Known):
+    async def on_ready(self, config, pool):
+        raise LookupError("no such table")
