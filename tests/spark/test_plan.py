@@ -49,9 +49,7 @@ def test_what_files_tell_of_is_not_left(folder: Folder) -> None:
 )
 def test_the_folder_of_another_backfill_is_refused(folder: Folder, asked: tuple[str, str, str]) -> None:
     save(folder)
-    with pytest.raises(
-        ConfigError, match=r"of topic 'orders' from earliest to latest, not .*another folder"
-    ):
+    with pytest.raises(ConfigError, match=r"of topic 'orders' from earliest to latest, not .*another folder"):
         folder.load(*asked)
 
 
