@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
-from tests.chaos.conftest import Site, wait_for
+import yaml
+from tests.chaos.conftest import ROOT, Site, wait_for
 from tests.spark.cluster import EXECUTOR_MEMORY, Cluster
 
 pytestmark = pytest.mark.timeout(300)
@@ -67,3 +73,42 @@ def test_a_live_pipeline_runs_in_a_local_cluster(site: Site):
     site.assert_nothing_lost()
     pipeline.process.terminate()
     assert pipeline.wait(90) == 0, pipeline.log
+
+
+def backfill(site: Site, spark: dict[str, Any]) -> subprocess.Popen[bytes]:
+    """Start a backfill of the site's topic, with small ranges."""
+    config = {
+        "kafka": {"brokers": site.bootstrap, "source_topic": site.topic, "consumer_group": site.group},
+        "sinks": {"filesystem": {"out": {"base_path": str(site.out)}}},
+        "spark": spark,
+    }
+    (site.folder / "backfill.yaml").write_text(yaml.safe_dump(config))
+    command = ["backfill", "backfill.yaml", "--handler", "tests.chaos.handlers:Shipped", "--from", "earliest"]
+    with open(site.folder / "backfill.log", "wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "tidemill", *command, "--outcomes", "outcomes", "--range-messages", "250"],
+            cwd=site.folder,
+            env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+
+
+@pytest.mark.long
+def test_a_backfill_survives_the_loss_of_a_worker(site: Site, cluster: Cluster):
+    site.feed(8_000, sleep=0.02, slow_every=2)
+    process = backfill(site, cluster.spark())
+    try:
+        wait_for(lambda: len({row["pid"] for row in site.rows()}) >= 2, 120, "two engines at work")
+        assert cluster.busy() == 2
+        cluster.kill_worker(1)
+        assert process.wait(200) == 0, (site.folder / "backfill.log").read_text()
+    finally:
+        process.kill()
+    site.assert_nothing_lost()
+    assert_shipped(site, 3)
+    parts = (site.folder / "outcomes").glob("part-*")
+    told = Counter((row["partition"], row["offset"]) for part in parts for row in pq.read_table(part).to_pylist())
+    assert told == Counter((n % 4, n // 4) for n in range(8_000))
+    cluster.replace_worker(1)
