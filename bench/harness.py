@@ -133,7 +133,7 @@ class Bench:
         config.setdefault("spark", {}).setdefault("engines", 2)
         path = self.folder / "tidemill.yaml"
         path.write_text(yaml.safe_dump(config))
-        env = {**os.environ, "WORKER_ID": f"bench-{group}", "PYTHONPATH": str(ROOT)}
+        env = {**os.environ, "WORKER_ID": f"bench-{group}", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
         with open(self.folder / "pipeline.log", "ab") as log:
             process = subprocess.Popen(
                 [

@@ -1,4 +1,4 @@
-"""The pipeline's speed against its bars: `python -m bench.pipeline [cat|known|latency|memory ...]`; JSON lines out.
+"""The pipeline's speed against its bars, JSON lines out: `python -m bench.pipeline [cat|resident ...]`.
 
 Everything runs on this machine: a real broker, Spark, and the pipeline as a process of its own. Ratios compare two
 things measured in the same run, in turn.
@@ -88,6 +88,62 @@ def cat(folder: Path, rounds: int = 5) -> None:
         bench="cat", median_cpu_ratio=statistics.median(ratios), bar_cpu_ratio=1.6,
         median_speed_ratio=statistics.median(speeds), bar_speed_ratio=0.5,
     )  # fmt: skip
+
+
+ECHO = """
+import json, sys
+for line in sys.stdin:
+    task = json.loads(line)
+    sys.stdout.write(json.dumps({"id": task["id"], "stdout": task["stdin"]}) + "\\n")
+    sys.stdout.flush()
+"""
+
+
+def resident(folder: Path, rounds: int = 3) -> None:
+    """Messages per second of a resident echo worker in Python against those of `cat` per message, in turn."""
+    bench = Bench(folder)
+    values = [line.decode("utf-8", "replace").encode() for line in LINES]  # JSON lines carry text
+    copies = {"binary_path": sys.executable, "mode": "resident", "resident": {"args": ["-I", "-S", "-c", ECHO]}}
+    ahead = {**copies, "resident": {**copies["resident"], "send_ahead": 16}}
+    variants = {
+        "cat": ({"binary_path": "/bin/cat"}, values),
+        "resident": (copies, values * 10),
+        "send_ahead": (ahead, values * 10),
+    }
+    speeds: dict[str, list[float]] = {name: [] for name in variants}
+    try:
+        for n in range(rounds):
+            for name, (executor, lines) in variants.items():
+                out = folder / f"{name}-{n}"
+                files = {"filesystem": {"out": {"base_path": str(out)}}}
+                with bench.pipeline("Cat", "resident", executor=executor, sinks=files) as process:
+                    bench.feed(values[:500])
+                    bench.wait_committed("resident", bench.produced)
+                    bench.wait_settled("resident", 2)
+                    (out / "out.jsonl").unlink()
+                    start, cpu = time.monotonic(), tree_cpu_seconds(process.pid)
+                    bench.feed(lines)
+                    bench.wait_committed("resident", bench.produced)
+                    speeds[name].append(len(lines) / (time.monotonic() - start))
+                    cpu = tree_cpu_seconds(process.pid) - cpu
+                    check_lines(out / "out.jsonl", lines)
+                report(
+                    bench="resident",
+                    round=n,
+                    variant=name,
+                    messages=len(lines),
+                    per_second=speeds[name][-1],
+                    cpu_us=cpu / len(lines) * 1e6,
+                )
+    finally:
+        bench.close()
+    medians = {name: statistics.median(found) for name, found in speeds.items()}
+    report(
+        bench="resident",
+        median_ratio_one_at_a_time=medians["resident"] / medians["cat"],
+        median_ratio=medians["send_ahead"] / medians["cat"],
+        bar_ratio=10,
+    )
 
 
 def known(folder: Path, count: int = 200_000, rounds: int = 3) -> None:
@@ -243,10 +299,11 @@ def _engines(pid: int) -> dict[int, int]:
 
 
 if __name__ == "__main__":
-    chosen = sys.argv[1:] or ["cat", "known", "latency", "memory"]
+    measures = {"cat": cat, "resident": resident, "known": known, "latency": latency, "memory": memory}
+    chosen = sys.argv[1:] or list(measures)
     for name in chosen:
         where = Path(tempfile.mkdtemp(prefix="tidemill-bench-"))
         try:
-            {"cat": cat, "known": known, "latency": latency, "memory": memory}[name](where)
+            measures[name](where)
         finally:
             shutil.rmtree(where, ignore_errors=True)

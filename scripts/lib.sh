@@ -1,6 +1,7 @@
 # Sourced by the scripts: steps with their names, times and results. Works without a terminal.
 
 exec </dev/null # nothing here asks anything
+unset PYTHONPATH PYTHONHOME MYPYPATH # a checkout runs its own code
 
 # 1-based counts of what was run, and the names of what failed.
 STEP=0

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         make_stable_task_id,
         make_task_id,
     )
+    from tidemill.pipeline.periodic import periodic
     from tidemill.runtime.exitcode import ExitCode
     from tidemill.runtime.messages import SourceMessage
     from tidemill.sinks.payloads import CollectResult, FilePayload, KafkaPayload
@@ -64,6 +65,7 @@ _MODULES = {
         "make_stable_task_id",
         "make_task_id",
     ),
+    "tidemill.pipeline.periodic": ("periodic",),
     "tidemill.runtime.exitcode": ("ExitCode",),
     "tidemill.runtime.messages": ("SourceMessage",),
     "tidemill.sinks.payloads": ("CollectResult", "FilePayload", "KafkaPayload"),
@@ -98,6 +100,7 @@ __all__ = [
     "TidemillError",
     "make_stable_task_id",
     "make_task_id",
+    "periodic",
 ]
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.cli.sites import Site
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -30,3 +31,14 @@ def tidemill(tmp_path: Path) -> Run:
         )
 
     return run
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    """Make a folder for triggers; hosts that are left are killed."""
+    made = Site(tmp_path)
+    yield made
+    for process in made.hosts:
+        if process.poll() is None:
+            process.kill()
+            process.wait()

@@ -1,8 +1,9 @@
 """Reads the documentation as a program: its files, its Python, its commands.
 
-In a fenced block, `python` is run, `yaml` must be a valid configuration, `sh` is run by bash, `sh background` is
-started, must live at the end of the page and end well when it is asked to; all blocks of a page share one
-folder. `<!-- file: NAME -->` before a block also writes it to a file. `text`, `console` and `json` are shown only.
+In a fenced block, `python` is run, `yaml` must be a valid configuration, `yaml triggers` a list of triggers that can be
+made, `sh` is run by bash, `sh background` is started, must live at the end of the page and end well when it is asked
+to; all blocks of a page share one folder. `<!-- file: NAME -->` before a block also writes it to a file. `text`,
+`console` and `json` are shown only.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from tests.docs.snippets import PAGES, ROOT, Block, blocks
 from tidemill.config.loading import load_settings
 from tidemill.runtime.broker import free_port
 
-KNOWN = {"python", "yaml", "sh", "sh background", "text", "console", "json"}
+KNOWN = {"python", "yaml", "yaml triggers", "sh", "sh background", "text", "console", "json"}
 
 
 def pages_with(*infos: str) -> list[Path]:

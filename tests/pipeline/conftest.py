@@ -11,8 +11,8 @@ import pytest
 from tidemill.config.settings import Settings
 from tidemill.pipeline.delivery import Outbox
 from tidemill.pipeline.engine import Engine
-from tidemill.pipeline.executor import Executor
 from tidemill.pipeline.handler import Handler
+from tidemill.pipeline.resident import build_executor
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.progress import EngineSummary
@@ -43,7 +43,7 @@ class Rig:
             self.source,
             Outbox(self.sinks, self.letters, handler.on_delivery_error),
             self.letters,
-            Executor(self.settings.executor, "rig"),
+            build_executor(self.settings.executor, "rig"),
         )
         self._task: asyncio.Task[EngineSummary] | None = None
 

@@ -126,7 +126,7 @@ async def test_lists_go_page_by_page_through_all_of_a_state(database: Database) 
             break
     assert pages == [failed[:2], failed[2:]]
     assert len((await database.read(list_triggers)).rows) == 7
-    assert await database.read(count_triggers) == {TriggerState.FAILED: 4, TriggerState.REGISTERED: 3}
+    assert await database.read(count_triggers) == {TriggerState.FAILED: 4, TriggerState.RUNNING: 3}
 
 
 async def test_events_and_their_numbers_survive_that_the_trigger_becomes_another_one(database: Database) -> None:

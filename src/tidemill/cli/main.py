@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from tidemill.cli import backfill, broker, config, doctor, init, run
+from tidemill.cli import backfill, broker, config, doctor, init, run, triggers
 from tidemill.cli.reporting import reporting
 
 EXIT_CODES = (
@@ -66,6 +66,7 @@ app.command(epilog=EXIT_CODES)(run.run)
 app.command(epilog=EXIT_CODES)(backfill.backfill)
 app.command()(init.init)
 app.add_typer(config.app, name="config")
+app.add_typer(triggers.app, name="triggers")
 app.command()(doctor.doctor)
 app.command()(broker.broker)
 

@@ -118,11 +118,36 @@ class RetryBackoffSettings(Section):
         return self
 
 
+class ResidentSettings(Section):
+    """How copies of a program are kept alive and fed, in the mode resident."""
+
+    args: list[str] = Field(default_factory=list, description="The arguments that each copy is started with.")
+    framing: Literal["json", "length"] = Field(
+        "json", description="json: one line each way; length: frames with a length before them, for binary data."
+    )
+    recycle_after_tasks: NonNegativeInt = Field(
+        0, description="A copy that did so many tasks is replaced; 0: it lives on."
+    )
+    send_ahead: NonNegativeInt = Field(
+        0,
+        description="With every copy busy, so many more tasks are sent to each: fast for short tasks, which a long one "
+        "before them holds up.",
+    )
+
+
 class ExecutorSettings(Section):
     """How tasks are run and how much may be in hand."""
 
     binary_path: str = Field("", description="The program of tasks that name none.")
     max_executors: PositiveInt = Field(4, description="Processes at the same time, per engine.")
+    mode: Literal["process", "resident"] = Field(
+        "process",
+        description="process: each task is a process; resident: max_executors copies of binary_path stay alive and are "
+        "fed tasks.",
+    )
+    resident: ResidentSettings = Field(
+        default_factory=ResidentSettings, description="How copies are kept alive and fed, in the mode resident."
+    )
     task_timeout_seconds: PositiveFloat = Field(
         120.0, description="Wall-clock limit of a task that has none of its own."
     )
@@ -167,6 +192,10 @@ class ExecutorSettings(Section):
     commit: Literal["message", "window"] = Field(
         "message", description="window: offsets wait for the window's own payloads too."
     )
+    offload_threads: PositiveInt = Field(4, description="Blocking calls of `self.offload` at a time, per engine.")
+    block_seconds: NonNegativeFloat = Field(
+        0.5, description="A hook that holds up the event loop for longer is named in the log; 0: nobody looks."
+    )
 
     @model_validator(mode="after")
     def _check_limits(self) -> Self:
@@ -180,6 +209,8 @@ class ExecutorSettings(Section):
             problems.append(
                 f"window_max_bytes ({self.window_max_bytes}) may not exceed max_queued_bytes ({self.max_queued_bytes})"
             )
+        if self.mode == "resident" and not self.binary_path:
+            problems.append("mode resident keeps copies of binary_path alive: set binary_path too (first, in code)")
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -247,6 +278,17 @@ class HistorySettings(Section):
     path: str = Field("", description="A folder; '' writes no history.")
 
 
+class CacheSettings(Section):
+    """What handlers keep under `self.cache`: a memory over a file per engine."""
+
+    enabled: bool = Field(False, description="Whether engines have a cache.")
+    path: NonEmpty = Field(
+        "cache", description="The folder of the files `<engine>-cache.db`; relative to the driver's directory."
+    )
+    flush_interval_seconds: PositiveFloat = Field(3.0, description="How often what was set is written to the file.")
+    max_memory_entries: PositiveInt = Field(10_000, description="Entries in memory; others are read from the file.")
+
+
 class Settings(Section):
     """Everything that can be told, to a pipeline and to a trigger host: one file may be for both."""
 
@@ -257,6 +299,7 @@ class Settings(Section):
     logging: LoggingSettings = Field(default_factory=LoggingSettings)
     spark: SparkSettings = Field(default_factory=SparkSettings)
     history: HistorySettings = Field(default_factory=HistorySettings)
+    cache: CacheSettings = Field(default_factory=CacheSettings)
     store: StoreSettings = Field(default_factory=StoreSettings)
     triggerer: TriggererSettings = Field(default_factory=TriggererSettings)
     worker_name_env: NonEmpty = Field(

@@ -13,6 +13,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
+from operator import length_hint
 from typing import Any, Final
 
 from tidemill.core.stream_members import Member
@@ -28,15 +29,14 @@ class Bindings:
         members: The members of each group, by key and name. A key that is not here binds nothing.
     """
 
-    __slots__ = ("_done", "_first", "_last", "_owners", "members")
+    __slots__ = ("_first", "_last", "_owners", "members")
 
     def __init__(self) -> None:
         """Start with number 1."""
         self._last = 0
-        # Whose the numbers from `_first` on are; None once confirmed or given up. The first `_done` are None.
+        # Whose the numbers from `_first` on are; None once confirmed or given up.
         self._owners: list[Member[Any, Any, Any] | None] = []
         self._first = 1
-        self._done = 0
         self.members: dict[Hashable, dict[Hashable, Member[Any, Any, Any]]] = {}
 
     def bind_pending_event(self, *, trigger_id: Hashable, key: Hashable) -> int | None:
@@ -94,13 +94,13 @@ class Bindings:
 
     def trim(self) -> int:
         """Free what the oldest numbers took, if they are done; return for how many numbers room is taken."""
-        owners, done, size = self._owners, self._done, len(self._owners)
-        if size >= _TRIM_FROM:
-            while done < size and owners[done] is None:
-                done += 1
-            if done * 2 > size:
+        owners = self._owners
+        if len(owners) >= _TRIM_FROM:
+            # One that is not done, or none at all: what the iterator has passed before it is done.
+            unread = iter(owners)
+            found = next(filter(None, unread), None)
+            done = len(owners) - length_hint(unread) - (found is not None)
+            if done * 2 > len(owners):
                 del owners[:done]
                 self._first += done
-                done = 0
-            self._done = done
         return len(owners)

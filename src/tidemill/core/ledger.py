@@ -25,6 +25,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
+from itertools import islice
 from typing import Generic, TypeVar
 
 LaneT = TypeVar("LaneT", bound=Hashable)
@@ -238,12 +239,12 @@ class Ledger(Generic[LaneT, ItemT]):
 
     @staticmethod
     def _prefix(line: Line[LaneT, ItemT]) -> Batch[LaneT, ItemT]:
-        prefix = []
+        count = 0
         for entry in line.entries:
             if entry.pending:
                 break
-            prefix.append(entry)
-        line.in_flight = batch = Batch(line, prefix)
+            count += 1
+        line.in_flight = batch = Batch(line, list(islice(line.entries, count)))
         return batch
 
     def settle(self, batch: Batch[LaneT, ItemT]) -> None:
@@ -253,8 +254,11 @@ class Ledger(Generic[LaneT, ItemT]):
             return
         line.in_flight = None
         entries = line.entries
-        for _ in batch.entries:
-            entries.popleft()
+        if len(entries) == len(batch.entries):
+            entries.clear()
+        else:
+            for _ in batch.entries:
+                entries.popleft()
         self.total -= len(batch.entries)
         if not entries:
             del self.lines[line.lane]

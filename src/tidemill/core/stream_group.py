@@ -36,6 +36,8 @@ LaneT = TypeVar("LaneT", bound=Hashable)
 EventT = TypeVar("EventT")
 PayloadT = TypeVar("PayloadT")
 
+_new = object.__new__
+
 
 class StreamGroup(Generic[LaneT, PayloadT, EventT]):
     """The machine.
@@ -161,8 +163,15 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         forced = self.expire(now) if now - self._oldest >= self._ack_timeout else ()
         fanout, ledger, position = self._fanout, self._ledger, self._next
         members = fanout.size
-        sent: Sent[LaneT, PayloadT, EventT] = Sent(position, event, payload, members, now)
-        # For every event: `ledger.add`, then `fanout.publish`, written out.
+        # For every event: `Sent(...)` written out, then `ledger.add`, then `fanout.publish`.
+        sent: Sent[LaneT, PayloadT, EventT] = _new(Sent)
+        sent.position = position
+        sent.event = event
+        sent.item = payload
+        sent.acked = members
+        sent.pending = 1 if members else 0
+        sent.failed = sent.rejected = 0
+        sent.at = now
         try:
             line = ledger.lines[lane]
         except KeyError:

@@ -50,16 +50,9 @@ class Sent(Entry[LaneT, PayloadT], Generic[LaneT, PayloadT, EventT]):
 
     __slots__ = ("at", "event")
 
-    def __init__(self, position: int, event: EventT, item: PayloadT, members: int, at: float) -> None:
-        """Wait for the crowd, if there is one."""
-        self.position = position
-        self.event = event
-        self.item = item
-        self.acked = members
-        self.pending = 1 if members else 0
-        self.failed = 0
-        self.rejected = 0
-        self.at = at
+    # Made by `StreamGroup.publish`, for every event, without a call of its own.
+    event: EventT
+    at: float
 
 
 class Home(Protocol):

@@ -8,9 +8,9 @@ from typing import Any
 from tidemill.config.settings import Settings
 from tidemill.pipeline.delivery import Outbox
 from tidemill.pipeline.engine import Engine, Report
-from tidemill.pipeline.executor import Executor
 from tidemill.pipeline.handler import Handler
 from tidemill.pipeline.history import HistoryWriter
+from tidemill.pipeline.resident import build_executor
 from tidemill.pipeline.warden import Warden
 from tidemill.runtime.deadletter import KafkaDeadLetters
 from tidemill.runtime.identity import Identity
@@ -44,7 +44,7 @@ def build_engine(
         source or KafkaSource(settings, identity.instance_id),
         outbox,
         letters,
-        Executor(settings.executor, identity.engine_id),
+        build_executor(settings.executor, identity.engine_id),
         report or build_history(settings, identity),
         Warden(identity.engine_id),
     )

@@ -25,13 +25,14 @@ from tidemill.pipeline.checks import collected
 from tidemill.pipeline.commits import Commits
 from tidemill.pipeline.counters import Counters, Overridden, Slowest, process_usage
 from tidemill.pipeline.delivery import Outbox, Routed, payloads_of
-from tidemill.pipeline.executor import Executor
 from tidemill.pipeline.handler import Handler
 from tidemill.pipeline.hooks import HookRunner, called
 from tidemill.pipeline.intake import Intake
 from tidemill.pipeline.lane import Lane
 from tidemill.pipeline.letters import make_letter
 from tidemill.pipeline.models import ExecutorError
+from tidemill.pipeline.process import TaskExecutor
+from tidemill.pipeline.services import Services
 from tidemill.pipeline.tasks import TaskPool, TaskRun
 from tidemill.pipeline.warden import Warden
 from tidemill.pipeline.windowrun import WindowRun
@@ -86,7 +87,7 @@ class Engine:
         source: Source,
         outbox: Outbox,
         letters: DeadLetters,
-        executor: Executor,
+        executor: TaskExecutor,
         report: Report | None = None,
         warden: Warden | None = None,
     ) -> None:
@@ -109,6 +110,7 @@ class Engine:
             limits.retry_backoff.multiplier,
         )
         self.pool = TaskPool(executor, limits)
+        self.services = Services(settings, handler, identity)
         self._executor = executor
         self._report = report
         self._warden = warden
@@ -151,6 +153,7 @@ class Engine:
     async def _start(self, may_subscribe: Callable[[], Awaitable[None]]) -> None:
         await self.outbox.connect()
         await self.letters.open()
+        await self.services.open()
         try:
             await called(self.handler.on_ready(self.settings, None))
         except Exception as error:
@@ -159,6 +162,7 @@ class Engine:
         self._subscribed = True
         self.intake.start()
         self.source.start(self)
+        self.services.start_periodic()
 
     def drain(self) -> None:
         """Ask for a clean end: fetch nothing more, finish what is in hand, commit, leave."""
@@ -174,6 +178,7 @@ class Engine:
 
     async def _end(self) -> None:
         """Drain unless the end is a failure; then release everything, whatever goes wrong on the way."""
+        await self._tried("periodic hooks", self.services.stop_periodic())
         if self._subscribed and self._fatal is None:
             await self._tried("drain", self._drain())
         self.intake.stop()
@@ -185,6 +190,7 @@ class Engine:
         if self._subscribed and self._fatal is None:
             await self._tried("last commit", self._last_commit())
             await self._tried("on_revoke", self._gave_up())
+        await self._tried("services", self.services.close())
         await self._tried("sinks", self.outbox.close())
         await self._tried("dead letters", self.letters.close())
         if self._report is not None:
@@ -389,8 +395,12 @@ class Engine:
         """Return a snapshot; cheap enough for four times a second."""
         counters, pool = self.counters, self.pool
         cpu_seconds, rss_bytes = process_usage()
-        stalled = self.outbox.stalled()
-        for name, text in (("kafka", self.source.stalled()), ("dead letters", self.letters.stalled())):
+        stalled = self.outbox.stalled() | self.services.stalled()
+        for name, text in (
+            ("kafka", self.source.stalled()),
+            ("dead letters", self.letters.stalled()),
+            ("resident program", self._executor.stalled()),
+        ):
             if text is not None:
                 stalled[name] = text
         return EngineProgress(
@@ -414,6 +424,7 @@ class Engine:
             cpu_seconds=cpu_seconds,
             rss_bytes=rss_bytes,
             slowest=self.slowest.rows(),
+            **self.services.counts(),
         )
 
 

@@ -26,7 +26,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from tidemill.config.settings import ExecutorSettings
-from tidemill.pipeline.environment import TaskEnvironment
+from tidemill.pipeline.environment import Environment, TaskEnvironment
 from tidemill.pipeline.models import ErrorKind
 from tidemill.pipeline.process import (
     Done,
@@ -43,6 +43,9 @@ from tidemill.pipeline.process import (
 )
 
 __all__ = ["Executor", "ProcessOutcome", "Run"]
+
+#: What becomes standard input, output and error of a process.
+Fds = tuple[int, int, int]
 
 #: How long the pipes of an ended process are read on while something outside its group still holds them.
 LINGER_SECONDS = 0.25
@@ -77,6 +80,8 @@ class Executor:
     def __init__(self, settings: ExecutorSettings, engine_id: str, environ: Mapping[str, str] = os.environ) -> None:
         """Filter the environment; open nothing yet."""
         self._environment = TaskEnvironment(environ, settings.env_inherit_deny, settings.env, engine_id)
+        #: How many tasks are run at a time; whoever starts them keeps to it.
+        self.capacity = settings.max_executors
         self._max_stdout_bytes = settings.max_stdout_bytes
         self._max_stderr_bytes = settings.max_stderr_bytes
         self._grace_seconds = settings.term_grace_seconds
@@ -112,25 +117,53 @@ class Executor:
             timeout_seconds: Wall-clock limit; then SIGTERM to its group, the grace, SIGKILL.
             done: Called once, on the loop, unless the run is killed before.
         """
-        now = time.monotonic()
-        run = Run(done, now)
+        run = Run(done, time.monotonic())
         self._runs.add(run)
         try:
             check_limit(timeout_seconds)
             self._spawn(run, argv, stdin, env)
         except Exception as error:  # whatever it is, it concerns this task alone
-            self._close_fds(run)
-            run.failure = why_not_started(error)
-            if run.failure[0] is ErrorKind.MISSING and argv:
-                self._environment.forget(argv[0])
-            self._loop.call_soon(self._finish, run)
+            self._refuse(run, argv, error)
             return run
+        self._watch(run)
+        self.limit(run, timeout_seconds, run.started_at)
+        return run
+
+    def attach(self, argv: Sequence[str], fds: Fds, done: Done) -> Run:
+        """Start a process whose pipes are the caller's; here it is only watched, limited, killed and reaped.
+
+        Args:
+            argv: As for `start`.
+            fds: What becomes its standard input, output and error; they stay open here.
+            done: As for `start`; its outputs are empty.
+        """
+        run = Run(done, time.monotonic())
+        self._runs.add(run)
+        try:
+            self._launch(run, argv, self._environment.base, fds)
+        except Exception as error:
+            self._refuse(run, argv, error)
+            return run
+        self._watch(run)
+        return run
+
+    def limit(self, run: Run, timeout_seconds: float, now: float) -> None:
+        """Let a run have so many seconds from now on, whatever was said before; infinity: as long as it likes."""
         run.timeout_seconds = timeout_seconds
         run.deadline = now + timeout_seconds
-        self._watch(run)
         if run.deadline < self._timer_at:
             self._arm(run.deadline, now)
-        return run
+
+    def stalled(self) -> str | None:
+        """Return None: what it waits for is the tasks' own business."""
+        return None
+
+    def _refuse(self, run: Run, argv: Sequence[str], error: Exception) -> None:
+        self._close_fds(run)
+        run.failure = why_not_started(error)
+        if run.failure[0] is ErrorKind.MISSING and argv:
+            self._environment.forget(argv[0])
+        self._loop.call_soon(self._finish, run)
 
     async def kill(self, runs: Iterable[Run], grace_seconds: float) -> None:
         """End these runs: SIGTERM to their groups, the grace, SIGKILL; their `done` is never called."""
@@ -141,7 +174,7 @@ class Executor:
             if run.pid is not None and not run.ended:
                 run.failure = run.failure or (None, "killed")
                 run.deadline = now + grace_seconds  # then the timer kills it, even if nobody waits here any more
-                self._signal(run, signal.SIGTERM)
+                self.send_signal(run, signal.SIGTERM)
         self._arm(now + grace_seconds, now)
         deadline = now + grace_seconds + REAP_SECONDS
         while any(run in self._runs for run in mine):
@@ -161,7 +194,7 @@ class Executor:
         """Leave the loop; what still runs gets SIGKILL and is not told of."""
         for run in list(self._runs):
             run.done = None
-            self._signal(run, signal.SIGKILL)
+            self.send_signal(run, signal.SIGKILL)
             self._close_fds(run)
         deadline = time.monotonic() + REAP_SECONDS
         for run in self._runs:
@@ -176,7 +209,6 @@ class Executor:
 
     def _spawn(self, run: Run, argv: Sequence[str], stdin: bytes, env: Mapping[str, str]) -> None:
         variables = self._environment.for_task(env) if env else self._environment.base
-        program = self._environment.find(argv[0] if argv else "", variables)
         theirs: list[int] = []
         try:
             reader = self._null
@@ -193,18 +225,21 @@ class Executor:
             theirs.append(err)
             os.set_blocking(run.stdout.fd, False)
             os.set_blocking(run.stderr.fd, False)
-            run.pid = os.posix_spawn(
-                program,
-                argv if isinstance(argv, (list, tuple)) else tuple(argv),
-                variables,
-                file_actions=((_DUP2, reader, 0), (_DUP2, out, 1), (_DUP2, err, 2)),
-                setpgroup=0,
-                setsigmask=(),
-                setsigdef=_SIGNALS,
-            )
+            self._launch(run, argv, variables, (reader, out, err))
         finally:
             for fd in theirs:
                 os.close(fd)
+
+    def _launch(self, run: Run, argv: Sequence[str], variables: Environment, fds: Fds) -> None:
+        run.pid = os.posix_spawn(
+            self._environment.find(argv[0] if argv else "", variables),
+            argv if isinstance(argv, (list, tuple)) else tuple(argv),
+            variables,
+            file_actions=((_DUP2, fds[0], 0), (_DUP2, fds[1], 1), (_DUP2, fds[2], 2)),
+            setpgroup=0,
+            setsigmask=(),
+            setsigdef=_SIGNALS,
+        )
 
     def _watch(self, run: Run) -> None:
         """Have its end and its outputs reported; without descriptors for that, look at it regularly."""
@@ -214,8 +249,9 @@ class Executor:
             register(pidfd, _EXIT)
             watched[pidfd] = run
             for output in (run.stdout, run.stderr):
-                register(output.fd, select.EPOLLIN)
-                watched[output.fd] = run
+                if output.fd >= 0:
+                    register(output.fd, select.EPOLLIN)
+                    watched[output.fd] = run
             if run.stdin_fd >= 0:
                 register(run.stdin_fd, select.EPOLLOUT)
                 watched[run.stdin_fd] = run
@@ -281,7 +317,7 @@ class Executor:
             run.failure = (ErrorKind.OUTPUT, f"more than {limit} bytes of {name} (executor.{setting})")
         run.stderr.chunks = [run.stderr.value()[: self._max_stderr_bytes]]
         run.stdout.chunks = []
-        self._signal(run, signal.SIGKILL)
+        self.send_signal(run, signal.SIGKILL)
         run.deadline = math.inf
         self._close_output(run.stdout)
         self._close_output(run.stderr)
@@ -319,7 +355,7 @@ class Executor:
 
     def _break(self, run: Run, error: Exception) -> None:
         run.failure = run.failure or (None, f"{type(error).__name__}: {error}")
-        self._signal(run, signal.SIGKILL)
+        self.send_signal(run, signal.SIGKILL)
         now = time.monotonic()
         self._polled.add(run)  # its one exit event may be used up
         self._arm(now + POLL_SECONDS, now)
@@ -351,14 +387,14 @@ class Executor:
             self._give_up_outputs(run)
         elif run.failure is None and self._grace_seconds > 0:
             run.failure = (ErrorKind.TIMEOUT, f"Timeout after {plain_number(run.timeout_seconds)}s")
-            self._signal(run, signal.SIGTERM)
+            self.send_signal(run, signal.SIGTERM)
             run.deadline = now + self._grace_seconds
         else:
             run.failure = run.failure or (
                 ErrorKind.TIMEOUT,
                 f"Timeout after {plain_number(run.timeout_seconds)}s",
             )
-            self._signal(run, signal.SIGKILL)
+            self.send_signal(run, signal.SIGKILL)
             run.deadline = math.inf
 
     def _give_up_outputs(self, run: Run) -> None:
@@ -382,7 +418,8 @@ class Executor:
         except Exception as error:
             self._break(run, error)
 
-    def _signal(self, run: Run, number: signal.Signals) -> None:
+    def send_signal(self, run: Run, number: signal.Signals) -> None:
+        """Send a signal to a run's group; its end is told as any other."""
         if run.pid is None or run.ended:
             return
         with contextlib.suppress(OSError):

@@ -5,14 +5,16 @@ Only `arrange` must be written. A hook that is not overridden costs nothing: the
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import typing
-from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar, cast
 
 import pydantic
 
 from tidemill.config.settings import Settings
+from tidemill.pipeline.cache import Cache, NoCache
 from tidemill.pipeline.models import (
     DeliveryAction,
     DeliveryError,
@@ -26,8 +28,16 @@ from tidemill.pipeline.models import (
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sinks.payloads import CollectResult
 
+#: The hooks that are plain functions, and all of them.
+SYNCHRONOUS_HOOKS = ("deserialize_message", "message_label")
+HOOKS = (
+    *("arrange", "on_startup", "on_ready", "on_assign", "on_revoke", "on_task_complete", "on_message_complete"),
+    *("on_window_complete", "on_error", "on_delivery_error", *SYNCHRONOUS_HOOKS),
+)
+
 InputT = TypeVar("InputT")
 OutputT = TypeVar("OutputT")
+ResultT = TypeVar("ResultT")
 
 TopicPartition = tuple[str, int]
 
@@ -45,6 +55,9 @@ class Handler(Generic[InputT, OutputT]):
     #: False: a message without value is dead-lettered (kind `tombstone`) instead of being handed to `arrange`.
     accept_tombstones: bool = True
 
+    #: Values that outlive the engine, in the engines of a pipeline with `cache.enabled`.
+    cache: Cache = cast(Cache, NoCache())
+
     async def on_startup(self, config: Settings) -> Settings | None:
         """Prepare on the driver; return a changed configuration, or None to keep it."""
         return None
@@ -57,6 +70,20 @@ class Handler(Generic[InputT, OutputT]):
 
     async def on_revoke(self, partitions: Sequence[TopicPartition]) -> None:
         """Learn which partitions this engine gave up, after their work was drained and committed."""
+
+    async def offload(self, function: Callable[..., ResultT], *args: Any, **kwargs: Any) -> ResultT:
+        """Await a blocking call in a thread, `executor.offload_threads` at a time, so that the engine goes on.
+
+        The function must not use `self.cache`, which belongs to the event loop. A call that has begun is not ended by
+        the engine's stop, and its process ends after it.
+
+        Args:
+            function: What to call.
+            *args: Its arguments.
+            **kwargs: Its keyword arguments.
+        """
+        run = self.__dict__.get("_offload") or asyncio.to_thread  # without an engine: on the driver, in a test
+        return cast(ResultT, await run(function, *args, **kwargs))
 
     def deserialize_message(self, message: SourceMessage) -> Any:
         """Return the payload of a message that has a value; raising means that it cannot be parsed."""

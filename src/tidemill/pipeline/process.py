@@ -16,7 +16,8 @@ from __future__ import annotations
 import errno
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import msgspec
 
@@ -50,6 +51,34 @@ class ProcessOutcome(msgspec.Struct, gc=False):
 
 
 Done = Callable[[ProcessOutcome], None]
+
+
+class TaskExecutor(Protocol):
+    """What runs tasks; `executor.Executor` and `resident.ResidentExecutor` are."""
+
+    @property
+    def capacity(self) -> int:
+        """How many tasks it takes at a time."""
+
+    def open(self) -> None:
+        """Join the running loop."""
+
+    def start(
+        self, argv: Sequence[str], stdin: bytes, env: Mapping[str, str], timeout_seconds: float, done: Done
+    ) -> object:
+        """Run a task; return a handle for `kill`. `done` is called once, later, unless it is killed before."""
+
+    async def kill(self, runs: Iterable[Any], grace_seconds: float) -> None:
+        """End these runs; their `done` is never called."""
+
+    async def kill_all(self, grace_seconds: float) -> None:
+        """End every run."""
+
+    def close(self) -> None:
+        """Leave the loop."""
+
+    def stalled(self) -> str | None:
+        """Say why tasks wait for the programs themselves; None while they do not."""
 
 
 class Output:

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 import structlog
 
 from tidemill.config.settings import ExecutorSettings
-from tidemill.pipeline.executor import Executor
 from tidemill.pipeline.models import ErrorKind, ExecutorError, ExecutorResult, ExecutorTask
-from tidemill.pipeline.process import ProcessOutcome, Run
+from tidemill.pipeline.process import ProcessOutcome, TaskExecutor
 from tidemill.runtime.log import limited
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ class TaskRun:
         self.result: ExecutorResult | None = None
         self.error: ExecutorError | None = None
         self.replaced = False
-        self.process: Run | None = None
+        self.process: object | None = None
         self.timer: asyncio.TimerHandle | None = None
 
 
@@ -67,11 +66,11 @@ class TaskPool:
         settings: Slots and limits.
     """
 
-    def __init__(self, executor: Executor, settings: ExecutorSettings) -> None:
+    def __init__(self, executor: TaskExecutor, settings: ExecutorSettings) -> None:
         """Start with an empty queue."""
         self._executor = executor
         self._settings = settings
-        self._slots = settings.max_executors
+        self._slots = executor.capacity
         self._queue: list[tuple[float, int, TaskRun]] = []
         self._order = itertools.count()
         self._running: set[TaskRun] = set()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import random
 import secrets
 import shutil
 import signal
@@ -359,8 +360,19 @@ class EmbeddedBroker:
         self._guard = self._process = None
 
 
+#: Below those that Linux, and other systems, use for outgoing connections.
+_QUIET_PORTS = range(15_000, 32_000)
+
+
 def free_port() -> int:
-    """Return a TCP port on the loopback interface that was free a moment ago."""
+    """Return a TCP port on the loopback interface that was free a moment ago.
+
+    One that the system does not give to outgoing connections, if there is one: they would take it at any moment.
+    """
+    for port in random.sample(_QUIET_PORTS, 100):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind((HOST, port))
+            return port
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])

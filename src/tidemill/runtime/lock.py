@@ -1,4 +1,4 @@
-"""One process per consumer group and worker name on a host: a file lock that the kernel releases.
+"""File locks that the kernel releases, and one of them: one process per consumer group and worker name on a host.
 
 Two processes of the same name would take each other's place in the consumer group again and again. The lock
 ends with the process, however that ends: it is never stale, and a file that is left behind means nothing.
@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -21,6 +22,40 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
 class WorkerNameInUseError(ConfigError):
     """Another process of this host runs under the same group and worker name."""
+
+
+class HeldError(Exception):
+    """Another process holds the lock of a file.
+
+    Attributes:
+        holder: Its process id, as it wrote it down.
+    """
+
+    def __init__(self, holder: str) -> None:
+        """Say who."""
+        super().__init__(holder)
+        self.holder = holder
+
+
+def lock_file(path: Path) -> int:
+    """Lock a file, which is made if it is not there, until the returned descriptor is closed.
+
+    Never remove the file: two later processes would lock two different files of one name.
+
+    Raises:
+        HeldError: Another process holds it.
+        OSError: The file cannot be used.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(fd, 32).decode("ascii", "replace").strip() or "unknown"
+        os.close(fd)
+        raise HeldError(holder) from None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
 
 
 class WorkerLock:
@@ -48,7 +83,7 @@ class WorkerLock:
     @property
     def path(self) -> Path:
         """The file that is locked."""
-        directory = self._directory or _runtime_directory()
+        directory = self._directory or private_directory()
         # The readable part can be the same for two pairs of names, the digest cannot.
         digest = hashlib.blake2b(f"{self._group}\0{self._worker}".encode(), digest_size=6).hexdigest()
         readable = _UNSAFE.sub("_", f"{self._group}.{self._worker}")[:100]
@@ -66,30 +101,22 @@ class WorkerLock:
         path = self.path
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _refuse_foreign(path.parent)
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            refuse_foreign(path.parent)
+            self._fd = lock_file(path)
+        except HeldError as error:
+            raise WorkerNameInUseError(
+                f"the worker name {self._worker!r} of consumer group {self._group!r} is in use on this host "
+                f"by process {error.holder}; stop that process, or give this one another name: {self._name_env}=..."
+            ) from None
         except OSError as error:
             raise ConfigError(
                 f"cannot use {path} to lock the worker name: {error.strerror}; "
                 "set XDG_RUNTIME_DIR to a folder that this user can write to"
             ) from error
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(fd, 32).decode("ascii", "replace").strip() or "unknown"
-            os.close(fd)
-            raise WorkerNameInUseError(
-                f"the worker name {self._worker!r} of consumer group {self._group!r} is in use on this host "
-                f"by process {holder}; stop that process, or give this one another name: {self._name_env}=..."
-            ) from None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-        self._fd = fd
 
     def release(self) -> None:
         """Give the lock back; without effect if it is not held."""
         if self._fd is not None:
-            # The file stays: removing it would let two later processes lock two different files of one name.
             os.close(self._fd)
             self._fd = None
 
@@ -105,14 +132,20 @@ class WorkerLock:
         self.release()
 
 
-def _runtime_directory() -> Path:
-    base = os.environ.get("XDG_RUNTIME_DIR")
+def private_directory(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder for locks and sockets of this user, which may not be there yet; see `refuse_foreign`."""
+    base = environ.get("XDG_RUNTIME_DIR")
     if base and os.access(base, os.W_OK):
         return Path(base) / "tidemill"
     return Path(f"/tmp/tidemill-{os.getuid()}")  # noqa: S108 - owner and mode are checked before it is used
 
 
-def _refuse_foreign(directory: Path) -> None:
+def refuse_foreign(directory: Path) -> None:
+    """Make sure that a folder in a place for all users is this user's.
+
+    Raises:
+        PermissionError: It is another user's.
+    """
     owner = directory.lstat().st_uid
     if owner != os.getuid():
         raise PermissionError(1, f"{directory} belongs to another user ({owner})")

@@ -24,7 +24,7 @@ from tidemill.config.redaction import is_secret, redact, redact_text
 from tidemill.config.settings import LoggingSettings
 
 #: Libraries that say at INFO and DEBUG what only their authors need.
-_QUIET = ("py4j", "pyspark", "asyncio", "urllib3")
+_QUIET = ("alembic", "asyncio", "py4j", "pyspark", "urllib3")
 
 
 def version() -> str:

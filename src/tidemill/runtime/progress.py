@@ -40,6 +40,12 @@ class EngineProgress(msgspec.Struct):
         cpu_seconds: CPU time of the engine's process and its ended children.
         rss_bytes: Resident memory of the engine's process.
         slowest: The slowest tasks so far: (seconds, task id, label).
+        periodic_runs: Runs of periodic hooks that began.
+        periodic_errors: Those that raised.
+        cache_hits: Reads of the handler's cache that found a value.
+        cache_misses: Those that did not.
+        cache_entries: Values in the cache's memory.
+        loop_blocks: How often something held up the event loop for too long.
     """
 
     consumed: int = 0
@@ -62,6 +68,12 @@ class EngineProgress(msgspec.Struct):
     cpu_seconds: float = 0.0
     rss_bytes: int = 0
     slowest: list[tuple[float, str, str]] = []
+    periodic_runs: int = 0
+    periodic_errors: int = 0
+    cache_hits: int = 0
+    cache_misses: int = 0
+    cache_entries: int = 0
+    loop_blocks: int = 0
 
 
 class EngineSummary(msgspec.Struct):

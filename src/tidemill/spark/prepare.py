@@ -18,18 +18,13 @@ import structlog
 from tidemill.config.loading import validated
 from tidemill.config.settings import Settings, SparkSettings
 from tidemill.core.errors import ConfigError, HandlerError, RemoteError, SinkNotConfiguredError, TidemillError
-from tidemill.pipeline.handler import Handler, overrides
+from tidemill.pipeline.handler import HOOKS, SYNCHRONOUS_HOOKS, Handler, overrides
 from tidemill.runtime.kafka_client import TopicAdmin, client_config
 from tidemill.runtime.topics import TopicReader
 
 log = structlog.get_logger(__name__)
 
 ResultT = TypeVar("ResultT")
-_SYNCHRONOUS = ("deserialize_message", "message_label")
-_HOOKS = (
-    *("arrange", "on_startup", "on_ready", "on_assign", "on_revoke", "on_task_complete", "on_message_complete"),
-    *("on_window_complete", "on_error", "on_delivery_error", *_SYNCHRONOUS),
-)
 _LOCAL = re.compile(r"local\[(\d+)(?:,\s*\d+)?\]")
 
 
@@ -60,7 +55,7 @@ def _check_hooks(handler: Handler[Any, Any]) -> None:
         raise HandlerError(f"{name} has no arrange; write `async def arrange(self, messages, pending)`{hint}")
     for own, hook in misspelt.items():
         log.warning("a method is no hook and is never called; is its name misspelt?", method=own, nearest_hook=hook)
-    for hook in _HOOKS:
+    for hook in HOOKS:
         if overrides(handler, hook):
             _check_hook(getattr(handler, hook), hook, name)
 
@@ -68,8 +63,8 @@ def _check_hooks(handler: Handler[Any, Any]) -> None:
 def _check_hook(method: Any, hook: str, name: str) -> None:
     # What another name stands behind is somebody's decorator, and may return a coroutine all the same.
     written_here = inspect.ismethod(method) and method.__name__ == hook and not hasattr(method, "__wrapped__")
-    if written_here and inspect.iscoroutinefunction(method) == (hook in _SYNCHRONOUS):
-        wanted = "a plain def" if hook in _SYNCHRONOUS else "an async def"
+    if written_here and inspect.iscoroutinefunction(method) == (hook in SYNCHRONOUS_HOOKS):
+        wanted = "a plain def" if hook in SYNCHRONOUS_HOOKS else "an async def"
         raise HandlerError(f"{name}.{hook} has to be {wanted}")
     parameters = list(inspect.signature(getattr(Handler, hook)).parameters)
     try:
@@ -85,7 +80,7 @@ def _check_hook(method: Any, hook: str, name: str) -> None:
 def _misspelt(handler: Handler[Any, Any]) -> dict[str, str]:
     """Return the methods whose names are nearly those of hooks."""
     own = {name for klass in type(handler).__mro__ for name in vars(klass)} - set(dir(Handler))
-    near = {name: difflib.get_close_matches(name, _HOOKS, n=1, cutoff=0.85) for name in sorted(own)}
+    near = {name: difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.85) for name in sorted(own)}
     return {
         name: hooks[0] for name, hooks in near.items() if hooks and inspect.iscoroutinefunction(getattr(handler, name))
     }
@@ -117,6 +112,7 @@ def with_full_paths(settings: Settings) -> Settings:
     settings = settings.model_copy(deep=True)
     for sink in settings.sinks.filesystem.values():
         sink.base_path = str(Path.cwd() / sink.base_path)
+    settings.cache.path = str(Path.cwd() / settings.cache.path)
     if settings.history.path:
         settings.history.path = str(Path.cwd() / settings.history.path)
     return settings

@@ -57,8 +57,13 @@ _COUNTED = (
     "warnings",
     "gap",
     "cpu_seconds",
+    "periodic_runs",
+    "periodic_errors",
+    "cache_hits",
+    "cache_misses",
+    "loop_blocks",
 )
-_HELD = ("tasks_running", "tasks_queued", "tasks_retrying", "rss_bytes")
+_HELD = ("tasks_running", "tasks_queued", "tasks_retrying", "rss_bytes", "cache_entries")
 
 
 def summed(

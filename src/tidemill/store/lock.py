@@ -6,11 +6,11 @@ process, however that ends: it is never stale, and a file that is left behind me
 
 from __future__ import annotations
 
-import fcntl
 import os
 from pathlib import Path
 
 from tidemill.core.errors import ConfigError
+from tidemill.runtime.lock import HeldError, lock_file
 
 
 class StoreInUseError(ConfigError):
@@ -38,28 +38,20 @@ class StoreLock:
             ConfigError: The lock's file cannot be used.
         """
         try:
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            self._fd = lock_file(self.path)
+        except HeldError as error:
+            raise StoreInUseError(
+                f"the store {self._database} is written by process {error.holder}, and one process may write to a "
+                "SQLite file; stop that process, give this one a file of its own (store.url), or use PostgreSQL"
+            ) from None
         except OSError as error:
             raise ConfigError(
                 f"the store {self._database} cannot be used: {self.path}: {error.strerror}; "
                 "set store.url to a file in a folder that this user can write to"
             ) from error
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(fd, 32).decode("ascii", "replace").strip() or "unknown"
-            os.close(fd)
-            raise StoreInUseError(
-                f"the store {self._database} is written by process {holder}, and one process may write to a SQLite "
-                "file; stop that process, give this one a file of its own (store.url), or use PostgreSQL"
-            ) from None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-        self._fd = fd
 
     def release(self) -> None:
         """Give the lock back; without effect if it is not held."""
         if self._fd is not None:
-            # The file stays: removing it would let two later processes lock two different files of one name.
             os.close(self._fd)
             self._fd = None

@@ -62,6 +62,7 @@ class TriggerRecord:
         reason: Why it was cancelled.
         error: The traceback it failed with.
         owner: Who claimed it last, for people to read.
+        made: What it is made of again where that is not its spec: JSON text of classpath and kwargs (JSON text).
         token: Rises with every claim.
         next_index: How many events of it are stored.
         created_us: When it was registered first, in UTC microseconds since the epoch.
@@ -74,6 +75,7 @@ class TriggerRecord:
     reason: str | None
     error: str | None
     owner: str | None
+    made: str | None
     token: int
     next_index: int
     created_us: int

@@ -41,6 +41,7 @@ trigger = Table(
     Column("reason", Text),
     Column("error", Text),
     Column("owner", Text),
+    Column("made", Text),
     Column("token", BigInteger, nullable=False, server_default=text("0")),
     Column("next_index", BigInteger, nullable=False, server_default=text("0")),
     Column("created_us", BigInteger, nullable=False),

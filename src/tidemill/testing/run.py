@@ -12,9 +12,9 @@ from tidemill.config.settings import FilesystemSinkSettings, KafkaSinkSettings, 
 from tidemill.core.errors import HandlerError, TidemillError
 from tidemill.pipeline.delivery import Outbox
 from tidemill.pipeline.engine import Engine
-from tidemill.pipeline.executor import Executor
 from tidemill.pipeline.handler import Handler
 from tidemill.pipeline.models import ExecutorError, ExecutorResult
+from tidemill.pipeline.resident import build_executor
 from tidemill.pipeline.tasks import TaskRun
 from tidemill.runtime.deadletter import Letter
 from tidemill.runtime.identity import Identity
@@ -139,7 +139,7 @@ async def run_handler_async(
         source,
         Outbox(sinks, letters, instance.on_delivery_error),
         letters,
-        Executor(settings.executor, "test"),
+        build_executor(settings.executor, "test"),
         report,
     )
     if not sources:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from tidemill.config.redaction import redact
+
 if TYPE_CHECKING:
     from tidemill.triggers.shared_stream import SharedStreamProducer
 
@@ -87,9 +89,9 @@ class BaseTrigger(abc.ABC):
         return
 
     def __repr__(self) -> str:
-        """Show what it is made of."""
+        """Show what it is made of, secrets masked."""
         classpath, kwargs = self.serialize()
-        return f"<{classpath} {', '.join(f'{name}={value}' for name, value in kwargs.items())}>"
+        return f"<{classpath} {', '.join(f'{name}={value}' for name, value in redact(kwargs).items())}>"
 
 
 class BaseEventTrigger(BaseTrigger):

@@ -185,6 +185,15 @@ class SharedStreamManager:
         """Pull the producers again."""
         self._hold(False)
 
+    def forced(self) -> dict[Any, float]:
+        """Return who was forced to fail and has not left yet, and when, in seconds of the manager's clock."""
+        return {
+            name: one.end.failed_at
+            for stream in self._groups.values()
+            for name, one in stream.subscriptions.items()
+            if one.end.failed_at is not None
+        }
+
     def report(self) -> list[StreamReport]:
         """Say what each stream is doing, what its lanes wait for and who has failed."""
         return [_report(stream) for stream in self._groups.values()]

@@ -6,26 +6,31 @@ carries an old token changes nothing; rows are locked in the order of their ids,
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Executable, Row, and_, case, func, literal, or_, select, true, update
 from sqlalchemy.dialects import postgresql, sqlite
 
+from tidemill.core.trigger_life import CancelReason
 from tidemill.store.batches import RowSet, dialect_of
 from tidemill.store.records import Marked, Page, TriggerRecord, TriggerSpec, TriggerState
 from tidemill.store.tables import trigger
 
+#: Why a trigger was cancelled that goes on elsewhere, or later.
+_GOES_ON = (CancelReason.SHUTDOWN, CancelReason.HAND_OVER)
+
 _SPECS = RowSet("specs", name=str, classpath=str, kwargs=str, restart=str)
 _NAMES = RowSet("names", name=str)
 _IDS = RowSet("ids", id=int)
+_MADE = RowSet("made", id=int, made=str)
 
 
 def register_triggers(connection: Connection, specs: Sequence[TriggerSpec], now_us: int) -> list[TriggerRecord]:
     """Make sure that the store knows these triggers as they are given.
 
     A trigger that is known keeps its state, unless it is another one under the old name (its class or arguments
-    differ) or was cancelled: then it is registered anew. Its events and their numbers stay in any case.
+    differ) or was cancelled by a user: then it is registered anew. Its events and their numbers stay in any case.
 
     Args:
         connection: In a transaction.
@@ -66,7 +71,11 @@ def _registration(dialect: str, now_us: int) -> Executable:
     insert = (postgresql if dialect == "postgresql" else sqlite).insert(trigger).from_select(columns, values)
     new = insert.excluded
     anew = or_(
-        trigger.c.state == TriggerState.CANCELLED.value,
+        # One whose host stopped goes on.
+        and_(
+            trigger.c.state == TriggerState.CANCELLED.value,
+            func.coalesce(trigger.c.reason, "").not_in([reason.value for reason in _GOES_ON]),
+        ),
         trigger.c.classpath != new.classpath,
         trigger.c.kwargs != new.kwargs,
     )
@@ -79,6 +88,7 @@ def _registration(dialect: str, now_us: int) -> Executable:
             "state": case((anew, new.state), else_=trigger.c.state),
             "reason": case((anew, None), else_=trigger.c.reason),
             "error": case((anew, None), else_=trigger.c.error),
+            "made": case((anew, None), else_=trigger.c.made),
             "changed_us": case((anew, new.changed_us), else_=trigger.c.changed_us),
         },
     )
@@ -99,7 +109,7 @@ def _by_names(connection: Connection, names: Collection[str]) -> dict[str, Trigg
 
 
 def claim_triggers(connection: Connection, ids: Collection[int], owner: str, now_us: int) -> dict[int, int]:
-    """Take triggers over: from now on only the holder of the new token may store and report for them.
+    """Take triggers over and run them: from now on only the holder of the new token may store and report for them.
 
     Args:
         connection: In a transaction.
@@ -116,7 +126,13 @@ def claim_triggers(connection: Connection, ids: Collection[int], owner: str, now
     statement = (
         update(trigger)
         .where(trigger.c.id.in_(select(given.c.id)))
-        .values(token=trigger.c.token + 1, owner=owner, changed_us=now_us)
+        .values(
+            token=trigger.c.token + 1,
+            owner=owner,
+            state=TriggerState.RUNNING.value,
+            reason=None,
+            changed_us=now_us,
+        )
     )
     connection.execute(statement, _IDS.parameters(dialect, [(number,) for number in tokens]))
     return tokens
@@ -134,6 +150,45 @@ def lock_triggers(connection: Connection, ids: Collection[int]) -> Sequence[Row[
         .with_for_update(of=trigger, key_share=True)
     )
     return connection.execute(statement, _IDS.parameters(dialect, [(number,) for number in set(ids)])).all()
+
+
+def cancel_unlisted(connection: Connection, owner: str, names: Collection[str], now_us: int) -> list[str]:
+    """Cancel what an owner would run, and is not to run any more.
+
+    Args:
+        connection: In a transaction.
+        owner: Whose triggers are looked at.
+        names: Those that it is to run.
+        now_us: The time, in UTC microseconds since the epoch.
+
+    Returns:
+        The names of those that are cancelled by this, sorted.
+    """
+    dialect = dialect_of(connection)
+    given = _NAMES.source(dialect)
+    waiting = or_(
+        trigger.c.state == TriggerState.RUNNING.value,
+        and_(
+            trigger.c.state == TriggerState.CANCELLED.value,
+            trigger.c.reason.in_([reason.value for reason in _GOES_ON]),
+        ),
+    )
+    statement = (
+        update(trigger)
+        .where(and_(trigger.c.owner == owner, waiting, trigger.c.name.not_in(select(given.c.name))))
+        .values(state=TriggerState.CANCELLED.value, reason=CancelReason.USER.value, changed_us=now_us)
+        .returning(trigger.c.name)
+    )
+    found = connection.execute(statement, _NAMES.parameters(dialect, [(name,) for name in names]))
+    return sorted(row.name for row in found)
+
+
+def note_made(connection: Connection, made: Mapping[int, str]) -> None:
+    """Keep what triggers are made of again, by their ids; see `TriggerRecord.made`."""
+    dialect = dialect_of(connection)
+    given = _MADE.source(dialect)
+    statement = update(trigger).where(trigger.c.id == given.c.id).values(made=given.c.made)
+    connection.execute(statement, _MADE.parameters(dialect, list(made.items())))
 
 
 def mark_trigger(
@@ -219,6 +274,7 @@ def _record(row: Row[Any]) -> TriggerRecord:
         row.reason,
         row.error,
         row.owner,
+        row.made,
         row.token,
         row.next_index,
         row.created_us,

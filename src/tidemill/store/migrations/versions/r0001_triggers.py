@@ -23,6 +23,7 @@ def upgrade() -> None:
         sa.Column("reason", sa.Text()),
         sa.Column("error", sa.Text()),
         sa.Column("owner", sa.Text()),
+        sa.Column("made", sa.Text()),
         sa.Column("token", sa.BigInteger(), nullable=False, server_default=sa.text("0")),
         sa.Column("next_index", sa.BigInteger(), nullable=False, server_default=sa.text("0")),
         sa.Column("created_us", sa.BigInteger(), nullable=False),

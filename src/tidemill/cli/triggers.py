@@ -1,0 +1,192 @@
+"""`tidemill triggers run | list | events | streams`: a host of triggers, and what it did."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from tidemill.cli.reporting import reporting
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from tidemill.store.records import EventRecord, Page, TriggerRecord
+
+T = TypeVar("T")
+
+app = typer.Typer(help="Host triggers, and see what they do.", no_args_is_help=True)
+
+Specs = Annotated[Path, typer.Argument(metavar="SPEC", help="The YAML file with the list of triggers.")]
+Config = Annotated[
+    Path | None, typer.Option("--config", help="The YAML file with settings; default: what TIDEMILL_CONFIG names.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document per line.")]
+#: Rows that are read at once; every list goes on page by page.
+_PAGE = 500
+
+
+@app.command()
+def run(specs: Specs, config: Config = None) -> None:
+    """Run a list of triggers and store their events until stopped.
+
+    SIGTERM or SIGINT (Ctrl-C) stops in good order, a second one at once. SIGHUP reads the list again.
+    """
+    with reporting():
+        from tidemill.config.loading import load_settings
+        from tidemill.runtime.identity import worker_name
+        from tidemill.runtime.log import configure
+        from tidemill.triggers.process import end_anyway, run_host
+
+        settings = load_settings(config)
+        configure(settings.logging, worker_id=worker_name(settings))
+        code = run_host(settings, specs)
+        end_anyway(code)
+        raise typer.Exit(code)
+
+
+@app.command(name="list")
+def list_(specs: Specs, config: Config = None, as_json: AsJson = False) -> None:
+    """Show all triggers that the store knows: their state, how many events they fired, and how they failed."""
+    with reporting():
+        from tidemill.store.queries.triggers import list_triggers
+
+        def page(connection: Connection, after: int | None) -> Page[TriggerRecord]:
+            return list_triggers(connection, after=after, limit=_PAGE)
+
+        _show(_pages(specs, config, page), _trigger_row, as_json, "no triggers")
+
+
+@app.command()
+def events(
+    specs: Specs,
+    config: Config = None,
+    trigger: Annotated[str | None, typer.Option("--trigger", help="Only those of the trigger of this name.")] = None,
+    after: Annotated[
+        int | None, typer.Option("--after", help="Only those behind this event id, or sequence with --trigger.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most so many.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show stored events, oldest first."""
+    with reporting():
+        import itertools
+
+        from tidemill.core.errors import ConfigError
+        from tidemill.store.queries.events import list_events, list_trigger_events
+        from tidemill.store.queries.triggers import find_triggers
+
+        def page(connection: Connection, behind: int | None) -> Page[EventRecord]:
+            behind = after if behind is None else behind
+            if trigger is None:
+                return list_events(connection, after=behind, limit=_PAGE)
+            found = find_triggers(connection, [trigger])
+            if not found:
+                raise ConfigError(f"the store knows no trigger {trigger!r}; see tidemill triggers list {specs}")
+            return list_trigger_events(connection, found[0].id, after=behind, limit=_PAGE)
+
+        rows = itertools.islice(_pages(specs, config, page), limit)
+        _show(rows, _event_row, as_json, "no events")
+
+
+@app.command()
+def streams(specs: Specs, as_json: AsJson = False) -> None:
+    """Ask the running host what its shared streams wait for: per lane the oldest event, who holds it and how long."""
+    with reporting():
+        from tidemill.triggers.control import ask
+
+        report = ask(specs)
+        if as_json:
+            typer.echo(json.dumps(report))
+            return
+        typer.echo(f"process {report['pid']}: {report['running']} triggers, store {report['store']}")
+        for stream in report["streams"]:
+            full = "" if stream["full_seconds"] is None else f", not polled for {stream['full_seconds']:.1f} s (full)"
+            typer.echo(
+                f"{stream['key']}: {len(stream['subscribers'])} subscribers, {stream['outstanding']} outstanding{full}"
+            )
+            for name, seconds in stream["failed"].items():
+                typer.echo(f"  {name} failed {seconds:.1f} s ago and has not ended")
+            for lane in stream["lanes"]:
+                holders = ", ".join(lane["holders"]) or "nobody: being advanced"
+                typer.echo(
+                    f"  {lane['lane'] or 'lane'}: {lane['outstanding']} outstanding, event {lane['head']} "
+                    f"since {lane['age_seconds']:.1f} s held by {holders}"
+                )
+
+
+def _pages(specs: Path, config: Path | None, page: Callable[[Connection, int | None], Page[T]]) -> Iterator[T]:
+    """Yield the rows of all pages of a list, over one connection to the store."""
+    from tidemill.config.loading import load_settings
+    from tidemill.store.opening import open_reader, store_url
+
+    url = store_url(load_settings(config).store.url, specs.resolve().parent)
+    with asyncio.Runner() as runner:
+        database = runner.run(open_reader(url))
+        try:
+            after: int | None = None
+            while True:
+                found = runner.run(database.read(_from(page, after)))
+                yield from found.rows
+                after = found.next
+                if after is None:
+                    return
+        finally:
+            runner.run(database.close())
+
+
+def _from(page: Callable[[Connection, int | None], Page[T]], after: int | None) -> Callable[[Connection], Page[T]]:
+    return lambda connection: page(connection, after)
+
+
+def _show(rows: Iterator[T], row: Callable[[T], dict[str, Any]], as_json: bool, nothing: str) -> None:
+    shown = False
+    for record in rows:
+        values = row(record)
+        if as_json:
+            typer.echo(json.dumps(values))
+        else:
+            if not shown:
+                typer.echo("\t".join(values))
+            typer.echo("\t".join(_cell(value) for value in values.values()))
+        shown = True
+    if not shown and not as_json:
+        typer.echo(nothing)
+
+
+def _cell(value: object) -> str:
+    """Return what a table shows of a value: of a traceback its last line; all of it is in the JSON."""
+    return "" if value is None else str(value).rstrip().rpartition("\n")[2].replace("\t", " ")
+
+
+def _trigger_row(record: TriggerRecord) -> dict[str, Any]:
+    return {
+        "name": record.spec.name,
+        "state": record.state.value,
+        "events": record.next_index,
+        "restart": record.spec.restart,
+        "since": _time(record.changed_us),
+        "reason": record.reason,
+        "error": record.error,
+        "owner": record.owner,
+    }
+
+
+def _event_row(record: EventRecord) -> dict[str, Any]:
+    return {
+        "id": record.id,
+        "trigger": record.trigger_name,
+        "sequence": record.sequence_index,
+        "time": _time(record.created_us),
+        "identity": record.identity,
+        "payload": record.payload,
+    }
+
+
+def _time(microseconds: int) -> str:
+    return datetime.fromtimestamp(microseconds / 1e6, UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,45 @@
+"""A clock that can be held: deadlines measured with it stand still meanwhile."""
+
+from __future__ import annotations
+
+
+class HeldClock:
+    """Turns readings of a monotonic clock into those of one that was held now and then.
+
+    Invariants: it never goes backwards; while it is held it stands still; holding it twice is holding it.
+
+    Example:
+        >>> clock = HeldClock()
+        >>> clock.hold(10.0)
+        >>> clock.read(14.0)
+        10.0
+        >>> clock.release(15.0)
+        >>> clock.read(16.0)
+        11.0
+    """
+
+    __slots__ = ("_held_at", "_lost")
+
+    def __init__(self) -> None:
+        """Run."""
+        self._held_at: float | None = None
+        self._lost = 0.0
+
+    def read(self, now: float) -> float:
+        """Return its time, in seconds.
+
+        Args:
+            now: The monotonic clock's.
+        """
+        return (now if self._held_at is None else self._held_at) - self._lost
+
+    def hold(self, now: float) -> None:
+        """Stand still from now on."""
+        if self._held_at is None:
+            self._held_at = now
+
+    def release(self, now: float) -> None:
+        """Go on."""
+        if self._held_at is not None:
+            self._lost += now - self._held_at
+            self._held_at = None

@@ -1,0 +1,121 @@
+"""What follows when a trigger ends: whether it runs again, after what pause, and what is written down of it.
+
+Pure: the shell tells how a run ended, and how long it took; randomness comes in as bits.
+
+Invariants:
+1. Who was cancelled does not run again by itself; only a timeout counts as a failure, and is treated as one.
+2. A run that ended without having fired anything has failed.
+3. The pause before a restart is at least one second; it grows while runs fail soon, and starts over after a long run.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from tidemill.core.retry import JITTER_BITS, Backoff
+
+#: After this long a run counts as one that worked, and the pauses start over.
+HEALTHY_SECONDS = 60.0
+#: The shortest and the longest pause before a restart.
+MIN_PAUSE_SECONDS = 1.0
+MAX_PAUSE_SECONDS = 30.0
+_BACKOFF = Backoff(MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS)
+
+
+class Restart(enum.StrEnum):
+    """When a trigger that has ended runs again."""
+
+    ALWAYS = "always"
+    ON_FAILURE = "on-failure"
+    NEVER = "never"
+
+
+class CancelReason(enum.StrEnum):
+    """Why a trigger is cancelled.
+
+    USER: it was removed, or replaced by another one. TIMEOUT: it failed its shared stream and did not end. HAND_OVER:
+    another host has claimed it. SHUTDOWN: its host stops. DONE: who waited for it needs no more of it.
+    """
+
+    USER = "user"
+    TIMEOUT = "timeout"
+    HAND_OVER = "hand-over"
+    SHUTDOWN = "shutdown"
+    DONE = "done"
+
+
+class Ending(enum.Enum):
+    """How a run came to its end, when nobody cancelled it."""
+
+    RETURNED = "returned"
+    RAISED = "raised"
+
+
+class Verdict(enum.Enum):
+    """What a trigger is now."""
+
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """What follows.
+
+    Attributes:
+        verdict: What the trigger is now.
+        pause_seconds: How long until it runs again; None: it does not.
+        anew: Whether it begins from what it was given, or goes on with what it had been made of.
+    """
+
+    verdict: Verdict
+    pause_seconds: float | None = None
+    anew: bool = False
+
+
+class TriggerLife:
+    """The runs of one trigger.
+
+    Args:
+        restart: When it runs again.
+    """
+
+    __slots__ = ("_failures", "restart")
+
+    def __init__(self, restart: Restart) -> None:
+        """Begin with no run."""
+        self.restart = restart
+        self._failures = 0
+
+    def ended(self, ending: Ending, events: int, seconds: float, bits: int) -> Next:
+        """Decide what follows a run that nobody cancelled.
+
+        Args:
+            ending: How it ended.
+            events: How many it has fired.
+            seconds: How long it took.
+            bits: 32 random bits.
+        """
+        if seconds >= HEALTHY_SECONDS:
+            self._failures = 0
+        failed = ending is Ending.RAISED or not events
+        if not failed:
+            # One that finishes at once, for ever, must not spin either.
+            pause = self._pause(bits) if self.restart is Restart.ALWAYS else None
+            return Next(Verdict.FINISHED, pause, anew=True)
+        pause = None if self.restart is Restart.NEVER else self._pause(bits)
+        return Next(Verdict.FAILED, pause)
+
+    def cancelled(self, reason: CancelReason, bits: int) -> Next:
+        """Decide what follows a run that was cancelled."""
+        if reason is CancelReason.TIMEOUT:
+            return Next(Verdict.FAILED, None if self.restart is Restart.NEVER else self._pause(bits))
+        return Next(Verdict.FINISHED if reason is CancelReason.DONE else Verdict.CANCELLED)
+
+    def _pause(self, bits: int) -> float:
+        self._failures += 1
+        bound = _BACKOFF.bound(self._failures)
+        # Between half of the bound and the bound, and never below the least pause.
+        return max(MIN_PAUSE_SECONDS, bound * (0.5 + 0.5 * bits / (1 << JITTER_BITS)))

@@ -1,0 +1,231 @@
+"""A bounded memory over a store that is written later: what is known now, what has to be written, what may be lost.
+
+The memory is an LRU. What was set or deleted is also kept as a change until the store has it, however little of the
+memory it may still have, so that reading back what was written never depends on the store. Changes leave in batches,
+one at a time. A load (a read of the store) that was overtaken by a write of its key counts for nothing.
+
+While batches fail, changes are kept up to the size of the memory; beyond it the oldest is lost, and the store is then
+behind: it is not believed any more and has to be emptied before it is written again.
+
+Invariants: what is found is the latest value set, or nothing; it is nothing only if the key was deleted, has expired,
+was never there, or was lost while the store failed; the memory never exceeds its size, nor do the changes while the
+store fails.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import math
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A value as bytes, and the time from which it does not count any more (infinity: never)."""
+
+    data: bytes
+    expires_at: float = math.inf
+
+
+class Known(enum.Enum):
+    """What is known of a key that has no value here."""
+
+    ABSENT = "absent"
+    #: The store may have it.
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Changes for the store.
+
+    Attributes:
+        clear: Empty the store first.
+        changes: The entry, or None for a deletion, by key.
+    """
+
+    clear: bool
+    changes: Mapping[str, Entry | None]
+
+
+class Load:
+    """A read of the store that is under way; shared by all that wait for the same key."""
+
+    __slots__ = ("key", "overtaken", "readers")
+
+    def __init__(self, key: str) -> None:
+        """Start with one reader."""
+        self.key = key
+        self.readers = 1
+        self.overtaken = False
+
+
+class WriteBehind:
+    """The memory and the changes.
+
+    Args:
+        max_entries: How many entries are kept in memory, at least 1.
+    """
+
+    __slots__ = ("_behind", "_changes", "_complete", "_failing", "_in_flight", "_loads", "_max", "_memory", "lost")
+
+    def __init__(self, max_entries: int) -> None:
+        """Start empty, over a store of which nothing is known."""
+        self._max = max_entries
+        self._memory: OrderedDict[str, Entry] = OrderedDict()
+        self._changes: dict[str, Entry | None] = {}
+        self._in_flight: Batch | None = None
+        self._loads: dict[str, Load] = {}
+        self._complete = False
+        self._failing = False
+        self._behind = False
+        #: Changes that were given up because the store failed for too long.
+        self.lost = 0
+
+    def __len__(self) -> int:
+        """Return how many entries are in memory."""
+        return len(self._memory)
+
+    @property
+    def unwritten(self) -> int:
+        """How many changes the store does not have yet."""
+        return len(self._changes) + (len(self._in_flight.changes) if self._in_flight else 0)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so many changes wait that they should not wait for their time."""
+        return len(self._changes) >= self._max and not self._failing
+
+    def start(self, newest: Iterable[tuple[str, Entry]], everything: bool) -> None:
+        """Take over what the store had.
+
+        Args:
+            newest: Its latest entries, oldest first, at most as many as fit.
+            everything: Whether that is all it has.
+        """
+        self._memory.update(newest)
+        self._complete = everything
+
+    # -- reading ----------------------------------------------------------------------------------------------
+
+    def peek(self, key: str, now: float) -> bytes | Known:
+        """Look a key up without touching anything."""
+        entry = self._memory.get(key)
+        if entry is None:
+            found = self._unsaved(key)
+            if isinstance(found, Known):
+                return found
+            entry = found
+        return entry.data if entry.expires_at > now else Known.ABSENT
+
+    def get(self, key: str, now: float) -> bytes | Known:
+        """Look a key up, which makes it the most recently used one."""
+        entry = self._memory.get(key)
+        if entry is None:
+            found = self._unsaved(key)
+            if isinstance(found, Known):
+                return found
+            entry = found
+        if entry.expires_at <= now:
+            self._memory.pop(key, None)
+            return Known.ABSENT
+        self._remember(key, entry)
+        return entry.data
+
+    def _unsaved(self, key: str) -> Entry | Known:
+        """Look among the changes: the latest first."""
+        for changes in (self._changes, self._in_flight.changes if self._in_flight else {}):
+            if key in changes:
+                return changes[key] or Known.ABSENT
+        believed = not (self._behind or (self._in_flight is not None and self._in_flight.clear))
+        return Known.UNKNOWN if believed and not self._complete else Known.ABSENT
+
+    def load(self, key: str) -> Load:
+        """Begin a read of the store."""
+        load = self._loads.get(key)
+        if load is None:
+            load = self._loads[key] = Load(key)
+        else:
+            load.readers += 1
+        return load
+
+    def loaded(self, load: Load, entry: Entry | None, now: float) -> bytes | Known:
+        """End a read of the store; return what counts, or UNKNOWN if the store has to be asked again.
+
+        Args:
+            load: What `load` returned.
+            entry: What the store had.
+            now: The time.
+        """
+        load.readers -= 1
+        if load.readers == 0 and not load.overtaken:
+            del self._loads[load.key]
+        if not load.overtaken:
+            if entry is None:
+                return Known.ABSENT
+            self._remember(load.key, entry)
+        return self.get(load.key, now)
+
+    def _remember(self, key: str, entry: Entry) -> None:
+        self._memory[key] = entry
+        self._memory.move_to_end(key)
+        if len(self._memory) > self._max:
+            self._memory.popitem(last=False)
+            self._complete = False
+
+    # -- writing ----------------------------------------------------------------------------------------------
+
+    def set(self, key: str, entry: Entry) -> None:
+        """Keep an entry, and have it written."""
+        self._remember(key, entry)
+        self._change(key, entry)
+
+    def delete(self, key: str) -> None:
+        """Forget a key, and have it deleted."""
+        self._memory.pop(key, None)
+        self._change(key, None)
+
+    def _change(self, key: str, entry: Entry | None) -> None:
+        load = self._loads.pop(key, None)
+        if load is not None:
+            load.overtaken = True
+        self._changes.pop(key, None)  # so that the order is that of the last writing
+        self._changes[key] = entry
+        if self._failing:
+            self._lose_oldest()
+
+    def take(self) -> Batch | None:
+        """Return what has to be written now; None if there is nothing, or a batch is on its way."""
+        if self._in_flight is not None or not (self._changes or self._behind):
+            return None
+        self._in_flight = Batch(self._behind, self._changes)
+        self._changes = {}
+        self._behind = False
+        return self._in_flight
+
+    def written(self) -> None:
+        """Note that the store has the batch."""
+        self._in_flight = None
+        self._failing = False
+
+    def failed(self) -> None:
+        """Note that the store did not take the batch; it goes on waiting, as far as there is room."""
+        batch, self._in_flight = self._in_flight, None
+        if batch is None:
+            return
+        older = {key: entry for key, entry in batch.changes.items() if key not in self._changes}
+        self._changes = {**older, **self._changes}
+        self._behind = self._behind or batch.clear
+        self._failing = True
+        self._lose_oldest()
+
+    def _lose_oldest(self) -> None:
+        excess = len(self._changes) - self._max
+        if excess > 0:
+            for key in list(itertools.islice(self._changes, excess)):
+                del self._changes[key]
+            self.lost += excess
+            self._behind = True

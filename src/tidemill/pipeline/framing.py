@@ -1,0 +1,254 @@
+"""How a resident program is spoken to: the bytes of a request, and the answer in the bytes that come back.
+
+json: one line each way, `{"id": 7, "args": ["-n"], "stdin": "text"}` and `{"id": 7, "stdout": "text"}`. The answer's
+`stdout` may be any JSON, which is then the output as it stands; `stderr` (text) and `exit_code` may be added.
+
+length: frames, each way a number of four bytes (unsigned, big endian) and so many bytes: a line of JSON as above, but
+without `stdin` and `stdout`, and after its line feed the raw bytes of the one or the other.
+
+Invariants: no I/O; what is no answer is found out where it is read. Whether it answers what was asked, its number says:
+a stray line would else shift every later answer to another message.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+_LENGTH = struct.Struct(">I")
+#: Beyond the output itself, an answer may have so many bytes of JSON around it.
+SLACK_BYTES = 65_536
+#: A byte of output takes at most so many in JSON (as \\u0000).
+_ESCAPE = 6
+_QUOTE = ord('"')
+
+
+class FramingError(Exception):
+    """What a program wrote is no answer; says why."""
+
+
+class TooMuchError(Exception):
+    """An answer is larger than outputs may be."""
+
+
+class Answer(msgspec.Struct):
+    """What a program answered.
+
+    Attributes:
+        id: The request's number.
+        stdout: The output.
+        stderr: What to say of it.
+        exit_code: 0: it went well.
+    """
+
+    id: int
+    stdout: bytes
+    stderr: str
+    exit_code: int
+
+
+class _Line(msgspec.Struct):
+    id: int
+    stdout: msgspec.Raw = msgspec.Raw(b'""')
+    stderr: str = ""
+    exit_code: int = 0
+
+
+class _Header(msgspec.Struct):
+    id: int
+    stderr: str = ""
+    exit_code: int = 0
+
+
+class _Request(msgspec.Struct):
+    id: int
+    args: Sequence[str]
+    stdin: str
+
+
+class _RequestHeader(msgspec.Struct):
+    id: int
+    args: Sequence[str]
+
+
+class Reader(Protocol):
+    """Puts one copy's answers together from the chunks that arrive."""
+
+    def feed(self, chunk: bytes) -> list[Answer]:
+        """Take a chunk; return the answers that it completes.
+
+        Raises:
+            FramingError: It is no answer.
+            TooMuchError: One is larger than allowed.
+        """
+
+    @property
+    def is_amid(self) -> bool:
+        """Whether an answer has begun and not ended."""
+
+
+class JsonLines:
+    """One JSON document a line."""
+
+    def __init__(self, max_stdout_bytes: int) -> None:
+        """Know how large an output may be."""
+        self._max_bytes = max_stdout_bytes
+        self._encode = msgspec.json.Encoder().encode
+
+    def request(self, number: int, args: Sequence[str], stdin: bytes) -> bytes:
+        """Return the bytes of a request.
+
+        Raises:
+            ValueError: The input is not UTF-8, or an argument is no text.
+        """
+        try:
+            text = stdin.decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"stdin is not UTF-8 ({error}): set executor.resident.framing to length") from None
+        return self._encode(_Request(number, _texts(args), text)) + b"\n"
+
+    def reader(self) -> Reader:
+        """Return a reader for a new copy."""
+        return _LineReader(self._max_bytes)
+
+
+class LengthFrames:
+    """A length before each frame; in it a line of JSON, and raw bytes."""
+
+    def __init__(self, max_stdout_bytes: int) -> None:
+        """Know how large an output may be."""
+        self._max_bytes = max_stdout_bytes
+        self._encode = msgspec.json.Encoder().encode
+
+    def request(self, number: int, args: Sequence[str], stdin: bytes) -> bytes:
+        """Return the bytes of a request.
+
+        Raises:
+            ValueError: An argument is no text, or all of it is too long for the number before it.
+        """
+        header = self._encode(_RequestHeader(number, _texts(args)))
+        size = len(header) + 1 + len(stdin)
+        if size > 0xFFFFFFFF:
+            raise ValueError(f"a request of {size} bytes is too long for a frame")
+        return b"".join((_LENGTH.pack(size), header, b"\n", stdin))
+
+    def reader(self) -> Reader:
+        """Return a reader for a new copy."""
+        return _FrameReader(self._max_bytes)
+
+
+Framing = JsonLines | LengthFrames
+
+
+def framing_of(name: str, max_stdout_bytes: int) -> Framing:
+    """Return the framing that `executor.resident.framing` names."""
+    return LengthFrames(max_stdout_bytes) if name == "length" else JsonLines(max_stdout_bytes)
+
+
+def _texts(args: Sequence[str]) -> Sequence[str]:
+    for arg in args:
+        if not isinstance(arg, str):
+            raise ValueError(f"an argument has to be text, not {arg!r}")  # noqa: TRY004  # one kind of refusal
+    return args
+
+
+class _LineReader:
+    __slots__ = ("_chunks", "_max_bytes", "_size")
+
+    _decode = msgspec.json.Decoder(_Line).decode
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._chunks: list[bytes] = []
+        self._size = 0
+
+    @property
+    def is_amid(self) -> bool:
+        return bool(self._chunks)
+
+    def feed(self, chunk: bytes) -> list[Answer]:
+        if not chunk.endswith(b"\n"):
+            self._chunks.append(chunk)
+            self._size += len(chunk)
+            if b"\n" not in chunk:
+                if self._size > self._max_bytes * _ESCAPE + SLACK_BYTES:
+                    raise TooMuchError
+                return []
+        whole = chunk
+        if self._chunks:
+            if self._chunks[-1] is not chunk:
+                self._chunks.append(chunk)
+            whole = b"".join(self._chunks)
+            self._chunks, self._size = [], 0
+        lines = whole.split(b"\n")
+        rest = lines.pop()
+        if rest:
+            self._chunks, self._size = [rest], len(rest)
+        return [self._answer(line) for line in lines]
+
+    def _answer(self, line: bytes) -> Answer:
+        try:
+            found = self._decode(line)
+            stdout = _output(found.stdout)
+        except (msgspec.MsgspecError, UnicodeError) as error:
+            raise FramingError(f"it wrote {_shown(line)}, which is no answer: {error}") from None
+        if len(stdout) > self._max_bytes:
+            raise TooMuchError
+        return Answer(found.id, stdout, found.stderr, found.exit_code)
+
+
+def _output(raw: msgspec.Raw) -> bytes:
+    view = memoryview(raw)
+    if view[0] != _QUOTE:
+        return bytes(view)
+    return msgspec.json.decode(view, type=str).encode()
+
+
+class _FrameReader:
+    __slots__ = ("_buffer", "_max_bytes")
+
+    _decode = msgspec.json.Decoder(_Header).decode
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._buffer = bytearray()
+
+    @property
+    def is_amid(self) -> bool:
+        return bool(self._buffer)
+
+    def feed(self, chunk: bytes) -> list[Answer]:
+        buffer = self._buffer
+        buffer += chunk
+        answers: list[Answer] = []
+        start = 0
+        while len(buffer) - start >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(buffer, start)
+            if size > self._max_bytes + SLACK_BYTES:
+                raise TooMuchError
+            end = start + _LENGTH.size + size
+            if len(buffer) < end:
+                break
+            answers.append(self._answer(bytes(buffer[start + _LENGTH.size : end])))
+            start = end
+        del buffer[:start]
+        return answers
+
+    def _answer(self, frame: bytes) -> Answer:
+        header, feed, stdout = frame.partition(b"\n")
+        try:
+            found = self._decode(header)
+        except msgspec.MsgspecError as error:
+            raise FramingError(f"its frame begins {_shown(header)}, which is no answer: {error}") from None
+        if not feed:
+            raise FramingError(f"its frame {_shown(header)} has no line feed after the JSON")
+        if len(stdout) > self._max_bytes:
+            raise TooMuchError
+        return Answer(found.id, stdout, found.stderr, found.exit_code)
+
+
+def _shown(data: bytes) -> str:
+    return repr(data[:200])[1:]

@@ -1,0 +1,188 @@
+"""What an engine offers to its handler beside hooks: cache, periodic hooks, threads for blocking calls, and a watch
+over the event loop that names the hook which holds it up.
+
+Opened before `on_ready` and closed after the last `on_revoke`, so that every hook of an engine has them. Invariants:
+none of them can end the engine; the handler is given back as it came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import CodeType
+from typing import Any
+
+import structlog
+
+from tidemill.config.settings import Settings
+from tidemill.core.blocking import Cause
+from tidemill.core.errors import HandlerError
+from tidemill.pipeline.cache import Cache
+from tidemill.pipeline.handler import HOOKS, Handler
+from tidemill.pipeline.periodic import PeriodicRunner, periodic_hooks
+from tidemill.runtime.blockwatch import Block, BlockWatch
+from tidemill.runtime.identity import Identity
+
+log = structlog.get_logger(__name__)
+
+
+class Services:
+    """The services of one engine.
+
+    Args:
+        settings: The configuration.
+        handler: The handler, which finds them as its own attributes while they are open.
+        identity: Who the engine is.
+    """
+
+    def __init__(self, settings: Settings, handler: Handler[Any, Any], identity: Identity) -> None:
+        """Start nothing yet."""
+        self._handler = handler
+        self._offload = Offload(settings.executor.offload_threads)
+        self._periodic = PeriodicRunner(handler, identity.slot)
+        self._cache = Cache(settings.cache, identity.instance_id) if settings.cache.enabled else None
+        self._seconds = settings.executor.block_seconds
+        self._watch: HookWatch | None = None
+
+    async def open(self) -> None:
+        """Make them available to hooks."""
+        if self._seconds:
+            self._watch = HookWatch(self._handler, self._seconds)
+            self._watch.start()
+        self._handler.__dict__["_offload"] = self._offload
+        if self._cache is not None:
+            if self._handler.cache is not Handler.cache:
+                name = type(self._handler).__name__
+                raise HandlerError(
+                    f"{name} has an attribute 'cache' of its own: rename it, or leave cache.enabled false"
+                )
+            await self._cache.open()
+            self._handler.__dict__["cache"] = self._cache
+
+    def start_periodic(self) -> None:
+        """Let the periodic hooks begin."""
+        self._periodic.start()
+
+    async def stop_periodic(self) -> None:
+        """Cancel the periodic hooks."""
+        await self._periodic.stop()
+
+    async def close(self) -> None:
+        """Take them away again; the cache is written."""
+        if self._watch is not None:
+            self._watch.close()
+        for name, mine in (("_offload", self._offload), ("cache", self._cache)):
+            if mine is not None and self._handler.__dict__.get(name) is mine:
+                del self._handler.__dict__[name]
+        self._offload.close()
+        if self._cache is not None:
+            await self._cache.close()
+
+    def stalled(self) -> dict[str, str]:
+        """Return what does not work as it should, and why."""
+        found = {f"periodic {name}": f"stopped for good: {error}" for name, error in self._periodic.stopped.items()}
+        cache = self._cache.stalled() if self._cache is not None else None
+        return found if cache is None else {**found, "cache": cache}
+
+    def counts(self) -> dict[str, int]:
+        """Return the numbers for a snapshot of the engine, by their names there."""
+        cache = self._cache
+        return {
+            "periodic_runs": self._periodic.runs,
+            "periodic_errors": self._periodic.errors,
+            "cache_hits": cache.hits if cache else 0,
+            "cache_misses": cache.misses if cache else 0,
+            "cache_entries": cache.entries if cache else 0,
+            "loop_blocks": self._watch.blocks if self._watch else 0,
+        }
+
+
+class Offload:
+    """Threads for a handler's blocking calls, as many as are allowed; further calls wait."""
+
+    def __init__(self, threads: int) -> None:
+        """Start none; they come with the calls."""
+        self._pool = ThreadPoolExecutor(threads, "tidemill-offload")
+
+    async def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a function in one of the threads."""
+        context = contextvars.copy_context()
+        call = functools.partial(context.run, _guarded, function, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+
+    def close(self) -> None:
+        """Begin no further call; those that run cannot be ended from here."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _guarded(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    try:
+        return function(*args, **kwargs)
+    except StopIteration as error:  # no future can carry it, so that whoever waits would wait for ever
+        raise HandlerError(f"an offloaded call raised StopIteration({error.value!r})") from error
+
+
+class HookWatch:
+    """Names the hook that holds up the event loop.
+
+    Args:
+        handler: Whose hooks.
+        seconds: What a hook may take of the loop in one go.
+    """
+
+    def __init__(self, handler: Handler[Any, Any], seconds: float) -> None:
+        """Learn the hooks' code."""
+        self._names: dict[CodeType, str] = {}
+        for name in (*HOOKS, *periodic_hooks(handler)):
+            method: Any = getattr(handler, name)
+            while method is not None:  # a decorated hook is found by any of its layers
+                with contextlib.suppress(AttributeError):
+                    self._names[method.__code__] = name
+                method = getattr(method, "__wrapped__", None)
+        self._watch = BlockWatch(seconds, self._on_block, self._on_over)
+        self._hook: str | None = None
+        #: How often the loop was held up by something that runs in it.
+        self.blocks = 0
+
+    def start(self) -> None:
+        """Begin; call it in the loop."""
+        self._ident = threading.get_ident()
+        self._watch.start()
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._watch.close()
+
+    def _on_block(self, block: Block) -> None:
+        """Say who it is; on the watching thread, while it lasts."""
+        if block.cause is Cause.STARVED:
+            return
+        self._hook = self._running_hook()
+        self.blocks += 1
+        log.warning(
+            "a hook holds up the event loop; use self.offload for blocking calls"
+            if self._hook
+            else "something holds up the event loop",
+            hook=self._hook,
+            task=block.task,
+            seconds=round(block.seconds, 3),
+            stack=block.stack,
+        )
+
+    def _on_over(self, block: Block) -> None:
+        if block.cause is not Cause.STARVED:
+            log.warning("the event loop goes on", hook=self._hook, seconds=round(block.seconds, 3))
+
+    def _running_hook(self) -> str | None:
+        frame = sys._current_frames().get(self._ident)
+        found = None
+        while frame is not None:
+            found = self._names.get(frame.f_code, found)  # the outermost: a hook may call another's code
+            frame = frame.f_back
+        return found

@@ -1,0 +1,143 @@
+"""Watches an event loop from another thread, and names what blocks it.
+
+The loop says every now and then that it is alive; when it has not for longer than the threshold, the thread takes the
+stack of the loop's thread, as it is at that moment, and the task that runs. Once per block; a second time, with its
+length, when it is over.
+
+Decides nothing: what a late loop means says `core.blocking`. Where the kernel does not tell for how long a thread had
+to wait for a CPU (no /proc), a starved machine cannot be told from a call that blocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from tidemill.core.blocking import Cause, Usage, judge
+
+#: The last frames of a stack are where it stands; more are of no use.
+_FRAMES = 12
+#: Where the event loop calls what it runs.
+_LOOP_FILE = asyncio.events.__file__
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A loop that is late.
+
+    Attributes:
+        task: The name of the task that runs; None: a callback does.
+        cause: Why.
+        seconds: For how long; so far, or in all.
+        stack: Where the loop's thread stood when it was found late, innermost frame last; '' for a starved one.
+    """
+
+    task: str | None
+    cause: Cause
+    seconds: float
+    stack: str
+
+
+class BlockWatch:
+    """A thread that watches the running loop.
+
+    Args:
+        threshold_seconds: What somebody may take.
+        on_block: Called on the watching thread when the loop is found late.
+        on_over: Called on the loop when it goes on, with the same block and its whole length.
+    """
+
+    def __init__(
+        self,
+        threshold_seconds: float,
+        on_block: Callable[[Block], None],
+        on_over: Callable[[Block], None] = lambda _: None,
+    ) -> None:
+        """Watch nothing yet."""
+        self._threshold = threshold_seconds
+        self._pulse = threshold_seconds / 4
+        self._on_block = on_block
+        self._on_over = on_over
+        self._found: Block | None = None
+        self._ended = threading.Event()
+        self._handle: asyncio.TimerHandle | None = None
+        self._thread = threading.Thread(target=self._watch, name="tidemill-blockwatch", daemon=True)
+
+    def start(self) -> None:
+        """Begin; call it in the loop."""
+        self._loop = asyncio.get_running_loop()
+        self._ident = threading.get_ident()
+        self._native_id = threading.get_native_id()
+        self._beat_at = time.monotonic()
+        self._usage = self._read_usage()
+        self._beat()
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._handle is not None:
+            self._handle.cancel()
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join(1.0)
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        found, self._found = self._found, None
+        if found is not None:
+            self._on_over(Block(found.task, found.cause, now - self._beat_at, found.stack))
+        self._usage = self._read_usage()
+        self._beat_at = now
+        self._handle = self._loop.call_later(self._pulse, self._beat)
+
+    def _watch(self) -> None:
+        told = 0.0
+        overslept = 0.0
+        while True:
+            slept_at = time.monotonic()
+            if self._ended.wait(self._pulse):
+                return
+            # All that it overslept since the loop was last seen alive.
+            late_here = max(0.0, time.monotonic() - slept_at - self._pulse)
+            since, before = self._beat_at, self._usage
+            overslept = late_here + (overslept if since < slept_at else 0.0)
+            late = time.monotonic() - since
+            if late < self._threshold + self._pulse or told == since:
+                continue
+            frame = sys._current_frames().get(self._ident)
+            cause = judge(late, before, self._read_usage(), self._threshold, overslept)
+            block = Block(self._task_name(), cause, late, "" if cause is Cause.STARVED else _stack(frame))
+            if since != self._beat_at:
+                continue  # it went on while its stack was taken: that is of something else
+            told = since
+            self._found = block
+            self._on_block(block)
+
+    def _task_name(self) -> str | None:
+        task = asyncio.current_task(self._loop)
+        return task.get_name() if task is not None else None
+
+    def _read_usage(self) -> Usage:
+        cpu = time.clock_gettime(time.pthread_getcpuclockid(self._ident))
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            queued = Path(f"/proc/self/task/{self._native_id}/schedstat").read_text().split()[1]
+            return Usage(cpu, int(queued) / 1e9)
+        return Usage(cpu, 0.0)
+
+
+def _stack(frame: FrameType | None) -> str:
+    """Return where a thread stands, from what the event loop called on."""
+    if frame is None:
+        return ""
+    frames = traceback.extract_stack(frame)
+    calls = [n for n, one in enumerate(frames) if one.filename == _LOOP_FILE]
+    own = frames[calls[-1] + 1 :] if calls else frames
+    return "".join(traceback.format_list(own[-_FRAMES:]))

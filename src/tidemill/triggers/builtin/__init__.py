@@ -1,0 +1,1 @@
+"""Triggers that ship: what most want to wait for, by classpath."""

@@ -1,0 +1,129 @@
+"""Fires for files of a folder: first for those that are there, then for new ones; triggers of one folder share a watch.
+
+What is there is looked at by each trigger for itself, so that one that comes later, or is slow, gets all of it.
+
+Invariants: no file is left out between what is there and what is new; no version of a file is fired twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+import math
+import os
+from collections.abc import AsyncIterator, Hashable
+from pathlib import Path
+from typing import Any, Literal
+
+from tidemill.core.settling import Version
+from tidemill.triggers.base import BaseEventTrigger, TriggerEvent
+from tidemill.triggers.builtin.alone import run_alone
+from tidemill.triggers.producers.directory import DirectorySettings, FoundFile, Looked, directory_stream, look_twice
+
+
+class DirectoryTrigger(BaseEventTrigger):
+    """Fires for every file of a folder, once it is complete, and again when it has changed.
+
+    What is fired holds `path`, `name` (the path within the folder), `size_bytes` and `modified_ns`. Its identity is
+    these, so that a file is stored once per trigger, although all that is there is looked at again after a restart.
+
+    Args:
+        path: The folder.
+        pattern: Which names, as a shell would match them; `*` also matches `/`, but no name that begins with a dot.
+        recursive: Whether the folders in it belong to it.
+        settle_seconds: How long a file may not have changed before it is complete; 0 where all files are moved there.
+        rescan_seconds: How often all is looked at, whatever the operating system tells.
+        missing: What to do when there is no such folder: `fail`, or `wait` for it.
+
+    Raises:
+        ValueError: A value is not allowed.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        pattern: str = "*",
+        recursive: bool = False,
+        settle_seconds: float = 1.0,
+        rescan_seconds: float = 10.0,
+        missing: Literal["fail", "wait"] = "fail",
+    ) -> None:
+        """Check everything, and look at nothing."""
+        super().__init__()
+        self._pattern = pattern
+        self._settings = DirectorySettings(os.fspath(path), recursive, settle_seconds, rescan_seconds, missing)
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return what makes this trigger again."""
+        settings = {name: getattr(self._settings, name) for name in DirectorySettings.__slots__}
+        return "tidemill.triggers.builtin.directory.DirectoryTrigger", {**settings, "pattern": self._pattern}
+
+    def shared_stream_key(self) -> Hashable:
+        """Return the folder, and how it is looked at."""
+        return ("directory", self._settings)
+
+    @classmethod
+    def open_shared_stream(cls, kwargs: dict[str, Any]) -> AsyncIterator[FoundFile | Looked]:
+        """Watch the folder."""
+        return directory_stream(DirectorySettings(**{name: kwargs[name] for name in DirectorySettings.__slots__}))
+
+    async def filter_shared_stream(
+        self, shared_stream: AsyncIterator[FoundFile | Looked]
+    ) -> AsyncIterator[TriggerEvent]:
+        """Fire for what is there, then for what is new."""
+        # What was fired and the stream may still bring.
+        fired: dict[str, Version] = {}
+        async for event in self._there(fired):
+            yield event
+        listed_at = seen_at = math.inf
+        async for found in shared_stream:
+            if listed_at == math.inf:
+                # The stream may have begun after that look: from now on it leaves out nothing.
+                async for event in self._there(fired):
+                    yield event
+                listed_at = asyncio.get_running_loop().time()
+            if isinstance(found, FoundFile):
+                if fired.get(found.path) != found.version and self._is_wanted(found.path):
+                    yield self._event(found.path, found.version)
+            elif found.at > seen_at + self._settings.settle_seconds:
+                # Whatever was there then, the stream has brought, if it was to bring it at all.
+                fired.clear()
+            elif found.at > listed_at:
+                seen_at = min(seen_at, found.at)
+
+    async def _there(self, fired: dict[str, Version]) -> AsyncIterator[TriggerEvent]:
+        """Fire for what is there and was not fired yet."""
+        for path, version in await look_twice(self._settings):
+            if fired.get(path) != version and self._is_wanted(path):
+                fired[path] = version
+                yield self._event(path, version)
+
+    def _is_wanted(self, path: str) -> bool:
+        if not fnmatch.fnmatchcase(path, self._pattern):
+            return False
+        if _is_hidden(path) and not _is_hidden(self._pattern):
+            return False
+        try:
+            path.encode()
+        except UnicodeEncodeError:
+            self.log.warning("the name of a file is no text, so it cannot be fired", path=repr(path))
+            return False
+        return True
+
+    def _event(self, path: str, version: Version) -> TriggerEvent:
+        payload = {
+            "path": str(Path(self._settings.path, path)),
+            "name": path,
+            "size_bytes": version.size_bytes,
+            "modified_ns": version.modified_ns,
+        }
+        return TriggerEvent(payload, identity=f"{path}@{version.modified_ns}.{version.size_bytes}")
+
+    def run(self) -> AsyncIterator[TriggerEvent]:
+        """Fire without sharing the watch."""
+        return run_alone(self)
+
+
+def _is_hidden(path: str) -> bool:
+    return any(part.startswith(".") for part in path.split("/"))

@@ -1,0 +1,56 @@
+"""What triggers are given in a list: names of callables, and secrets that are named instead of written down.
+
+Invariant: a secret is looked up when it is needed, so it is in no serialized trigger, no key and no log.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tidemill.core.errors import ConfigError
+
+
+def from_environment(values: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Return a copy of a mapping in which every `{"env": NAME}` is what the variable says.
+
+    Raises:
+        ConfigError: There is no such variable.
+
+    Example:
+        >>> from_environment({"user": "me", "password": {"env": "PASSWORD"}}, {"PASSWORD": "hunter2"})
+        {'user': 'me', 'password': 'hunter2'}
+    """
+    return {name: _looked_up(name, value, environ) for name, value in values.items()}
+
+
+def load_callable(classpath: str) -> Callable[..., Any]:
+    """Return the function that a text like `package.module.function` or `package.module:function` names.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    module_name, _, name = classpath.replace(":", ".").rpartition(".")
+    if not isinstance(classpath, str) or not module_name or not name:
+        raise ConfigError(f"{classpath!r} names no function; write package.module.function")
+    try:
+        found = getattr(importlib.import_module(module_name), name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{classpath}: there is no module {error.name!r} here; install it where this runs") from error
+    except AttributeError as error:
+        raise ConfigError(f"{classpath}: the module {module_name!r} has no {name!r}") from error
+    if not callable(found):
+        raise ConfigError(f"{classpath} is no function but a {type(found).__name__}")
+    function: Callable[..., Any] = found
+    return function
+
+
+def _looked_up(name: str, value: Any, environ: Mapping[str, str]) -> Any:
+    if isinstance(value, Mapping) and list(value) == ["env"]:
+        variable = value["env"]
+        if variable not in environ:
+            raise ConfigError(f"{name} is to come from the environment variable {variable}, which is not set; set it")
+        return environ[variable]
+    return value

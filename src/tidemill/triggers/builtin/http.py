@@ -1,0 +1,221 @@
+"""Polls an HTTP address until its answer is as expected.
+
+Invariants: what may pass by itself is tried again with backoff, so many times in a row; what asking again cannot change
+is an error at once; no answer is read beyond a bound; addresses are shown without user and query, where secrets are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import random
+import ssl
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from tidemill.config.redaction import redact_text
+from tidemill.core.condition import parse_condition
+from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.core.http_poll import Answer, judge, retry_after_seconds
+from tidemill.core.retry import JITTER_BITS, Backoff, GiveUp, decide
+from tidemill.triggers.base import BaseTrigger, TriggerEvent
+from tidemill.triggers.builtin.given import from_environment
+from tidemill.triggers.builtin.selection import text_of
+
+if TYPE_CHECKING:
+    import httpx
+
+_BACKOFF: Final = Backoff(0.5, 60.0)
+#: No server is left alone for longer than this because it asks for it.
+_MAX_RETRY_AFTER_SECONDS: Final = 3600.0
+#: By how much of itself a pause between polls is longer or shorter.
+_SPREAD: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    status: int
+    retry_after: str | None
+    body: bytes
+
+
+class HttpTrigger(BaseTrigger):
+    """Fires once, when an address answers as expected.
+
+    What is fired holds `url` (without user and query), `status` and `body`: JSON where it is, else text.
+
+    Args:
+        url: http:// or https://.
+        method: Of the requests.
+        params: The query of the address, instead of one in `url`; secrets as `{"env": NAME}`.
+        headers: Of the requests; secrets likewise.
+        json: What to send as JSON; None: nothing.
+        status: The status, or those, that are waited for. Others of 2xx, and 404, 409, 410, 423 and 425, mean: not yet.
+        where: A condition on the answer's JSON, see `core.condition`; None: the status is enough.
+        poll_seconds: How long to wait between an answer that is not as expected and the next request; spread by 10 %.
+        timeout_seconds: For a whole request and its answer.
+        max_retries: How many requests in a row may fail (no connection, no answer in time, 408, 429, 5xx) after the
+            first one, each after a longer wait.
+        max_body_bytes: An answer beyond this is an error.
+
+    Raises:
+        TypeError: A value has the wrong type.
+        ValueError: A value is not allowed.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        method: str = "GET",
+        params: Mapping[str, Any] | None = None,
+        headers: Mapping[str, Any] | None = None,
+        json: Any = None,
+        status: int | Sequence[int] = 200,
+        where: Mapping[str, Any] | None = None,
+        poll_seconds: float = 60.0,
+        timeout_seconds: float = 10.0,
+        max_retries: int = 8,
+        max_body_bytes: int = 1 << 20,
+    ) -> None:
+        """Check everything, and connect to nothing."""
+        super().__init__()
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"url has to begin with http:// or https:// and a host, got {_shown(url)!r}")
+        if poll_seconds <= 0 or timeout_seconds <= 0 or max_retries < 0 or max_body_bytes <= 0:
+            raise ValueError(
+                "poll_seconds, timeout_seconds and max_body_bytes have to be positive, max_retries not less than 0"
+            )
+        self._expected = frozenset([status] if isinstance(status, int) else status)
+        self._condition = None if where is None else parse_condition(where)
+        self._kwargs: dict[str, Any] = {
+            "url": url,
+            "method": method,
+            "params": None if params is None else dict(params),
+            "headers": dict(headers or {}),
+            "json": json,
+            "status": status if isinstance(status, int) else sorted(status),
+            "where": where,
+            "poll_seconds": poll_seconds,
+            "timeout_seconds": timeout_seconds,
+            "max_retries": max_retries,
+            "max_body_bytes": max_body_bytes,
+        }
+        self._shown_url = _shown(url)
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return what makes this trigger again."""
+        return "tidemill.triggers.builtin.http.HttpTrigger", dict(self._kwargs)
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Poll, and fire.
+
+        Raises:
+            ConfigError: httpx is not installed, or a secret is not in the environment.
+            RemoteError: The address refuses, or failed too often.
+        """
+        headers = from_environment(self._kwargs["headers"])
+        params = self._kwargs["params"]
+        params = None if params is None else from_environment(params)
+        failures = 0
+        while True:
+            answered = await self._ask(headers, params)
+            found = self._judge(answered) if isinstance(answered, _Answered) else Answer.FAILED
+            if isinstance(found, TriggerEvent):
+                yield found
+                return
+            if found is Answer.NOT_YET:
+                failures = 0
+                spread = 1 + _SPREAD * (2 * random.getrandbits(JITTER_BITS) / (1 << JITTER_BITS) - 1)
+                await asyncio.sleep(self._kwargs["poll_seconds"] * spread)
+            else:
+                failures += 1
+                await self._back_off(failures, answered)
+
+    def _judge(self, answered: _Answered) -> TriggerEvent | Answer:
+        answer = judge(answered.status, self._expected)
+        if answer is Answer.REFUSED:
+            raise RemoteError(
+                f"{self._shown_url} answered with status {answered.status}, which asking again does not change; "
+                f"correct the address or the credentials, or expect that status",
+                retryable=False,
+            )
+        if answer is not Answer.EXPECTED:
+            return answer
+        try:
+            body = msgspec.json.decode(answered.body)
+        except (ValueError, RecursionError):
+            if self._condition is not None:
+                return Answer.NOT_YET
+            body = text_of(answered.body)
+        if self._condition is not None and not self._condition.holds(body):
+            return Answer.NOT_YET
+        return TriggerEvent({"url": self._shown_url, "status": answered.status, "body": body}, identity=self._shown_url)
+
+    async def _ask(self, headers: dict[str, Any], params: dict[str, Any] | None) -> _Answered | str:
+        """Return the answer, or how the request failed."""
+        httpx, verify = await asyncio.to_thread(_parts)
+        given, seconds = self._kwargs, self._kwargs["timeout_seconds"]
+        try:
+            async with asyncio.timeout(seconds):
+                # Made for each request, since they are seldom; what bounds its time is around it.
+                async with (
+                    httpx.AsyncClient(verify=verify, timeout=None) as client,
+                    client.stream(
+                        given["method"], given["url"], params=params, headers=headers, json=given["json"]
+                    ) as answer,
+                ):
+                    body = await self._read(answer)
+                    return _Answered(answer.status_code, answer.headers.get("retry-after"), body)
+        except TimeoutError:
+            return f"no answer within {seconds:g} s"
+        except httpx.TransportError as error:
+            # Its text may hold the address.
+            return type(error).__name__
+        except (httpx.InvalidURL, httpx.DecodingError) as error:
+            raise RemoteError(f"{self._shown_url}: {type(error).__name__}", retryable=False) from None
+
+    async def _read(self, answer: httpx.Response) -> bytes:
+        body = bytearray()
+        async for chunk in answer.aiter_bytes():
+            body += chunk
+            if len(body) > self._kwargs["max_body_bytes"]:
+                raise RemoteError(
+                    f"{self._shown_url} answered with more than {self._kwargs['max_body_bytes']} bytes; poll a smaller "
+                    f"answer, or raise max_body_bytes",
+                    retryable=False,
+                )
+        return bytes(body)
+
+    async def _back_off(self, failures: int, answered: _Answered | str) -> None:
+        how, asked = answered, 0.0
+        if isinstance(answered, _Answered):
+            how = f"status {answered.status}"
+            asked = retry_after_seconds(answered.retry_after, _MAX_RETRY_AFTER_SECONDS)
+        decision = decide(failures, self._kwargs["max_retries"], _BACKOFF, random.getrandbits(JITTER_BITS))
+        if isinstance(decision, GiveUp):
+            raise RemoteError(f"{self._shown_url} failed {failures} times in a row, the last time with: {how}")
+        self.log.info("an address that is polled failed; it is tried again", url=self._shown_url, error=how)
+        await asyncio.sleep(max(decision.delay_seconds, asked))
+
+
+@functools.cache
+def _parts() -> tuple[Any, ssl.SSLContext]:
+    """Return httpx and a TLS context, which both take long to load: once for all, and in a thread."""
+    try:
+        import httpx
+    except ModuleNotFoundError as error:
+        raise ConfigError("HTTP polls need the package httpx; install tidemill[http]") from error
+    return httpx, ssl.create_default_context()
+
+
+def _shown(url: str) -> str:
+    """Return an address without user, query and fragment."""
+    shown = redact_text(url.partition("#")[0])
+    place, mark, _ = shown.partition("?")
+    return f"{place}?***" if mark else place

@@ -1,0 +1,135 @@
+"""Which messages a trigger fires for, and what it fires: the part that triggers over brokers have in common.
+
+A message passes if its key is one of the given ones, its value (read as JSON) is as a condition says, and a function of
+the user's accepts it; each of these only where it is given. The function may also say what is fired.
+"""
+
+from __future__ import annotations
+
+import base64
+import enum
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal, TypeVar
+
+import msgspec
+
+from tidemill.core.condition import Condition, parse_condition
+from tidemill.triggers.builtin.given import load_callable
+
+E = TypeVar("E")
+ValueFormat = Literal["text", "json"]
+OnInvalid = Literal["skip", "reject"]
+
+
+class Left(enum.Enum):
+    """Why nothing is fired: the message was not selected, or its value is no JSON."""
+
+    OUT = "out"
+    INVALID = "invalid"
+
+
+class Selection:
+    """What is selected; made of JSON values only, and hands them back with `kwargs`.
+
+    Args:
+        apply: Classpath of a function that is called with the raw event: what it returns (or its coroutine does) is
+            fired; True fires what would be fired without it, None and False nothing.
+        key: The key, or the keys, that pass; None: all do.
+        where: A condition on the value, see `core.condition`; None: every value passes.
+        value_format: How the value is read for what is fired: `text` (UTF-8, else `{"base64": ...}`) or `json`.
+        on_invalid: What to do about a value that is no JSON where JSON is needed: `skip` it, or `reject` it, so that
+            its producer makes a dead letter of it.
+
+    Raises:
+        ConfigError: There is no such function.
+        TypeError: A value has the wrong type.
+        ValueError: A value is none of those that are allowed.
+    """
+
+    def __init__(
+        self,
+        *,
+        apply: str | None = None,
+        key: str | Sequence[str] | None = None,
+        where: Mapping[str, Any] | None = None,
+        value_format: ValueFormat = "text",
+        on_invalid: OnInvalid = "skip",
+    ) -> None:
+        """Check everything."""
+        if value_format not in ("text", "json"):
+            raise ValueError(f"value_format is text or json, got {value_format!r}")
+        if on_invalid not in ("skip", "reject"):
+            raise ValueError(f"on_invalid is skip or reject, got {on_invalid!r}")
+        if apply is not None and not isinstance(apply, str):
+            raise TypeError(f"apply is a classpath, so that the trigger can be made elsewhere; got {apply!r}")
+        keys = [key] if isinstance(key, str) else key
+        if keys is not None and not (isinstance(keys, list | tuple) and all(isinstance(one, str) for one in keys)):
+            raise TypeError(f"key is a text or a list of texts, got {key!r}")
+        self.kwargs: Final = {
+            name: value
+            for name, value, default in (
+                ("apply", apply, None),
+                ("key", key if key is None or isinstance(key, str) else list(key), None),
+                ("where", where, None),
+                ("value_format", value_format, "text"),
+                ("on_invalid", on_invalid, "skip"),
+            )
+            if value != default
+        }
+        self.rejects_invalid: Final = on_invalid == "reject"
+        self._keys = None if keys is None else frozenset(one.encode() for one in keys)
+        self._condition: Condition | None = None if where is None else parse_condition(where)
+        self._json = value_format == "json" or where is not None
+        self._value_is_json = value_format == "json"
+        self._apply = None if apply is None else load_callable(apply)
+
+    async def select(
+        self, event: E, key: bytes | None, value: bytes | None, describe: Callable[[E], dict[str, Any]]
+    ) -> Any:
+        """Return what to fire for a raw event, or why nothing is.
+
+        Args:
+            event: What the user's function gets.
+            key: The message's.
+            value: The message's.
+            describe: Returns what is fired by default, but for its `value`; called only if it may be.
+        """
+        if self._keys is not None and key not in self._keys:
+            return Left.OUT
+        document = None
+        if self._json:
+            try:
+                document = None if value is None else _decode(value)
+            except (ValueError, RecursionError):
+                return Left.INVALID
+        if self._condition is not None and not self._condition.holds(document):
+            return Left.OUT
+        fired = True if self._apply is None else await self._applied(self._apply, event)
+        if fired is not True:
+            return Left.OUT if fired is None or fired is False else fired
+        payload = describe(event)
+        payload["value"] = document if self._value_is_json else text_of(value)
+        return payload
+
+    async def _applied(self, apply: Callable[..., Any], event: E) -> Any:
+        answer = apply(event)
+        return await answer if inspect.isawaitable(answer) else answer
+
+
+def text_of(data: bytes | None) -> str | dict[str, str] | None:
+    """Return bytes as JSON can hold them: as text where they are UTF-8, else as base64.
+
+    Example:
+        >>> text_of(b"tide"), text_of(bytes([255]))
+        ('tide', {'base64': '/w=='})
+    """
+    if data is None:
+        return None
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(data).decode()}
+
+
+_decode = msgspec.json.Decoder().decode

@@ -1,0 +1,113 @@
+"""Fires for messages of an SQS queue; triggers of one queue share one poll.
+
+A message is deleted when every trigger of the queue is done with it and what they fired is stored; see `producers.sqs`
+for what becomes of the others. Credentials are found as the AWS SDK finds them, and are no part of a trigger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Hashable, Mapping
+from typing import Any
+
+from tidemill.triggers.base import BaseEventTrigger, TriggerEvent
+from tidemill.triggers.builtin.alone import run_alone
+from tidemill.triggers.builtin.selection import Left, OnInvalid, Selection, ValueFormat, text_of
+from tidemill.triggers.producers.sqs import SqsStreamProducer
+from tidemill.triggers.producers.sqs_client import SqsMessage, SqsSettings
+from tidemill.triggers.shared_stream import SharedStreamProducer, reject_shared_stream_event
+
+
+class SqsTrigger(BaseEventTrigger):
+    """Fires for every message of a queue that is selected.
+
+    What is fired holds queue, message_id, group_id, sent_ms, attributes and value (the body). Its identity is the
+    message's id, so that a message is stored once per trigger, however often it is delivered.
+
+    Args:
+        queue: Its name or URL. Triggers of one queue share one poll, and so all but the selection: the first one's
+            settings apply.
+        apply: See `Selection`, as the next ones.
+        where: Likewise.
+        value_format: Likewise.
+        on_invalid: Likewise.
+        reject_queue: See `SqsSettings`, as the next ones.
+        region: Likewise.
+        endpoint_url: Likewise.
+        visibility_seconds: Likewise.
+        wait_seconds: Likewise.
+
+    Raises:
+        ConfigError: There is no such function to apply.
+        TypeError: A value has the wrong type.
+        ValueError: A value is not allowed.
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        *,
+        apply: str | None = None,
+        where: Mapping[str, Any] | None = None,
+        value_format: ValueFormat = "text",
+        on_invalid: OnInvalid = "skip",
+        reject_queue: str = "",
+        region: str = "",
+        endpoint_url: str = "",
+        visibility_seconds: int = 60,
+        wait_seconds: int = 20,
+    ) -> None:
+        """Check everything, and connect to nothing."""
+        super().__init__()
+        self._selection = Selection(apply=apply, where=where, value_format=value_format, on_invalid=on_invalid)
+        self._settings = {
+            "queue": queue,
+            "reject_queue": reject_queue,
+            "region": region,
+            "endpoint_url": endpoint_url,
+            "visibility_seconds": visibility_seconds,
+            "wait_seconds": wait_seconds,
+        }
+        SqsSettings(**self._settings)  # type: ignore[arg-type]  # values of several types, by name
+        self._key = ("sqs", queue, region, endpoint_url)
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return what makes this trigger again."""
+        return "tidemill.triggers.builtin.sqs.SqsTrigger", {**self._settings, **self._selection.kwargs}
+
+    def shared_stream_key(self) -> Hashable:
+        """Return the queue and where it is: two polls of the same would each see half of the messages."""
+        return self._key
+
+    @classmethod
+    def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> SharedStreamProducer:
+        """Make the poll."""
+        return SqsStreamProducer(SqsSettings(**{name: kwargs[name] for name in SqsSettings.__slots__}))
+
+    async def filter_shared_stream(self, shared_stream: AsyncIterator[SqsMessage]) -> AsyncIterator[TriggerEvent]:
+        """Fire for what is selected."""
+        selection = self._selection
+        async for message in shared_stream:
+            fired = await selection.select(message, None, message.body.encode(), _describe)
+            if fired is Left.OUT:
+                continue
+            if fired is Left.INVALID:
+                if selection.rejects_invalid:
+                    reject_shared_stream_event()
+                continue
+            yield TriggerEvent(fired, identity=message.message_id)
+
+    def run(self) -> AsyncIterator[TriggerEvent]:
+        """Fire without sharing the poll."""
+        return run_alone(self)
+
+
+def _describe(message: SqsMessage) -> dict[str, Any]:
+    return {
+        "queue": message.queue,
+        "message_id": message.message_id,
+        "group_id": message.group_id,
+        "sent_ms": message.sent_ms,
+        "attributes": {
+            name: text_of(value) if isinstance(value, bytes) else value for name, value in message.attributes.items()
+        },
+    }

@@ -1,0 +1,101 @@
+"""Wait for a moment.
+
+What counts is the clock on the wall: it is looked at again at least every minute, so that a clock that was set, or a
+machine that slept, is noticed, and no moment is too far away to be slept for. A trigger never fires before its moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from tidemill.triggers.base import BaseTrigger, TriggerEvent
+
+#: The longest sleep before the clock is looked at again.
+LOOK_SECONDS: Final = 60.0
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+async def wait_until(
+    moment: datetime,
+    now: Callable[[], datetime] = _now,
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+) -> None:
+    """Return once a moment has come, not before."""
+    while (left := (moment - now()).total_seconds()) > 0:
+        await sleep(min(left, LOOK_SECONDS))
+
+
+class DateTimeTrigger(BaseTrigger):
+    """Fires once, at a moment; at once if it has passed.
+
+    What is fired is the moment, in ISO 8601, UTC.
+
+    Args:
+        moment: A datetime, or a text in ISO 8601; with its time zone.
+
+    Raises:
+        TypeError: It is neither.
+        ValueError: It has no time zone, or the text is no moment.
+    """
+
+    def __init__(self, moment: datetime | str) -> None:
+        """Check it."""
+        super().__init__()
+        self.moment = _aware(moment)
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return what makes this trigger again: the moment."""
+        return "tidemill.triggers.builtin.temporal.DateTimeTrigger", {"moment": self.moment.isoformat()}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Wait, and fire."""
+        await wait_until(self.moment)
+        moment = self.moment.isoformat()
+        yield TriggerEvent(moment, identity=moment)
+
+
+class TimeDeltaTrigger(DateTimeTrigger):
+    """Fires once, so much time after it was made for the first time.
+
+    It is written down as a `DateTimeTrigger`: who makes it again elsewhere does not start its clock again.
+
+    Args:
+        delta: How long, as a timedelta or in seconds.
+
+    Raises:
+        TypeError: It is neither.
+        ValueError: It leads beyond the year 9999, or before the year 1.
+    """
+
+    def __init__(self, delta: timedelta | float) -> None:
+        """Take the time."""
+        if isinstance(delta, bool) or not isinstance(delta, timedelta | int | float):
+            raise TypeError(f"delta is a timedelta or a number of seconds, got {type(delta).__name__}")
+        try:
+            span = delta if isinstance(delta, timedelta) else timedelta(seconds=delta)
+            moment = _now() + span
+        except (OverflowError, ValueError) as error:
+            raise ValueError(f"delta {delta} leads out of the calendar; give a shorter time") from error
+        super().__init__(moment)
+
+
+def _aware(moment: object) -> datetime:
+    if isinstance(moment, str):
+        try:
+            moment = datetime.fromisoformat(moment)
+        except ValueError as error:
+            raise ValueError(f"moment {moment!r} is no moment in ISO 8601, like 2030-01-31T12:00:00+00:00") from error
+    if not isinstance(moment, datetime):
+        raise TypeError(f"moment is a datetime or a text in ISO 8601, got {type(moment).__name__}")
+    if moment.utcoffset() is None:
+        raise ValueError(
+            f"moment {moment.isoformat()} has no time zone, so it is another moment on another host; give it one, "
+            f"for example {moment.isoformat()}+00:00"
+        )
+    return moment.astimezone(UTC)

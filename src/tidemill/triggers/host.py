@@ -1,0 +1,342 @@
+"""Hosts triggers: runs all of a list side by side, stores their events, and shares their streams.
+
+Theory of operation. The triggers of the list are registered in the store and claimed; each runs in a task of its own
+(`trigger_run`). Those with an equal key take part in one shared stream (`shared_stream`). Events go to the group commit
+of the store, which confirms them to the streams once they are durable. While the store cannot be reached, the clock of
+all deadlines stands still and no producer is pulled.
+
+Invariants: all triggers of a key are subscribed before that key is polled for the first time; a trigger's failure is
+its own; a finished trigger does not run again unless its restart is `always`. All of it belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import structlog
+from sqlalchemy import Connection
+
+from tidemill.config.triggerer_settings import TriggererSettings
+from tidemill.core.blocking import Cause
+from tidemill.core.group_commit import CommitLimits, Standing
+from tidemill.core.held_clock import HeldClock
+from tidemill.core.trigger_life import CancelReason, Restart
+from tidemill.runtime.blockwatch import Block, BlockWatch
+from tidemill.runtime.log import limited
+from tidemill.store.database import Database
+from tidemill.store.group_commit import EventStore
+from tidemill.store.patience import write_patiently
+from tidemill.store.queries.triggers import cancel_unlisted, claim_triggers, register_triggers
+from tidemill.store.queries.triggers import note_made as store_made
+from tidemill.store.records import TriggerRecord, TriggerSpec, TriggerState
+from tidemill.triggers.making import TriggerError, written_down
+from tidemill.triggers.marks import Marks
+from tidemill.triggers.shared_stream import SharedStreamManager, StreamReport
+from tidemill.triggers.trigger_run import TriggerRun
+
+log = structlog.get_logger(__name__)
+
+#: A trigger that was forced to fail its stream and has not ended after so long is cancelled.
+FORCED_SECONDS = 30.0
+#: How often that is looked at.
+LOOK_SECONDS = 1.0
+#: A write that takes longer counts as an outage.
+STALL_SECONDS = 1.0
+#: At a stop: what streams have outstanding may be finished for so long, and events be stored.
+DRAIN_SECONDS = 5.0
+STORE_SECONDS = 10.0
+#: And triggers may take so long to end.
+END_SECONDS = 65.0
+#: Triggers that are made or started at one go, before the loop gets its turn.
+_BURST = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a reload did: the names that it touched."""
+
+    started: list[str]
+    removed: list[str]
+    replaced: list[str]
+
+
+class TriggerHost:
+    """The triggers of one list, on one event loop.
+
+    Args:
+        database: The store, open for writing.
+        settings: `triggerer`.
+        owner: Which list this is, and where it runs; the same each time the list is run. For people to read, too.
+    """
+
+    def __init__(self, database: Database, settings: TriggererSettings, owner: str) -> None:
+        """Run nothing yet."""
+        self._database = database
+        self._owner = owner
+        self._clock = HeldClock()
+        self.manager = SharedStreamManager(
+            max_subscriber_queue=settings.shared_stream_subscriber_queue_size,
+            ack_timeout=settings.shared_stream_ack_timeout,
+            cohort_grace_period=settings.shared_stream_cohort_grace_period,
+            max_outstanding=settings.shared_stream_max_outstanding,
+            now=self.now,
+        )
+        # An outage has to be noticed long before anybody is too late because of it.
+        stall_seconds = min(STALL_SECONDS, settings.shared_stream_ack_timeout / 4)
+        self.events = EventStore(database, self._on_standing, CommitLimits(stall_seconds=stall_seconds))
+        self._marks = Marks(database)
+        self.mark = self._marks.put
+        self._runs: dict[str, TriggerRun] = {}
+        self._known: dict[str, TriggerSpec] = {}
+        self._block_seconds = settings.block_threshold_seconds
+        self._watch = BlockWatch(self._block_seconds, self._on_block, self._on_over)
+        self._looking: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._idle = asyncio.Event()
+
+    def now(self) -> float:
+        """Return the time of the deadlines, in seconds; it stands still while the store cannot be reached."""
+        return self._clock.read(time.monotonic())
+
+    @property
+    def running(self) -> int:
+        """How many triggers run, or wait to run again."""
+        return len(self._runs)
+
+    # -- life -------------------------------------------------------------------------------------------------
+
+    async def start(self, specs: Sequence[TriggerSpec]) -> None:
+        """Run the triggers of a list; returns when they do."""
+        self.events.start()
+        self._watch.start()
+        self._looking = asyncio.get_running_loop().create_task(self._look(), name="trigger host")
+        await self._cancel_unlisted(specs)
+        await self._add(specs)
+
+    async def reload(self, specs: Sequence[TriggerSpec]) -> Changes:
+        """Take another list: what is gone ends (reason: user), what is another one is replaced, what is new starts."""
+        given = {spec.name: spec for spec in specs}
+        removed = [name for name in self._known if name not in given]
+        relisted = [name for name, spec in given.items() if (old := self._known.get(name)) and old != spec]
+        replaced = [name for name in relisted if _another(self._known[name], given[name])]
+        started = [name for name in given if name not in self._known]
+        ending = [run for name in (*removed, *replaced) if (run := self._runs.get(name)) is not None]
+        for run in ending:
+            run.cancel(CancelReason.USER, succeeded=run.spec.name in given)
+        await asyncio.gather(*(run.ended(END_SECONDS) for run in ending))
+        for run in ending:
+            if self._runs.get(run.spec.name) is run:  # left behind
+                del self._runs[run.spec.name]
+        await self._marks.settled()
+        for name in removed:
+            del self._known[name]
+        for name in relisted:
+            if (running := self._runs.get(name)) is not None:
+                running.relist(given[name])
+        await self._add([given[name] for name in (*relisted, *started)])
+        return Changes(started, removed, replaced)
+
+    async def stop(self, reason: CancelReason = CancelReason.SHUTDOWN) -> int:
+        """End all triggers, store what they fired, and advance what is resolved; the database stays open.
+
+        Returns:
+            How many events may not be stored, because the store does not work.
+        """
+        self.manager.hold()
+        await self._drained()
+        # The streams end first: to leave one is to be done with the event that one is on, and these triggers are not.
+        closing = asyncio.get_running_loop().create_task(self.manager.stop_all(), name="close streams")
+        await asyncio.sleep(0)
+        for run in self._runs.values():
+            run.cancel(reason)
+        await self._ended(closing)
+        if self._looking is not None:
+            self._looking.cancel()
+        until = time.monotonic() + STORE_SECONDS
+        unconfirmed = await self.events.close(STORE_SECONDS)
+        if unconfirmed:
+            log.warning("events may not be stored; their brokers give them again", events=unconfirmed)
+        try:
+            async with asyncio.timeout(max(0.1, until - time.monotonic())):
+                await self._marks.settled()
+        except TimeoutError:
+            log.warning("the store does not take the last reports about triggers; they are taken up as running")
+        self._watch.close()
+        return unconfirmed
+
+    async def wait_idle(self) -> None:
+        """Wait until no trigger is left to run."""
+        while self._runs:
+            self._idle.clear()
+            await self._idle.wait()
+
+    def report(self) -> list[StreamReport]:
+        """Say what the shared streams are doing, in the time of `now`."""
+        return self.manager.report()
+
+    # -- inside -----------------------------------------------------------------------------------------------
+
+    async def _add(self, specs: Sequence[TriggerSpec]) -> None:
+        if not specs:
+            return
+        now_us = time.time_ns() // 1000
+
+        def take(connection: Connection) -> tuple[list[TriggerRecord], dict[int, int]]:
+            records = register_triggers(connection, specs, now_us)
+            wanted = [record.id for record in records if record.spec.name not in self._runs and _runs_now(record)]
+            return records, claim_triggers(connection, wanted, self._owner, now_us)
+
+        records, tokens = await write_patiently(self._database, take)
+        self.events.own(tokens)
+        self._known.update((spec.name, spec) for spec in specs)
+        runs = [
+            TriggerRun(self, record.spec, record.id, tokens[record.id], _continued(record))
+            for record in records
+            if record.id in tokens
+        ]
+        for count, run in enumerate(runs):
+            run.make()
+            if count % _BURST == _BURST - 1:
+                await asyncio.sleep(0)
+        await self.note_made(runs)
+        # Nothing is awaited while they are routed: whoever shares a key is there before its first poll.
+        for run in runs:
+            run.route()
+        for count, run in enumerate(runs):
+            if count % _BURST == _BURST - 1:
+                await asyncio.sleep(0)
+            self._runs[run.spec.name] = run
+            task = run.start()
+            self._tasks.add(task)
+            task.add_done_callback(lambda task, run=run: self._forget(task, run))  # type: ignore[misc]
+        log.info("triggers started", started=len(runs), ended_before=len(records) - len(runs))
+
+    async def note_made(self, runs: Iterable[TriggerRun]) -> None:
+        """Write down what triggers are made of that say it otherwise than their list, before they run."""
+        made: dict[int, str] = {}
+        for run in runs:
+            if run.trigger is None:
+                continue
+            try:
+                found = written_down(run.trigger)
+            except TriggerError as error:
+                log.warning(
+                    "a trigger cannot be written down; a restart makes it anew", trigger=run.spec.name, error=str(error)
+                )
+                continue
+            if found != (run.spec.classpath, run.spec.kwargs):
+                run.go_on_with(*found)
+                made[run.number] = json.dumps(found)
+        if made:
+            await write_patiently(self._database, lambda connection: store_made(connection, made))
+
+    def _forget(self, task: asyncio.Task[None], run: TriggerRun) -> None:
+        self._tasks.discard(task)
+        if self._runs.get(run.spec.name) is run:
+            del self._runs[run.spec.name]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("the run of a trigger failed; this is a fault of tidemill", trigger=run.spec.name, exc_info=error)
+        if not self._runs:
+            self._idle.set()
+
+    def _on_standing(self, standing: Standing) -> None:
+        now = time.monotonic()
+        if standing is Standing.DOWN:
+            self._clock.hold(now)
+        else:
+            self._clock.release(now)
+        if standing is Standing.OPEN:
+            self.manager.release()
+        else:
+            self.manager.hold()
+
+    async def _drained(self) -> None:
+        """Give what is fanned out already a moment to be dealt with and stored."""
+        deadline = time.monotonic() + DRAIN_SECONDS
+        while time.monotonic() < deadline and self.events.standing is Standing.OPEN:
+            if not self.events.pending and not any(report.outstanding for report in self.manager.report()):
+                return
+            await asyncio.sleep(0.02)
+
+    async def _ended(self, closing: asyncio.Task[None]) -> None:
+        """Wait for triggers and streams, as long as they may take."""
+        await asyncio.wait({*self._tasks, closing}, timeout=END_SECONDS)
+        for name in self._runs:
+            log.error("a trigger does not end; it is left behind", trigger=name)
+        if not closing.done():
+            log.error("shared streams do not close; they are left behind")
+        elif (error := closing.exception()) is not None:
+            log.error("closing the shared streams failed; this is a fault of tidemill", exc_info=error)
+
+    async def _cancel_unlisted(self, specs: Sequence[TriggerSpec]) -> None:
+        """Note that what this list has lost while no host ran it is cancelled."""
+        names, now_us = [spec.name for spec in specs], time.time_ns() // 1000
+        gone = await write_patiently(
+            self._database, lambda connection: cancel_unlisted(connection, self._owner, names, now_us)
+        )
+        if gone:
+            log.info("triggers were removed from the list while no host ran it; they are cancelled", removed=gone)
+
+    async def _look(self) -> None:
+        """Cancel who was forced to fail and does not end, and ask again who was asked and does not either."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            for run in list(self._runs.values()):
+                run.insist(time.monotonic())
+            now = self.now()
+            for name, failed_at in self.manager.forced().items():
+                forced = self._runs.get(name)
+                if forced is not None and forced.reason is None and now - failed_at >= FORCED_SECONDS:
+                    log.error("a trigger failed its shared stream and does not end; it is cancelled", trigger=name)
+                    forced.cancel(CancelReason.TIMEOUT)
+
+    def _on_block(self, block: Block) -> None:
+        if block.cause is Cause.STARVED:
+            limited(log, 10.0).warning(
+                "the event loop gets no CPU; the machine is busy with something else",
+                late_seconds=round(block.seconds, 3),
+            )
+            return
+        log.warning(
+            "a trigger blocks the event loop; all triggers wait for it"
+            if block.task in self._runs
+            else "the event loop is blocked; all triggers wait",
+            **self._blocking(block),
+            cause=block.cause.value,
+            seconds=round(block.seconds, 3),
+            threshold_seconds=self._block_seconds,
+            stack=block.stack,
+        )
+
+    def _on_over(self, block: Block) -> None:
+        if block.cause is not Cause.STARVED:
+            log.warning("the event loop goes on", **self._blocking(block), blocked_seconds=round(block.seconds, 3))
+
+    def _blocking(self, block: Block) -> dict[str, str | None]:
+        return {"trigger" if block.task in self._runs else "task": block.task}
+
+
+def _another(old: TriggerSpec, new: TriggerSpec) -> bool:
+    return (old.classpath, old.kwargs) != (new.classpath, new.kwargs)
+
+
+def _runs_now(record: TriggerRecord) -> bool:
+    """Tell whether a trigger is to be run by a host that starts."""
+    restart = Restart(record.spec.restart)
+    if record.state is TriggerState.FINISHED:
+        return restart is Restart.ALWAYS
+    if record.state is TriggerState.FAILED:
+        return restart is not Restart.NEVER
+    return True
+
+
+def _continued(record: TriggerRecord) -> tuple[str, str] | None:
+    """Return what a trigger goes on with that did not finish; one that did begins anew."""
+    if record.made is None or record.state is TriggerState.FINISHED:
+        return None
+    classpath, kwargs = json.loads(record.made)
+    return classpath, kwargs

@@ -1,0 +1,44 @@
+"""What the run of a trigger needs of its host: where its events, its reports and its streams are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Protocol
+
+from tidemill.core.event_plan import Outcome
+from tidemill.core.group_commit import Standing
+from tidemill.triggers.marks import Mark
+from tidemill.triggers.shared_stream import SharedStreamManager
+
+if TYPE_CHECKING:
+    from tidemill.triggers.trigger_run import TriggerRun
+
+
+class Events(Protocol):
+    """Where events go; `store.group_commit.EventStore` is one."""
+
+    @property
+    def standing(self) -> Standing:
+        """Whether to go on."""
+
+    def add(self, trigger_id: int, payload: str, identity: str | None, done: Callable[[Outcome], None]) -> None:
+        """Take an event; `done` is called once."""
+
+    async def wait_open(self) -> None:
+        """Wait until the next event may be made."""
+
+
+class Place(Protocol):
+    """What a run needs of its host."""
+
+    manager: SharedStreamManager
+
+    @property
+    def events(self) -> Events:
+        """Where events go."""
+
+    def mark(self, mark: Mark) -> None:
+        """Have a report written."""
+
+    async def note_made(self, runs: Iterable[TriggerRun]) -> None:
+        """Write down what triggers are made of."""

@@ -1,0 +1,322 @@
+"""A shared stream over one folder: every file that is new, or has changed, once it is complete.
+
+What the operating system tells (`watchfiles`, on a thread of its own) says where to look; what counts is what is found
+when looking. Now and then all is looked at, so that news that was lost, or a folder that was replaced, costs time only.
+Files that are there when the stream begins are no news: `look` lists them.
+
+Invariants: nothing that appears after the first `Looked` was yielded is left out; no version of a file comes twice; a
+file comes once it has not changed for `settle_seconds`; nothing blocks the loop, and the thread ends with the stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import structlog
+
+from tidemill.core.errors import ConfigError, said
+from tidemill.core.settling import Settling, Version
+
+log = structlog.get_logger(__name__)
+
+#: How often a stream says that it lives; seldom, since it stands in the queue of who does not read.
+LOOKED_SECONDS = 60.0
+_MISSING_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class DirectorySettings:
+    """What to look at, and how.
+
+    Attributes:
+        path: The folder.
+        recursive: Whether its folders belong to it.
+        settle_seconds: How long a file may not have changed before it is complete.
+        rescan_seconds: How often all is looked at, whatever the operating system tells.
+        missing: What to do when there is no such folder: `fail`, or `wait` for it.
+    """
+
+    path: str
+    recursive: bool = False
+    settle_seconds: float = 1.0
+    rescan_seconds: float = 10.0
+    missing: Literal["fail", "wait"] = "fail"
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without looking.
+
+        Raises:
+            ValueError: Something is out of its bounds.
+        """
+        if not self.path:
+            raise ValueError("path is empty; give the folder to watch")
+        if self.settle_seconds < 0 or self.rescan_seconds <= 0:
+            raise ValueError(
+                f"settle_seconds ({self.settle_seconds}) may not be negative, and rescan_seconds "
+                f"({self.rescan_seconds}) has to be positive"
+            )
+        if self.missing not in ("fail", "wait"):
+            raise ValueError(f"missing is fail or wait, got {self.missing!r}")
+
+
+class FoundFile(msgspec.Struct, frozen=True):
+    """A file that is complete.
+
+    Attributes:
+        path: Relative to the folder.
+        version: What tells this state of the file from others.
+    """
+
+    path: str
+    version: Version
+
+
+class Looked(msgspec.Struct, frozen=True):
+    """A raw event that says: from now on, nothing that appears is left out.
+
+    Attributes:
+        at: When all had been looked at last, in seconds of the loop.
+    """
+
+    at: float
+
+
+def look(settings: DirectorySettings) -> dict[str, Version]:
+    """Return the files of a folder by their path in it; call it in a thread.
+
+    Raises:
+        FileNotFoundError: There is no such folder.
+        OSError: It cannot be read.
+    """
+    found: dict[str, Version] = {}
+    folders = [""]
+    while folders:
+        folder = folders.pop()
+        try:
+            entries = list(os.scandir(Path(settings.path, folder)))
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            if not folder:
+                raise
+            continue  # it went while we looked, or is not ours to see
+        for entry in entries:
+            path = f"{folder}/{entry.name}" if folder else entry.name
+            if settings.recursive and entry.is_dir(follow_symlinks=False):
+                folders.append(path)
+            elif (version := _version(entry)) is not None:
+                found[path] = version
+    return found
+
+
+async def look_twice(settings: DirectorySettings) -> list[tuple[str, Version]]:
+    """Return the files of a folder that do not change between two looks, oldest first; none if there is no folder."""
+    try:
+        first = await asyncio.to_thread(look, settings)
+        await asyncio.sleep(settings.settle_seconds)
+        second = await asyncio.to_thread(look, settings) if settings.settle_seconds else first
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    same = [(path, version) for path, version in second.items() if first.get(path) == version]
+    return sorted(same, key=lambda item: (item[1], item[0]))
+
+
+async def directory_stream(settings: DirectorySettings) -> AsyncIterator[FoundFile | Looked]:
+    """Yield what is new in a folder, for `open_shared_stream`.
+
+    Raises:
+        ConfigError: There is no such folder, or it is gone, and it is not to be waited for.
+        OSError: It cannot be read.
+    """
+    watch = _Watch(settings)
+    try:
+        async with aclosing(watch.run()) as news:
+            async for found in news:
+                yield found
+    finally:
+        await watch.close()
+
+
+class _Watch:
+    """The state of a stream, and its thread."""
+
+    def __init__(self, settings: DirectorySettings) -> None:
+        self._settings = settings
+        self._loop = asyncio.get_running_loop()
+        self._settling = Settling(settings.settle_seconds)
+        self._bell = asyncio.Event()
+        self._news: set[str] = set()
+        self._thread: _WatchThread | None = None
+        self._folder: tuple[int, int] | None = None
+
+    async def run(self) -> AsyncGenerator[FoundFile | Looked, None]:
+        """Yield what is new, for ever."""
+        files = await self._look_at_all()
+        self._settling.know_all(files, self._loop.time())
+        looked = said_at = self._loop.time()
+        yield Looked(looked)
+        while True:
+            await self._rest(looked + self._settings.rescan_seconds)
+            now = self._loop.time()
+            if now >= looked + self._settings.rescan_seconds:
+                files = await self._look_at_all()
+                looked = now
+                self._settling.see_all(files, self._loop.time())
+            await self._look_at_news()
+            for path, version in self._settling.take(self._loop.time()):
+                yield FoundFile(path, version)
+            if looked >= said_at + LOOKED_SECONDS:
+                said_at = looked
+                yield Looked(looked)
+
+    async def close(self) -> None:
+        """End the thread."""
+        if self._thread is not None:
+            thread, self._thread = self._thread, None
+            await thread.end()
+
+    async def _look_at_all(self) -> dict[str, Version]:
+        while True:
+            try:
+                await self._watch_it()
+                return await asyncio.to_thread(look, self._settings)
+            except (FileNotFoundError, NotADirectoryError) as error:
+                if self._settings.missing == "fail":
+                    raise ConfigError(
+                        f"there is no folder {self._settings.path!r} to watch; make it, or set missing: wait"
+                    ) from error
+            if self._folder is not None:
+                log.warning("a folder that is watched is gone; waiting for it", path=self._settings.path)
+                self._folder = None
+            await asyncio.sleep(_MISSING_SECONDS)
+
+    async def _watch_it(self) -> None:
+        """Let a thread watch the folder that has the name now."""
+        found = await asyncio.to_thread(os.stat, self._settings.path)
+        if not stat.S_ISDIR(found.st_mode):
+            raise NotADirectoryError(self._settings.path)
+        folder = (found.st_dev, found.st_ino)
+        if self._thread is None or folder != self._folder:
+            await self.close()
+            self._folder = folder
+            self._thread = _WatchThread(self._settings, self._loop, self._on_news)
+            await self._thread.watching()
+
+    def _on_news(self, paths: set[str]) -> None:
+        self._news |= paths
+        self._bell.set()
+
+    async def _rest(self, until: float) -> None:
+        due = self._settling.due()
+        until = until if due is None else min(until, due)
+        try:
+            async with asyncio.timeout_at(until):
+                await self._bell.wait()
+        except TimeoutError:
+            pass
+        self._bell.clear()
+
+    async def _look_at_news(self) -> None:
+        # News may be late: who is about to be told as complete is looked at once more.
+        paths, self._news = self._news.union(self._settling.candidates(self._loop.time())), set()
+        if paths:
+            versions = await asyncio.to_thread(_versions, self._settings, paths)
+            now = self._loop.time()
+            for path, version in versions.items():
+                self._settling.see(path, version, now)
+
+
+class _WatchThread:
+    """A thread that watches one folder; where that fails, it ends, and looking now and then has to do."""
+
+    def __init__(
+        self, settings: DirectorySettings, loop: asyncio.AbstractEventLoop, on_news: Callable[[set[str]], None]
+    ) -> None:
+        self._settings = settings
+        self._loop = loop
+        self._on_news = on_news
+        self._stop = threading.Event()
+        self._began = asyncio.Event()
+        self._ended = asyncio.Event()
+        # Not one of a pool: a pool's threads are few, and this one stays.
+        threading.Thread(target=self._run, name=f"directory[{settings.path}]", daemon=True).start()
+
+    async def watching(self) -> None:
+        """Wait until changes are noticed."""
+        await self._began.wait()
+
+    async def end(self) -> None:
+        """Stop, and wait until the thread is done."""
+        self._stop.set()
+        await asyncio.shield(self._ended.wait())
+
+    def _run(self) -> None:
+        try:
+            self._watch()
+        except Exception as error:
+            log.warning(
+                "a folder cannot be watched; it is looked at now and then instead",
+                path=self._settings.path,
+                every_seconds=self._settings.rescan_seconds,
+                error=said(error),
+            )
+        finally:
+            self._tell(self._began.set)
+            self._tell(self._ended.set)
+
+    def _watch(self) -> None:
+        import watchfiles
+
+        root = os.path.realpath(self._settings.path)
+        changes = watchfiles.watch(
+            root,
+            watch_filter=None,
+            stop_event=self._stop,
+            recursive=self._settings.recursive,
+            raise_interrupt=False,
+            ignore_permission_denied=True,
+            rust_timeout=100,
+            yield_on_timeout=True,
+        )
+        for changed in changes:
+            self._tell(self._began.set)
+            if changed:
+                self._tell(self._on_news, {os.path.relpath(path, root) for _, path in changed})
+
+    def _tell(self, function: Callable[..., object], *args: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:
+            # The loop has ended, and everybody who could wait with it.
+            self._stop.set()
+
+
+def _versions(settings: DirectorySettings, paths: set[str]) -> dict[str, Version | None]:
+    """Look at single files."""
+    found: dict[str, Version | None] = {}
+    for path in paths:
+        try:
+            found[path] = _regular(Path(settings.path, path).stat())
+        except OSError:
+            found[path] = None
+    return found
+
+
+def _version(entry: os.DirEntry[str]) -> Version | None:
+    try:
+        return _regular(entry.stat())
+    except OSError:
+        return None  # gone while we looked, or a link to nowhere
+
+
+def _regular(found: os.stat_result) -> Version | None:
+    if not stat.S_ISREG(found.st_mode):
+        return None
+    return Version(found.st_mtime_ns, found.st_size, found.st_ino)

@@ -1,0 +1,331 @@
+"""A shared stream over one SQS queue: what every subscriber is done with is deleted, the rest comes again by itself.
+
+Raw events are `SqsMessage`s. On a FIFO queue a lane is a message group; elsewhere there is no order to keep, so every
+message is a lane of its own and a slow one holds up nobody. A message stays invisible to others as long as it is
+pending here (`core.leases`); one that failed, or that nobody looked at, is left alone until its time runs out, and SQS
+counts its deliveries and moves it away (`RedrivePolicy`) if the queue is set up so. A rejected message goes to another
+queue.
+
+Invariants: nothing is deleted that is not clean, or rejected and confirmed by the other queue; `advance` waits for
+nothing: deletions are collected, and tried again until they succeed or the message's time has run out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+import structlog
+
+from tidemill.core.errors import ConfigError, RemoteError, said
+from tidemill.core.leases import Leases
+from tidemill.core.redelivery_items import Verdict, verdict
+from tidemill.core.retry import JITTER_BITS, Backoff
+from tidemill.runtime.log import limited
+from tidemill.triggers.producers.backlog import Backlog
+from tidemill.triggers.producers.sqs_client import (
+    Delivered,
+    Fault,
+    SqsMessage,
+    SqsQueue,
+    SqsSettings,
+    delivered,
+    open_client,
+    open_queue,
+)
+from tidemill.triggers.shared_stream import AdvanceItem, SharedStreamProducer
+
+log = structlog.get_logger(__name__)
+
+#: SQS lets nobody hold a message for longer.
+MAX_HELD_SECONDS = 12 * 3600.0
+#: At the end: how long deletions and rejects on their way are waited for.
+SETTLE_SECONDS = 5.0
+#: What SQS takes in one call.
+BATCH = 10
+_BACKOFF = Backoff(0.2, 30.0)
+_LOG_SECONDS = 60.0
+
+
+def sqs_stream(queue: str, **settings: Any) -> SqsStreamProducer:
+    """Return a producer for `create_shared_stream_producer`.
+
+    Args:
+        queue: The queue's name or URL; it has to exist.
+        settings: What else `SqsSettings` has.
+
+    Example:
+        >>> producer = sqs_stream("orders", reject_queue="orders-rejected", region="eu-central-1")
+    """
+    return SqsStreamProducer(SqsSettings(queue=queue, **settings))
+
+
+class SqsStreamProducer(SharedStreamProducer):
+    """One poll of one queue, for one shared stream.
+
+    Args:
+        settings: What to read, and how.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(self, settings: SqsSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Prepare; nothing is connected before the stream is opened."""
+        self._settings = settings
+        self._clock = clock
+        self._leases = Leases(settings.visibility_seconds, MAX_HELD_SECONDS)
+        self._leased = asyncio.Event()
+        self._numbers = itertools.count()
+        #: What is kept invisible, and of that what was not given to anybody yet.
+        self._pending: dict[int, Delivered] = {}
+        self._unseen: dict[int, Delivered] = {}
+        self._doomed: Backlog[Delivered] = Backlog()
+        self._rejected: Backlog[Delivered] = Backlog()
+        self._stack = AsyncExitStack()
+        self._queue: SqsQueue | None = None
+        self._reject_queue: SqsQueue | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._error: Exception | None = None
+        self._stalled: dict[str, str] = {}
+
+    # -- the manager's side -----------------------------------------------------------------------------------
+
+    async def open_stream(self) -> AsyncIterator[tuple[SqsMessage, Delivered]]:
+        """Connect, and yield messages with what `advance` wants back.
+
+        Raises:
+            ConfigError: A queue does not exist, or the client is not installed.
+            RemoteError: SQS refuses what cannot be tried again.
+        """
+        queue = await self._open()
+        failures = 0
+        while True:
+            self._check()
+            asked = self._clock()
+            try:
+                found = await queue.receive(BATCH, self._settings.wait_seconds, self._settings.visibility_seconds)
+            except Fault as fault:
+                failures = await self._retry(fault, failures, "receiving")
+                continue
+            failures = self._went_well("receiving")
+            for held in [self._hold(queue, one, asked) for one in found]:
+                self._check()
+                del self._unseen[held.number]
+                yield held.message, held
+
+    def get_advance_lane(self, broker_payload: Delivered) -> Hashable:
+        """Return the message group, or what no other message has."""
+        group = broker_payload.message.group_id
+        return broker_payload.number if group is None else group
+
+    async def advance(self, batch: Sequence[AdvanceItem]) -> None:
+        """Take outcomes: clean ones are deleted, rejected ones moved, others left to their visibility timeout.
+
+        Raises:
+            RemoteError: The stream has failed.
+        """
+        self._check()
+        for held, outcome in batch:
+            ended = verdict(*outcome)
+            if ended is Verdict.CLEAN:
+                self._doomed.add(held)
+            elif ended is Verdict.REJECTED and self._reject_queue is not None:
+                self._rejected.add(held)
+            else:
+                self._let_go(held)
+                if ended is Verdict.REJECTED:
+                    limited(log, _LOG_SECONDS).warning(
+                        "a message was rejected, but there is no reject_queue; it will come again",
+                        queue=held.message.queue,
+                    )
+
+    async def aclose(self) -> None:
+        """Wait a little for deletions and rejects on their way, and give back what nobody has seen."""
+        tasks, self._tasks = self._tasks, []
+        if tasks and self._error is None:
+            await self._flush()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks and self._queue is not None:
+            await self._give_back(self._queue)
+        await self._stack.aclose()
+
+    def stalled(self) -> str | None:
+        """Say why nothing comes or goes, if that is known."""
+        return "; ".join(self._stalled.values()) or None
+
+    # -- connecting and failing -------------------------------------------------------------------------------
+
+    async def _open(self) -> SqsQueue:
+        failures = 0
+        while True:
+            try:
+                client = await open_client(self._stack, self._settings)
+                self._queue = queue = await open_queue(client, self._settings.queue)
+                if self._settings.reject_queue:
+                    self._reject_queue = await open_queue(client, self._settings.reject_queue)
+            except Fault as fault:
+                if fault.missing:
+                    raise ConfigError(f"{fault}; make the queue, or name another one") from fault
+                await self._stack.aclose()
+                failures = await self._retry(fault, failures, "connecting")
+            else:
+                break
+        self._went_well("connecting")
+        for work in (self._renew(queue), self._delete(queue), self._move()):
+            self._tasks.append(asyncio.create_task(self._supervised(work), name=f"sqs[{queue.name}]"))
+        return queue
+
+    async def _supervised(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception as error:
+            # The next pull or advance raises it.
+            self._error = error
+            log.warning("a stream over SQS failed", queue=self._settings.queue, error=said(error))
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    async def _retry(self, fault: Fault, failures: int, doing: str, most_seconds: float = 30.0) -> int:
+        """Wait before the next try; return how many have failed by now.
+
+        Raises:
+            RemoteError: Trying again cannot help.
+        """
+        if not fault.passing:
+            raise RemoteError(f"{fault}; the stream ends", retryable=False) from fault
+        self._stalled[doing] = f"{doing}: {fault}"
+        limited(log, _LOG_SECONDS).warning(
+            "SQS failed; it is tried again", queue=self._settings.queue, doing=doing, error=str(fault)
+        )
+        await asyncio.sleep(min(most_seconds, _BACKOFF.delay(failures + 1, random.getrandbits(JITTER_BITS))))
+        return failures + 1
+
+    def _went_well(self, doing: str) -> int:
+        if self._stalled:
+            self._stalled.pop(doing, None)
+        return 0
+
+    # -- what is held -----------------------------------------------------------------------------------------
+
+    def _hold(self, queue: SqsQueue, found: Mapping[str, Any], asked: float) -> Delivered:
+        held = delivered(queue, next(self._numbers), found)
+        self._pending[held.number] = self._unseen[held.number] = held
+        self._leases.hold(held.number, asked)
+        self._leased.set()
+        return held
+
+    def _let_go(self, held: Delivered) -> None:
+        self._leases.release(held.number)
+        del self._pending[held.number]
+
+    async def _renew(self, queue: SqsQueue) -> None:
+        """Keep invisible what is pending."""
+        failures = 0
+        while True:
+            await self._until_due()
+            self._note_lost()
+            asked = self._clock()
+            entries = [self._pending[number] for number in self._leases.to_renew(asked, BATCH)]
+            if not entries:
+                continue
+            fault = Fault("SQS did not extend all of them")
+            try:
+                partly = await queue.extend(entries, self._settings.visibility_seconds)
+            except Fault as error:
+                fault = error
+            else:
+                self._note_extended(entries, partly.refused | partly.failed, partly.refused, asked)
+                if not partly.failed:
+                    failures = self._went_well("extending")
+                    continue
+            failures = await self._retry(fault, failures, "extending", self._settings.visibility_seconds / 10)
+
+    def _note_extended(
+        self, entries: Sequence[Delivered], left_out: frozenset[int], refused: frozenset[int], asked: float
+    ) -> None:
+        for held in entries:
+            if held.number not in left_out:
+                self._leases.renewed(held.number, asked)
+            elif held.number in refused:
+                # Deleted meanwhile, or with somebody else.
+                self._leases.release(held.number)
+
+    async def _until_due(self) -> None:
+        while (due := self._leases.due()) is None:
+            self._leased.clear()
+            await self._leased.wait()
+        await asyncio.sleep(max(0.0, due - self._clock()))
+
+    def _note_lost(self) -> None:
+        lost = self._leases.give_up(self._clock())
+        if lost:
+            log.warning(
+                "messages could not be kept invisible any longer; they will be delivered again",
+                queue=self._settings.queue,
+                messages=len(lost),
+            )
+
+    async def _give_back(self, queue: SqsQueue) -> None:
+        unseen = list(self._unseen.values())
+        if unseen:
+            try:
+                async with asyncio.timeout(SETTLE_SECONDS):
+                    await queue.extend(unseen, 0)
+            except (Fault, TimeoutError) as error:
+                log.info("messages that nobody has seen come again later", queue=queue.name, error=str(error))
+
+    # -- what is done with ------------------------------------------------------------------------------------
+
+    async def _delete(self, queue: SqsQueue) -> None:
+        """Delete what is clean, or moved."""
+        failures = 0
+        while True:
+            batch = await self._doomed.first(BATCH)
+            fault = Fault("SQS did not delete all of them")
+            try:
+                partly = await queue.delete(batch)
+            except Fault as error:
+                fault = error
+            else:
+                done = [held for held in batch if held.number not in partly.failed]
+                for held in done:
+                    self._let_go(held)
+                self._doomed.remove(done)
+                if partly.refused:
+                    log.warning("messages came back before they could be deleted", queue=queue.name)
+                if not partly.failed:
+                    failures = self._went_well("deleting")
+                    continue
+            failures = await self._retry(fault, failures, "deleting")
+
+    async def _move(self) -> None:
+        """Send what was rejected to its queue, then let it be deleted."""
+        failures = 0
+        while True:
+            (held,) = await self._rejected.first(1)
+            assert self._reject_queue is not None
+            try:
+                await self._reject_queue.send(held)
+            except Fault as fault:
+                # For ever: the message stays where it is until the other queue takes it.
+                failures = await self._retry(Fault(str(fault)), failures, "moving a rejected message")
+                continue
+            failures = self._went_well("moving a rejected message")
+            self._doomed.add(held)
+            self._rejected.remove([held])
+
+    async def _flush(self) -> None:
+        try:
+            async with asyncio.timeout(SETTLE_SECONDS):
+                await self._rejected.empty()
+                await self._doomed.empty()
+        except TimeoutError:
+            log.warning("a stream ends with deletions that are not confirmed", queue=self._settings.queue)

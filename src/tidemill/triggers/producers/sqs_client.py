@@ -1,0 +1,299 @@
+"""What the SQS producer asks of SQS: a few calls on a queue, whose failures say whether they may pass.
+
+Invariants: no retries here, the caller decides; every failure of a call is a `Fault`, whose text names the call and the
+queue, with secrets masked; credentials are found as the AWS SDK finds them, and are never held or shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tidemill.config.redaction import redact_text
+from tidemill.core.errors import ConfigError, TidemillError, said
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+#: Errors with a status below 500 that pass by themselves.
+_PASSING = ("throttl", "requestlimit", "toomanyrequests", "slowdown", "requesttimeout", "overlimit", "kms.throttl")
+#: Errors without an answer from SQS that do not.
+_LASTING = (
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "NoRegionError",
+    "ParamValidationError",
+    "ProfileNotFound",
+    "CredentialRetrievalError",
+)
+_CONNECT_SECONDS = 5.0
+#: An answer may take so long beyond what a long poll waits.
+_ANSWER_SECONDS = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class SqsSettings:
+    """What to read from SQS, and how.
+
+    Attributes:
+        queue: Its name or URL.
+        reject_queue: Name or URL of the queue that rejected messages go to; '': there is none.
+        region: Of both; '': as the AWS SDK finds it.
+        endpoint_url: Instead of AWS, for example of a server for tests; '': AWS.
+        visibility_seconds: How long a message that is not dealt with, and whose reader is gone, is invisible to others.
+        wait_seconds: How long a poll waits for messages.
+    """
+
+    queue: str
+    reject_queue: str = ""
+    region: str = ""
+    endpoint_url: str = ""
+    visibility_seconds: int = 60
+    wait_seconds: int = 20
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without SQS.
+
+        Raises:
+            ValueError: Something is out of its bounds.
+        """
+        if not self.queue:
+            raise ValueError("queue is empty; give the name or the URL of an SQS queue")
+        if self.reject_queue == self.queue:
+            raise ValueError(f"reject_queue is the queue itself ({self.queue}): what is rejected would come again")
+        if "@" in self.endpoint_url:
+            raise ValueError(
+                "endpoint_url holds a user or a password, which SQS does not use: requests are signed; take it out"
+            )
+        if not 2 <= self.visibility_seconds <= 43_200:
+            raise ValueError(f"visibility_seconds has to be between 2 and 43200, got {self.visibility_seconds}")
+        if not 0 <= self.wait_seconds <= 20:
+            raise ValueError(f"wait_seconds has to be between 0 and 20, got {self.wait_seconds}")
+
+
+class SqsMessage(msgspec.Struct, frozen=True):
+    """One message of a queue.
+
+    Attributes:
+        queue: The queue's name.
+        message_id: What SQS tells it from others by; the same at every delivery.
+        body: What was sent.
+        attributes: The message attributes; binary ones as bytes.
+        group_id: Its message group; None on a queue that is not FIFO.
+        receive_count: How often it was delivered, this time included.
+        sent_ms: When it was sent, in milliseconds since the epoch, UTC.
+    """
+
+    queue: str
+    message_id: str
+    body: str
+    attributes: dict[str, str | bytes]
+    group_id: str | None
+    receive_count: int
+    sent_ms: int
+
+
+class Delivered(msgspec.Struct, frozen=True):
+    """One delivery of a message.
+
+    Attributes:
+        number: Which, among those of this process.
+        receipt: What SQS knows it by.
+        message: What was delivered.
+        raw_attributes: The message attributes as SQS gave them.
+    """
+
+    number: int
+    receipt: str
+    message: SqsMessage
+    raw_attributes: dict[str, Any]
+
+
+class Fault(TidemillError):
+    """A call of SQS failed.
+
+    Args:
+        message: Which, on what, and how.
+        passing: Whether the same call may succeed later.
+        missing: Whether there is no such queue.
+    """
+
+    def __init__(self, message: str, *, passing: bool = True, missing: bool = False) -> None:
+        """Keep what decides about a retry."""
+        super().__init__(message)
+        self.passing = passing
+        self.missing = missing
+
+
+@dataclass(frozen=True, slots=True)
+class Partly:
+    """What did not succeed of a call about several deliveries, by number.
+
+    Attributes:
+        refused: For good: the receipt is not valid any more.
+        failed: May succeed later.
+    """
+
+    refused: frozenset[int]
+    failed: frozenset[int]
+
+
+class SqsQueue:
+    """One queue.
+
+    Args:
+        client: An SQS client of aiobotocore.
+        url: Of the queue.
+    """
+
+    def __init__(self, client: Any, url: str) -> None:
+        """Keep both."""
+        self._client = client
+        self._url = url
+        self.name = url.rstrip("/").rpartition("/")[2]
+
+    async def receive(self, limit: int, wait_seconds: int, visibility_seconds: int) -> Sequence[Mapping[str, Any]]:
+        """Return the next messages as SQS describes them; none when none came in time."""
+        async with _faults("receive_message", self.name):
+            answer = await self._client.receive_message(
+                QueueUrl=self._url,
+                MaxNumberOfMessages=limit,
+                WaitTimeSeconds=wait_seconds,
+                VisibilityTimeout=visibility_seconds,
+                MessageSystemAttributeNames=["All"],
+                MessageAttributeNames=["All"],
+            )
+        found: Sequence[Mapping[str, Any]] = answer.get("Messages", ())
+        return found
+
+    async def extend(self, held: Collection[Delivered], visibility_seconds: int) -> Partly:
+        """Keep deliveries invisible for so long from now on; 0 gives them back."""
+        entries = [
+            {"Id": str(one.number), "ReceiptHandle": one.receipt, "VisibilityTimeout": visibility_seconds}
+            for one in held
+        ]
+        async with _faults("change_message_visibility", self.name):
+            return _partly(await self._client.change_message_visibility_batch(QueueUrl=self._url, Entries=entries))
+
+    async def delete(self, held: Collection[Delivered]) -> Partly:
+        """Delete messages."""
+        entries = [{"Id": str(one.number), "ReceiptHandle": one.receipt} for one in held]
+        async with _faults("delete_message", self.name):
+            return _partly(await self._client.delete_message_batch(QueueUrl=self._url, Entries=entries))
+
+    async def send(self, held: Delivered) -> None:
+        """Send a copy of a message of another queue: body and attributes as they are."""
+        message = held.message
+        extra: dict[str, Any] = {}
+        if self.name.endswith(".fifo"):
+            # The id makes a second copy of the same message, after an answer that was lost, no second message.
+            extra = {"MessageGroupId": message.group_id or "rejected", "MessageDeduplicationId": message.message_id}
+        async with _faults("send_message", self.name):
+            await self._client.send_message(
+                QueueUrl=self._url, MessageBody=message.body, MessageAttributes=held.raw_attributes, **extra
+            )
+
+
+async def open_client(stack: AsyncExitStack, settings: SqsSettings) -> Any:
+    """Return an SQS client that ends with a stack.
+
+    Raises:
+        ConfigError: aiobotocore is not installed.
+        Fault: The client cannot be made.
+    """
+    try:
+        session, config = await asyncio.to_thread(_prepared, settings.wait_seconds + _ANSWER_SECONDS)
+    except ModuleNotFoundError as error:
+        raise ConfigError("SQS needs the package aiobotocore; install tidemill[sqs]") from error
+    making = session.create_client(
+        "sqs",
+        region_name=settings.region or None,
+        endpoint_url=settings.endpoint_url or None,
+        config=config,
+    )
+    async with _faults("create_client", settings.queue):
+        return await stack.enter_async_context(making)
+
+
+def _prepared(read_timeout_seconds: float) -> tuple[Any, Any]:
+    """Return a session, with what it would else read while the loop waits (half a second), and its configuration."""
+    from aiobotocore.config import AioConfig
+    from aiobotocore.session import get_session
+
+    session = get_session()
+    loader = session.get_component("data_loader")
+    for name in ("service-2", "endpoint-rule-set-1"):
+        loader.load_service_model("sqs", name)
+    for name in ("endpoints", "partitions", "sdk-default-configuration"):
+        loader.load_data(name)
+    config = AioConfig(
+        connect_timeout=_CONNECT_SECONDS,
+        read_timeout=read_timeout_seconds,
+        retries={"mode": "standard", "total_max_attempts": 1},
+    )
+    return session, config
+
+
+async def open_queue(client: Any, queue: str) -> SqsQueue:
+    """Return the queue of a name or a URL.
+
+    Raises:
+        Fault: There is none of that name, or SQS does not say.
+    """
+    if "://" in queue:
+        return SqsQueue(client, queue)
+    async with _faults("get_queue_url", queue):
+        answer = await client.get_queue_url(QueueName=queue)
+    return SqsQueue(client, answer["QueueUrl"])
+
+
+def delivered(queue: SqsQueue, number: int, found: Mapping[str, Any]) -> Delivered:
+    """Return a delivery of what SQS describes."""
+    system = found.get("Attributes", {})
+    raw = {name: _as_sent(one) for name, one in found.get("MessageAttributes", {}).items()}
+    message = SqsMessage(
+        queue=queue.name,
+        message_id=found["MessageId"],
+        body=found["Body"],
+        attributes={name: one.get("StringValue", one.get("BinaryValue", "")) for name, one in raw.items()},
+        group_id=system.get("MessageGroupId") if queue.name.endswith(".fifo") else None,
+        receive_count=int(system.get("ApproximateReceiveCount", 1)),
+        sent_ms=int(system.get("SentTimestamp", -1)),
+    )
+    return Delivered(number, found["ReceiptHandle"], message, raw)
+
+
+def _as_sent(attribute: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: attribute[name] for name in ("DataType", "StringValue", "BinaryValue") if name in attribute}
+
+
+def _partly(answer: Mapping[str, Any]) -> Partly:
+    entries = answer.get("Failed", ())
+    return Partly(
+        frozenset(int(one["Id"]) for one in entries if one.get("SenderFault")),
+        frozenset(int(one["Id"]) for one in entries if not one.get("SenderFault")),
+    )
+
+
+@asynccontextmanager
+async def _faults(call: str, queue: str) -> AsyncIterator[None]:
+    """Turn what the client raises into a `Fault`."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        yield
+    except ClientError as error:
+        detail = error.response.get("Error", {})
+        code = str(detail.get("Code", ""))
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        passing = status >= 500 or any(word in code.lower() for word in _PASSING)
+        text = redact_text(f"SQS: {call} on {queue!r} failed: {code}: {detail.get('Message', '')}")
+        raise Fault(text, passing=passing, missing="NonExistentQueue" in code or "QueueDoesNotExist" in code) from None
+    except (BotoCoreError, OSError, TimeoutError) as error:
+        text = redact_text(f"SQS: {call} on {queue!r} failed: {said(error)}")
+        raise Fault(text, passing=type(error).__name__ not in _LASTING) from None

@@ -1,0 +1,397 @@
+"""Runs one trigger: makes it, lets it wait, has its events stored, and cleans up after it, as often as it restarts.
+
+What follows an end, `core.trigger_life` decides.
+
+Invariants:
+1. Whatever a trigger does, or its class, is its own failure: nothing leaves `run` but the cancellation of the host.
+2. A trigger counts as finished only when all its events are stored.
+3. `cleanup` runs after every run, `on_kill` before it when a user cancelled; both are bounded.
+4. An event is bound to the raw event it was derived from before anything is awaited.
+5. A raw event that a trigger is on when it is interrupted is not acknowledged, unless nobody is to have it any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Hashable
+from functools import partial
+from typing import Any
+
+import structlog
+
+from tidemill.config.redaction import redact_text
+from tidemill.core.event_plan import Outcome, Refusal, Refused
+from tidemill.core.group_commit import Standing
+from tidemill.core.retry import JITTER_BITS
+from tidemill.core.trigger_life import CancelReason, Ending, Next, Restart, TriggerLife, Verdict
+from tidemill.store.records import TriggerSpec, TriggerState
+from tidemill.triggers.base import BaseEventTrigger, BaseTrigger
+from tidemill.triggers.making import TriggerError, identity_of, make_trigger, payload_of
+from tidemill.triggers.marks import Mark
+from tidemill.triggers.place import Place
+from tidemill.triggers.shared_stream import Routed, route
+
+log = structlog.get_logger(__name__)
+
+#: `on_kill`, `cleanup` and the end of the trigger's own generator may take so long, each.
+END_SECONDS = 30.0
+#: A trigger that never waits gives the loop back after so many events.
+_BURST = 64
+
+_STATES = {
+    Verdict.FINISHED: TriggerState.FINISHED,
+    Verdict.FAILED: TriggerState.FAILED,
+    Verdict.CANCELLED: TriggerState.CANCELLED,
+}
+
+
+class TriggerRun:
+    """One trigger on this host.
+
+    Args:
+        place: Its host.
+        spec: What it is; `continued` says what it goes on with.
+        number: Its id in the store.
+        token: That of the claim under which it runs.
+        continued: Classpath and kwargs to make it of, where they differ from the spec's: an earlier run wrote them.
+
+    Attributes:
+        spec: What it is.
+        key: The shared stream it takes part in, if it does.
+        fired: How many events this run has fired.
+        reason: Why it was cancelled.
+    """
+
+    __slots__ = (
+        "_abandoned",
+        "_alive",
+        "_asked_at",
+        "_continued",
+        "_fault",
+        "_life",
+        "_number",
+        "_open",
+        "_pending",
+        "_place",
+        "_routed",
+        "_since",
+        "_stored",
+        "_succeeded",
+        "_task",
+        "_token",
+        "_trigger",
+        "_waits",
+        "fired",
+        "key",
+        "reason",
+        "spec",
+    )
+
+    def __init__(
+        self, place: Place, spec: TriggerSpec, number: int, token: int, continued: tuple[str, str] | None = None
+    ) -> None:
+        """Do nothing yet."""
+        self.spec = spec
+        self.key: Hashable | None = None
+        self.fired = 0
+        self.reason: CancelReason | None = None
+        self._place = place
+        self._number = number
+        self._token = token
+        self._continued = continued
+        self._life = TriggerLife(Restart(spec.restart))
+        self._trigger: BaseTrigger | None = None
+        self._routed: Routed | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._fault: BaseException | None = None
+        self._pending = 0
+        self._stored: asyncio.Future[None] | None = None
+        self._alive = True
+        self._since = 0.0
+        # In the trigger's own code, and not in what follows it.
+        self._waits = False
+        # Where a cancellation may reach it: not while it cleans up.
+        self._open = True
+        self._asked_at = 0.0
+        self._abandoned = False
+        self._succeeded = False
+
+    # -- from outside -----------------------------------------------------------------------------------------
+
+    @property
+    def number(self) -> int:
+        """Its id in the store."""
+        return self._number
+
+    @property
+    def trigger(self) -> BaseTrigger | None:
+        """The trigger of the current run, while there is one."""
+        return self._trigger
+
+    def make(self) -> None:
+        """Make the trigger; what goes wrong is kept, and is how the first run ends."""
+        name = self.spec.name
+        if self._continued is not None:
+            try:
+                self._trigger = make_trigger(name, *self._continued)
+            except TriggerError as error:
+                log.warning(
+                    "a trigger cannot be made of what it was written down as; it begins anew as it is listed",
+                    trigger=name,
+                    error=str(error),
+                )
+                self._continued = None
+            else:
+                return
+        try:
+            self._trigger = make_trigger(name, self.spec.classpath, self.spec.kwargs)
+        except TriggerError as error:
+            self._fault = error
+
+    def go_on_with(self, classpath: str, kwargs: str) -> None:
+        """Make it of this when it has failed: what it was written down as."""
+        self._continued = (classpath, kwargs)
+
+    def route(self) -> None:
+        """Subscribe it to its stream, if it shares one; synchronous, so that all of a key are there before a poll."""
+        if self._trigger is None or self.reason is not None:
+            return
+        try:
+            routed = self._routed = route(self._place.manager, self.spec.name, self._trigger)
+            self.key = routed.key
+        except Exception as error:
+            self._fault = error
+            # It may have been subscribed before its filter raised.
+            with contextlib.suppress(Exception):
+                self.key = self._trigger.shared_stream_key() if isinstance(self._trigger, BaseEventTrigger) else None
+
+    def start(self) -> asyncio.Task[None]:
+        """Start running."""
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=self.spec.name)
+        return self._task
+
+    def relist(self, spec: TriggerSpec) -> None:
+        """Take that its restart is another one, and nothing else."""
+        self.spec = spec
+        self._life.restart = Restart(spec.restart)
+
+    def cancel(self, reason: CancelReason, *, succeeded: bool = False) -> None:
+        """Ask it to end; the first reason counts.
+
+        Args:
+            reason: Why.
+            succeeded: Whether another one takes its place, and is to have the raw event that this one is on.
+        """
+        if self.reason is None and self._alive:
+            self.reason = reason
+            self._succeeded = succeeded or reason is CancelReason.HAND_OVER
+            self._asked_at = time.monotonic()
+            if self._open and self._task is not None:
+                self._task.cancel(reason.value)
+
+    def insist(self, now: float) -> None:
+        """Ask it again, if its own code has not ended for long; `now` is that of time.monotonic."""
+        if self._asked_at and self._waits and self._task is not None and now - self._asked_at >= END_SECONDS:
+            log.error("a trigger does not end when it is cancelled; it is asked again", trigger=self.spec.name)
+            self._asked_at = now
+            self._task.cancel((self.reason or CancelReason.TIMEOUT).value)
+
+    async def ended(self, timeout_seconds: float) -> None:
+        """Wait until it has ended for good; one that does not is left behind, without its stream."""
+        if self._task is None:
+            return
+        await asyncio.wait([self._task], timeout=timeout_seconds)
+        if not self._task.done():
+            log.error("a trigger does not end; it is left behind", trigger=self.spec.name)
+            self._abandoned = True
+            await self._leave(for_good=True)
+            if self.reason is not CancelReason.HAND_OVER:
+                reason = self.reason.value if self.reason is not None else None
+                self._place.mark(Mark(self._number, self._token, TriggerState.CANCELLED, reason))
+
+    # -- its life ---------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            self._since = time.monotonic()
+            ending = Ending.RETURNED
+            self._waits = True
+            try:
+                await self._events()
+            except asyncio.CancelledError as error:
+                ending = Ending.RAISED
+                self._fault = self._fault or error
+            except BaseException as error:
+                ending = Ending.RAISED
+                self._fault = error
+            self._waits = self._open = False
+            reason = self.reason
+            following = await self._finish(self._decide(ending), reason)
+            if not await self._begins_anew(following):
+                self._alive = False
+                return
+            self.make()
+            # The next look at the reason is in `_events`: what was made is cleaned up whatever happens here.
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._place.note_made([self])
+            self.route()
+
+    async def _events(self) -> None:
+        """Let the trigger run, and hand over its events, until it ends."""
+        if self._fault is not None:
+            raise self._fault
+        assert self._routed is not None
+        if self.reason is not None:
+            return
+        place, key, name = self._place, self.key, self.spec.name
+        bind, add, events = place.manager.bind_pending_event, place.events.add, place.events
+        number, left = self._number, _BURST
+        async for event in self._routed.events:
+            if self.reason is not None:
+                return  # it was asked to end, and fires nevertheless
+            seq = bind(trigger_id=name, key=key) if key is not None else None
+            add(number, payload_of(event), identity_of(event), partial(self._settle, seq))
+            self._pending += 1
+            self.fired += 1
+            if events.standing is not Standing.OPEN:
+                await events.wait_open()
+            left -= 1
+            if not left:
+                left = _BURST
+                await asyncio.sleep(0)
+
+    def _settle(self, seq: int | None, outcome: Outcome) -> None:
+        """Take that an event is stored, or never will be."""
+        self._pending -= 1
+        if not isinstance(outcome, Refused):
+            if seq is not None:
+                self._place.manager.confirm_persisted((seq,))
+        elif outcome.reason is Refusal.FENCED:
+            self.cancel(CancelReason.HAND_OVER)
+        elif self._fault is None:
+            self._fault = TriggerError(f"an event is refused by the store: {outcome.reason.value}. {outcome.detail}")
+            if self._waits and self._task is not None:
+                self._task.cancel("an event is refused by the store")
+        if self._stored is not None and not self._pending and not self._stored.done():
+            self._stored.set_result(None)
+
+    def _decide(self, ending: Ending) -> Next:
+        bits = random.getrandbits(JITTER_BITS)
+        if self.reason is not None:
+            return self._life.cancelled(self.reason, bits)
+        return self._life.ended(ending, self.fired, time.monotonic() - self._since, bits)
+
+    async def _finish(self, following: Next, reason: CancelReason | None) -> Next:
+        """Let go of everything, write down what became of it, and return what follows.
+
+        Args:
+            following: What follows, unless an event is refused yet.
+            reason: Why it was cancelled, if that is how it ended; another reason may come meanwhile.
+        """
+        trigger, routed = self._trigger, self._routed
+        if routed is not None:
+            await self._bounded("the end of its generator", getattr(routed.events, "aclose", _nothing))
+        if trigger is not None and reason is CancelReason.USER:
+            await self._bounded("on_kill", trigger.on_kill)
+        await self._leave(for_good=following.pause_seconds is None)
+        if trigger is not None:
+            await self._bounded("cleanup", trigger.cleanup)
+        self._trigger = self._routed = None
+        if following.verdict is Verdict.FINISHED:
+            await self._all_stored()
+            if self._fault is not None:
+                following = self._decide(Ending.RAISED)
+        unsure = following.verdict is Verdict.FINISHED and self._pending
+        # The last word has another host, or nobody yet, or whoever left this one behind.
+        if not (self.reason is CancelReason.HAND_OVER or unsure or self._abandoned):
+            self._report(following, reason)
+        return following
+
+    async def _leave(self, *, for_good: bool) -> None:
+        """Leave its shared stream, if it is on one."""
+        key, self.key = self.key, None
+        if key is None:
+            return
+        manager, name = self._place.manager, self.spec.name
+        if self._succeeded:
+            # To leave is to be done with the event it is on; with what is never confirmed, that fails instead.
+            manager.bind_pending_event(trigger_id=name, key=key)
+        await manager.unsubscribe(name, key)
+        if for_good and not self._succeeded:
+            manager.note_gone(name, key)
+
+    def _report(self, following: Next, reason: CancelReason | None) -> None:
+        error = None
+        if following.verdict is Verdict.FAILED:
+            fault = self._fault or TriggerError("the trigger ended without having fired an event")
+            if reason is CancelReason.TIMEOUT:
+                fault = TriggerError("the trigger failed its shared stream, and did not end for 30 s; it was cancelled")
+            error = _told(fault)
+            pause = following.pause_seconds
+            log.error(
+                "a trigger failed",
+                trigger=self.spec.name,
+                classpath=self.spec.classpath,
+                restarts_in_seconds=round(pause, 1) if pause is not None else None,
+                error=error,
+            )
+        elif reason is not CancelReason.SHUTDOWN:
+            log.info("a trigger ended", trigger=self.spec.name, verdict=following.verdict.value, reason=reason)
+        said = reason.value if reason is not None else None
+        self._place.mark(Mark(self._number, self._token, _STATES[following.verdict], said, error))
+
+    async def _begins_anew(self, following: Next) -> bool:
+        """Wait for the next run; tell whether there is one."""
+        if following.pause_seconds is None:
+            return False
+        if self.reason is CancelReason.TIMEOUT:
+            self.reason = None
+            self._asked_at = 0.0
+        error = self._fault
+        self._open = True
+        if self.reason is None:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(following.pause_seconds)
+        if self.reason is not None:
+            if self.reason is not CancelReason.HAND_OVER:
+                self._place.mark(Mark(self._number, self._token, TriggerState.CANCELLED, self.reason.value))
+            return False
+        text = _told(error) if error is not None else None
+        self._place.mark(Mark(self._number, self._token, TriggerState.RUNNING, None, text))
+        self._fault = None
+        self.fired = 0
+        if following.anew:
+            self._continued = None
+        return True
+
+    async def _all_stored(self) -> None:
+        self._open = True
+        while self._pending and self.reason is None:
+            self._stored = asyncio.get_running_loop().create_future()
+            # Cancelled, it waits no longer: the next host runs it again.
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._stored
+        self._open = False
+
+    async def _bounded(self, what: str, step: Callable[[], Awaitable[Any]]) -> None:
+        try:
+            async with asyncio.timeout(END_SECONDS):
+                await step()
+        except TimeoutError:
+            log.exception("a trigger does not end", trigger=self.spec.name, step=what, seconds=END_SECONDS)
+        except asyncio.CancelledError:
+            log.warning("a step of a trigger's end was cancelled", trigger=self.spec.name, step=what)
+        except Exception:
+            log.exception("a step of a trigger's end failed", trigger=self.spec.name, step=what)
+
+
+def _told(fault: BaseException) -> str:
+    return redact_text("".join(traceback.format_exception(fault)))
+
+
+async def _nothing() -> None:
+    return

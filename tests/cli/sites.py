@@ -1,0 +1,114 @@
+"""A folder with a list of triggers, and hosts that run it as processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+MAIN = "from tidemill.cli.main import main; main()"
+
+TRIGGERS = """
+import asyncio, os, time
+from tidemill.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
+from tidemill.triggers.shared_stream import SharedStreamProducer
+
+class Fires(BaseTrigger):
+    def __init__(self, count=3, then="wait"):
+        super().__init__()
+        self.count, self.then = count, then
+    def serialize(self):
+        return "mine.Fires", {"count": self.count, "then": self.then}
+    async def run(self):
+        for n in range(self.count):
+            yield TriggerEvent({"n": n})
+        if self.then == "wait":
+            await asyncio.Event().wait()
+        if self.then == "block":
+            time.sleep(1.5)
+            await asyncio.Event().wait()
+    async def on_kill(self):
+        open("killed", "w").close()
+    async def cleanup(self):
+        open(f"cleaned-{self.trigger_id}", "w").close()
+
+class Debugged(BaseTrigger):
+    def serialize(self):
+        return "mine.Debugged", {}
+    async def run(self):
+        yield TriggerEvent(asyncio.get_running_loop().get_debug())
+
+class Source(SharedStreamProducer):
+    async def open_stream(self):
+        yield "first", 0
+        await asyncio.Event().wait()
+    async def advance(self, batch):
+        pass
+
+class Holds(BaseEventTrigger):
+    def serialize(self):
+        return "mine.Holds", {}
+    def shared_stream_key(self):
+        return "upstream"
+    @classmethod
+    def create_shared_stream_producer(cls, kwargs):
+        return Source()
+    async def filter_shared_stream(self, stream):
+        async for event in stream:
+            await asyncio.Event().wait()
+            yield
+    async def run(self):
+        yield
+"""
+
+
+class Site:
+    """A folder with a list of triggers, and hosts that run it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.env = {**os.environ, "XDG_RUNTIME_DIR": str(folder / "runtime"), "PYTHONWARNINGS": "ignore"}
+        (folder / "runtime").mkdir(mode=0o700)
+        (folder / "mine.py").write_text(TRIGGERS)
+        self.hosts: list[subprocess.Popen[bytes]] = []
+
+    def write(self, *entries: str) -> None:
+        (self.folder / "spec.yaml").write_text("".join(f"- {{{entry}}}\n" for entry in entries))
+
+    def host(self, **env: str) -> subprocess.Popen[bytes]:
+        with (self.folder / "log.txt").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-c", MAIN, "triggers", "run", "spec.yaml"],
+                cwd=self.folder,
+                env={**self.env, **env},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        self.hosts.append(process)
+        return process
+
+    def ask(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", MAIN, "triggers", *words],
+            cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+
+    def rows(self, *words: str) -> list[dict[str, object]]:
+        done = self.ask(*words, "--json")
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log.txt").read_text()
+
+    def until(self, condition: Callable[[], object], seconds: float = 30.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, self.log
+            time.sleep(0.05)

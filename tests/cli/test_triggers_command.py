@@ -1,0 +1,121 @@
+"""`tidemill triggers`, for real: a host in a process of its own, its signals, its socket and its store."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+
+from tidemill.runtime.exitcode import ExitCode
+
+
+def test_a_host_stores_events_that_can_be_listed_while_it_runs_and_after_it(site):
+    site.write("name: fires, classpath: mine.Fires", "name: late, classpath: mine.Fires, kwargs: {count: 2}")
+    host = site.host()
+    site.until(lambda: (site.folder / "tidemill.db").exists() and len(site.rows("events", "spec.yaml")) == 5)
+    assert {row["name"]: (row["state"], row["events"]) for row in site.rows("list", "spec.yaml")} == {
+        "fires": ("running", 3),
+        "late": ("running", 2),
+    }
+    rows = site.rows("events", "spec.yaml", "--trigger", "fires", "--after", "0", "--limit", "1")
+    assert [(row["sequence"], row["payload"]) for row in rows] == [(1, '{"n":1}')]
+    host.terminate()
+    assert host.wait(30) == ExitCode.OK
+    assert (site.folder / "cleaned-fires").exists()
+    assert not (site.folder / "killed").exists()
+    assert [row["reason"] for row in site.rows("list", "spec.yaml")] == ["shutdown", "shutdown"]
+    assert site.ask("events", "spec.yaml").stdout.startswith("id\ttrigger\tsequence")
+    assert "Traceback" not in site.log
+
+
+def test_a_host_ends_by_itself_when_nothing_is_left_to_run(site):
+    site.write("name: fires, classpath: mine.Fires, kwargs: {then: end}")
+    assert site.host().wait(30) == ExitCode.OK
+    assert [row["state"] for row in site.rows("list", "spec.yaml")] == ["finished"]
+
+
+def test_a_hangup_reads_the_list_again_and_a_wrong_list_changes_nothing(site):
+    site.write("name: gone, classpath: mine.Fires", "name: stays, classpath: mine.Fires")
+    host = site.host()
+    site.until(lambda: "triggers started" in site.log)
+    site.write("name: gone, classpath: mine.Fires", "nam: typo, classpath: mine.Fires")
+    host.send_signal(signal.SIGHUP)
+    site.until(lambda: "the list of triggers is wrong; the old one goes on" in site.log)
+    site.write("name: stays, classpath: mine.Fires", "name: new, classpath: mine.Fires")
+    host.send_signal(signal.SIGHUP)
+    site.until(lambda: "the list of triggers was read again" in site.log)
+    assert (site.folder / "killed").exists()
+    states = {row["name"]: (row["state"], row["reason"]) for row in site.rows("list", "spec.yaml")}
+    assert states == {"gone": ("cancelled", "user"), "stays": ("running", None), "new": ("running", None)}
+
+
+def test_a_blocked_loop_is_named_with_its_trigger_and_stack(site):
+    site.write("name: the-culprit, classpath: mine.Fires, kwargs: {then: block}")
+    site.host(TIDEMILL_TRIGGERER__BLOCK_THRESHOLD_SECONDS="0.3")
+    site.until(lambda: "the event loop goes on" in site.log)
+    [line] = [json.loads(line) for line in site.log.splitlines() if "blocks the event loop" in line]
+    assert (line["trigger"], line["cause"]) == ("the-culprit", "waiting")
+    assert "time.sleep(1.5)" in line["stack"]
+
+
+def test_streams_shows_who_holds_what(site):
+    site.write("name: holds, classpath: mine.Holds", "name: holds-too, classpath: mine.Holds")
+    host = site.host()
+    site.until(
+        lambda: (report := site.ask("streams", "spec.yaml")).returncode == 0 and "1 outstanding" in report.stdout
+    )
+    text = site.ask("streams", "spec.yaml").stdout
+    assert f"process {host.pid}: 2 triggers, store open" in text
+    assert "'upstream': 2 subscribers, 1 outstanding" in text
+    assert "held by holds, holds-too" in text
+    [report] = site.rows("streams", "spec.yaml")
+    assert report["streams"][0]["lanes"][0]["age_seconds"] > 0  # type: ignore[index]
+
+
+def test_a_second_host_of_a_list_is_refused_and_told_what_to_do(site):
+    site.write("name: fires, classpath: mine.Fires")
+    first = site.host()
+    site.until(lambda: "triggers started" in site.log)
+    second = site.ask("run", "spec.yaml")
+    assert second.returncode == ExitCode.CONFIG
+    assert f"is run by process {first.pid} on this machine" in second.stderr
+    first.kill()
+    first.wait()
+    third = site.host()  # one that was killed is in nobody's way
+    site.until(lambda: site.log.count("triggers started") == 2)
+    third.terminate()
+    assert third.wait(30) == ExitCode.OK
+
+
+def test_asyncio_s_own_debugging_is_left_on(site):
+    site.write("name: debugged, classpath: mine.Debugged, restart: never")
+    assert site.host(PYTHONASYNCIODEBUG="1").wait(30) == ExitCode.OK
+    assert [row["payload"] for row in site.rows("events", "spec.yaml")] == ["true"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("run", "nothing.yaml"), ExitCode.CONFIG, "nothing.yaml cannot be read"),
+        (("run", "wrong.yaml"), ExitCode.CONFIG, "unknown key 'nam'; did you mean 'name'?"),
+        (("streams", "spec.yaml"), ExitCode.REMOTE, "start one: tidemill triggers run spec.yaml"),
+        (("list", "spec.yaml"), ExitCode.CONFIG, "tidemill triggers run"),
+        (("events", "spec.yaml"), ExitCode.CONFIG, "tidemill triggers run"),
+    ],
+)
+def test_what_a_careless_user_does_is_answered_with_what_to_do(site, words, code, said):
+    site.write()
+    (site.folder / "wrong.yaml").write_text("- {nam: x, classpath: a.B}")
+    done = site.ask(*words)
+    assert done.returncode == code
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unknown_trigger_is_said_to_be_unknown(site):
+    site.write("name: fires, classpath: mine.Fires, kwargs: {then: end}")
+    site.host().wait(30)
+    done = site.ask("events", "spec.yaml", "--trigger", "fire")
+    assert done.returncode == ExitCode.CONFIG
+    assert "knows no trigger 'fire'" in done.stderr

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import pytest
+
+from tidemill.core.blocking import Cause, Usage, judge
+
+
+@pytest.mark.parametrize(
+    ("late", "cpu", "queued", "cause"),
+    [
+        (0.5, 0.5, 0.0, Cause.COMPUTING),
+        (0.5, 0.0, 0.0, Cause.WAITING),
+        (0.5, 0.1, 0.4, Cause.STARVED),
+        (1.0, 0.45, 0.5, Cause.COMPUTING),  # half of the time without a CPU, and blocking the other half
+        (1.0, 0.1, 0.5, Cause.WAITING),
+    ],
+)
+def test_a_block_is_told_from_a_starved_machine(late, cpu, queued, cause):
+    assert judge(late, Usage(3.0, 7.0), Usage(3.0 + cpu, 7.0 + queued), 0.2) is cause
+
+
+def test_a_watcher_that_was_late_itself_blames_nobody():
+    usage = Usage(1.0, 1.0)
+    assert judge(0.5, usage, usage, 0.2, overslept_seconds=0.35) is Cause.STARVED
+    assert judge(0.5, usage, usage, 0.2, overslept_seconds=0.1) is Cause.WAITING

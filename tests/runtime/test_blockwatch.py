@@ -1,0 +1,107 @@
+"""The watch over a loop, on a real loop that is really blocked."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tidemill.core.blocking import Cause
+from tidemill.runtime.blockwatch import Block, BlockWatch
+
+
+class Found:
+    def __init__(self) -> None:
+        self.blocks: list[Block] = []
+        self.over: list[Block] = []
+
+
+@pytest.fixture
+async def found():
+    found = Found()
+    watch = BlockWatch(0.2, found.blocks.append, found.over.append)
+    watch.start()
+    yield found
+    watch.close()
+
+
+async def after(step) -> None:
+    await asyncio.sleep(0.1)
+    step()
+    await asyncio.sleep(0.1)
+
+
+def wait_in_a_call() -> None:
+    time.sleep(0.8)
+
+
+def compute() -> None:
+    end = time.monotonic() + 0.8
+    while time.monotonic() < end:
+        sum(range(1000))
+
+
+@pytest.mark.parametrize(
+    ("step", "causes"),
+    # On a busy machine some of the time is not its own.
+    [(wait_in_a_call, {Cause.WAITING}), (compute, {Cause.COMPUTING, Cause.WAITING})],
+)
+async def test_who_blocks_the_loop_is_named_with_its_stack_while_it_does(found, step, causes):
+    await asyncio.create_task(after(step), name="the culprit")
+    [block] = found.blocks
+    assert block.task == "the culprit"
+    assert block.cause in causes
+    assert step.__name__ in block.stack
+    assert "run_forever" not in block.stack
+    [over] = found.over
+    assert over.seconds >= 0.75 > block.seconds
+
+
+async def test_a_loop_that_waits_for_something_is_not_blocked(found):
+    await asyncio.sleep(0.7)
+    assert found.blocks == []
+
+
+async def test_a_callback_that_blocks_has_no_task(found):
+    asyncio.get_running_loop().call_later(0.1, time.sleep, 0.8)
+    await asyncio.sleep(1.0)
+    [block] = found.blocks
+    assert block.task is None
+
+
+STARVED = """
+import asyncio, os, sys, time
+from tidemill.runtime.blockwatch import BlockWatch
+os.sched_setaffinity(0, {int(sys.argv[1])})
+os.nice(19)
+async def main():
+    watch = BlockWatch(0.05, lambda block: print(block.cause.value, flush=True))
+    watch.start()
+    end = time.monotonic() + 2
+    while time.monotonic() < end:  # short steps: no step of its own is long
+        sum(range(20000))
+        await asyncio.sleep(0)
+    watch.close()
+asyncio.run(main())
+"""
+
+
+def test_a_loop_that_gets_no_cpu_blames_nobody():
+    """Busy processes of normal priority share one CPU with a loop of the lowest."""
+    cpu = min(os.sched_getaffinity(0))
+    hog = f"import os; os.sched_setaffinity(0, {{{cpu}}})\nwhile True: pass"
+    hogs = [subprocess.Popen([sys.executable, "-c", hog]) for _ in range(2)]
+    try:
+        done = subprocess.run([sys.executable, "-c", STARVED, str(cpu)], capture_output=True, text=True, timeout=60)
+    finally:
+        for process in hogs:
+            process.kill()
+            process.wait()
+    causes = done.stdout.split()
+    assert done.returncode == 0, done.stderr
+    assert "starved" in causes
+    assert set(causes) == {"starved"}, causes

@@ -1,0 +1,65 @@
+"""The trigger that waits for a file."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+from tests.triggers.builtin.triggers_contract import fired, made_again
+
+from tidemill.triggers.builtin.file import FileTrigger
+
+
+async def test_a_file_that_is_there_fires_at_once(tmp_path):
+    path = tmp_path / "done"
+    path.write_text("tide")
+    (event,) = await fired(FileTrigger(path, poll_seconds=60), seconds=5)
+    assert event.payload == {"path": str(path), "size_bytes": 4, "modified_ns": path.stat().st_mtime_ns}
+    assert event.identity == str(path)
+
+
+async def test_a_file_is_waited_for_in_a_folder_that_does_not_exist_either(tmp_path):
+    path = tmp_path / "later" / "done"
+    waiting = asyncio.ensure_future(fired(FileTrigger(path, poll_seconds=0.02)))
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    path.parent.mkdir()
+    path.mkdir()  # no file
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    path.rmdir()
+    (tmp_path / "new").write_text("")
+    os.replace(tmp_path / "new", path)
+    assert len(await waiting) == 1
+
+
+async def test_a_file_that_is_being_written_is_waited_for_until_it_settles(tmp_path):
+    path = tmp_path / "slow"
+    path.write_text("")
+    waiting = asyncio.ensure_future(fired(FileTrigger(path, poll_seconds=0.05, settle_seconds=0.5)))
+    for n in range(10):
+        with path.open("a") as out:
+            out.write("x" * n)
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+    (event,) = await waiting
+    assert event.payload["size_bytes"] == 45
+
+
+async def test_a_place_that_cannot_be_looked_at_is_an_error(tmp_path):
+    with pytest.raises(OSError, match="too long"):
+        await fired(FileTrigger(tmp_path / ("x" * 300)))
+
+
+def test_it_is_made_again_as_it_was():
+    again = made_again(FileTrigger(Path("/a/b"), poll_seconds=2, settle_seconds=1.5))
+    assert isinstance(again, FileTrigger)
+    assert (again.path, again.poll_seconds, again.settle_seconds) == ("/a/b", 2, 1.5)
+
+
+@pytest.mark.parametrize(("path", "kwargs"), [("", {}), ("x", {"poll_seconds": 0}), ("x", {"settle_seconds": -1})])
+def test_what_cannot_be_meant_is_refused(path, kwargs):
+    with pytest.raises(ValueError, match=r"path is empty|has to be positive|may not be negative"):
+        FileTrigger(path, **kwargs)

@@ -1,0 +1,49 @@
+"""Stores, hosts over them, and upstreams in memory."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from tests.store.conftest import database, own_postgres, postgres, url
+from tests.triggers.hosted import DID, UPSTREAMS, Upstream
+from tests.triggers.hosts import Hosts
+
+from tidemill.core import trigger_life
+from tidemill.core.retry import Backoff
+from tidemill.store.database import Database
+from tidemill.triggers import host as host_module
+
+__all__ = ["database", "own_postgres", "postgres", "url"]
+
+
+@pytest.fixture
+def fresh(monkeypatch) -> Iterator[None]:
+    monkeypatch.setattr(host_module, "DRAIN_SECONDS", 0.5)
+    DID.clear()
+    UPSTREAMS.clear()
+    yield
+    DID.clear()
+
+
+@pytest.fixture
+def quick_restarts(monkeypatch) -> None:
+    """Let triggers restart without a pause to speak of."""
+    monkeypatch.setattr(trigger_life, "MIN_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(trigger_life, "_BACKOFF", Backoff(0.01, 0.02))
+
+
+@pytest.fixture
+async def hosts(database: Database, fresh: None) -> AsyncIterator[Hosts]:
+    made = Hosts(database)
+    yield made
+    for host in made.running:
+        await host.stop()
+
+
+@pytest.fixture
+def upstream(fresh: None) -> Upstream:
+    name = uuid.uuid4().hex
+    UPSTREAMS[name] = Upstream(name)
+    return UPSTREAMS[name]

@@ -1,0 +1,57 @@
+"""Hosts that tests start in this process, over a store, and ask."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from tests.store.helpers import all_events
+
+from tidemill.config.triggerer_settings import TriggererSettings
+from tidemill.store.database import Database
+from tidemill.store.queries.triggers import find_triggers
+from tidemill.store.records import TriggerRecord, TriggerSpec, TriggerState
+from tidemill.triggers.host import TriggerHost
+
+
+def spec(name: str, cls: type, restart: str = "never", **kwargs: Any) -> TriggerSpec:
+    return TriggerSpec(name, f"tests.triggers.hosted.{cls.__name__}", json.dumps(kwargs, sort_keys=True), restart)
+
+
+class Hosts:
+    """Hosts over one store, all of them stopped at the end."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.running: list[TriggerHost] = []
+
+    async def start(self, *specs: TriggerSpec, owner: str = "test:list", **settings: Any) -> TriggerHost:
+        host = TriggerHost(self.database, TriggererSettings(**settings), owner)
+        self.running.append(host)
+        await host.start(specs)
+        return host
+
+    async def stop(self, host: TriggerHost) -> None:
+        self.running.remove(host)
+        await host.stop()
+
+    async def record(self, name: str) -> TriggerRecord:
+        [record] = await self.database.read(lambda c: find_triggers(c, [name]))
+        return record
+
+    async def state(self, name: str, state: TriggerState) -> TriggerRecord:
+        async with asyncio.timeout(20):
+            while (record := await self.record(name)).state is not state:
+                await asyncio.sleep(0.01)
+        return record
+
+    async def payloads(self, name: str | None = None) -> list[Any]:
+        rows = await all_events(self.database)
+        return [json.loads(row.payload) for row in rows if name is None or row.trigger_name == name]
+
+
+async def until(condition: Any, seconds: float = 20.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.005)

@@ -1,0 +1,206 @@
+"""What is promised of shared streams, proven with a host in a process of its own and a real Kafka."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka as ck
+import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent.parent
+PARTITIONS = 4
+MAX_OUTSTANDING = 200
+
+
+class Proof:
+    """A topic of numbers, a list of triggers over it, and hosts that run the list, one after another."""
+
+    def __init__(self, folder: Path, broker: Any) -> None:
+        self.folder = folder
+        self.bootstrap = broker.bootstrap
+        self.topic = f"proof-{uuid.uuid4().hex[:8]}"
+        self.notes = folder / "notes"
+        self.process: subprocess.Popen[bytes] | None = None
+        broker.create_topic(self.topic, partitions=PARTITIONS)
+        runtime = folder / "run"
+        runtime.mkdir(mode=0o700)
+        self.env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
+                    "XDG_RUNTIME_DIR": str(runtime), "PYTHONWARNINGS": "ignore",
+                    "TIDEMILL_TRIGGERER__SHARED_STREAM_MAX_OUTSTANDING": str(MAX_OUTSTANDING)}  # fmt: skip
+        self.env.pop("TIDEMILL_CONFIG", None)
+
+    def feed(self, count: int) -> None:
+        producer = ck.Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 5})
+        for n in range(count):
+            producer.produce(self.topic, str(n).encode(), partition=n % PARTITIONS)
+            producer.poll(0)
+        assert producer.flush(30) == 0
+
+    def triggers(self, entries: dict[str, dict[str, Any]]) -> None:
+        common = {"brokers": self.bootstrap, "topic": self.topic, "notes": str(self.notes)}
+        spec = [
+            {"name": name, "classpath": "tests.triggers.proving.Noting", "kwargs": {**common, **kwargs}}
+            for name, kwargs in entries.items()
+        ]
+        (self.folder / "spec.yaml").write_text(yaml.safe_dump(spec))
+
+    def start(self, **env: str) -> subprocess.Popen[bytes]:
+        with (self.folder / "log.txt").open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tidemill", "triggers", "run", "spec.yaml"],
+                cwd=self.folder, env={**self.env, **env}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
+        return self.process
+
+    def end(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    def rows(self) -> list[tuple[str, dict[str, int]]]:
+        """Return who fired what, as it is stored."""
+        path = self.folder / "tidemill.db"
+        if not path.exists():
+            return []
+        with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+            try:
+                found = database.execute(
+                    "SELECT t.name, e.payload FROM trigger_event e JOIN trigger t ON t.id = e.trigger_id ORDER BY e.id"
+                ).fetchall()
+            except sqlite3.OperationalError:
+                return []  # the tables are being made
+        return [(name, json.loads(payload)) for name, payload in found]
+
+    def committed(self) -> dict[int, int]:
+        consumer = ck.Consumer({"bootstrap.servers": self.bootstrap, "group.id": self.topic})
+        try:
+            wanted = [ck.TopicPartition(self.topic, n) for n in range(PARTITIONS)]
+            return {p.partition: max(0, p.offset) for p in consumer.committed(wanted, timeout=10)}
+        except ck.KafkaException as error:
+            if error.args[0].code() != ck.KafkaError.NOT_COORDINATOR:
+                raise
+            return dict.fromkeys(range(PARTITIONS), 0)  # nobody has heard of the group yet
+        finally:
+            consumer.close()
+
+    def until(self, condition: Callable[[], Any], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, (self.folder / "log.txt").read_text()[-4000:]
+            assert self.process is None or self.process.poll() is None, (self.folder / "log.txt").read_text()[-4000:]
+            time.sleep(0.05)
+
+    def noted(self, what: str) -> set[int]:
+        notes = [line.split() for line in self.notes.read_text().splitlines()]
+        return {int(number) for noted, _, number in notes if noted == what}
+
+
+@pytest.fixture
+def proof(tmp_path, embedded_kafka) -> Iterator[Proof]:
+    made = Proof(tmp_path, embedded_kafka)
+    yield made
+    made.end()
+
+
+MODULI = {"twos": 2, "threes": 3, "fives": 5}
+
+
+def test_a_host_that_is_killed_again_and_again_loses_nothing_and_commits_nothing_that_is_not_stored(proof, long_run):
+    count, kills = (20_000, 5) if long_run else (4_000, 2)
+    chance = random.Random(8)
+    proof.feed(count)
+    named = {name: {"modulo": modulo, "pause": 0.001, "notes": ""} for name, modulo in MODULI.items()}
+    bare = {f"bare-{name}": {**kwargs, "identity": False} for name, kwargs in named.items()}
+    proof.triggers({**named, **bare})
+    allowed: Counter[str] = Counter()
+    for kill in range(kills):
+        process = proof.start()
+        before = len(proof.rows())
+        proof.until(lambda before=before: len(proof.rows()) > before + 50, 60)
+        time.sleep(chance.uniform(0.1, 1.0))  # the moment of the kill is what is random
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        committed, rows = proof.committed(), proof.rows()
+        assert sum(committed.values()) < count, "the kill came too late to prove anything"
+        stored = {(name, row["partition"], row["offset"]) for name, row in rows}
+        assert_stored_below(committed, stored, count)
+        # What was stored and not committed when it was killed may be done again, and nothing else.
+        again = {(name, p, offset) for name, p, offset in stored if offset >= committed[p]}
+        outstanding = {(p, offset) for _, p, offset in again}
+        assert len(outstanding) <= 2 * MAX_OUTSTANDING, "more was done than may be outstanding"
+        allowed.update(name for name, _, _ in again)
+        print(f"kill {kill}: committed {sum(committed.values())}, outstanding {len(outstanding)}")
+    proof.start()
+    proof.until(lambda: sum(proof.committed().values()) == count, 120)
+    fired = Counter((name, row["number"]) for name, row in proof.rows())
+    for name, modulo in MODULI.items():
+        numbers = range(0, count, modulo)
+        assert {n for who, n in fired if who == name} == set(numbers)
+        assert all(fired[name, n] == 1 for n in numbers), "an identity was stored twice"
+        assert {n for who, n in fired if who == f"bare-{name}"} == set(numbers)
+        duplicates = sum(times - 1 for (who, _), times in fired.items() if who == f"bare-{name}")
+        print(name, "duplicates", duplicates, "of at most", allowed[f"bare-{name}"])
+        assert duplicates <= allowed[f"bare-{name}"]
+    assert proof.process is not None
+    proof.process.terminate()
+    assert proof.process.wait(30) == 0
+
+
+def assert_stored_below(committed: dict[int, int], stored: set[tuple[str, int, int]], count: int) -> None:
+    for name, modulo in MODULI.items():
+        for number in range(0, count, modulo):
+            partition, offset = number % PARTITIONS, number // PARTITIONS
+            if offset < committed[partition]:
+                assert (name, partition, offset) in stored, f"{number} was committed, and {name}'s event is not stored"
+                assert (f"bare-{name}", partition, offset) in stored
+
+
+def test_what_one_of_three_is_late_with_is_given_again_and_what_was_clean_to_nobody(proof, long_run):
+    count = 600 if long_run else 300
+    every, timeout = 100, 0.5
+    proof.notes.touch()
+    proof.feed(count)
+    late = {"modulo": 1, "late_every": every, "late_seconds": 3 * timeout}
+    proof.triggers({"late": late, "one": {"modulo": 1}, "two": {"modulo": 2}})
+    proof.start(TIDEMILL_TRIGGERER__SHARED_STREAM_ACK_TIMEOUT=str(timeout))
+
+    def done() -> bool:
+        committed = proof.committed()
+        fired = {row["number"] for name, row in proof.rows() if name == "late"}
+        # What is given while it is away, it never gets; what it was late with, it has to get again.
+        for number in proof.noted("late"):
+            if number // PARTITIONS < committed[number % PARTITIONS]:
+                assert number in fired, f"{number} was committed before it was stored"
+        return sum(committed.values()) == count
+
+    proof.until(done, 110)
+    wanted = proof.noted("late")
+    assert 0 in wanted
+    assert wanted <= set(range(0, count, every))
+    fired = Counter((name, row["number"]) for name, row in proof.rows())
+    assert wanted <= {number for name, number in fired if name == "late"}
+    assert set(fired.values()) == {1}
+    assert {number for name, number in fired if name == "one"} == set(range(count))
+    notes = [line.split() for line in proof.notes.read_text().splitlines()]
+    clean: set[str] = set()
+    for what, name, number in notes:
+        if what == "given":
+            assert number not in clean, f"{number} was clean, and was given to {name} again"
+        elif what == "clean":
+            clean.add(number)
+    assert len(clean) == count
+    print("given again", len([1 for what, name, _ in notes if what == "given" and name == "one"]) - count)
