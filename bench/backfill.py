@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import yaml
-from bench.harness import ROOT, Bench, report, tree_cpu_seconds, tree_rss
+from bench.harness import ROOT, TICKS, Bench, report, tree_cpu_seconds, tree_rss
 from bench.pipeline import LINES
 
 
@@ -32,7 +32,7 @@ class Memory(threading.Thread):
         super().__init__(daemon=True)
         self.pid = pid
         self.over = threading.Event()
-        self.cpu_seconds = 0.0
+        self._cpu: dict[int, float] = {}
         #: Seconds since the start, the largest engine, the JVM and the driver, in bytes.
         self.samples: list[tuple[float, int, int, int]] = []
 
@@ -43,15 +43,31 @@ class Memory(threading.Thread):
             engines = [size for command, size in sizes.values() if "tidemill.spark.daemon" in command]
             jvms = [size for command, size in sizes.values() if "SparkSubmit" in command or "java" in command]
             driver = sizes.get(self.pid, ("", 0))[1]
-            self.cpu_seconds = max(self.cpu_seconds, tree_cpu_seconds(self.pid))
+            for pid, (command, _) in sizes.items():
+                if "tidemill.spark.daemon" in command:
+                    self._cpu[pid] = max(self._cpu.get(pid, 0.0), own_cpu_seconds(pid))
             if engines:
                 self.samples.append((time.monotonic() - start, max(engines), max(jvms, default=0), driver))
+
+    @property
+    def cpu_seconds(self) -> float:
+        """The CPU time of all engines, but for what they used after they were last looked at."""
+        return sum(self._cpu.values())
 
     def third(self, number: int, column: int) -> float:
         """Return the largest megabytes in one third of the samples."""
         size = len(self.samples) // 3
         part = self.samples[number * size : (number + 1) * size]
         return max(sample[column] for sample in part) / 1e6
+
+
+def own_cpu_seconds(pid: int) -> float:
+    """Return the CPU time of one process; 0 if it has gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def once(bench: Bench, folder: Path, cores: int, count: int) -> dict[str, Any]:
@@ -94,7 +110,7 @@ def once(bench: Bench, folder: Path, cores: int, count: int) -> dict[str, Any]:
         "work_seconds": work,
         "command_seconds": whole,
         "per_second": count / work,
-        "cpu_us": memory.cpu_seconds / count * 1e6,
+        "engine_cpu_us": memory.cpu_seconds / count * 1e6,
         "engine_mb_first_third": memory.third(0, 1),
         "engine_mb_last_third": memory.third(2, 1),
         "jvm_mb_first_third": memory.third(0, 2),
