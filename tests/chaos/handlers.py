@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
 import pydantic
 
+import tidemill
 from tidemill import CollectResult, ExecutorTask, FilePayload, Handler, KafkaPayload, PrecomputedResult
 
 
@@ -59,3 +61,11 @@ class Deliver(Handler[Job, Any]):
             files=[FilePayload(path="out.jsonl", data={"n": n})] if self.files else [],
             kafka=[KafkaPayload(key=f"k{n % 8}", data={"n": n})] if self.kafka else [],
         )
+
+
+class Shipped(Work):
+    """Says with each result which code made it."""
+
+    async def on_task_complete(self, result):
+        row = {**result.task.metadata, "at": time.time(), "pid": os.getpid(), "code": tidemill.__file__}
+        return CollectResult(files=[FilePayload(path="out.jsonl", data=row)])

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from tidemill.cli import broker, config, doctor, init, run, triggers
+from tidemill.cli import backfill, broker, config, doctor, init, run, triggers
 from tidemill.cli.reporting import reporting
 
 EXIT_CODES = (
@@ -63,6 +63,7 @@ def demo(
 
 
 app.command(epilog=EXIT_CODES)(run.run)
+app.command(epilog=EXIT_CODES)(backfill.backfill)
 app.command()(init.init)
 app.add_typer(config.app, name="config")
 app.add_typer(triggers.app, name="triggers")

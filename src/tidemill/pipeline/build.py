@@ -7,7 +7,7 @@ from typing import Any
 
 from tidemill.config.settings import Settings
 from tidemill.pipeline.delivery import Outbox
-from tidemill.pipeline.engine import Engine
+from tidemill.pipeline.engine import Engine, Report
 from tidemill.pipeline.handler import Handler
 from tidemill.pipeline.history import HistoryWriter
 from tidemill.pipeline.resident import build_executor
@@ -17,13 +17,27 @@ from tidemill.pipeline.warden import Warden
 from tidemill.runtime.deadletter import KafkaDeadLetters
 from tidemill.runtime.identity import Identity
 from tidemill.sinks.build import build_sinks
+from tidemill.sources.base import Source
 from tidemill.sources.kafka import KafkaSource
 from tidemill.sources.transactor import Transactor
 
 
-def build_engine(settings: Settings, handler: Handler[Any, Any], identity: Identity) -> Engine:
-    """Return an engine of this pipeline; nothing is connected yet."""
-    history = HistoryWriter(Path(settings.history.path), identity) if settings.history.path else None
+def build_engine(
+    settings: Settings,
+    handler: Handler[Any, Any],
+    identity: Identity,
+    source: Source | None = None,
+    report: Report | None = None,
+) -> Engine:
+    """Return an engine of this pipeline; nothing is connected yet.
+
+    Args:
+        settings: The validated configuration.
+        handler: The handler.
+        identity: Who the engine is.
+        source: Where messages come from; None: the topic, as a member of the group.
+        report: Where finished messages are reported; None: the history, if one is configured.
+    """
     stage = Stage() if settings.kafka.exactly_once else None
     letters = KafkaDeadLetters(settings) if stage is None else StagedLetters(settings, stage)
     outbox = Outbox(build_sinks(settings), letters, handler.on_delivery_error, settings.delivery, stage)
@@ -31,13 +45,18 @@ def build_engine(settings: Settings, handler: Handler[Any, Any], identity: Ident
         settings,
         handler,
         identity,
-        KafkaSource(settings, identity.instance_id, _transactor(settings, identity, stage)),
+        source or KafkaSource(settings, identity.instance_id, _transactor(settings, identity, stage)),
         outbox,
         letters,
         build_executor(settings.executor, identity.engine_id),
-        history,
+        report or build_history(settings, identity),
         Warden(identity.engine_id),
     )
+
+
+def build_history(settings: Settings, identity: Identity) -> HistoryWriter | None:
+    """Return what writes the history, if one is configured."""
+    return HistoryWriter(Path(settings.history.path), identity) if settings.history.path else None
 
 
 def _transactor(settings: Settings, identity: Identity, stage: Stage | None) -> Transactor | None:

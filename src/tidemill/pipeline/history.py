@@ -96,25 +96,7 @@ class HistoryWriter:
             runs: Its tasks.
             error: Why it never became tasks, if so.
         """
-        status = HistoryStatus.DONE if error is None else HistoryStatus.REJECTED
-        attempts = 0
-        for run in runs:
-            attempts += run.attempts
-            if run.error is not None and error is None and not run.replaced:
-                status, error = HistoryStatus.FAILED, _said(run.error)
-        self.add(
-            message.topic,
-            message.partition,
-            message.offset,
-            message.key,
-            status,
-            len(runs),
-            attempts,
-            message.timestamp * 1000 if message.timestamp >= 0 else None,
-            None if started_at is None else int(started_at * 1_000_000),
-            time.time_ns() // 1000,
-            error,
-        )
+        self._append(row_of(message, started_at, runs, error))
 
     def add(
         self,
@@ -131,11 +113,13 @@ class HistoryWriter:
         error: str | None = None,
     ) -> None:
         """Add a row; the times are UTC microseconds since the epoch, and `arrived_at` is the record's own."""
-        if error is not None:
-            error = error[:MAX_ERROR_CHARS].encode("utf-8", "replace").decode()
-        self._rows.append(
+        error = _clipped(error)
+        self._append(
             (topic, partition, offset, key, status, tasks, attempts, arrived_at, started_at, finished_at, error)
         )
+
+    def _append(self, row: Row) -> None:
+        self._rows.append(row)
         if self._timer is None and self._writing is None:
             self._arm()
         if len(self._rows) >= self._max_rows and self._writing is None and not self._refused:
@@ -206,6 +190,33 @@ class HistoryWriter:
         )
 
 
+def row_of(message: SourceMessage, started_at: float | None, runs: Sequence[TaskRun], error: str | None) -> Row:
+    """Return the row of a message that left the pipeline now; see `HistoryWriter.finished`."""
+    status = HistoryStatus.DONE if error is None else HistoryStatus.REJECTED
+    attempts = 0
+    for run in runs:
+        attempts += run.attempts
+        if run.error is not None and error is None and not run.replaced:
+            status, error = HistoryStatus.FAILED, _said(run.error)
+    return (
+        message.topic,
+        message.partition,
+        message.offset,
+        message.key,
+        status,
+        len(runs),
+        attempts,
+        message.timestamp * 1000 if message.timestamp >= 0 else None,
+        None if started_at is None else int(started_at * 1_000_000),
+        time.time_ns() // 1000,
+        _clipped(error),
+    )
+
+
+def _clipped(error: str | None) -> str | None:
+    return None if error is None else error[:MAX_ERROR_CHARS].encode("utf-8", "replace").decode()
+
+
 def _said(error: ExecutorError) -> str:
     return f"{error.kind}: {error.exception or f'exit code {error.exit_code}'}"
 
@@ -235,18 +246,25 @@ def _schema() -> Any:
     )
 
 
-def _write_part(path: Path, name: str, rows: list[Row], identity: Identity) -> None:
+def table_of(rows: Sequence[Row], identity: Identity) -> Any:
+    """Return rows as an Arrow table of `SCHEMA`."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     schema = _schema()
-    count = len(rows)
-    columns = [*zip(*rows, strict=True), *((value,) * count for value in _constants(identity))]
+    columns = [*zip(*rows, strict=True), *((value,) * len(rows) for value in _constants(identity))]
+    columns = columns if rows else [()] * len(schema)
     arrays = [pa.array(column, type=field.type) for column, field in zip(columns, schema, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _write_part(path: Path, name: str, rows: list[Row], identity: Identity) -> None:
+    import pyarrow.parquet as pq
+
+    table = table_of(rows, identity)
     path.mkdir(parents=True, exist_ok=True)
     unfinished = path / f"_{name}"
     try:
-        pq.write_table(pa.Table.from_arrays(arrays, schema=schema), unfinished, compression="zstd")
+        pq.write_table(table, unfinished, compression="zstd")
         unfinished.replace(path / name)
     except BaseException:
         unfinished.unlink(missing_ok=True)

@@ -25,7 +25,6 @@ import structlog
 
 from tidemill.config.loading import load_settings
 from tidemill.config.settings import Settings
-from tidemill.core import errors
 from tidemill.core.errors import FencedError, RemoteError, TidemillError
 from tidemill.core.roster import RunFinished
 from tidemill.core.slot import SlotLimits
@@ -39,8 +38,16 @@ from tidemill.runtime.lock import WorkerLock
 from tidemill.runtime.log import configure
 from tidemill.sinks.build import build_sinks
 from tidemill.sources.membership import present_members, reap_member
+from tidemill.spark.jobs import engine_error
 from tidemill.spark.live import LiveSlots
-from tidemill.spark.prepare import engine_count, handler_of, look_up_partitions, started_up, with_full_paths
+from tidemill.spark.prepare import (
+    engine_count,
+    handler_of,
+    look_up_partitions,
+    refuse_no_sinks,
+    started_up,
+    with_full_paths,
+)
 from tidemill.spark.progress import PipelineProgress
 from tidemill.spark.session import Spark, is_local
 from tidemill.spark.shipping import own_folders, pack_handler
@@ -141,11 +148,7 @@ class Pipeline:
         handler = handler_of(self._handler)
         settings = with_full_paths(started_up(handler, settings))
         self._configure_logs(settings, worker)
-        if settings.sinks.is_empty():
-            raise errors.SinkNotConfiguredError(
-                "no sink is configured, so nothing could be delivered; add one to the section sinks, for example "
-                "sinks.filesystem.out.base_path: out"
-            )
+        refuse_no_sinks(settings)
         # What no engine could make is told before any of them is started.
         build_sinks(settings)
         packed = pack_handler(handler)
@@ -265,17 +268,7 @@ class Pipeline:
                 f"{settings.kafka.consumer_group!r}; give one of them another name: "
                 f"{settings.worker_name_env}=..."
             )
-        raise _engine_error(finished)
-
-
-def _engine_error(finished: RunFinished) -> Exception:
-    """Return the error of an engine as one of this process: engines say what they raised by its name."""
-    name, _, text = (finished.error or "").partition(": ")
-    kind = getattr(errors, name, None)
-    if isinstance(kind, type) and issubclass(kind, TidemillError):
-        return kind(f"the engine of slot {finished.slot} failed: {text}")
-    said = finished.error or finished.ending.value
-    return TidemillError(f"the engine of slot {finished.slot} failed: {said}")
+        raise engine_error(f"the engine of slot {finished.slot}", finished.error or finished.ending.value)
 
 
 def _leave_for(settings: Settings, worker: str, slots: list[int]) -> None:

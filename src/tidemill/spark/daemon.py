@@ -20,6 +20,7 @@ PRELOADED = (
     "asyncio",
     "confluent_kafka",
     "tidemill.pipeline.build",
+    "tidemill.spark.task",
     "tidemill.spark.worker",
 )
 

@@ -15,6 +15,8 @@ from typing import Any
 import msgspec
 import structlog
 
+from tidemill.core import errors
+from tidemill.core.errors import TidemillError
 from tidemill.core.slot_events import Ending
 from tidemill.runtime.progress import EngineProgress, EngineSummary
 from tidemill.spark.session import Spark
@@ -22,6 +24,7 @@ from tidemill.spark.worker import EngineJob, run_slot
 
 log = structlog.get_logger(__name__)
 
+_RAISED = re.compile(r"Python worker:\s*\n.*?Traceback \(most recent call last\):\n(?:[ \t]+.*\n|\n)*(\S.*)", re.DOTALL)
 _LOST_TASK = re.compile(r"most recent failure:.*?\): (.*)", re.DOTALL)
 
 
@@ -112,6 +115,24 @@ def job_group(worker: str, slot: int, job_token: int) -> str:
     return f"tidemill-{worker}-{slot}-{job_token}"
 
 
+def engine_error(what: str, said: str) -> TidemillError:
+    """Return the error of an engine as one of this process: engines say what they raised by its name.
+
+    Args:
+        what: Which engine it was.
+        said: What it said, "TypeOfError: text" if it could.
+
+    Example:
+        >>> engine_error("the engine of slot 0", "ConfigError: no such folder")
+        ConfigError('the engine of slot 0 failed: no such folder')
+    """
+    name, _, text = said.partition(": ")
+    kind = getattr(errors, name, None)
+    if isinstance(kind, type) and issubclass(kind, TidemillError):
+        return kind(f"{what} failed: {text}")
+    return TidemillError(f"{what} failed: {said}")
+
+
 def failure_text(error: Any) -> str:
     """Say in a line why a job failed: Spark's texts are pages of Java and Python traces.
 
@@ -122,6 +143,9 @@ def failure_text(error: Any) -> str:
     text = str(error)
     if "Python worker exited unexpectedly" in text:
         return "its Python process died (killed, or crashed)"
+    if raised := _RAISED.search(text):
+        # The last line of its traceback; what follows is Java's.
+        return f"its Python process raised {raised.group(1).strip()}"[:500]
     lost = _LOST_TASK.search(text)
     lines = (lost.group(1) if lost else text).strip().splitlines()
     return lines[0].strip()[:500] if lines else type(error).__name__

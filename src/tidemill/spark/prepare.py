@@ -17,7 +17,7 @@ import structlog
 
 from tidemill.config.loading import validated
 from tidemill.config.settings import Settings, SparkSettings
-from tidemill.core.errors import ConfigError, HandlerError, RemoteError, TidemillError
+from tidemill.core.errors import ConfigError, HandlerError, RemoteError, SinkNotConfiguredError, TidemillError
 from tidemill.pipeline.handler import HOOKS, SYNCHRONOUS_HOOKS, Handler, overrides
 from tidemill.runtime.kafka_client import TopicAdmin, client_config
 from tidemill.runtime.topics import TopicReader
@@ -116,6 +116,19 @@ def with_full_paths(settings: Settings) -> Settings:
     if settings.history.path:
         settings.history.path = str(Path.cwd() / settings.history.path)
     return settings
+
+
+def refuse_no_sinks(settings: Settings) -> None:
+    """Refuse a pipeline that could deliver nothing.
+
+    Raises:
+        SinkNotConfiguredError: There is no sink.
+    """
+    if settings.sinks.is_empty():
+        raise SinkNotConfiguredError(
+            "no sink is configured, so nothing could be delivered; add one to the section sinks, for example "
+            "sinks.filesystem.out.base_path: out"
+        )
 
 
 def look_up_partitions(settings: Settings) -> int:

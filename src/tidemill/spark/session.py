@@ -7,17 +7,20 @@ writes in `spark.conf` wins over everything here but what engines cannot do with
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib.resources
 import os
+import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +38,12 @@ log = structlog.get_logger(__name__)
 
 #: How long a stopped JVM may take to end before it is killed.
 JVM_END_SECONDS = 10.0
+#: What the package is called on its way to a cluster's executors.
+PACKAGE_ZIP = "tidemill.zip"
+#: How often Spark starts a task of a bounded run that fails, the first time included.
+TASK_ATTEMPTS = 4
+_EXECUTOR_PATH = "spark.executorEnv.PYTHONPATH"
+_LOCAL_CORES = re.compile(r"local\[(\d+|\*)\]")
 #: What Java says of options that Spark itself sets: it is no news, and no JSON among logs that are.
 _NOISE = (b"WARNING: Using incubator modules", b"WARNING: package sun.security.action not in")
 
@@ -65,6 +74,11 @@ def is_local(settings: SparkSettings) -> bool:
     return settings.master == "local" or settings.master.startswith("local[")
 
 
+def is_local_context(context: SparkContext) -> bool:
+    """Tell whether the tasks of a running context run on this host, in the JVM of the driver."""
+    return is_local(SparkSettings(master=context.master))
+
+
 def spark_conf(settings: SparkSettings, app_name: str, engines: int) -> dict[str, str]:
     """Return the whole Spark configuration.
 
@@ -78,6 +92,11 @@ def spark_conf(settings: SparkSettings, app_name: str, engines: int) -> dict[str
         'local[3]'
     """
     conf = {**DEFAULTS, "spark.app.name": app_name, **settings.conf, **REQUIRED}
+    if not is_local(settings):
+        # Other hosts may have their Python elsewhere; and what forks the workers there imports the shipped code too.
+        conf["spark.pyspark.python"] = settings.conf.get("spark.pyspark.python", sys.executable)
+        own = settings.conf.get(_EXECUTOR_PATH, "")
+        conf[_EXECUTOR_PATH] = f"{PACKAGE_ZIP}:{own}" if own else PACKAGE_ZIP
     conf["spark.master"] = f"local[{engines + 1}]" if settings.master == "local" else settings.master
     if is_local(settings):
         conf.setdefault("spark.driver.host", "127.0.0.1")
@@ -90,6 +109,28 @@ def spark_conf(settings: SparkSettings, app_name: str, engines: int) -> dict[str
     return conf
 
 
+def bounded_conf(settings: SparkSettings, app_name: str, cores: int) -> dict[str, str]:
+    """Return the Spark configuration of a bounded run: an ordinary job, whose tasks Spark itself starts again.
+
+    Args:
+        settings: The `spark` section.
+        app_name: What Spark calls the application.
+        cores: How many tasks run at the same time with master `local`.
+
+    Example:
+        >>> bounded_conf(SparkSettings(), "demo", 2)["spark.master"]
+        'local[2,4]'
+    """
+    conf = spark_conf(settings, app_name, cores)
+    conf["spark.task.maxFailures"] = settings.conf.get("spark.task.maxFailures", str(TASK_ATTEMPTS))
+    if settings.master == "local":
+        conf["spark.master"] = f"local[{cores}]"
+    if only_cores := _LOCAL_CORES.fullmatch(conf["spark.master"]):
+        # A local master would give up at the first failure.
+        conf["spark.master"] = f"local[{only_cores[1]},{conf['spark.task.maxFailures']}]"
+    return conf
+
+
 class Spark:
     """A SparkContext and its JVM, from start to end.
 
@@ -97,12 +138,15 @@ class Spark:
         settings: The `spark` section.
         app_name: What Spark calls the application.
         engines: How many engines will run.
+        conf: The whole configuration of Spark; None: that of `spark_conf`.
     """
 
-    def __init__(self, settings: SparkSettings, app_name: str, engines: int) -> None:
+    def __init__(
+        self, settings: SparkSettings, app_name: str, engines: int, conf: Mapping[str, str] | None = None
+    ) -> None:
         """Prepare; nothing is started before `start`."""
         self._settings = settings
-        self._conf = spark_conf(settings, app_name, engines)
+        self._conf = spark_conf(settings, app_name, engines) if conf is None else dict(conf)
         self._folder = tempfile.TemporaryDirectory(prefix="tidemill-spark-", ignore_cleanup_errors=True)
         self._context: SparkContext | None = None
         self._jvm: subprocess.Popen[bytes] | None = None
@@ -136,7 +180,7 @@ class Spark:
         from pyspark.java_gateway import launch_gateway
 
         os.environ["JAVA_HOME"] = str(find_java().home)
-        os.environ["PYSPARK_PYTHON"] = sys.executable
+        os.environ["PYSPARK_PYTHON"] = self._conf["spark.pyspark.python"]
         # Python threads have JVM threads of their own, with their own job group and pool.
         os.environ["PYSPARK_PIN_THREAD"] = "true"
         conf = SparkConf(loadDefaults=False)
@@ -155,7 +199,7 @@ class Spark:
                 "check spark.master and spark.conf, and run `tidemill doctor`"
             ) from error
         if not is_local(self._settings):
-            self._context.addPyFile(str(_package_zip(Path(self._folder.name))))
+            ship_package(self._context, Path(self._folder.name))
 
     def watch(self, on_dead: Callable[[], None]) -> None:
         """Call a function, in another thread, when the JVM ends without having been stopped."""
@@ -285,10 +329,25 @@ def _pass_on(reader: int) -> None:
                     sys.stderr.flush()
 
 
+def ship_package(context: SparkContext, folder: Path | None = None) -> None:
+    """Send this package to the executors of a cluster, once per context.
+
+    Args:
+        context: The cluster's.
+        folder: Where the zip can stay as long as the context lives; None: one that ends with this process.
+    """
+    if is_local_context(context) or PACKAGE_ZIP in (context._python_includes or ()):
+        return
+    if folder is None:
+        folder = Path(tempfile.mkdtemp(prefix="tidemill-zip-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    context.addPyFile(str(_package_zip(folder)))
+
+
 def _package_zip(folder: Path) -> Path:
     """Pack this package for hosts that do not have it; Spark imports from a zip, not from a wheel."""
     root = Path(tidemill.__file__).parent
-    target = folder / "tidemill.zip"
+    target = folder / PACKAGE_ZIP
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in sorted(root.rglob("*")):
             if file.is_file() and "__pycache__" not in file.parts:

@@ -19,7 +19,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import msgspec
@@ -42,6 +42,8 @@ ABANDONED_SECONDS = 14.0
 SUPERVISED_SECONDS = 60.0
 #: The exit status of a worker whose deadline has passed; Spark only sees that it is gone.
 DEADLINE_EXIT = 75
+#: Clean stops come over the link; Spark ends a cancelled task's worker in another way.
+IGNORED = (signal.SIGINT, signal.SIGTERM)
 DEFAULT_FACTORY = "tidemill.pipeline.build:build_engine"
 
 
@@ -70,6 +72,10 @@ class EngineJob(msgspec.Struct, frozen=True):
     factory: str = DEFAULT_FACTORY
     import_path: list[str] = []
 
+    def of_part(self, index: int) -> EngineJob:
+        """Return the same job for one part of a bounded run."""
+        return msgspec.structs.replace(self, slot=index)
+
 
 class RunnableEngine(Protocol):
     """What a factory returns; `tidemill.pipeline.engine.Engine` is one."""
@@ -92,31 +98,41 @@ class RunnableEngine(Protocol):
         """Take messages again."""
 
 
+EngineMaker = Callable[[Settings, Any, Identity], RunnableEngine]
+
+
 def run_slot(job: EngineJob) -> Iterator[bytes]:
     """Run one engine to its end and yield its summary, as msgpack; the function of the slot's Spark task."""
     yield msgspec.msgpack.encode(_summary_of(job))
 
 
 def _summary_of(job: EngineJob) -> EngineSummary:
-    # Not SIG_IGN: that would be inherited by tasks, a handler is not.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in IGNORED:
+        # Not SIG_IGN: that would be inherited by tasks, a handler is not.
         signal.signal(number, lambda *_: None)
-    _outlive_stderr()
+    outlive_stderr()
     try:
         configure(job.settings.logging, engine=job.slot, **job.log_context)
         with asyncio.Runner() as runner:
-            return runner.run(_EngineProcess(job).run())
+            return runner.run(EngineProcess(job).run())
     except BaseException as error:
         # SystemExit included: a handler that calls sys.exit() is an engine that failed.
         log.exception("the engine failed")
-        return _failed(job, error)
+        return failed_summary(job, error)
 
 
-def _failed(job: EngineJob, error: BaseException, reason: StopReason = StopReason.FAILED) -> EngineSummary:
+def failed_summary(job: EngineJob, error: BaseException, reason: StopReason = StopReason.FAILED) -> EngineSummary:
+    """Return the summary of an engine that an error ended."""
     return EngineSummary(job.slot, reason, f"{type(error).__name__}: {error}")
 
 
-def _outlive_stderr() -> None:
+def _imported(factory: str) -> EngineMaker:
+    module, _, name = factory.partition(":")
+    found: EngineMaker = getattr(importlib.import_module(module), name)
+    return found
+
+
+def outlive_stderr() -> None:
     """Let log lines go nowhere once the JVM that reads them is gone: the engine still has to drain."""
 
     class Lasting(io.FileIO):
@@ -148,29 +164,48 @@ class Deadline(threading.Thread):
         self._on_orphaned = on_orphaned
         self._parent = os.getppid()
         self._at: float | None = None
+        self._over = threading.Event()
 
     def within(self, seconds: float) -> None:
         """Let the process end in so many seconds, unless it has to end sooner already."""
         at = time.monotonic() + seconds
         self._at = at if self._at is None else min(at, self._at)
 
+    def cancel(self) -> None:
+        """Let the process live; for one that does other work afterwards."""
+        self._over.set()
+
     def run(self) -> None:
         """Look once in half a second."""
         orphaned = False
-        while True:
+        while not self._over.is_set():
             if self._at is not None and time.monotonic() >= self._at:
                 os._exit(DEADLINE_EXIT)
             if not orphaned and os.getppid() != self._parent:
                 orphaned = True
                 self._on_orphaned()
-            time.sleep(0.5)
+            self._over.wait(0.5)
 
 
-class _EngineProcess:
-    """The worker process while an engine runs in it."""
+class EngineProcess:
+    """The worker process while an engine runs in it.
 
-    def __init__(self, job: EngineJob) -> None:
+    Args:
+        job: What travelled here.
+        build: Makes the engine; None: what `job.factory` names.
+        on_abandoned: Called once if nobody supervises the engine any more, before it is drained.
+    """
+
+    def __init__(
+        self,
+        job: EngineJob,
+        build: EngineMaker | None = None,
+        on_abandoned: Callable[[], None] | None = None,
+    ) -> None:
+        """Prepare; `run` connects."""
         self._job = job
+        self._build = build
+        self._on_abandoned = on_abandoned
         self._engine: RunnableEngine | None = None
         self._begin = asyncio.Event()
         self._go = asyncio.Event()
@@ -197,28 +232,31 @@ class _EngineProcess:
             run_token = await self._link.connect()
         except RemoteError as error:
             log.error("no link to the driver; this engine does not start", error=str(error))  # noqa: TRY400
-            return _failed(self._job, error)
+            return failed_summary(self._job, error)
         group = self._job.settings.kafka.consumer_group
         identity = Identity(self._job.worker, self._job.slot, engine_id, group, run_token)
         try:
             summary = await self._run_engine(identity)
         except BaseException as error:
             log.exception("the engine failed")
-            summary = _failed(self._job, error)
+            summary = failed_summary(self._job, error)
         # From here on only interpreter and threads have to end.
         self._deadline.within(SUPERVISED_SECONDS)
         await self._link.close(summary)
         return summary
 
+    def release(self) -> None:
+        """Let the process live on after `run`, for other work."""
+        self._deadline.cancel()
+
     async def _run_engine(self, identity: Identity) -> EngineSummary:
         sys.path.extend(folder for folder in self._job.import_path if folder not in sys.path)
         try:
             handler = cloudpickle.loads(self._job.handler)
-            module, _, name = self._job.factory.partition(":")
-            build = getattr(importlib.import_module(module), name)
+            build = self._build or _imported(self._job.factory)
         except Exception as error:
             log.exception("the handler cannot be loaded in the engine")
-            return _failed(self._job, error, StopReason.CONFIG)
+            return failed_summary(self._job, error, StopReason.CONFIG)
         await self._begin.wait()
         if self._draining:
             return EngineSummary(self._job.slot, StopReason.DRAINED)
@@ -281,5 +319,7 @@ class _EngineProcess:
         self._deadline.within(self._drain_seconds + seconds)
         if not self._is_abandoned:
             self._is_abandoned = True
+            if self._on_abandoned is not None:
+                self._on_abandoned()
             log.warning("nobody supervises this engine any more: it drains and ends", reason=reason)
         self._drain()

@@ -1,0 +1,134 @@
+"""`tidemill backfill`: runs a handler over what a topic has already, until all of it is done."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidemill.cli.reporting import reporting, say_error
+from tidemill.core.errors import TidemillError
+
+if TYPE_CHECKING:
+    from tidemill.spark.bounded import BoundedProgress
+
+_REFRESH_SECONDS = 0.25
+_WHERE = "an offset, a time with its zone (2026-05-01T00:00:00Z), earliest or latest"
+
+
+def backfill(
+    handler: Annotated[
+        str, typer.Option("--handler", metavar="MODULE:CLASS", help="The handler, for example handler:LogHandler.")
+    ],
+    start: Annotated[str, typer.Option("--from", metavar="TIME|OFFSET", help=f"Where to begin: {_WHERE}.")],
+    outcomes: Annotated[
+        Path,
+        typer.Option(
+            "--outcomes", metavar="DIR", help="A folder for the outcomes; that of a stopped backfill: resume."
+        ),
+    ],
+    config: Annotated[
+        Path | None,
+        typer.Argument(metavar="[CONFIG]", help="The YAML file; default: what TIDEMILL_CONFIG names."),
+    ] = None,
+    end: Annotated[
+        str, typer.Option("--to", metavar="TIME|OFFSET", help="Where to end, in the same words.")
+    ] = "latest",
+    range_messages: Annotated[
+        int | None, typer.Option("--range-messages", min=1, help="The most messages of a range.")
+    ] = None,
+    whole_partitions: Annotated[
+        bool, typer.Option("--whole-partitions", help="Split no partition, so that each is done in order.")
+    ] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="No progress bar, even on a terminal.")] = False,
+) -> None:
+    """Run a handler over what a topic has already.
+
+    Joins no consumer group and commits nothing: a live pipeline goes on beside it. What is done is written to DIR as
+    Parquet, one row per message; the same command again does what is left.
+    """
+    with reporting():
+        from tidemill.config.loading import load_settings
+
+        settings = load_settings(config)
+        from tidemill.cli.handlers import load_handler
+
+        instance = load_handler(handler)
+        from tidemill.spark.ranges import Backfill
+
+        run = Backfill(
+            instance,
+            settings=settings,
+            start=start,
+            end=end,
+            outcomes=outcomes,
+            range_messages=range_messages,
+            whole_partitions=whole_partitions,
+        )
+        with progress_bar(run.progress, plain=plain):
+            code = run.run()
+        if isinstance(run.error, TidemillError):
+            # It was logged too, but a log may go elsewhere.
+            say_error(run.error)
+        else:
+            typer.echo(summary(run.progress(), run.gap), err=True)
+        raise typer.Exit(code)
+
+
+def summary(progress: BoundedProgress, gap: int) -> str:
+    """Say in one line what a run did."""
+    parts = [f"{progress.messages_done:,} messages done", f"{progress.dead_lettered:,} dead letters"]
+    if gap:
+        parts.append(f"{gap:,} offsets were deleted by the broker before they could be read")
+    return ", ".join(parts)
+
+
+@contextlib.contextmanager
+def progress_bar(progress: Callable[[], BoundedProgress], *, plain: bool = False) -> Iterator[None]:
+    """Show a bar while the block runs, if standard error is a terminal.
+
+    Args:
+        progress: Returns the run's progress; called from a thread.
+        plain: Show nothing at all.
+    """
+    if plain or not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    ended = threading.Event()
+    # Log lines go through sys.stderr, which the display replaces: they appear above the bar.
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting Spark and the engines", total=None)
+
+        def refresh() -> None:
+            while not ended.wait(_REFRESH_SECONDS):
+                # A display that fails must not be the reason why a run does.
+                with contextlib.suppress(Exception):
+                    now = progress()
+                    if now.total:
+                        bar.update(task, description=_description(now), completed=now.passed, total=now.total)
+
+        thread = threading.Thread(target=refresh, name="tidemill-progress", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join(1.0)
+
+
+def _description(now: BoundedProgress) -> str:
+    text = f"part {now.parts_done} of {now.parts}"
+    if now.dead_lettered:
+        text += f", {now.dead_lettered:,} dead letters"
+    if now.stalled:
+        text += ", waiting for " + "; ".join(f"{name}: {why}" for name, why in sorted(now.stalled.items()))
+    return text

@@ -1,0 +1,99 @@
+"""An engine that comes to an end: it is drained when everything that its source had is done, and only then complete.
+
+Invariants: a run is complete only if each message that was read left the pipeline, what windows deliver by themselves
+included; whatever ends it sooner leaves `complete` unset, and its outcomes tell of no more than was done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from tidemill.config.settings import Settings
+from tidemill.core.errors import said
+from tidemill.pipeline.build import build_engine
+from tidemill.pipeline.handler import Handler
+from tidemill.pipeline.outcomes import Outcomes
+from tidemill.runtime.identity import Identity
+from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
+from tidemill.sources.bounded import BoundedSource
+
+
+def bounded_settings(settings: Settings) -> Settings:
+    """Return the settings of a bounded run: a message is done when what its window delivers is confirmed too.
+
+    A live engine may commit before a window's own payloads are confirmed and still deliver them; a bounded one ends.
+    """
+    settings = settings.model_copy(deep=True)
+    settings.executor.commit = "window"
+    return settings
+
+
+class BoundedEngine:
+    """An engine over a bounded source.
+
+    Args:
+        settings: From `bounded_settings`.
+        handler: The handler.
+        identity: Who the engine is.
+        source: What to work on.
+        outcomes: Where to report.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        handler: Handler[Any, Any],
+        identity: Identity,
+        source: BoundedSource,
+        outcomes: Outcomes,
+    ) -> None:
+        """Wire the parts; nothing is connected yet."""
+        self._source = source
+        self._outcomes = outcomes
+        self._engine = build_engine(settings, handler, identity, source, outcomes)
+        outcomes.committed = source.committed
+        outcomes.on_finished = self._look
+        outcomes.on_error = self._refused
+        source.on_end = self._look
+
+    async def run(self, may_subscribe: Callable[[], Awaitable[None]]) -> EngineSummary:
+        """Work until everything is done, or the engine is drained or at an end."""
+        summary = await self._engine.run(may_subscribe)
+        if summary.reason is not StopReason.DRAINED or self._outcomes.error is None:
+            return summary
+        text = f"RemoteError: the outcomes cannot be written: {said(self._outcomes.error)}"
+        return EngineSummary(summary.slot, StopReason.FAILED, text, summary.progress)
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything is done and told of."""
+        return self._outcomes.complete and self._outcomes.error is None
+
+    def drain(self) -> None:
+        """Ask for an early end."""
+        self._engine.drain()
+
+    def abandon(self) -> None:
+        """Tell that nobody supervises this engine: what it does in part may be done by another already."""
+        self._outcomes.in_part = False
+
+    def pause(self) -> None:
+        """Take no new messages."""
+        self._engine.pause()
+
+    def resume(self) -> None:
+        """Take messages again."""
+        self._engine.resume()
+
+    def progress(self) -> EngineProgress:
+        """Return a snapshot."""
+        return self._engine.progress()
+
+    def _look(self) -> None:
+        if self._source.ended and self._source.is_empty and self._outcomes.count == self._source.taken:
+            self._outcomes.complete = True
+            self._engine.drain()
+
+    def _refused(self, error: Exception) -> None:
+        self._engine.drain()

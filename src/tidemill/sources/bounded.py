@@ -1,0 +1,199 @@
+"""A source that comes to an end: what a reader reads on a thread, buffered until the engine takes it.
+
+Invariants: only the thread touches the reader, and it reads no further than the bounded buffer; every partition is
+assigned when its first message arrives, and none is ever revoked; commits only note how far the engine is, for there
+is no group that they would be told to. `on_end` is called once, on the loop, when everything was read and handed over
+to the buffers, unless the source was told to stop fetching before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import structlog
+
+from tidemill.core.errors import said
+from tidemill.runtime.messages import SourceMessage
+from tidemill.sources.base import CommitStatus, Fatal, SourceEvents, TopicPartition
+
+log = structlog.get_logger(__name__)
+
+#: The thread waits when so many messages, or their bytes, wait to be taken; it goes on at a quarter of it.
+BUFFER_MESSAGES = 4_000
+#: The thread may take this long to end; one that waits for another process to write cannot be woken.
+CLOSE_SECONDS = 10.0
+
+
+class Reader(Protocol):
+    """What a bounded source reads; all of it is called on the source's thread, but for the two reports."""
+
+    def open(self) -> None:
+        """Connect."""
+
+    def read(self) -> Sequence[SourceMessage] | None:
+        """Return the next messages, none if there are none at the moment; None at the end."""
+
+    def close(self) -> None:
+        """Disconnect."""
+
+    @property
+    def gap(self) -> int:
+        """How many messages were deleted before they were read."""
+
+    def stalled(self) -> str | None:
+        """Why nothing comes, if the reader knows."""
+
+
+class BoundedSource:
+    """A `Source` over one reader.
+
+    Args:
+        reader: What to read.
+        max_bytes: How much may wait in the buffers.
+    """
+
+    def __init__(self, reader: Reader, max_bytes: int) -> None:
+        """Prepare; nothing is read before `start`."""
+        self._reader = reader
+        self._max_bytes = max_bytes
+        self._buffers: dict[TopicPartition, deque[SourceMessage]] = {}
+        self._room = threading.Event()
+        # Each counter is written by one side only.
+        self._fetched = self._fetched_bytes = 0
+        self._taken_bytes = 0
+        self._stop = False
+        self._thread = threading.Thread(target=self._run, name="tidemill-reader", daemon=True)
+        self._closed = threading.Event()
+        #: How many messages the engine has taken.
+        self.taken = 0
+        #: Everything was read.
+        self.ended = False
+        #: Called on the loop when `ended` is set.
+        self.on_end: Callable[[], None] = _nothing
+        #: The next offset of each partition, as far as the engine is done with it.
+        self.committed: dict[TopicPartition, int] = {}
+
+    # -- the engine's side, on the loop -----------------------------------------------------------------------
+
+    def start(self, events: SourceEvents) -> None:
+        """Start the thread, which opens the reader."""
+        self._events = events
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    def pull(self, partition: TopicPartition, limit: int) -> list[SourceMessage]:
+        """Take messages out of the partition's buffer."""
+        buffer = self._buffers.get(partition)
+        if not buffer or self._stop:
+            return []
+        taken = [buffer.popleft() for _ in range(min(limit, len(buffer)))]
+        self.taken += len(taken)
+        self._taken_bytes += sum(message.size_bytes for message in taken)
+        if not self._room.is_set() and self._has_room(0.25):
+            self._room.set()
+        return taken
+
+    def buffered(self, partition: TopicPartition) -> int:
+        """Return how many messages of the partition can be pulled."""
+        return 0 if self._stop else len(self._buffers.get(partition, ()))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything was read and taken."""
+        return self.ended and self.taken == self._fetched
+
+    def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Note how far the engine is."""
+        self.committed.update(offsets)
+        self._loop.call_soon(self._events.on_committed, dict(offsets), CommitStatus.DONE)
+
+    def stop_fetching(self) -> None:
+        """Let the thread end, and hand nothing more over."""
+        self._stop = True
+        self._room.set()
+
+    def lag(self) -> Mapping[TopicPartition, int]:
+        """Return nothing: what is left of a bounded run its driver knows."""
+        return {}
+
+    @property
+    def gap(self) -> int:
+        """How many messages were deleted before they were read."""
+        return self._reader.gap
+
+    def stalled(self) -> str | None:
+        """Say why nothing comes."""
+        return self._reader.stalled()
+
+    async def close(self, *, leave: bool) -> None:
+        """End the thread."""
+        self.stop_fetching()
+        if self._thread.is_alive() and not await asyncio.to_thread(self._closed.wait, CLOSE_SECONDS):
+            log.warning("the reader did not end in time; it ends with this process")
+
+    def _has_room(self, share: float) -> bool:
+        waiting = self._fetched - self.taken
+        waiting_bytes = self._fetched_bytes - self._taken_bytes
+        return waiting < BUFFER_MESSAGES * share and waiting_bytes < self._max_bytes * share
+
+    def _arrived(self, messages: Sequence[SourceMessage]) -> None:
+        new: list[TopicPartition] = []
+        for message in messages:
+            partition = (message.topic, message.partition)
+            buffer = self._buffers.get(partition)
+            if buffer is None:
+                self._buffers[partition] = buffer = deque()
+                new.append(partition)
+            buffer.append(message)
+        if new:
+            self._events.on_assigned(new)
+        self._events.on_messages()
+
+    def _read_out(self) -> None:
+        self.ended = True
+        self.on_end()
+
+    # -- the thread -------------------------------------------------------------------------------------------
+
+    def _tell(self, function: Callable[..., object], *args: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:
+            self._stop = True  # the loop is closed: nobody is there to be told
+
+    def _run(self) -> None:
+        try:
+            self._reader.open()
+            self._read()
+        except Exception as error:
+            log.exception("the reader failed")
+            self._tell(self._events.on_fatal, Fatal.FAILED, f"the messages cannot be read: {said(error)}")
+        finally:
+            self._reader.close()
+            self._closed.set()
+
+    def _read(self) -> None:
+        while not self._stop:
+            messages = self._reader.read()
+            if messages is None:
+                self._tell(self._read_out)
+                return
+            if messages:
+                self._fetched += len(messages)
+                self._fetched_bytes += sum(message.size_bytes for message in messages)
+                self._tell(self._arrived, messages)
+                self._wait_for_room()
+
+    def _wait_for_room(self) -> None:
+        while not self._has_room(1.0) and not self._stop:
+            self._room.clear()
+            if not self._has_room(0.25):
+                self._room.wait(1.0)
+
+
+def _nothing() -> None:
+    pass

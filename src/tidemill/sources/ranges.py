@@ -1,0 +1,242 @@
+"""Reads offset ranges of a topic, without a consumer group: nothing that a live pipeline has is touched.
+
+Invariants: no message outside the ranges is handed over, and each inside at most once, in order per partition; a range
+is at its end when a message at or behind its end, or the partition's own end, was seen, so that offsets without a
+message (compaction, transactions) never keep it waiting; what the broker had deleted is counted as a gap.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import confluent_kafka as ck
+import structlog
+
+from tidemill.config.settings import KafkaSettings
+from tidemill.core.errors import RemoteError
+from tidemill.core.ranges import OffsetRange
+from tidemill.runtime.kafka_client import LibraryLog, client_config
+from tidemill.runtime.log import limited
+from tidemill.runtime.messages import Header, SourceMessage
+
+log = structlog.get_logger(__name__)
+
+#: So many messages are taken from the client at once, and waited for so long when there are none.
+BATCH_MESSAGES = 500
+READ_SECONDS = 0.05
+#: How often gaps are looked into, and whether brokers that were gone are back.
+CHECK_SECONDS = 1.0
+#: A client of a group would have to poll at least so often; this one is in none, and 24 h is the most there is.
+_NO_POLL_LIMIT_MS = 86_400_000
+
+
+def reader_config(kafka: KafkaSettings) -> dict[str, Any]:
+    """Return the configuration of a consumer that is assigned by hand; the group's name is never told to a broker."""
+    return client_config(
+        kafka,
+        kafka.brokers,
+        {
+            "fetch.wait.max.ms": 50,
+            "fetch.queue.backoff.ms": 20,
+            # What is fetched beyond a range's end is thrown away.
+            "queued.min.messages": 5_000,
+            "queued.max.messages.kbytes": 16_384,
+            **kafka.client_config,
+            "group.id": f"{kafka.consumer_group}.bounded",
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+            "max.poll.interval.ms": _NO_POLL_LIMIT_MS,
+        },
+    )
+
+
+class _Progress:
+    """How far a range is read."""
+
+    __slots__ = ("end", "expected", "holes", "start")
+
+    def __init__(self, part: OffsetRange) -> None:
+        self.start = part.start
+        self.end = part.end
+        self.expected = part.start
+        #: Jumps that were not looked into yet: the offset that was expected, and the one that came.
+        self.holes: list[tuple[int, int]] = []
+
+
+class RangeReader:
+    """A `Reader` of ranges of one topic, one per partition at most.
+
+    Args:
+        kafka: The `kafka` section.
+        ranges: What to read.
+    """
+
+    def __init__(self, kafka: KafkaSettings, ranges: Sequence[OffsetRange]) -> None:
+        """Prepare; nothing is connected before `open`."""
+        self._topic = kafka.source_topic
+        self._config = reader_config(kafka)
+        self._open = {part.partition: _Progress(part) for part in ranges if part.size > 0}
+        self._finished: list[tuple[int, _Progress]] = []
+        self._gap = 0
+        self._stalled: str | None = None
+        self._next_check = 0.0
+        self._consumer: ck.Consumer | None = None
+
+    @property
+    def gap(self) -> int:
+        """How many messages the broker had deleted before they were read."""
+        return self._gap
+
+    def stalled(self) -> str | None:
+        """Say why nothing comes, while the brokers are unreachable."""
+        return self._stalled
+
+    def open(self) -> None:
+        """Connect and assign."""
+        self._consumer = ck.Consumer({**self._config, "error_cb": self._on_error}, logger=LibraryLog())
+        self._consumer.assign(
+            [ck.TopicPartition(self._topic, number, progress.start) for number, progress in self._open.items()]
+        )
+        self._next_check = time.monotonic() + CHECK_SECONDS
+
+    def close(self) -> None:
+        """Disconnect."""
+        if self._consumer is not None:
+            self._consumer.close()
+
+    def read(self) -> Sequence[SourceMessage] | None:
+        """Return the next messages of all ranges; None when all are read.
+
+        Raises:
+            RemoteError: The topic is not the one that the ranges were made for.
+        """
+        assert self._consumer is not None
+        if not self._open:
+            self._count_gaps()
+            return None
+        messages: list[SourceMessage] = []
+        for record in self._consumer.consume(BATCH_MESSAGES, READ_SECONDS):
+            # The client's types allow None; a record and an end of a partition have both.
+            partition: Any = record.partition()
+            offset: Any = record.offset()
+            if (error := record.error()) is not None:
+                if error.code() == ck.KafkaError._PARTITION_EOF:
+                    self._at_end(partition, offset)
+                else:
+                    self._on_record_error(error)
+                continue
+            progress = self._open.get(partition)
+            if progress is None or not self._expect(partition, progress, offset):
+                continue
+            messages.append(
+                SourceMessage(
+                    self._topic,
+                    partition,
+                    offset,
+                    record.key(),
+                    record.value(),
+                    _headers(record.headers()),
+                    record.timestamp()[1],
+                )
+            )
+            if offset + 1 >= progress.end:
+                self._finish(partition)
+        if messages:
+            self._stalled = None
+        if time.monotonic() >= self._next_check:
+            self._next_check = time.monotonic() + CHECK_SECONDS
+            self._check()
+        return messages
+
+    def _expect(self, partition: int, progress: _Progress, offset: int) -> bool:
+        """Advance to a record; tell whether it belongs to the range."""
+        if offset < progress.expected:
+            if offset < progress.start:
+                raise RemoteError(
+                    f"{self._topic}/{partition} begins again at offset {offset}, before {progress.start}: the topic "
+                    "was made anew since the ranges were planned; start over, with another folder for the outcomes",
+                    retryable=False,
+                )
+            return False  # fetched twice
+        if offset > progress.expected:
+            progress.holes.append((progress.expected, min(offset, progress.end)))
+        if offset >= progress.end:
+            self._finish(partition)
+            return False
+        progress.expected = offset + 1
+        return True
+
+    def _at_end(self, partition: int, offset: int) -> None:
+        """The partition has no more at the moment: behind the range's end, it never will have."""
+        progress = self._open.get(partition)
+        if progress is not None and offset >= progress.end:
+            progress.holes.append((progress.expected, progress.end))
+            self._finish(partition)
+
+    def _finish(self, partition: int) -> None:
+        assert self._consumer is not None
+        self._finished.append((partition, self._open.pop(partition)))
+        if self._open:
+            self._consumer.pause([ck.TopicPartition(self._topic, partition)])
+
+    # -- what goes wrong --------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if any(progress.holes for _, progress in self._read_so_far()):
+            self._count_gaps()
+        if self._stalled is not None and self._consumer is not None:
+            try:
+                topic = self._consumer.list_topics(self._topic, timeout=0.5).topics[self._topic]
+            except ck.KafkaException:
+                return
+            if topic.error is None:
+                self._stalled = None
+
+    def _read_so_far(self) -> list[tuple[int, _Progress]]:
+        return [*self._open.items(), *self._finished]
+
+    def _count_gaps(self) -> None:
+        """Tell gaps that the broker's retention made from the holes that compaction and transactions leave."""
+        assert self._consumer is not None
+        for partition, progress in self._read_so_far():
+            if not progress.holes:
+                continue
+            try:
+                low, _ = self._consumer.get_watermark_offsets(ck.TopicPartition(self._topic, partition), timeout=5.0)
+            except ck.KafkaException as error:
+                limited(log, 60.0).warning(
+                    "offsets are missing, and the brokers do not say whether messages were deleted",
+                    topic=self._topic,
+                    error=str(error),
+                )
+                return
+            holes, progress.holes = progress.holes, []
+            for expected, first in holes:
+                if low > expected:
+                    gap = min(low, first) - expected
+                    self._gap += gap
+                    log.error(
+                        "messages were deleted by the broker before they were read",
+                        partition=f"{self._topic}/{partition}",
+                        expected=expected,
+                        first=first,
+                        gap=gap,
+                    )
+
+    def _on_record_error(self, error: ck.KafkaError) -> None:
+        if error.code() == ck.KafkaError.UNKNOWN_TOPIC_OR_PART:
+            self._stalled = f"topic {self._topic!r} does not exist any more; create it again or stop the run"
+        limited(log, 10.0).warning("consumer error", error=error.str())
+
+    def _on_error(self, error: ck.KafkaError) -> None:
+        if error.code() == ck.KafkaError._ALL_BROKERS_DOWN:
+            self._stalled = f"no broker is reachable ({self._config['bootstrap.servers']}); waiting for one"
+        limited(log, 10.0).warning("client error", error=error.str())
+
+
+def _headers(headers: Any) -> tuple[Header, ...]:
+    return tuple(headers) if headers else ()

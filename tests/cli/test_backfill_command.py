@@ -1,0 +1,104 @@
+"""What `tidemill backfill` shows while it runs and at its end."""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tidemill.cli.backfill import progress_bar, summary
+from tidemill.runtime.frames import Hello
+from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
+from tidemill.spark.bounded import BoundedProgress, BoundedRun
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Server:
+    """Takes the place of the link's server: keeps what was sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, str]] = []
+
+    def send(self, link: int, frame: Any) -> None:
+        self.sent.append((link, type(frame).__name__))
+
+    def close_link(self, link: int) -> None:
+        self.sent.append((link, "closed"))
+
+
+def hello(part: int, run_token: int = 0) -> Hello:
+    return Hello("", part, 0, run_token, "e", 1, "h")
+
+
+@pytest.fixture
+def run() -> BoundedRun:
+    run = BoundedRun(SimpleNamespace(master="local[2]"), sizes=[100, 50], before=10)  # type: ignore[arg-type]
+    run._server = Server()  # type: ignore[assignment]
+    return run
+
+
+def test_progress_counts_what_was_done_before_what_runs_and_what_is_done(run: BoundedRun) -> None:
+    assert (run.progress().passed, run.progress().total) == (10, 160)
+    run.on_hello(1, hello(0))
+    run.on_beat(1, EngineProgress(messages_done=30, dead_lettered=1))
+    assert (run.progress().passed, run.progress().dead_lettered) == (40, 1)
+    # Half of the offsets had no message: the part is done all the same.
+    run.on_ended(1, EngineSummary(0, StopReason.DRAINED, None, EngineProgress(messages_done=50, dead_lettered=2)))
+    run.on_closed(1)
+    now = run.progress()
+    assert (now.passed, now.messages_done, now.dead_lettered, now.parts_done, now.parts) == (110, 50, 2, 1, 2)
+
+
+def test_an_engine_that_dies_is_not_done_and_its_part_counts_anew(run: BoundedRun) -> None:
+    run.on_hello(1, hello(1))
+    run.on_beat(1, EngineProgress(messages_done=30))
+    run.on_closed(1)
+    assert (run.progress().passed, run.progress().parts_done) == (10, 0)
+    run.on_hello(2, hello(1))
+    run.on_beat(2, EngineProgress(messages_done=5))
+    assert run.progress().passed == 15
+
+
+def test_an_engine_begins_at_once_and_is_refused_when_the_run_is_being_stopped(run: BoundedRun) -> None:
+    server: Any = run._server
+    run.on_hello(1, hello(0))
+    assert server.sent == [(1, "Welcome"), (1, "Begin"), (1, "Go")]
+    run._stopping = True
+    server.sent.clear()
+    run.on_hello(2, hello(1))
+    assert server.sent == [(2, "Refused"), (2, "closed")]
+    server.sent.clear()
+    run.on_hello(3, hello(0, run_token=1))  # one that was at work, and lost its connection for a moment
+    assert server.sent[-1] == (3, "Drain")
+
+
+def test_a_bar_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    progress = BoundedProgress(
+        total=1_000, passed=250, parts=4, parts_done=1, dead_lettered=3, stalled={"kafka": "gone"}
+    )
+    for stream, plain, expected in (
+        (Terminal(), False, True),
+        (Terminal(), True, False),
+        (io.StringIO(), False, False),
+    ):
+        monkeypatch.setattr(sys, "stderr", stream)
+        with progress_bar(lambda: progress, plain=plain):
+            deadline = time.monotonic() + (10 if expected else 0)
+            while "250/1000" not in stream.getvalue() and time.monotonic() < deadline:
+                time.sleep(0.02)
+        shown = stream.getvalue()
+        assert ("250/1000" in shown and "part 1 of 4, 3 dead letters" in shown) is expected
+
+
+def test_the_summary_names_a_gap_only_if_there_is_one() -> None:
+    progress = BoundedProgress(messages_done=1_500, dead_lettered=2)
+    assert summary(progress, 0) == "1,500 messages done, 2 dead letters"
+    assert summary(progress, 7).endswith(", 7 offsets were deleted by the broker before they could be read")

@@ -1,0 +1,157 @@
+"""Ranges cover what was asked for, once, whatever was finished before."""
+
+from __future__ import annotations
+
+import datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidemill.core.errors import ConfigError
+from tidemill.core.ranges import (
+    MAX_PIECE_MESSAGES,
+    MIN_PIECE_MESSAGES,
+    Edge,
+    Moment,
+    Offset,
+    OffsetRange,
+    check_order,
+    chunks,
+    parse_position,
+    piece_size,
+    remaining,
+    span_of,
+    split,
+)
+
+numbers = st.integers(0, 60)
+
+
+@st.composite
+def wholes(draw: st.DrawFn) -> list[OffsetRange]:
+    """At most one range per partition, some empty."""
+    partitions = draw(st.lists(st.integers(0, 5), unique=True, max_size=4))
+    return [OffsetRange(p, start, start + draw(numbers)) for p in partitions for start in [draw(numbers)]]
+
+
+def offsets(ranges: list[OffsetRange]) -> list[tuple[int, int]]:
+    return [(r.partition, offset) for r in ranges for offset in range(r.start, r.end)]
+
+
+@given(wholes(), st.integers(1, 20))
+def test_pieces_cover_every_offset_once_and_none_is_empty_or_too_large(ranges: list[OffsetRange], size: int) -> None:
+    pieces = split(ranges, size)
+    assert sorted(offsets(pieces)) == sorted(offsets(ranges))
+    assert all(0 < piece.size <= size for piece in pieces)
+
+
+@given(wholes(), st.integers(1, 20))
+def test_pieces_of_a_partition_differ_by_one_at_most_and_keep_their_order(ranges: list[OffsetRange], size: int) -> None:
+    pieces = split(ranges, size)
+    for partition in {piece.partition for piece in pieces}:
+        own = [piece for piece in pieces if piece.partition == partition]
+        assert own == sorted(own)
+        assert max(p.size for p in own) - min(p.size for p in own) <= 1
+
+
+@given(wholes(), st.lists(st.builds(OffsetRange, st.integers(0, 5), numbers, numbers), max_size=8), st.integers(1, 20))
+def test_what_is_left_is_what_was_planned_without_what_is_finished(
+    ranges: list[OffsetRange], finished: list[OffsetRange], size: int
+) -> None:
+    planned = split(ranges, size)
+    left = remaining(planned, finished)
+    assert offsets(left) == [where for where in offsets(planned) if where not in set(offsets(finished))]
+    assert all(part.size > 0 for part in left)
+    assert remaining(left, finished) == left
+
+
+@given(wholes(), st.integers(1, 20), st.integers(1, 40))
+def test_chunks_hold_every_piece_once_and_no_partition_twice(ranges: list[OffsetRange], size: int, room: int) -> None:
+    pieces = split(ranges, size)
+    made = chunks(pieces, room)
+    assert [piece for chunk in made for piece in chunk] == pieces
+    for chunk in made:
+        assert len({piece.partition for piece in chunk}) == len(chunk)
+        assert len(chunk) == 1 or sum(piece.size for piece in chunk) <= room
+
+
+@given(numbers, numbers, numbers, numbers)
+def test_a_span_is_what_there_is_of_what_was_asked_for(start: int, end: int, low: int, more: int) -> None:
+    high = low + more
+    span = span_of(3, start, end, low, high)
+    assert set(offsets([span.range])) == {(3, n) for n in range(start, end) if low <= n < high}
+    assert span.deleted == sum(1 for n in range(start, end) if n < low)
+    assert span.beyond == sum(1 for n in range(start, end) if n >= high)
+
+
+@given(st.integers(0, 10**9), st.integers(0, 64))
+def test_a_piece_is_worth_an_engine_and_leaves_several_to_each_core(total: int, cores: int) -> None:
+    size = piece_size(total, cores)
+    assert MIN_PIECE_MESSAGES <= size <= MAX_PIECE_MESSAGES
+    if MIN_PIECE_MESSAGES < size < MAX_PIECE_MESSAGES:
+        assert size * max(1, cores) * 4 >= total
+
+
+@given(st.datetimes(min_value=datetime.datetime(1970, 1, 2), timezones=st.just(datetime.UTC)))
+def test_a_time_is_read_to_the_millisecond(moment: datetime.datetime) -> None:
+    read = parse_position(moment.isoformat(), "--from")
+    assert isinstance(read, Moment)
+    behind = moment - (
+        datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(milliseconds=1) * read.milliseconds
+    )
+    assert datetime.timedelta(0) <= behind < datetime.timedelta(milliseconds=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0", Offset(0)),
+        (" 1200 ", Offset(1200)),
+        ("Earliest", Edge.EARLIEST),
+        ("latest", Edge.LATEST),
+        ("1970-01-01T00:00:01Z", Moment(1000)),
+        ("1970-01-01T02:00:00+02:00", Moment(0)),
+    ],
+)
+def test_offsets_times_and_ends_are_read(text: str, expected: object) -> None:
+    assert parse_position(text, "--from") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("yesterday", "neither an offset nor a time"),
+        ("-5", "neither an offset nor a time"),
+        ("", "neither an offset nor a time"),
+        ("2026-05-01", "no time zone"),
+        ("2026-05-01T10:00:00", "no time zone"),
+        ("1960-01-01T00:00:00Z", "before 1970"),
+    ],
+)
+def test_what_cannot_be_read_is_named_with_what_can(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"--to '{text}'.*{said}.*earliest or latest"):
+        parse_position(text, "--to")
+
+
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [
+        (Offset(5), Offset(5)),
+        (Moment(5), Moment(4)),
+        (Edge.LATEST, Offset(5)),
+        (Offset(5), Edge.EARLIEST),
+        (Edge.LATEST, Edge.LATEST),
+    ],
+)
+def test_an_end_that_is_not_behind_the_start_is_refused(start, end) -> None:
+    with pytest.raises(ConfigError, match="--to is not behind --from"):
+        check_order(start, end)
+
+
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [(Offset(4), Offset(5)), (Moment(4), Moment(5)), (Edge.EARLIEST, Edge.LATEST), (Offset(5), Moment(1))],
+)
+def test_what_may_have_something_between_is_not_refused(start, end) -> None:
+    check_order(start, end)

@@ -1,0 +1,54 @@
+"""Handlers of the bounded runs' tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pydantic
+
+from tidemill import CollectResult, ExecutorTask, FilePayload, Handler, PrecomputedResult
+
+
+class Job(pydantic.BaseModel):
+    n: int
+    sleep: float = 0
+    fail: bool = False
+
+
+class Known(Handler[Job, Any]):
+    """A known result per message, into a file."""
+
+    async def arrange(self, messages, pending):
+        return [
+            ExecutorTask(
+                f"{m.partition}-{m.offset}",
+                source_offsets=(m.offset,),
+                precomputed=PrecomputedResult(),
+                metadata={"n": m.payload.n},
+            )
+            for m in messages
+        ]
+
+    async def on_task_complete(self, result):
+        return CollectResult(files=[FilePayload(path="out.jsonl", data=result.task.metadata)])
+
+
+class Slow(Known):
+    """A process of some milliseconds per message."""
+
+    async def arrange(self, messages, pending):
+        return [
+            ExecutorTask(
+                f"{m.partition}-{m.offset}",
+                ("0.02",),
+                source_offsets=(m.offset,),
+                binary_path="sleep",
+                metadata={"n": m.payload.n},
+            )
+            for m in messages
+        ]
+
+
+class Unready(Known):
+    async def on_ready(self, config, pool):
+        raise LookupError("no such table")

@@ -1,0 +1,154 @@
+"""A standalone Spark cluster on this machine: a master and workers from the pyspark distribution, kept small.
+
+Its Python has every package of this one but tidemill, so what runs there was shipped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyspark
+
+from tidemill.runtime.broker import free_port
+from tidemill.runtime.java import find_java
+
+SPARK_HOME = Path(pyspark.__file__).parent
+#: What an executor gets; Spark refuses less than 450 MB.
+EXECUTOR_MEMORY = "512m"
+
+
+def wait_for(condition: Callable[[], Any], seconds: float, what: str) -> Any:
+    """Poll a condition that only the outside world can tell; return its value."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds} s: {what}")
+        time.sleep(0.05)
+    return value
+
+
+def python_without_tidemill(folder: Path) -> Path:
+    """Make a virtual environment with this one's packages, but without tidemill, and return its interpreter."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    target = next((folder / "lib").glob("python*/site-packages"))
+    for entry in Path(sysconfig.get_paths()["purelib"]).iterdir():
+        if "tidemill" not in entry.name.lower():
+            (target / entry.name).symlink_to(entry)
+    python = folder / "bin" / "python"
+    found = subprocess.run([python, "-c", "import tidemill"], capture_output=True, text=True, env={}, cwd="/")
+    assert "No module named 'tidemill'" in found.stderr, found
+    return python
+
+
+def descendants(root: int) -> list[int]:
+    """Return a process and all that descend from it."""
+    parents: dict[int, int] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError, IndexError):
+                parents[int(entry)] = int(Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[1])
+    wanted = {root}
+    while more := {pid for pid, parent in parents.items() if parent in wanted} - wanted:
+        wanted |= more
+    return sorted(wanted)
+
+
+class Cluster:
+    """One master and some workers, each with two cores."""
+
+    def __init__(self, folder: Path, workers: int = 2) -> None:
+        self.folder = folder
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.python = python_without_tidemill(folder / "python")
+        port, self._ui = free_port(), free_port()
+        self.master = f"spark://127.0.0.1:{port}"
+        self._start("master.Master", "--port", str(port), "--webui-port", str(self._ui))
+        wait_for(lambda: self.state() is not None, 60, "a master that answers")
+        self.workers = [self._worker() for _ in range(workers)]
+        wait_for(lambda: len(self.alive()) == workers, 60, "all workers registered")
+
+    def _worker(self) -> subprocess.Popen[bytes]:
+        work = self.folder / f"work{len(self.processes)}"
+        options = ("--cores", "2", "--memory", "1200m", "--webui-port", "0", "--work-dir", str(work))
+        return self._start("worker.Worker", *options, self.master)
+
+    def _start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        env = {
+            **{key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYSPARK_PYTHON")},
+            "JAVA_HOME": str(find_java().home),
+            "SPARK_HOME": str(SPARK_HOME),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_DAEMON_MEMORY": "192m",
+            "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+        }
+        command = [SPARK_HOME / "bin" / "spark-class", f"org.apache.spark.deploy.{name}", "--host", "127.0.0.1"]
+        with open(self.folder / f"{name}.{len(self.processes)}.log", "wb") as log:
+            process = subprocess.Popen(
+                [*command, *arguments], env=env, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        self.processes.append(process)
+        return process
+
+    def state(self) -> dict[str, Any] | None:
+        """Return what the master says of itself."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._ui}/json/", timeout=5) as answer:
+                found: dict[str, Any] = json.load(answer)
+                return found
+        except OSError:
+            return None
+
+    def alive(self) -> list[dict[str, Any]]:
+        """Return the workers that the master takes for alive."""
+        return [worker for worker in (self.state() or {}).get("workers", []) if worker["state"] == "ALIVE"]
+
+    def busy(self) -> int:
+        """Return how many workers have an executor."""
+        return sum(worker["coresused"] > 0 for worker in self.alive())
+
+    def kill_worker(self, number: int) -> None:
+        """Lose a host: the worker, its executors and the engines in them end at once."""
+        for pid in descendants(self.workers[number].pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def replace_worker(self, number: int) -> None:
+        """Have a new worker in the place of one that was killed."""
+        self.workers[number].wait(30)
+        known = {worker["id"] for worker in self.alive()}
+        self.workers[number] = self._worker()
+        wait_for(lambda: {worker["id"] for worker in self.alive()} - known, 60, "a new worker registered")
+
+    def spark(self, **conf: str) -> dict[str, Any]:
+        """Return the `spark` section of a pipeline on this cluster."""
+        return {"master": self.master, "conf": {**self.conf(), **conf}}
+
+    def conf(self) -> dict[str, str]:
+        """Return the Spark configuration that keeps it small."""
+        return {
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.executor.cores": "1",
+            "spark.executor.memory": EXECUTOR_MEMORY,
+            "spark.cores.max": "2",
+            "spark.pyspark.python": str(self.python),
+        }
+
+    def close(self) -> None:
+        """End all of it."""
+        for process in self.processes:
+            for pid in reversed(descendants(process.pid)):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            process.wait(30)

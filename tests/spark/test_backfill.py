@@ -1,0 +1,277 @@
+"""Backfill over a real topic: all of it, once, resumable, and nothing that a live pipeline has is touched."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka as ck
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from confluent_kafka.admin import AdminClient
+
+from tidemill.runtime.exitcode import ExitCode
+from tidemill.testing.kafka import committed_offsets
+
+pytestmark = pytest.mark.timeout(180)
+ROOT = Path(__file__).parent.parent.parent
+
+
+class Site:
+    """A topic with messages in it, and a folder."""
+
+    def __init__(self, broker: Any, folder: Path, partitions: int = 2, **options: Any) -> None:
+        self.broker = broker
+        self.folder = folder
+        self.topic = f"bf-{uuid.uuid4().hex[:8]}"
+        self.partitions = partitions
+        self.outcomes = folder / "outcomes"
+        self.config_path = folder / "tidemill.yaml"
+        self.fed = 0
+        self.running: list[subprocess.Popen[bytes]] = []
+        broker.create_topic(self.topic, partitions=partitions, **options)
+
+    def feed(self, count: int, **fields: Any) -> None:
+        producer = ck.Producer({"bootstrap.servers": self.broker.bootstrap, "linger.ms": 5})
+        for n in range(self.fed, self.fed + count):
+            value = json.dumps({"n": n, **fields}).encode()
+            producer.produce(self.topic, value, key=b"%d" % n, partition=n % self.partitions)
+            if n % 10_000 == 0:
+                producer.poll(0)
+        assert producer.flush(30) == 0
+        self.fed += count
+
+    def config(self, **more: Any) -> dict[str, Any]:
+        config: dict[str, Any] = {
+            "kafka": {"brokers": self.broker.bootstrap, "source_topic": self.topic, "consumer_group": self.topic},
+            "sinks": {"filesystem": {"out": {"base_path": str(self.folder / "out")}}},
+            "spark": {"master": "local[2]"},
+        }
+        for section, values in more.items():
+            config.setdefault(section, {}).update(values)
+        self.config_path.write_text(yaml.safe_dump(config))
+        return config
+
+    def seen(self) -> Counter[int]:
+        path = self.folder / "out" / "out.jsonl"
+        return Counter(json.loads(line)["n"] for line in path.read_text().splitlines()) if path.exists() else Counter()
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [row for part in sorted(self.outcomes.glob("part-*")) for row in pq.read_table(part).to_pylist()]
+
+    def parts(self) -> list[str]:
+        return sorted(part.name for part in self.outcomes.glob("part-*"))
+
+    def command(self, handler: str, *arguments: str) -> list[str]:
+        return [
+            *(sys.executable, "-m", "tidemill", "backfill", str(self.config_path)),
+            *("--handler", f"tests.spark.backfill_handlers:{handler}", "--outcomes", str(self.outcomes), *arguments),
+        ]
+
+    def run(self, handler: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(handler, *arguments),
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    def start(self, handler: str, *arguments: str) -> subprocess.Popen[bytes]:
+        with open(self.folder / "log", "ab") as log:
+            process = subprocess.Popen(
+                self.command(handler, *arguments),
+                cwd=self.folder,
+                env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "BACKFILL_MARK": self.topic},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.running.append(process)
+        return process
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    def end(self) -> None:
+        """End whatever is left, at once."""
+        while left := marked(self.topic):
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            for process in self.running:
+                process.poll()
+
+
+@pytest.fixture
+def site(embedded_kafka: Any, tmp_path: Path) -> Iterator[Site]:
+    place = Site(embedded_kafka, tmp_path)
+    yield place
+    place.end()
+
+
+def wait_for(condition: Callable[[], Any], seconds: float, what: str) -> Any:
+    """Poll a condition that only the outside world can tell; return its value."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds} s: {what}")
+        time.sleep(0.05)
+    return value
+
+
+def marked(mark: str) -> dict[int, str]:
+    """Return the command of every living process that was started with this in its environment."""
+    found = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError):
+                if f"BACKFILL_MARK={mark}".encode() in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
+                    found[int(entry)] = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return found
+
+
+def engines(mark: str) -> list[int]:
+    """Return the Spark Python workers: children of the daemon that forks them."""
+    daemons = {pid for pid, command in marked(mark).items() if "-m tidemill.spark.daemon" in command}
+    found = []
+    for pid in daemons:
+        with contextlib.suppress(OSError):
+            if int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) in daemons:
+                found.append(pid)
+    return found
+
+
+def test_a_topic_is_done_once_in_ranges_finer_than_its_partitions(site: Site) -> None:
+    site.feed(6_000)
+    site.config()
+    done = site.run("Known", "--from", "earliest", "--range-messages", "700")
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert site.seen() == Counter(range(6_000))
+    rows = site.rows()
+    assert Counter((row["partition"], row["offset"]) for row in rows) == Counter((n % 2, n // 2) for n in range(6_000))
+    assert {row["status"] for row in rows} == {"done"}
+    assert len(site.parts()) == 2 * 5
+    assert "6,000 messages done, 0 dead letters" in done.stderr
+    assert not list(site.outcomes.glob("_part-*"))
+    admin = AdminClient({"bootstrap.servers": site.broker.bootstrap})
+    groups = {found.group_id for found in admin.list_consumer_groups().result(10).valid}
+    assert not {name for name in groups if name.startswith(site.topic)}, "a group was joined"
+
+
+def test_a_killed_backfill_is_resumed_without_doing_finished_ranges_again(site: Site) -> None:
+    site.feed(3_000)
+    site.config(executor={"max_executors": 8})
+    killed = site.start("Slow", "--from", "earliest", "--range-messages", "300")
+    wait_for(lambda: len(site.parts()) >= 3, 90, "some ranges are finished")
+    killed.kill()
+    killed.wait(10)
+    before = site.parts()
+    assert 3 <= len(before) < 10
+    # Engines whose driver is gone drain by themselves; what they finish meanwhile counts.
+    wait_for(lambda: not marked(site.topic), 60, "every process is gone")
+    finished = site.rows()
+    done = site.run("Slow", "--from", "earliest", "--range-messages", "300")
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert "resuming the backfill" in done.stderr
+    assert Counter((row["partition"], row["offset"]) for row in site.rows()) == Counter(
+        (n % 2, n // 2) for n in range(3_000)
+    )
+    seen = site.seen()
+    assert set(seen) == set(range(3_000))
+    again = {n for n, times in seen.items() if times > 1}
+    assert not again & {row["offset"] * 2 + row["partition"] for row in finished}, "finished ranges were done again"
+    nothing = site.run("Slow", "--from", "earliest")
+    assert (nothing.returncode, site.seen()) == (ExitCode.OK, seen)
+    other = site.run("Slow", "--from", "7")
+    assert other.returncode == ExitCode.CONFIG
+    assert "holds the backfill of topic" in other.stderr
+
+
+def test_sigterm_keeps_what_is_done_and_a_killed_engine_costs_nothing(site: Site) -> None:
+    site.feed(2_000)
+    config = site.config(executor={"max_executors": 8})
+    assert config["spark"]["master"] == "local[2]"
+    stopped = site.start("Slow", "--from", "earliest", "--whole-partitions")
+    wait_for(lambda: len(site.seen()) > 200, 90, "work under way")
+    victim = wait_for(lambda: engines(site.topic), 10, "engines")[0]
+    os.kill(victim, signal.SIGKILL)
+    wait_for(lambda: len(set(engines(site.topic)) - {victim}) == 2, 60, "another engine in its place")
+    count = len(site.seen())
+    wait_for(lambda: len(site.seen()) > count + 100, 60, "work goes on")
+    stopped.send_signal(signal.SIGTERM)
+    assert stopped.wait(60) == ExitCode.STOPPED, site.log()
+    assert "the backfill is stopped; run it again for the rest" in site.log()
+    assert not marked(site.topic)
+    part_way = Counter((row["partition"], row["offset"]) for row in site.rows())
+    assert 0 < len(part_way) < 2_000
+    seen = site.seen()
+    done = site.run("Slow", "--from", "earliest", "--whole-partitions")
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert set(site.seen()) == set(range(2_000))
+    assert Counter((row["partition"], row["offset"]) for row in site.rows()) == Counter(
+        (n % 2, n // 2) for n in range(2_000)
+    )
+    again = {n for n, times in (site.seen() - seen).items() if n in seen}
+    assert not again & {offset * 2 + partition for partition, offset in part_way}
+
+
+def test_a_range_between_offsets_reports_gaps_and_leaves_the_live_group_alone(site: Site) -> None:
+    site.feed(1_000)
+    live = ck.Consumer({"bootstrap.servers": site.broker.bootstrap, "group.id": site.topic})
+    live.commit(offsets=[ck.TopicPartition(site.topic, 0, 77)], asynchronous=False)
+    live.close()
+    admin = AdminClient({"bootstrap.servers": site.broker.bootstrap})
+    for future in admin.delete_records([ck.TopicPartition(site.topic, 0, 150)]).values():
+        future.result(10)
+    site.config()
+    done = site.run("Known", "--from", "100", "--to", "300")
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert {(row["partition"], row["offset"]) for row in site.rows()} == {
+        *((0, n) for n in range(150, 300)),
+        *((1, n) for n in range(100, 300)),
+    }
+    assert "50 offsets were deleted by the broker before they could be read" in done.stderr
+    assert committed_offsets(site.broker.bootstrap, site.topic, site.topic) == {0: 77, 1: -1}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--from", "yesterday"), "the start (--from) 'yesterday' is neither an offset nor a time"),
+        (("--from", "2026-05-01T00:00:00"), "has no time zone"),
+        (("--from", "10", "--to", "5"), "the end (--to) is not behind the start (--from)"),
+        (("--from", "latest"), "the end (--to) is not behind the start (--from)"),
+    ],
+)
+def test_positions_that_make_no_sense_are_refused_before_anything_starts(
+    site: Site, arguments: tuple[str, ...], said: str
+) -> None:
+    site.config()
+    done = site.run("Known", *arguments)
+    assert (done.returncode, site.outcomes.exists()) == (ExitCode.CONFIG, False)
+    assert said in done.stderr.splitlines()[-1]
+
+
+def test_an_engine_that_cannot_start_is_named_and_what_is_between_is_empty_is_no_error(site: Site) -> None:
+    site.config()
+    empty = site.run("Known", "--from", "earliest")
+    assert empty.returncode == ExitCode.OK
+    assert "0 messages done" in empty.stderr
+    site.feed(10)
+    done = site.run("Unready", "--from", "0", "--to", "10", "--outcomes", str(site.folder / "second"))
+    assert done.returncode == ExitCode.HANDLER, done.stderr
+    assert "on_ready raised LookupError: no such table" in done.stderr.splitlines()[-1]
