@@ -50,7 +50,7 @@ def test_an_event_trigger_shares_nothing_unless_it_says_so() -> None:
 
     trigger = Plain()
     assert trigger.shared_stream_key() is None
-    with pytest.raises(TypeError, match="filter_shared_stream"):
+    with pytest.raises(NotImplementedError, match="filter_shared_stream"):
         trigger.filter_shared_stream(None)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="create_shared_stream_producer"):
+    with pytest.raises(NotImplementedError, match="create_shared_stream_producer"):
         Plain.create_shared_stream_producer({})

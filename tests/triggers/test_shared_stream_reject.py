@@ -17,7 +17,7 @@ from tidemill.triggers.shared_stream import reject_shared_stream_event
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     found = Log()
-    monkeypatch.setattr(shared_stream, "_log", found)
+    monkeypatch.setattr(shared_stream, "log", found)
     return found
 
 

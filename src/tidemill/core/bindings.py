@@ -69,12 +69,13 @@ class Bindings:
         """
         owners, first = self._owners, self._first
         for seq in seqs:
-            index = seq - first
-            if index < 0:
-                continue
             try:
+                index = seq - first
+                if index < 0:
+                    continue
                 member = owners[index]
-            except IndexError:
+            except (IndexError, TypeError):
+                # Not given yet, or the None of a `bind_pending_event` that had nothing to wait for.
                 continue
             if member is not None:
                 owners[index] = None

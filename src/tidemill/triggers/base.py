@@ -112,7 +112,7 @@ class BaseEventTrigger(BaseTrigger):
         Args:
             kwargs: What the first subscriber's `serialize` returned.
         """
-        raise TypeError(
+        raise NotImplementedError(
             f"{cls.__name__} has a shared_stream_key, so it must override open_shared_stream or "
             f"create_shared_stream_producer"
         )
@@ -124,7 +124,9 @@ class BaseEventTrigger(BaseTrigger):
         Args:
             kwargs: What the first subscriber's `serialize` returned.
         """
-        raise TypeError(f"{cls.__name__} does not override create_shared_stream_producer: its stream is not acked")
+        raise NotImplementedError(
+            f"{cls.__name__} does not override create_shared_stream_producer: its stream is not acknowledged"
+        )
 
     def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:
         """Make events of raw events, as an async generator.
@@ -132,4 +134,6 @@ class BaseEventTrigger(BaseTrigger):
         Yield all that is derived from one raw event before requesting the next: requesting it means that this one is
         done with, once what was derived from it is stored.
         """
-        raise TypeError(f"{type(self).__name__} has a shared_stream_key, so it must override filter_shared_stream")
+        raise NotImplementedError(
+            f"{type(self).__name__} has a shared_stream_key, so it must override filter_shared_stream"
+        )

@@ -15,6 +15,7 @@ All of it belongs to one event loop.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Hashable
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ __all__ = [
 #: Raw events that a subscriber may leave unread.
 DEFAULT_SUBSCRIBER_QUEUE_MAX: Final = 1024
 
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 
 def reject_shared_stream_event() -> None:
@@ -69,7 +70,7 @@ def reject_shared_stream_event() -> None:
     """
     subscription = CURRENT.get()
     if subscription is None or subscription.reject() is Refusal.NO_WINDOW:
-        _log.warning("reject_shared_stream_event was called outside of an event of an acknowledged stream; ignored")
+        log.warning("reject_shared_stream_event was called outside of an event of an acknowledged stream; ignored")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ class SharedStreamManager:
     """The shared streams of a process.
 
     Args:
-        log: A structlog logger; None: this module's.
+        log: A structlog logger, or one of the standard library; None: one of this module's name.
         max_subscriber_queue: How many raw events a subscriber may leave unread before it fails.
         ack_timeout: How many seconds a subscriber may hold an event, from its fan-out, before it fails.
         cohort_grace_period: How many seconds a new stream waits for more subscribers before it polls.
@@ -116,7 +117,11 @@ class SharedStreamManager:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """Have no streams."""
-        self._log = _log if log is None else log
+        if log is None:
+            log = structlog.get_logger(__name__)
+        elif isinstance(log, logging.Logger):
+            log = structlog.wrap_logger(log)
+        self._log = log
         self._settings = StreamSettings(max_subscriber_queue, ack_timeout, cohort_grace_period, max_outstanding, now)
         self._bindings = Bindings()
         # Called for every trigger event: without a call in between. They are documented where they are.
@@ -142,8 +147,8 @@ class SharedStreamManager:
         stream = self._groups.get(key)
         if stream is None:
             stream = self._make(trigger, key)
-            self._groups[key] = stream
             stream.start()
+            self._groups[key] = stream
         elif trigger_id in stream.subscriptions:
             raise RuntimeError(f"trigger {trigger_id} is already subscribed to the shared stream {key!r}")
         return stream.subscribe(trigger_id)
@@ -175,6 +180,8 @@ class SharedStreamManager:
         streams = [*self._groups.values(), *self._closing]
         for key in list(self._groups):
             self._evict(key)
+        for stream in streams:
+            stream.end()
         await asyncio.gather(*(stream.stop() for stream in streams))
 
     def hold(self) -> None:
@@ -266,7 +273,7 @@ def route(manager: SharedStreamManager, trigger_id: Any, trigger: BaseTrigger) -
         try:
             key = trigger.shared_stream_key()
         except Exception as error:
-            _log.warning("shared_stream_key raised; the trigger runs by itself", trigger_id=trigger_id, exc_info=error)
+            log.warning("shared_stream_key raised; the trigger runs by itself", trigger_id=trigger_id, exc_info=error)
         if key is not None:
             stream = manager.subscribe(trigger_id=trigger_id, trigger=trigger, key=key)
             return Routed(key, trigger.filter_shared_stream(stream))

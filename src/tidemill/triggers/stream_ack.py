@@ -73,10 +73,8 @@ class AckStream:
         self._watching: asyncio.Task[None] | None = None
         self._life = Life(key, self._poll, self._close, self._end, log)
         self.start = self._life.start
-
-    async def stop(self) -> None:
-        """Advance what is resolved, and close."""
-        await self._life.stop()
+        self.end: Callable[[], None] = self._life.end
+        self.stop = self._life.stop
 
     def subscribe(self, trigger_id: Any) -> AckSubscription:
         """Let a trigger take part in the events from now on."""
@@ -216,7 +214,7 @@ class AckStream:
 
     def _advance_failed(self, batch: Batch[Hashable, Any], error: BaseException) -> None:
         self._log.error(
-            "a producer could not advance its broker; its shared stream ends, the broker will give the events again",
+            "broker advance failed; the shared stream ends, and the broker will give the events again",
             key=self.key,
             lane=batch.lane,
             events=len(batch.entries),

@@ -48,6 +48,7 @@ class FastStream:
         self._waiting: dict[Subscription, None] = {}
         self._life = Life(key, self._poll, self._close, self._end, log)
         self.start = self._life.start
+        self.end: Callable[[], None] = self._life.end
         self.stop = self._life.stop
 
     def subscribe(self, trigger_id: Any) -> FastSubscription:

@@ -57,8 +57,11 @@ class Stream(Protocol):
     def unsubscribe(self, trigger_id: Any) -> None:
         """Let it go."""
 
+    def end(self) -> None:
+        """End without failing anybody; synchronous."""
+
     async def stop(self) -> None:
-        """End in good order."""
+        """End so, and wait until all is closed."""
 
 
 class Life:
@@ -160,6 +163,6 @@ def wake_all(waiting: dict[Subscription, None]) -> None:
 def overflow_of(key: Hashable, trigger_id: Any, queue: int) -> SubscriberOverflow:
     """Say who was too slow for what."""
     return SubscriberOverflow(
-        f"trigger {trigger_id} of the shared stream {key!r} left more than {queue} raw events unread: its filter "
-        f"is too slow for the stream"
+        f"trigger {trigger_id} of the shared stream {key!r} is too slow: its queue of unread raw events exceeded "
+        f"maxsize={queue}"
     )
