@@ -237,6 +237,14 @@ class DeadLetterSettings(Section):
         "", description="'' means <source_topic>_dlq; made if it does not exist."
     )
     brokers: str = Field("", description="'' means those of kafka.")
+    on_send_failure: Literal["stall", "drop"] = Field(
+        "stall",
+        description="When the topic does not take a letter: stall lets the partition wait until it does; drop gives "
+        "the letter up, logged and counted.",
+    )
+    max_redrives: NonNegativeInt = Field(
+        3, description="A message that was dead-lettered and sent again so often is not sent again any more."
+    )
 
 
 class LoggingSettings(Section):
