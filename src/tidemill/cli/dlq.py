@@ -29,6 +29,7 @@ from tidemill.cli.reporting import reporting
 from tidemill.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from tidemill.config.settings import Settings
     from tidemill.core.redrive import Criteria
     from tidemill.runtime.letterbox import Found, LetterBox
 
@@ -177,20 +178,31 @@ def redrive(
     """
     with reporting():
         from tidemill.cli.dlq_redrive import run_redrive
-        from tidemill.config.loading import load_settings
         from tidemill.pipeline.redrive import Order
 
         target, topic = parsed_target(to)
         criteria = criteria_of(ids, kinds, sinks, since, until, keys, text, relative=False)
         order = Order(criteria, target, topic, limit, rate, dry_run, restart)
-        raise typer.Exit(run_redrive(load_settings(config), order, as_json=as_json))
+        raise typer.Exit(run_redrive(_settings(config), order, as_json=as_json))
+
+
+def _settings(config: Path | None) -> Settings:
+    """Return the configuration, with logs of warnings and worse on standard error."""
+    from tidemill.config.loading import load_settings
+    from tidemill.runtime.log import configure
+
+    settings = load_settings(config)
+    if settings.logging.level in ("DEBUG", "INFO"):
+        # Meant for the pipeline: here, somebody reads along.
+        settings.logging.level = "WARNING"
+    configure(settings.logging)
+    return settings
 
 
 def _opened(config: Path | None) -> LetterBox:
-    from tidemill.config.loading import load_settings
     from tidemill.runtime.letterbox import LetterBox
 
-    return LetterBox(load_settings(config))
+    return LetterBox(_settings(config))
 
 
 def _all(box: LetterBox, criteria: Criteria, *, garbage: bool = False) -> Iterator[Found]:
