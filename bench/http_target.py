@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from typing import ClassVar
 
 
 class Target(asyncio.Protocol):
     """One connection; understands only what the sinks' client sends."""
 
-    keys: set[bytes] = set()
+    keys: ClassVar[set[bytes]] = set()
 
     def __init__(self) -> None:
         self._data = b""

@@ -260,7 +260,9 @@ def measure(name: str, folder: Path, rounds: int = 3) -> None:
                     speeds["file"].append(count / through("file", values))
                     speeds["sink"].append(count / through("sink", values))
                     _check(name, asyncio.run(target.stored()), count)
-                    report(bench=f"sinks.{name}", round=n, **{f"{each}_per_second": speeds[each][-1] for each in speeds})
+                    report(
+                        bench=f"sinks.{name}", round=n, **{f"{each}_per_second": speeds[each][-1] for each in speeds}
+                    )
     finally:
         target.close()
         bench.close()

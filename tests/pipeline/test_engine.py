@@ -217,6 +217,14 @@ async def test_a_letter_holds_the_offset_until_it_is_confirmed(rig):
     await run.committed(2)
 
 
+async def test_letters_that_were_dropped_are_in_the_progress_and_the_summary(rig):
+    run = rig(Failing(ErrorAction.DLQ), [message(0)])
+    await run.committed(1)
+    run.letters.dropped = 1
+    assert run.engine.progress().letters_dropped == 1
+    assert (await run.end()).progress.letters_dropped == 1
+
+
 async def test_arrange_that_raises_for_one_of_a_hundred_dead_letters_that_one(rig):
     class Poisoned(Handler[Any, Any]):
         done: set[int] = set()

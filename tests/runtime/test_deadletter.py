@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pydantic
 import pytest
+import structlog.testing
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import RemoteError
@@ -182,7 +183,7 @@ def test_positions_stay_as_long_as_they_fit() -> None:
     letter = large_letter(sources=100)
     shrunk = decode_letter(encode_letter(letter, 12_000))
     assert [source.offset for source in shrunk.sources] == list(range(100))
-    assert shrunk.sources[0].value is None
+    assert shrunk.sources[0].value == Blob(), "there was a value, and it is not here"
     assert decode_letter(encode_letter(large_letter(), 1_500)).original_payloads == []
     fewer = decode_letter(encode_letter(letter, 3_000))
     assert 0 < len(fewer.sources) < 100
@@ -197,9 +198,9 @@ def test_a_letter_that_fits_is_left_alone() -> None:
 # -- with a broker --------------------------------------------------------------------------------------------
 
 
-def settings_for(bootstrap: str, topic: str = "") -> Settings:
-    source = unique_name("in")
-    return Settings.model_validate({"kafka": {"brokers": bootstrap, "source_topic": source}, "dlq": {"topic": topic}})
+def settings_for(bootstrap: str, topic: str = "", **dlq: Any) -> Settings:
+    kafka = {"brokers": bootstrap, "source_topic": unique_name("in")}
+    return Settings.model_validate({"kafka": kafka, "dlq": {"topic": topic, **dlq}})
 
 
 async def written(letters: KafkaDeadLetters, letter: Letter, timeout_seconds: float = 20.0) -> None:
@@ -312,3 +313,49 @@ async def test_closing_gives_up_letters_that_wait(own_kafka: Callable[..., Embed
     async with asyncio.timeout(8):
         await letters.close()
     assert (called, letters.written) == ([], 1)
+
+
+@pytest.mark.kafka
+async def test_on_demand_letters_that_are_not_taken_are_dropped_counted_and_logged(
+    own_kafka: Callable[..., EmbeddedBroker],
+) -> None:
+    broker = own_kafka()
+    letters = KafkaDeadLetters(settings_for(broker.bootstrap, "dlq", on_send_failure="drop"))
+    letters._config |= {"delivery.timeout.ms": 4_000, "reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 200}
+    await letters.open()
+    await written(letters, Letter(kind=LetterKind.HOOK, error="first"))
+    broker.kill()
+    lost = Letter(kind=LetterKind.HOOK, error="second", sources=letter_sources([message(b"secret body", 41)]))
+    with structlog.testing.capture_logs() as logs:
+        await written(letters, lost)
+    assert (letters.written, letters.dropped, letters.stalled()) == (1, 1, None)
+    (line,) = [each for each in logs if each["event"].startswith("a dead letter is dropped")]
+    assert (line["letter_id"], line["sources"], line["log_level"]) == (lost.letter_id, ["in/3/41"], "error")
+    assert "secret body" not in str(line)
+    await asyncio.to_thread(broker.start)
+    # Nobody has to do anything for the next one.
+    async with asyncio.timeout(60):
+        while letters.written == 1:
+            await written(letters, Letter(kind=LetterKind.HOOK, error="third"))
+    await letters.close()
+
+
+@pytest.mark.kafka
+async def test_even_then_a_letter_that_is_too_large_is_shrunk_first(
+    embedded_kafka: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = embedded_kafka.create_topic(unique_name("dlq"), config={"max.message.bytes": "10000"})
+    monkeypatch.setattr("tidemill.runtime.kafka_client.TopicAdmin.max_message_bytes", lambda self, topic: None)
+    settings = settings_for(embedded_kafka.bootstrap, topic, on_send_failure="drop")
+    letters = KafkaDeadLetters(settings, Backoff(0.01, 0.1))
+    await letters.open()
+    await written(letters, large_letter())
+    assert (letters.written, letters.dropped) == (1, 0)
+    await letters.close()
+
+
+def test_a_letter_says_how_many_positions_it_had_to_leave_out() -> None:
+    letter = large_letter(sources=100)
+    fewer = decode_letter(encode_letter(letter, 3_000))
+    assert len(fewer.sources) + fewer.sources_dropped == 100
+    assert decode_letter(encode_letter(letter)).sources_dropped == 0

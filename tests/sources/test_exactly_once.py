@@ -386,6 +386,7 @@ async def test_an_engine_that_waits_for_its_transactions_can_be_stopped(own_kafk
     ("more", "text"),
     [
         ({"sinks": {"filesystem": {"f": {"base_path": "x"}}}}, r"sinks\.filesystem\.f is no Kafka sink"),
+        ({"dlq": {"on_send_failure": "drop"}}, r"dlq\.on_send_failure is drop"),
         ({"sinks": {"kafka": {"o": {"topic": "o", "brokers": "other:1"}}}}, r"sinks\.kafka\.o is on other brokers"),
         ({"dlq": {"brokers": "other:1"}}, r"dlq is on other brokers \(other:1\)"),
         (

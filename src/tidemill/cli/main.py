@@ -10,13 +10,14 @@ from typing import Annotated
 
 import typer
 
-from tidemill.cli import backfill, broker, config, doctor, init, run, triggers
+from tidemill.cli import backfill, broker, config, dlq, doctor, init, run, triggers
 from tidemill.cli.reporting import reporting
 
 EXIT_CODES = (
     "Exit codes: 0 done, or drained after a first SIGTERM or SIGINT; 1 an error inside tidemill; 2 wrong configuration "
-    "or command line; 3 the handler is wrong; 4 a broker, Spark or a sink failed (doctor: something is to be done); "
-    "5 another process uses the same worker name; 130 stopped at once by a second signal."
+    "or command line; 3 the handler is wrong; 4 a broker, Spark or a sink failed (doctor, dlq redrive: something is to "
+    "be done); 5 another process uses the same worker name (or does the same redrive); 130 stopped at once by a second "
+    "signal."
 )
 
 app = typer.Typer(
@@ -67,6 +68,7 @@ app.command(epilog=EXIT_CODES)(backfill.backfill)
 app.command()(init.init)
 app.add_typer(config.app, name="config")
 app.add_typer(triggers.app, name="triggers")
+app.add_typer(dlq.app, name="dlq", epilog=EXIT_CODES)
 app.command()(doctor.doctor)
 app.command()(broker.broker)
 

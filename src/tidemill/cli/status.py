@@ -55,6 +55,8 @@ def status_text(progress: PipelineProgress, rate: float) -> str:
     ]
     if progress.dead_lettered:
         parts.append(f"{progress.dead_lettered:,} dead letter{'s' if progress.dead_lettered != 1 else ''}")
+    if progress.letters_dropped:
+        parts.append(f"{progress.letters_dropped:,} dead letter{'s' if progress.letters_dropped != 1 else ''} DROPPED")
     if progress.stalled:
         reasons = (f"{name}: {why}" for name, why in sorted(progress.stalled.items()))
         parts.append("waiting for " + "; ".join(reasons))

@@ -261,6 +261,14 @@ class DeadLetterSettings(Section):
         "", description="'' means <source_topic>_dlq; made if it does not exist."
     )
     brokers: str = Field("", description="'' means those of kafka.")
+    on_send_failure: Literal["stall", "drop"] = Field(
+        "stall",
+        description="When the topic does not take a letter: stall lets the partition wait until it does; drop gives "
+        "the letter up, logged and counted.",
+    )
+    max_redrives: NonNegativeInt = Field(
+        3, description="A message that was dead-lettered and sent again so often is not sent again any more."
+    )
 
 
 class LoggingSettings(Section):
@@ -355,6 +363,8 @@ def transaction_problems(settings: Settings) -> list[str]:
             problems.append(f"sinks.kafka.{name} is on other brokers ({sink.brokers}) than kafka ({own[1]})")
     if settings.dlq.brokers not in own:
         problems.append(f"dlq is on other brokers ({settings.dlq.brokers}) than kafka ({own[1]})")
+    if settings.dlq.on_send_failure == "drop":
+        problems.append("dlq.on_send_failure is drop, but no letter can be dropped out of a transaction")
     configs = {name: sink.client_config for name, sink in settings.sinks.kafka.items()}
     first = next(iter(configs), "")
     problems += [

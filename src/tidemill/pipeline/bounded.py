@@ -23,9 +23,12 @@ def bounded_settings(settings: Settings) -> Settings:
     """Return the settings of a bounded run: a message is done when what its window delivers is confirmed too.
 
     A live engine may commit before a window's own payloads are confirmed and still deliver them; a bounded one ends.
+    It commits nothing to a group either, so there is nothing that a transaction could hold together: what is written
+    is written at least once.
     """
     settings = settings.model_copy(deep=True)
     settings.executor.commit = "window"
+    settings.kafka.exactly_once = False
     return settings
 
 

@@ -41,7 +41,7 @@ from tidemill.pipeline.hooks import called
 from tidemill.pipeline.models import DeliveryAction, DeliveryError, ExecutorTask
 from tidemill.pipeline.stage import Stage
 from tidemill.pipeline.stager import Stager
-from tidemill.runtime.deadletter import DeadLetters, Letter, LetterKind, letter_sources, payload_json
+from tidemill.runtime.deadletter import DeadLetters, Letter, LetterKind, letter_sources, payload_json, redrives_of
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sinks.base import Sink
 from tidemill.sinks.payloads import (
@@ -351,6 +351,7 @@ class Outbox:
                 sink_type=courier.sink.type,
                 partition=origin.sources[0].partition if origin.sources else None,
                 attempt_count=attempts,
+                redrives=redrives_of(origin.sources),
                 task_id=origin.task.task_id if origin.task else None,
                 args=[str(arg) for arg in origin.task.args] if origin.task else [],
                 sources=letter_sources(origin.sources),

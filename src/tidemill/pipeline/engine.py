@@ -428,6 +428,7 @@ class Engine:
             tasks_failed=counters.tasks_failed,
             delivered=self.outbox.delivered,
             dead_lettered=self.letters.written,
+            letters_dropped=self.letters.dropped,
             skipped=counters.skipped + self.outbox.skipped,
             warnings=counters.warnings,
             gap=self.source.gap,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tidemill.config.redaction import redact_text
 from tidemill.pipeline.models import ExecutorError
-from tidemill.runtime.deadletter import Letter, LetterKind, letter_sources, stderr_tail
+from tidemill.runtime.deadletter import Letter, LetterKind, letter_sources, redrives_of, stderr_tail
 from tidemill.runtime.messages import SourceMessage
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def make_letter(
         sources=letter_sources(messages),
         partition=messages[0].partition if messages else None,
         attempt_count=1,
+        redrives=redrives_of(messages),
         original_payloads=list(payloads),
     )
     if run is not None:

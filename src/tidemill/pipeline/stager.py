@@ -192,6 +192,7 @@ class StagedLetters:
         self._limit = 1_000_000
         self._failing: str | None = None
         self.written = 0
+        self.dropped = 0  # never: a letter goes with the offsets, or they do not go
 
     async def open(self) -> None:
         """Check that the topic exists, or create it.

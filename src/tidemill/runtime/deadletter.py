@@ -2,7 +2,8 @@
 
 Invariants: any letter can be encoded, whatever a user put into it; a letter that is too large loses bodies
 before it loses anything else, and never its positions as long as they fit; a letter is confirmed by the broker
-before `done` is called, and is tried again for ever until then. This module does not decide what is dead-lettered.
+before `done` is called, and is tried again for ever until then, unless `dlq.on_send_failure` is `drop`: then a letter
+that is not taken is counted as dropped, and logged. This module does not decide what is dead-lettered.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import enum
-import hashlib
 import random
 import time
 import uuid
@@ -26,6 +26,9 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import RemoteError
 from tidemill.core.retry import Backoff
 from tidemill.runtime.kafka_client import TopicAdmin, client_config, scrubbed
+from tidemill.runtime.letter_payloads import Blob as Blob
+from tidemill.runtime.letter_payloads import digest_of, json_bytes, without_body
+from tidemill.runtime.letter_payloads import payload_json as payload_json
 from tidemill.runtime.log import limited
 from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.producer import LoopProducer, Outcomes, producer_config, too_large
@@ -37,6 +40,12 @@ SCHEMA_VERSION = 1
 STDERR_BYTES = 4096
 #: What a record costs beyond its value: headers of record and batch.
 RECORD_OVERHEAD_BYTES = 512
+#: A letter that is refused for its size is made no smaller than this.
+_LEAST_LETTER_BYTES = 1_000
+#: The header of a message that was dead-lettered and sent again: how often, as a decimal number.
+REDRIVES_HEADER = "tidemill-redrives"
+#: Its companion: what happened each time, as JSON, oldest first.
+HISTORY_HEADER = "tidemill-history"
 
 
 class LetterKind(enum.StrEnum):
@@ -53,17 +62,11 @@ class LetterKind(enum.StrEnum):
     FAILED = "failed"
 
 
-class Blob(msgspec.Struct, omit_defaults=True):
-    """Bytes in JSON: as base64, as UTF-8 text, or, where they were dropped, their size and digest."""
-
-    base64: str | None = None
-    text: str | None = None
-    length: int | None = None
-    sha256: str | None = None
-
-
 class LetterSource(msgspec.Struct):
-    """One source message; key, value and headers are text where they are UTF-8, else a `Blob`."""
+    """One source message; key, value and headers are text where they are UTF-8, else a `Blob`.
+
+    An empty `Blob` as value means that nothing but the position is left.
+    """
 
     topic: str
     partition: int
@@ -92,6 +95,7 @@ class Letter(msgspec.Struct, kw_only=True):
         stderr: The end of its standard error.
         sources: The messages it worked for.
         timestamp: When the letter was written, ISO 8601, UTC.
+        sources_dropped: How many more messages it worked for, whose positions did not fit.
     """
 
     kind: LetterKind
@@ -110,6 +114,7 @@ class Letter(msgspec.Struct, kw_only=True):
     exit_code: int | None = None
     stderr: str = ""
     sources: list[LetterSource] = []
+    sources_dropped: int = 0
 
 
 def text_or_blob(data: bytes | str | None) -> str | Blob | None:
@@ -138,61 +143,30 @@ def letter_sources(messages: Iterable[SourceMessage]) -> list[LetterSource]:
     ]
 
 
+def redrives_in(headers: Iterable[tuple[str, bytes | str | Blob | None]]) -> int:
+    """Return how often a message was sent again before, by its headers; 0 where they do not say.
+
+    Example:
+        >>> redrives_in([("trace", b"1"), ("tidemill-redrives", b"2")])
+        2
+    """
+    found = [value for name, value in headers if name == REDRIVES_HEADER]
+    text = found[-1] if found else None
+    if isinstance(text, str):
+        text = text.encode()
+    # Anybody can write headers: what is no small number counts for nothing.
+    return int(text) if isinstance(text, bytes) and text.isdigit() and len(text) < 10 else 0
+
+
+def redrives_of(messages: Iterable[SourceMessage]) -> int:
+    """Return how often the most travelled of the messages was sent again before."""
+    return max((redrives_in(message.headers) for message in messages if message.headers), default=0)
+
+
 def stderr_tail(stderr: str | bytes) -> str:
     """Return the last 4 KiB."""
     data = stderr.encode("utf-8", "replace") if isinstance(stderr, str) else stderr
     return data[-STDERR_BYTES:].decode("utf-8", "replace")
-
-
-def payload_json(payload: Any) -> str:
-    """Return a payload as a JSON string: all its fields; bytes as a `Blob`, models by their own JSON dump."""
-    fields = {name: _plain(getattr(payload, name)) for name in getattr(payload, "__struct_fields__", ())}
-    return _json(fields or {"data": _plain(payload)}).decode()
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, bytes):
-        try:
-            return Blob(text=value.decode())
-        except UnicodeDecodeError:
-            return Blob(base64=base64.b64encode(value).decode())
-    try:
-        return msgspec.Raw(_json_strict(value))
-    except Exception:  # whatever a user's object raises: it may be the very reason for this letter
-        return _shown(value)
-
-
-def _hook(value: Any) -> Any:
-    dump = getattr(value, "model_dump", None)
-    return dump(mode="json") if dump is not None else _shown(value)
-
-
-def _shown(value: Any) -> str:
-    try:
-        return repr(value)[:10_000]
-    except Exception:
-        return f"<a {type(value).__name__} that cannot be shown>"
-
-
-_json_strict = msgspec.json.Encoder(enc_hook=_hook).encode
-
-
-def _json(value: Any) -> bytes:
-    """Encode for a letter; text with lone surrogates (names of files, arguments) is replaced, not refused."""
-    try:
-        return _json_strict(value)
-    except UnicodeEncodeError:
-        return _json_strict(_mended(msgspec.to_builtins(value, enc_hook=_hook)))
-
-
-def _mended(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
-    if isinstance(value, dict):
-        return {_mended(key): _mended(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_mended(item) for item in value]
-    return value
 
 
 def encode_letter(letter: Letter, limit_bytes: int | None = None) -> bytes:
@@ -201,17 +175,19 @@ def encode_letter(letter: Letter, limit_bytes: int | None = None) -> bytes:
     Bodies go first (length and SHA-256 stay), then everything of a source but its position, then arguments,
     payloads and most of stderr, and at the very last the sources that still do not fit.
     """
-    encoded = _json(letter)
+    encoded = json_bytes(letter)
     if limit_bytes is None or len(encoded) <= limit_bytes:
         return encoded
     for smaller in (_without_bodies, _positions_only, _bare):
         letter = smaller(letter)
-        encoded = _json(letter)
+        encoded = json_bytes(letter)
         if len(encoded) <= limit_bytes:
             return encoded
     while letter.sources and len(encoded) > limit_bytes:
-        letter = msgspec.structs.replace(letter, sources=letter.sources[: len(letter.sources) // 2])
-        encoded = _json(letter)
+        kept = letter.sources[: len(letter.sources) // 2]
+        dropped = letter.sources_dropped + len(letter.sources) - len(kept)
+        letter = msgspec.structs.replace(letter, sources=kept, sources_dropped=dropped)
+        encoded = json_bytes(letter)
     return encoded
 
 
@@ -231,10 +207,8 @@ def _digest(value: str | Blob | None) -> str | Blob | None:
     if isinstance(value, Blob):
         if value.base64 is None or len(value.base64) <= 100:
             return value
-        data = base64.b64decode(value.base64)
-    else:
-        data = value.encode("utf-8", "replace")
-    return Blob(length=len(data), sha256=hashlib.sha256(data).hexdigest())
+        return digest_of(value.data())
+    return digest_of(value.encode("utf-8", "replace"))
 
 
 def _without_bodies(letter: Letter) -> Letter:
@@ -247,33 +221,14 @@ def _without_bodies(letter: Letter) -> Letter:
         )
         for source in letter.sources
     ]
-    payloads = [_payload_without_body(payload) for payload in letter.original_payloads]
+    payloads = [without_body(payload) for payload in letter.original_payloads]
     return msgspec.structs.replace(letter, sources=sources, original_payloads=payloads)
 
 
-def _payload_without_body(payload: str) -> str:
-    """Keep a payload's small fields; of large ones keep the length and digest of what a sink would have got."""
-    fields = msgspec.json.decode(payload, type=dict[str, msgspec.Raw])
-    kept: dict[str, Any] = {}
-    for name, raw in fields.items():
-        body = bytes(raw)
-        if len(body) > 200:
-            try:
-                blob = msgspec.json.decode(body, type=Blob, strict=True)
-            except msgspec.ValidationError:
-                blob = Blob()
-            if blob.base64 is not None:
-                body = base64.b64decode(blob.base64)
-            elif blob.text is not None:
-                body = blob.text.encode()
-            kept[name] = Blob(length=len(body), sha256=hashlib.sha256(body).hexdigest())
-        else:
-            kept[name] = raw
-    return _json(kept).decode()
-
-
 def _positions_only(letter: Letter) -> Letter:
-    sources = [LetterSource(s.topic, s.partition, s.offset, timestamp=s.timestamp) for s in letter.sources]
+    sources = [
+        LetterSource(s.topic, s.partition, s.offset, timestamp=s.timestamp, value=Blob()) for s in letter.sources
+    ]
     return msgspec.structs.replace(letter, sources=sources)
 
 
@@ -284,15 +239,21 @@ def _bare(letter: Letter) -> Letter:
 
 
 class DeadLetters(Protocol):
-    """Where letters go."""
+    """Where letters go.
+
+    Attributes:
+        written: Letters that the broker confirmed.
+        dropped: Letters that were given up because their topic did not take them.
+    """
 
     written: int
+    dropped: int
 
     async def open(self) -> None:
         """Make sure that letters can be written."""
 
     def put(self, letter: Letter, done: Callable[[], None]) -> None:
-        """Write a letter; `done` is called once it is confirmed, on the loop and never inside this call."""
+        """Write a letter; `done` is called once it is confirmed or dropped, on the loop and never inside this call."""
 
     def stalled(self) -> str | None:
         """Say why letters wait, None while they do not."""
@@ -335,12 +296,14 @@ class KafkaDeadLetters:
         self._admin_config = client_config(settings.kafka, settings.dlq_brokers, {})
         self._backoff = backoff or Backoff(0.1, 10.0, 2.0)
         self._limit = 1_000_000
+        self._drops = settings.dlq.on_send_failure == "drop"
         self._waiting = 0
         self._failing: tuple[float, str] | None = None
         self._timers: set[asyncio.TimerHandle] = set()
         self._producer: LoopProducer | None = None
         self._closed = False
         self.written = 0
+        self.dropped = 0
 
     async def open(self) -> None:
         """Check that the topic exists, or create it.
@@ -378,15 +341,32 @@ class KafkaDeadLetters:
             if self._closed:
                 return
             if error is None:
-                self._confirmed(done)
+                self.written += 1
+                self._settled(done)
+                return
+            smaller = len(body) * 3 // 4 if too_large(error) else limit
+            if self._drops and (smaller == limit or smaller < _LEAST_LETTER_BYTES):
+                self._drop(letter, error, done)
             else:
-                smaller = len(body) * 3 // 4 if too_large(error) else limit
                 self._later(error, attempt, lambda: self._write(letter, done, attempt + 1, smaller))
 
         self._producer.send(self._topic, [(None, body)]).add_done_callback(answered)
 
-    def _confirmed(self, done: Callable[[], None]) -> None:
-        self.written += 1
+    def _drop(self, letter: Letter, error: ck.KafkaError, done: Callable[[], None]) -> None:
+        self.dropped += 1
+        # The one trace of the message that is left: each is logged, and says where it was.
+        log.error(
+            "a dead letter is dropped: its topic does not take it",
+            topic=self._topic,
+            error=scrubbed(error.str(), self._config),
+            letter_id=letter.letter_id,
+            kind=letter.kind.value,
+            sources=[f"{source.topic}/{source.partition}/{source.offset}" for source in letter.sources[:10]],
+            source_count=len(letter.sources),
+        )
+        self._settled(done)
+
+    def _settled(self, done: Callable[[], None]) -> None:
         self._waiting -= 1
         if self._waiting == 0:
             self._failing = None

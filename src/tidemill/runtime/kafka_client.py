@@ -137,6 +137,20 @@ class TopicAdmin:
                 return False
             time.sleep(0.1)
 
+    def partition_count(self, topic: str) -> int | None:
+        """Return how many partitions a topic has, None if it does not exist.
+
+        Raises:
+            ConfigError: The brokers do not let us see it.
+            RemoteError: They do not answer.
+        """
+        if not self.exists(topic, wait_seconds=1.0):
+            return None
+        try:
+            return len(self._client.list_topics(topic, timeout=CALL_SECONDS).topics[topic].partitions)
+        except ck.KafkaException as error:
+            raise self.refused(f"topic {topic!r} cannot be looked up", error.args[0]) from None
+
     def _described(self, topic: str) -> ck.KafkaError | None:
         try:
             topics = ck.TopicCollection([topic])

@@ -29,6 +29,7 @@ class EngineProgress(msgspec.Struct):
         tasks_failed: Tasks that failed for good.
         delivered: Payloads that a sink confirmed.
         dead_lettered: Letters that the broker confirmed.
+        letters_dropped: Letters that were given up, by `dlq.on_send_failure: drop`.
         skipped: Failures and payloads that a hook chose to skip.
         warnings: Wrong but harmless things that handlers did (a task id twice, foreign offsets).
         gap: Messages that the broker had deleted before they were read.
@@ -57,6 +58,7 @@ class EngineProgress(msgspec.Struct):
     tasks_failed: int = 0
     delivered: int = 0
     dead_lettered: int = 0
+    letters_dropped: int = 0
     skipped: int = 0
     warnings: int = 0
     gap: int = 0

@@ -16,9 +16,9 @@ from typing import Protocol
 
 import structlog
 
-from tidemill.core.errors import said
+from tidemill.core.errors import InvariantError, said
 from tidemill.runtime.messages import SourceMessage
-from tidemill.sources.base import CommitStatus, Fatal, SourceEvents, TopicPartition
+from tidemill.sources.base import CommitStatus, Fatal, Records, SourceEvents, TopicPartition
 
 log = structlog.get_logger(__name__)
 
@@ -106,8 +106,10 @@ class BoundedSource:
         """Whether everything was read and taken."""
         return self.ended and self.taken == self._fetched
 
-    def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Note how far the engine is."""
+    def commit(self, offsets: Mapping[TopicPartition, int], records: Records | None = None) -> None:
+        """Note how far the engine is; there is no transaction that records could be in."""
+        if records:
+            raise InvariantError("a bounded run has no transactions")
         self.committed.update(offsets)
         self._loop.call_soon(self._events.on_committed, dict(offsets), CommitStatus.DONE)
 

@@ -196,7 +196,12 @@ class Pipeline:
             _leave_for(settings, worker, live.not_left())
             self._raise_failure(settings, worker)
             done = live.progress()
-            log.info("the pipeline is drained", messages_done=done.messages_done, dead_lettered=done.dead_lettered)
+            log.info(
+                "the pipeline is drained",
+                messages_done=done.messages_done,
+                dead_lettered=done.dead_lettered,
+                letters_dropped=done.letters_dropped,
+            )
         return code
 
     def _times(self, settings: Settings) -> SlotLimits:

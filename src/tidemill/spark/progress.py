@@ -53,6 +53,7 @@ _COUNTED = (
     "tasks_failed",
     "delivered",
     "dead_lettered",
+    "letters_dropped",
     "skipped",
     "warnings",
     "gap",

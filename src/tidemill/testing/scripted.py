@@ -195,6 +195,7 @@ class ScriptedDeadLetters:
         """Start empty."""
         self.letters: list[Letter] = []
         self.written = 0
+        self.dropped = 0
         self.hold = False
         self._held: list[Callable[[], None]] = []
 

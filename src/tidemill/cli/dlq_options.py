@@ -1,0 +1,130 @@
+"""What the `tidemill dlq` commands are told: their common options, and how times and targets are written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidemill.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tidemill.core.redrive import Criteria, Target
+
+ConfigPath = Annotated[
+    Path | None, typer.Argument(metavar="[CONFIG]", help="The YAML file; default: what TIDEMILL_CONFIG names.")
+]
+Ids = Annotated[
+    list[str] | None, typer.Option("--id", metavar="ID", help="This letter, or all whose id begins so; repeatable.")
+]
+Kinds = Annotated[
+    list[str] | None,
+    typer.Option("--kind", metavar="KIND", help="What went wrong (task, delivery ...); repeatable."),
+]
+SinkNames = Annotated[
+    list[str] | None,
+    typer.Option("--sink", metavar="NAME", help="The sink that refused: name or type.name; repeatable."),
+]
+Since = Annotated[
+    str | None,
+    typer.Option("--from", metavar="TIME", help="Letters written at this time or later: 2026-05-01, 2026-05-01T12:00."),
+]
+Until = Annotated[str | None, typer.Option("--until", metavar="TIME", help="Letters written before this time.")]
+Keys = Annotated[
+    list[str] | None, typer.Option("--key", metavar="KEY", help="The key of a source message; repeatable.")
+]
+Text = Annotated[
+    str, typer.Option("--text", metavar="TEXT", help="Anywhere in error, stderr, arguments, payloads or messages.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+
+_AGO = re.compile(r"(\d+)\s*([smhdw])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+def parsed_time(option: str, text: str | None, *, relative: bool = True) -> float | None:
+    """Return a time in seconds since the epoch; without a time zone it is UTC.
+
+    Args:
+        option: For error texts.
+        text: `2026-05-01`, `2026-05-01T12:00+02:00`, or, where that is allowed, `2h` (before now).
+        relative: Whether a time may be relative to now.
+
+    Raises:
+        ConfigError: It is no time.
+    """
+    if text is None:
+        return None
+    ago = _AGO.fullmatch(text)
+    if ago is not None:
+        if not relative:
+            raise ConfigError(
+                f"{option} {text}: a redrive takes times with a date, so that the same command means the same letters "
+                "when it goes on later"
+            )
+        return (datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})).timestamp()
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        example = "2026-05-01T12:00 (UTC)" + (", or 2h for two hours ago" if relative else "")
+        raise ConfigError(f"{option} {text}: this is no time; write {example}") from None
+    return (at.replace(tzinfo=UTC) if at.tzinfo is None else at).timestamp()
+
+
+def criteria_of(
+    ids: Sequence[str] | None,
+    kinds: Sequence[str] | None,
+    sinks: Sequence[str] | None,
+    since: str | None,
+    until: str | None,
+    keys: Sequence[str] | None,
+    text: str,
+    *,
+    relative: bool = True,
+) -> Criteria:
+    """Return what the common options ask for.
+
+    Raises:
+        ConfigError: A kind or a time is none.
+    """
+    from tidemill.core.redrive import Criteria
+    from tidemill.runtime.deadletter import LetterKind
+
+    known = [kind.value for kind in LetterKind]
+    for kind in kinds or ():
+        if kind not in known:
+            raise ConfigError(f"--kind {kind}: there is no such kind; there is {', '.join(known)}")
+    if "" in (ids or ()):
+        raise ConfigError("--id: an empty id means every letter; leave the option out")
+    return Criteria(
+        tuple(ids or ()),
+        tuple(kinds or ()),
+        tuple(sinks or ()),
+        parsed_time("--from", since, relative=relative),
+        parsed_time("--until", until, relative=relative),
+        tuple(keys or ()),
+        text,
+    )
+
+
+def parsed_target(text: str) -> tuple[Target, str]:
+    """Return where `--to` says: `source`, `sink`, or a topic (`topic:NAME` for one with such a name).
+
+    Raises:
+        ConfigError: It is none of these.
+    """
+    from tidemill.config.kafka_names import check_topic
+    from tidemill.core.redrive import Target
+
+    if text in (Target.SOURCE.value, Target.SINK.value):
+        return Target(text), ""
+    name = text.removeprefix("topic:")
+    try:
+        check_topic(name)
+    except ValueError as error:
+        raise ConfigError(f"--to {text}: {name!r} {error}; write source, sink or the name of a topic") from None
+    return Target.TOPIC, name

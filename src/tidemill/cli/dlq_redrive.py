@@ -1,0 +1,174 @@
+"""Runs a redrive for the command line: signals, progress, and what is said at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import typer
+
+from tidemill.cli.dlq_view import as_json as json_text
+from tidemill.cli.dlq_view import plain
+from tidemill.config.redaction import redact_text
+from tidemill.config.settings import Settings
+from tidemill.core.redrive import Target, Why
+from tidemill.pipeline.redrive import Order, Redrive
+from tidemill.runtime.exitcode import ExitCode
+
+if TYPE_CHECKING:
+    from tidemill.pipeline.redrive_targets import Item
+
+#: A line of progress this often where there is no terminal, and a new status this often where there is one.
+_LINE_SECONDS = 10.0
+_STATUS_SECONDS = 0.2
+_FAILED_SHOWN = 20
+
+
+class _Stop:
+    """Set by the first SIGINT or SIGTERM; the second one interrupts at once."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+
+    def __call__(self) -> bool:
+        return self.wanted
+
+    def take(self, number: int, frame: FrameType | None) -> None:
+        if self.wanted:
+            raise KeyboardInterrupt
+        self.wanted = True
+
+
+def run_redrive(settings: Settings, order: Order, *, as_json: bool) -> ExitCode:
+    """Do a redrive, show its progress and say what came of it.
+
+    Raises:
+        TidemillError: It ended early; what was sent until then was said.
+    """
+    stop = _Stop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop.take)
+    ended = "error"
+    with _progress() as watch:
+        redrive = Redrive(settings, order, stop, watch, lambda item: _say_item(item, as_json=as_json))
+        try:
+            redrive.run()
+            ended = "stopped" if stop.wanted and redrive.left else "limit" if redrive.left else "end"
+        finally:
+            # After an error, too: what was sent until then has to be known.
+            _say_result(redrive, order, ended, as_json=as_json)
+    unsent = redrive.tally.unsent
+    return ExitCode.REMOTE if unsent and not order.dry_run else ExitCode.OK
+
+
+def _say_item(item: Item, *, as_json: bool) -> None:
+    letter = item.letter
+    if as_json:
+        line = {"letter_id": letter.letter_id, "kind": letter.kind, "to": item.where, "count": item.count}
+        typer.echo(json_text(line))
+    else:
+        what = "payload" if item.where.startswith("sinks.") else "message"
+        counted = f"{item.count} {what}{'s' if item.count != 1 else ''}"
+        typer.echo(plain(f"{letter.letter_id}  {letter.kind.value:<9}  {counted} to {item.where}"))
+
+
+def _say_result(redrive: Redrive, order: Order, ended: str, *, as_json: bool) -> None:
+    tally = redrive.tally
+    if as_json:
+        typer.echo(json_text(_result(redrive, order, ended)))
+        return
+    would = "would be sent" if order.dry_run else "sent"
+    what = "payloads" if order.target is Target.SINK else "messages"
+    resumed = " (going on where it ended before)" if redrive.resumed else ""
+    typer.echo(f"{tally.sent:,} letters {would}, {tally.messages:,} {what}{resumed}", err=True)
+    for why, count in tally.why.items():
+        if why is not Why.NOT_SELECTED:
+            typer.echo(f"{count:,} not sent: {why.value}", err=True)
+    for letter_id, _, text in tally.failed[:_FAILED_SHOWN]:
+        typer.echo(plain(redact_text(f"  {letter_id}: {text}")), err=True)
+    if tally.unsent > _FAILED_SHOWN:
+        typer.echo(f"  and {tally.unsent - _FAILED_SHOWN:,} more; --json names up to {tally.keep:,}", err=True)
+    if tally.unsent and not order.dry_run:
+        typer.echo("once that is mended, send those by their ids: --id ID --restart", err=True)
+    if redrive.left and not order.dry_run:
+        typer.echo(f"{redrive.left:,} records are left; the same command goes on with them", err=True)
+
+
+def _result(redrive: Redrive, order: Order, ended: str) -> dict[str, object]:
+    tally = redrive.tally
+    return {
+        "redrive": redrive.name,
+        "to": order.topic or order.target.value,
+        "dry_run": order.dry_run,
+        "ended": ended,
+        "resumed": redrive.resumed,
+        "letters_sent": tally.sent,
+        "sent": tally.messages,
+        "not_sent": {why.value: count for why, count in tally.why.items()},
+        "failed": [
+            {"letter_id": letter_id, "reason": why.value, "text": redact_text(text)}
+            for letter_id, why, text in tally.failed
+        ],
+        "records_left": redrive.left,
+    }
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[_Watch]:
+    if not sys.stderr.isatty():
+        yield _Lines()
+        return
+    from rich.console import Console
+    from rich.status import Status
+
+    with Status("connecting", console=Console(stderr=True)) as status:
+        yield _Shown(status)
+
+
+class _Watch:
+    """Called often by a redrive; says something now and then."""
+
+    seconds = _LINE_SECONDS
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + self.seconds
+
+    def __call__(self, redrive: Redrive) -> None:
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + self.seconds
+            self.say(progress_text(redrive))
+
+    def say(self, text: str) -> None:
+        """Show a text."""
+
+
+class _Lines(_Watch):
+    def say(self, text: str) -> None:
+        typer.echo(text, err=True)
+
+
+class _Shown(_Watch):
+    seconds = _STATUS_SECONDS
+
+    def __init__(self, status: object) -> None:
+        super().__init__()
+        self._status = status
+
+    def say(self, text: str) -> None:
+        self._status.update(text)  # type: ignore[attr-defined]
+
+
+def progress_text(redrive: Redrive) -> str:
+    """Say in one line how far a redrive is."""
+    seen = redrive.total - redrive.left
+    share = f"{seen / redrive.total:.0%}" if redrive.total else "100%"
+    parts = [f"{seen:,} of {redrive.total:,} records ({share})", f"{redrive.tally.sent:,} letters sent"]
+    if redrive.tally.unsent:
+        parts.append(f"{redrive.tally.unsent:,} not sent")
+    return " | ".join(parts)

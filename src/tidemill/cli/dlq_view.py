@@ -1,0 +1,211 @@
+"""How dead letters look: lines of a table, one letter with everything in it, counts; as text or as JSON.
+
+Invariant: what users and programs put into letters never reaches a terminal as control characters.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tidemill.runtime.deadletter import HISTORY_HEADER, Letter, LetterSource
+from tidemill.runtime.letter_payloads import Blob
+from tidemill.runtime.letterbox import Found, shown_bytes
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from tidemill.core.letter_stats import LetterStats
+
+#: Of values, payloads and headers so much is shown; --json has all of it.
+_SHOWN = 2_000
+_ID = 12
+
+
+def plain(text: str, *, lines: bool = False) -> str:
+    """Return a text without control characters; `lines`: line feeds and tabs may stay."""
+    kept = "\n\t" if lines else ""
+    return "".join(char if char.isprintable() or char in kept else f"\\x{ord(char):02x}" for char in text)
+
+
+def time_text(seconds: float) -> str:
+    """Return a time for people, UTC."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def place(source: LetterSource) -> str:
+    """Return where a message is."""
+    return f"{source.topic}/{source.partition}/{source.offset}"
+
+
+def letter_json(found: Found) -> str:
+    """Return a letter as one line of JSON, with its place in the dead-letter topic."""
+    where = {"partition": found.partition, "offset": found.offset}
+    if found.letter is None:
+        return json.dumps({"dlq": where, "problem": found.problem})
+    return msgspec.json.encode({"dlq": where, **msgspec.structs.asdict(found.letter)}).decode()
+
+
+def letters_table(found: Iterable[Found]) -> RenderableType:
+    """Return a table with a line for each letter."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("LETTER", "WRITTEN (UTC)", "KIND", "SINK OR TASK", "MESSAGE", "KEY"):
+        table.add_column(name, no_wrap=True, overflow="ellipsis")
+    table.add_column("ERROR", no_wrap=True, overflow="ellipsis", ratio=1)
+    for each in found:
+        # Text, not str: rich would read markup in it.
+        table.add_row(*(Text(plain(cell)) for cell in _row(each)))
+    return table
+
+
+def _row(found: Found) -> tuple[str, ...]:
+    letter = found.letter
+    if letter is None:
+        return ("-", "-", "no letter", "-", f"at {found.partition}/{found.offset}", "-", found.problem)
+    first = letter.sources[0] if letter.sources else None
+    more = f" +{len(letter.sources) - 1}" if len(letter.sources) > 1 else ""
+    return (
+        letter.letter_id[:_ID],
+        letter.timestamp[:19].replace("T", " "),
+        letter.kind.value,
+        f"{letter.sink_type}.{letter.sink_name}" if letter.sink_name else letter.task_id or "-",
+        place(first) + more if first else "-",
+        (shown_bytes(first.key) or "-") if first else "-",
+        letter.error.strip().partition("\n")[0],
+    )
+
+
+def letter_text(found: Found) -> str:
+    """Return everything about a letter, for people."""
+    letter = found.letter
+    assert letter is not None
+    lines = [f"letter      {letter.letter_id}  (dead-letter topic {found.partition}/{found.offset})"]
+    facts = (
+        ("written", letter.timestamp),
+        ("kind", letter.kind.value),
+        ("error", letter.error),
+        ("attempts", str(letter.attempt_count)),
+        ("redrives", str(letter.redrives)),
+        ("sink", f"sinks.{letter.sink_type}.{letter.sink_name}" if letter.sink_name else ""),
+        ("task", letter.task_id or ""),
+        ("arguments", " ".join(letter.args)),
+        ("exit code", "" if letter.exit_code is None else str(letter.exit_code)),
+        ("stderr", letter.stderr),
+    )
+    lines += [f"{name:<11} {_indented(text)}" for name, text in facts if text]
+    for payload in letter.original_payloads:
+        lines.append(f"{'payload':<11} {_indented(_short(payload))}")
+    for source in letter.sources:
+        lines += _source_lines(source)
+    if letter.sources_dropped:
+        lines.append(f"{'messages':<11} and {letter.sources_dropped} more, whose positions did not fit into the letter")
+    lines += ["", *_what_to_do(letter)]
+    return "\n".join(lines)
+
+
+def _source_lines(source: LetterSource) -> list[str]:
+    at = f" of {time_text(source.timestamp / 1000)} UTC" if source.timestamp >= 0 else ""
+    lines = [f"{'message':<11} {place(source)}{at}"]
+    lines.append(f"{'  key':<11} {_value(source.key)}")
+    for name, value in source.headers:
+        lines.append(f"{'  header':<11} {plain(name)}: {_value(value)}")
+        if name == HISTORY_HEADER:
+            lines += [f"{'':<11}   {line}" for line in _history(value)]
+    lines.append(f"{'  value':<11} {_value(source.value)}")
+    return lines
+
+
+def _history(value: str | Blob | None) -> Iterable[str]:
+    from tidemill.pipeline.resending import history_in
+
+    text = shown_bytes(value) or ""
+    for entry in history_in([(HISTORY_HEADER, text.encode())]):
+        known = {name: plain(str(entry.get(name, "?"))) for name in ("timestamp", "kind", "error", "letter_id")}
+        yield f"{known['timestamp'][:19]} {known['kind']}: {known['error']} (letter {known['letter_id'][:_ID]})"
+
+
+def _value(value: str | Blob | None) -> str:
+    if value is None:
+        return "(none)"
+    if isinstance(value, str):
+        return _indented(_short(value))
+    if value.base64 is not None:
+        return f"(base64) {_short(value.base64)}"
+    if value.text is not None:
+        return _indented(_short(value.text))
+    if value.length is None:
+        return "(not in the letter; it is still at its position, if that is kept)"
+    return f"({value.length:,} bytes, too large for the letter; SHA-256 {value.sha256})"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ... ({len(text):,} characters; --json has them all)"
+
+
+def _indented(text: str) -> str:
+    return plain(text.rstrip("\n"), lines=True).replace("\n", "\n" + " " * 12)
+
+
+def _what_to_do(letter: Letter) -> list[str]:
+    lines = []
+    if letter.sources:
+        lines.append(f"process again:  tidemill dlq redrive --id {letter.letter_id}")
+    if letter.sink_name and letter.original_payloads:
+        lines.append(f"deliver again:  tidemill dlq redrive --id {letter.letter_id} --to sink")
+    return lines
+
+
+def stats_json(stats: LetterStats) -> str:
+    """Return counts as JSON."""
+    return json.dumps(
+        {
+            "letters": stats.letters,
+            "messages": stats.messages,
+            "no_letters": stats.no_letters,
+            "redriven_before": stats.redriven,
+            "oldest": _iso(stats.oldest),
+            "newest": _iso(stats.newest),
+            **{f"by_{group}": counts for group, counts in stats.counts.items()},
+        }
+    )
+
+
+def _iso(seconds: float | None) -> str | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
+def stats_text(stats: LetterStats) -> str:
+    """Return counts for people; the first ten of each group."""
+    lines = [f"{stats.letters:,} letters about {stats.messages:,} messages"]
+    if stats.oldest is not None and stats.newest is not None:
+        lines.append(f"oldest {time_text(stats.oldest)}, newest {time_text(stats.newest)} (UTC)")
+    if stats.redriven:
+        lines.append(f"{stats.redriven:,} of them about messages that were sent again before")
+    if stats.no_letters:
+        lines.append(f"{stats.no_letters:,} records of the topic are no letters")
+    for group, counts in stats.counts.items():
+        if counts:
+            lines += ["", f"by {group}", *_count_lines(counts, last=group == "day")]
+    return "\n".join(lines)
+
+
+def _count_lines(counts: Mapping[str, int], *, last: bool) -> list[str]:
+    items = list(counts.items())
+    shown = items[-10:] if last else items[:10]
+    lines = [f"{count:>10,}  {plain(value)}" for value, count in shown]
+    if len(items) > len(shown):
+        rest = sum(counts.values()) - sum(count for _, count in shown)
+        lines.append(f"{rest:>10,}  in {len(items) - len(shown)} more; --json has them")
+    return lines
+
+
+def as_json(value: Any) -> str:
+    """Return a value as one line of JSON."""
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,226 @@
+"""A redrive: goes through the dead-letter topic, sends what is asked for, and remembers how far it came.
+
+Decisions are `core.redrive`'s; this shell reads, sends and saves. The redrive ends at what was the end of the topic
+when it began: letters that come meanwhile, about the very messages it sent, are another run's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from tidemill.config.settings import Settings
+from tidemill.core.errors import ConfigError
+from tidemill.core.redrive import Batching, Criteria, Cursor, Pace, Recent, Tally, Target, Why, identity, judge
+from tidemill.pipeline.redrive_sinks import SinkTarget
+from tidemill.pipeline.redrive_targets import Item, NotSentError, RedriveTarget, TopicTarget, target_limit
+from tidemill.runtime.letterbox import Found, LetterBox, Reached, facts_of
+from tidemill.runtime.producer import producer_config
+from tidemill.runtime.redrive_producer import CursorProducer
+
+#: A batch is sent after so many letters, bytes, or so long after its first: what a crash repeats, where it repeats.
+BATCH_LETTERS = 200
+BATCH_BYTES = 8 * 1024 * 1024
+BATCH_SECONDS = 0.5
+#: A wait longer than this is not made with a batch in hand.
+_PATIENCE_SECONDS = 0.05
+_SLICE_SECONDS = 0.1
+
+
+class Order(msgspec.Struct, frozen=True):
+    """What somebody wants sent again.
+
+    Attributes:
+        criteria: Which letters.
+        target: Where to.
+        topic: The topic, for `Target.TOPIC`.
+        limit: At most so many letters; None: all.
+        rate: At most so many messages or payloads in a second; None: as fast as can be.
+        dry_run: Send nothing, only say what would be sent.
+        restart: Begin at the beginning, whatever was sent before.
+    """
+
+    criteria: Criteria = Criteria()
+    target: Target = Target.SOURCE
+    topic: str = ""
+    limit: int | None = None
+    rate: float | None = None
+    dry_run: bool = False
+    restart: bool = False
+
+
+class Redrive:
+    """One run of a redrive; blocking.
+
+    Args:
+        settings: The pipeline's settings.
+        order: What to send.
+        stopped: Asked between letters; once it is true, what is in hand is sent, and the rest is left for the next run.
+        watch: Called often, also while nothing happens.
+        shown: Called with each letter that would be sent, in a dry run.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        order: Order,
+        stopped: Callable[[], bool] = lambda: False,
+        watch: Callable[[Redrive], None] = lambda redrive: None,
+        shown: Callable[[Item], None] = lambda item: None,
+    ) -> None:
+        """Prepare; nothing is connected before `run`."""
+        target = order.topic if order.target is Target.TOPIC else order.target.value
+        where = f"{order.target.value}:{target}"
+        self.name = f"tidemill-redrive-{identity(settings.dlq_topic, settings.dlq_brokers, where, order.criteria)}"
+        self.tally = Tally()
+        self.total = 0
+        self.resumed = False
+        self._settings = settings
+        self._order = order
+        self._stopped = stopped
+        self._watch = watch
+        self._shown = shown
+        self._pace = Pace(None if order.dry_run else order.rate)
+        self._batching = Batching(BATCH_LETTERS, BATCH_BYTES, BATCH_SECONDS)
+        self._recent = Recent()
+        self._items: list[Item] = []
+        self._cursor = Cursor({}, {})
+
+    @property
+    def left(self) -> int:
+        """How many records of the topic were not looked at."""
+        return self._cursor.left
+
+    def run(self) -> Tally:
+        """Do it, until the end, the limit, or somebody wants to stop.
+
+        Raises:
+            ConfigError: The dead-letter topic, or the topic to send to, does not exist.
+            FencedError: Another process began the same redrive.
+            RemoteError: Brokers or a sink do not answer; the next run goes on after what was sent.
+        """
+        with LetterBox(self._settings, self.name) as box:
+            ranges = box.ranges()
+            target = self._target(box)
+            try:
+                target.open()
+                starts = self._starts(box, ranges)
+                ends = {number: end for number, (_, end) in ranges.items()}
+                self._cursor = Cursor(starts, ends)
+                self.total = self._cursor.left
+                self._go(target, box.stream(starts, ends))
+            finally:
+                target.close()
+        return self.tally
+
+    def _target(self, box: LetterBox) -> RedriveTarget:
+        settings, order = self._settings, self._order
+        cursor = None
+        if not order.dry_run:
+            topic = order.topic if order.target is Target.TOPIC else ""
+            limit = target_limit(settings, topic) if settings.dlq_brokers == settings.kafka.brokers else {}
+            config = producer_config(settings.kafka, settings.dlq_brokers, limit)
+            cursor = CursorProducer(config, self.name, settings.dlq_topic, box.group_metadata)
+        if order.target is Target.SINK:
+            return SinkTarget(settings, cursor, self._stopped)
+        return TopicTarget(settings, cursor, order.topic)
+
+    def _starts(self, box: LetterBox, ranges: dict[int, tuple[int, int]]) -> dict[int, int]:
+        saved = {} if self._order.restart else box.committed(ranges)
+        beyond = [number for number, at in saved.items() if at > ranges[number][1]]
+        if beyond:
+            raise ConfigError(
+                f"dlq redrive: the cursor is beyond the end of {box.topic}/{beyond[0]}: the topic was made again; "
+                "begin anew with --restart"
+            )
+        self.resumed = bool(saved)
+        since = self._order.criteria.since
+        by_time = box.offsets_at(since, ranges) if since is not None else {}
+        return {number: max(low, saved.get(number, 0), by_time.get(number, 0)) for number, (low, _) in ranges.items()}
+
+    def _go(self, target: RedriveTarget, stream: Iterator[Found | Reached | None]) -> None:
+        for found in stream:
+            if isinstance(found, Reached):
+                self._cursor.passed(found.partition, found.position)
+            elif found is not None and not self._taken(target, found):
+                break
+            if self._batching.due(time.monotonic()):
+                self._flush(target)
+            self._watch(self)
+            if self._stopped() or self._limit_reached:
+                break
+        self._flush(target)
+        self._watch(self)
+
+    @property
+    def _limit_reached(self) -> bool:
+        limit = self._order.limit
+        return limit is not None and self.tally.sent + len(self._items) >= limit
+
+    def _taken(self, target: RedriveTarget, found: Found) -> bool:
+        """Deal with one record of the topic; False if somebody wanted to stop before it was."""
+        item = self._prepared(target, found)
+        if item is not None:
+            if not self._waited(target):
+                return False
+            now = time.monotonic()
+            self._pace.sent(item.count, now)
+            self._batching.add(item.size_bytes, now)
+            self._items.append(item)
+        self._cursor.passed(found.partition, found.offset + 1)
+        return True
+
+    def _prepared(self, target: RedriveTarget, found: Found) -> Item | None:
+        letter = found.letter
+        if letter is None:
+            self.tally.passed_over(Why.NO_LETTER)
+            return None
+        order = self._order
+        facts = facts_of(letter, text=bool(order.criteria.text))
+        why = judge(facts, order.criteria, order.target, self._settings.dlq.max_redrives)
+        if why is None and self._recent.seen(letter.letter_id):
+            why = Why.TWICE
+        if why is not None:
+            self.tally.passed_over(why, letter.letter_id, _explained(why, facts.redrives))
+            return None
+        try:
+            return target.prepare(letter, found.partition, found.offset)
+        except NotSentError as error:
+            self.tally.passed_over(error.why, letter.letter_id, str(error))
+            return None
+
+    def _waited(self, target: RedriveTarget) -> bool:
+        while (seconds := self._pace.wait(time.monotonic())) > 0:
+            if seconds > _PATIENCE_SECONDS and self._items:
+                self._flush(target)
+            time.sleep(min(seconds, _SLICE_SECONDS))
+            self._watch(self)
+            if self._stopped():
+                return False
+        return True
+
+    def _flush(self, target: RedriveTarget) -> None:
+        items, self._items = self._items, []
+        self._batching.clear()
+        if self._order.dry_run:
+            for item in items:
+                self._shown(item)
+            unsent = []
+        else:
+            positions = self._cursor.unsaved
+            if not positions:
+                return
+            unsent = target.send(items, positions)
+            self._cursor.saved(positions)
+        for item, why, text in unsent:
+            self.tally.passed_over(why, item.letter.letter_id, text)
+        self.tally.sent += len(items) - len(unsent)
+        self.tally.messages += sum(item.count for item in items) - sum(item.count for item, _, _ in unsent)
+
+
+def _explained(why: Why, redrives: int) -> str:
+    if why is Why.MAX_REDRIVES:
+        return f"sent again {redrives} times already (dlq.max_redrives)"
+    return str(why.value)

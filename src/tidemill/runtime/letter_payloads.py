@@ -1,0 +1,259 @@
+"""Payloads in letters: what a hook returned as readable JSON, and back again as the sink is to get it.
+
+Any payload has a JSON form; what JSON cannot say is said beside it, in the field `_types`: by JSON pointer, which
+values were times, decimals or bytes, and which data has no JSON form at all and is only shown. Invariant: what comes
+back is what was put in, or an error says what was lost.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import decimal
+import hashlib
+import math
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+#: The field with what JSON cannot say.
+TYPES_FIELD = "_types"
+#: Data that looks like a `Blob`, but is data.
+_JSON = "json"
+#: Data without a JSON form: what is there is for people.
+_SHOWN = "shown"
+#: Bytes inside of a pydantic model, which writes them as text.
+_UTF8 = "utf8"
+
+_TYPED: Mapping[str, type] = {
+    "datetime": datetime.datetime,
+    "date": datetime.date,
+    "time": datetime.time,
+    "timedelta": datetime.timedelta,
+    "decimal": decimal.Decimal,
+    "uuid": uuid.UUID,
+    "bytes": bytes,
+}
+_NAMES = {known: name for name, known in _TYPED.items()}
+_BLOB_KEYS = ({"base64"}, {"text"}, {"length", "sha256"})
+
+
+class Blob(msgspec.Struct, omit_defaults=True):
+    """Bytes in JSON: as base64, as UTF-8 text, or, where they were dropped, their size and digest.
+
+    Without any of these, not even the size of what was dropped is known.
+    """
+
+    base64: str | None = None
+    text: str | None = None
+    length: int | None = None
+    sha256: str | None = None
+
+    @property
+    def dropped(self) -> bool:
+        """Whether the bytes are not here."""
+        return self.base64 is None and self.text is None
+
+    def data(self) -> bytes:
+        """Return the bytes; b'' where they were dropped."""
+        if self.base64 is not None:
+            return base64.b64decode(self.base64)
+        return (self.text or "").encode()
+
+
+class PayloadLostError(ValueError):
+    """A payload cannot be had back from its letter; the text says why."""
+
+
+def payload_json(payload: Any) -> str:
+    """Return a payload as a JSON string: all its fields; bytes as a `Blob`, models by their own JSON dump."""
+    fields = {name: getattr(payload, name) for name in getattr(payload, "__struct_fields__", ())}
+    types: dict[str, str] = {}
+    plain = {name: _plain(name, value, types) for name, value in (fields or {"data": payload}).items()}
+    if types:
+        plain[TYPES_FIELD] = types
+    return json_bytes(plain).decode()
+
+
+def _plain(name: str, value: Any, types: dict[str, str]) -> Any:
+    if isinstance(value, bytes):
+        try:
+            return Blob(text=value.decode())
+        except UnicodeDecodeError:
+            return Blob(base64=base64.b64encode(value).decode())
+    try:
+        raw = _json_strict(value)
+        _note_types(_escaped(name), value, types)
+    except Exception:  # whatever a user's object raises: it may be the very reason for this letter
+        types[_escaped(name)] = _SHOWN
+        return _for_people(value)
+    if raw.startswith(b"{") and _is_blob(msgspec.json.decode(raw)):
+        types[_escaped(name)] = _JSON
+    return msgspec.Raw(raw)
+
+
+def _for_people(value: Any) -> Any:
+    try:
+        return msgspec.Raw(_json_lenient(value))
+    except Exception:  # as above
+        return _shown(value)
+
+
+def _note_types(place: str, value: Any, types: dict[str, str], text: bool = False) -> None:
+    """Note what a JSON form does not tell; `text`: bytes are written as text and not as base64."""
+    if value is None or isinstance(value, (str, bool, int)):
+        return
+    dump = getattr(value, "model_dump", None)
+    if dump is not None:
+        _note_types(place, dump(), types, text=True)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            _note_types(f"{place}/{_escaped(str(key))}", item, types, text)
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            _note_types(f"{place}/{index}", item, types, text)
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            types[place] = str(value)
+    elif type(value) in _NAMES:
+        types[place] = _UTF8 if text and isinstance(value, bytes) else _NAMES[type(value)]
+
+
+def restored_fields(payload: str, *, typed: bool) -> dict[str, Any]:
+    """Return a payload's fields as they were.
+
+    Args:
+        payload: From `payload_json`.
+        typed: Give times, decimals and the like back as such (for SQL and MongoDB), not as JSON has them.
+
+    Raises:
+        PayloadLostError: The payload was too large for its letter, or has no JSON form.
+    """
+    try:
+        fields = msgspec.json.decode(payload, type=dict[str, Any])
+        types = msgspec.convert(fields.pop(TYPES_FIELD, {}), dict[str, str])
+    except msgspec.MsgspecError as error:
+        raise PayloadLostError(f"it is no payload: {error}") from None
+    for name, value in fields.items():
+        kind = types.pop(_escaped(name), None)
+        if kind == _SHOWN:
+            raise PayloadLostError(f"its {name} has no JSON form; the letter only shows it")
+        if kind in (None, _JSON):
+            fields[name] = value if kind == _JSON or not _is_blob(value) else _bytes(name, value)
+        elif typed:
+            fields[name] = _typed_value(kind, value)
+    if typed:
+        for place, kind in types.items():
+            _set_typed(fields, place, kind)
+    return fields
+
+
+def _bytes(name: str, value: dict[str, Any]) -> bytes:
+    blob = msgspec.convert(value, Blob)
+    if blob.dropped:
+        raise PayloadLostError(f"its {name} of {blob.length} bytes was too large for the letter")
+    return blob.data()
+
+
+def _set_typed(fields: dict[str, Any], place: str, kind: str) -> None:
+    parts = [part.replace("~1", "/").replace("~0", "~") for part in place.split("/")]
+    inner: Any = fields
+    try:
+        for part in parts[:-1]:
+            inner = inner[int(part) if isinstance(inner, list) else part]
+        last: Any = int(parts[-1]) if isinstance(inner, list) else parts[-1]
+        inner[last] = _typed_value(kind, inner[last])
+    except (KeyError, IndexError, TypeError, ValueError):
+        raise PayloadLostError(f"its {place} is no longer a {kind}") from None
+
+
+def _typed_value(kind: str, value: Any) -> Any:
+    if kind == _UTF8:
+        return str(value).encode()
+    known = _TYPED.get(kind)
+    try:
+        return float(kind) if known is None else msgspec.convert(value, known)
+    except ValueError as error:  # msgspec's own error is one
+        raise PayloadLostError(f"{value!r} is no {kind}: {error}") from None
+
+
+def without_body(payload: str) -> str:
+    """Keep a payload's small fields; of large ones keep the length and digest of what a sink would have got."""
+    fields = msgspec.json.decode(payload, type=dict[str, msgspec.Raw])
+    types = msgspec.json.decode(fields.pop(TYPES_FIELD, b"{}"), type=dict[str, str])
+    kept: dict[str, Any] = {}
+    for name, raw in fields.items():
+        body = bytes(raw)
+        if len(body) <= 200:
+            kept[name] = raw
+            continue
+        value = msgspec.json.decode(body)
+        place = _escaped(name)
+        if place not in types and _is_blob(value):
+            blob = msgspec.convert(value, Blob)
+            if blob.dropped:
+                kept[name] = raw
+                continue
+            body = blob.data()
+        types = {other: kind for other, kind in types.items() if other.split("/")[0] != place}
+        kept[name] = digest_of(body)
+    if types:
+        kept[TYPES_FIELD] = types
+    return json_bytes(kept).decode()
+
+
+def digest_of(body: bytes) -> Blob:
+    """Return the length and SHA-256 of bytes."""
+    return Blob(length=len(body), sha256=hashlib.sha256(body).hexdigest())
+
+
+def _is_blob(value: Any) -> bool:
+    return isinstance(value, dict) and set(value) in _BLOB_KEYS
+
+
+def _escaped(name: str) -> str:
+    """Return a name as a part of a JSON pointer (RFC 6901)."""
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def _hook(value: Any) -> Any:
+    dump = getattr(value, "model_dump", None)
+    return dump(mode="json") if dump is not None else _shown(value)
+
+
+def _unknown(value: Any) -> Any:
+    dump = getattr(value, "model_dump", None)
+    if dump is None:
+        raise TypeError(f"a {type(value).__name__} has no JSON form")
+    return dump(mode="json")
+
+
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)[:10_000]
+    except Exception:
+        return f"<a {type(value).__name__} that cannot be shown>"
+
+
+_json_strict = msgspec.json.Encoder(enc_hook=_unknown).encode
+_json_lenient = msgspec.json.Encoder(enc_hook=_hook).encode
+
+
+def json_bytes(value: Any) -> bytes:
+    """Encode for a letter; text with lone surrogates (names of files, arguments) is replaced, not refused."""
+    try:
+        return _json_lenient(value)
+    except UnicodeEncodeError:
+        return _json_lenient(_mended(msgspec.to_builtins(value, enc_hook=_hook)))
+
+
+def _mended(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {_mended(key): _mended(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_mended(item) for item in value]
+    return value
