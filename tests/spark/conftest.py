@@ -10,11 +10,13 @@ import pytest
 from tidemill.config.settings import SparkSettings
 from tidemill.spark.session import Spark
 
+ROOT = Path(__file__).parent.parent.parent
+
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[Spark]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        patch.setenv("PYTHONPATH", f"{ROOT / 'src'}:{Path(__file__).parent}")
         spark = Spark(SparkSettings(), "tidemill-test", 2)
         spark.start()
         yield spark

@@ -30,6 +30,7 @@ from tidemill.runtime.lock import WorkerLock
 from tidemill.spark.app import Pipeline
 
 HERE = Path(__file__).parent
+PYTHONPATH = f"{HERE.parent.parent / 'src'}:{HERE}"
 
 
 class Nothing(Handler[bytes, bytes]):
@@ -45,7 +46,7 @@ class Driver:
         name, _, value = self.mark.partition("=")
         self.process = subprocess.Popen(
             [sys.executable, str(HERE / "driver.py"), settings.model_dump_json()],
-            env={**os.environ, "PYTHONPATH": str(HERE), name: value, **environ},
+            env={**os.environ, "PYTHONPATH": PYTHONPATH, name: value, **environ},
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
@@ -174,7 +175,7 @@ def test_engines_drain_when_spark_dies_and_the_run_fails(start: Callable[..., Dr
 def test_it_runs_outside_the_main_thread_and_drains_when_asked(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
     pipeline = Pipeline(Nothing, settings=settings, factory="fake_engine:build")
     codes: queue.SimpleQueue[ExitCode] = queue.SimpleQueue()
     threading.Thread(target=lambda: codes.put(pipeline.run()), daemon=True).start()
