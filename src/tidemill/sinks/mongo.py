@@ -32,6 +32,8 @@ SELECTION_MILLISECONDS = 5_000
 CLOSE_SECONDS = 5.0
 #: The server takes no larger documents.
 MAX_DOCUMENT_BYTES = 16 * 1024 * 1024
+#: Names that were checked; forgotten together when there are too many.
+MAX_KNOWN_COLLECTIONS = 1_000
 _DUPLICATE = 11_000
 _UNKNOWN_USER = 18
 #: The server's codes when the same may work later: network, elections, shutdown, time limits, conflicts, resources,
@@ -95,6 +97,7 @@ class MongoSink(Sink):
         super().__init__(name)
         self._settings = settings
         self._secrets = url_secrets(settings.uri)
+        self._collections: set[str] = set()
         self._client: AsyncMongoClient[Any] | None = None
 
     async def connect(self) -> None:
@@ -141,7 +144,11 @@ class MongoSink(Sink):
             TypeError: `data` is no mapping, or has a value without a BSON form.
             ValueError: The parts of the payload do not fit each other, or the filter finds any document.
         """
-        _check_collection(payload.collection)
+        if payload.collection not in self._collections:
+            _check_collection(payload.collection)
+            if len(self._collections) >= MAX_KNOWN_COLLECTIONS:
+                self._collections.clear()
+            self._collections.add(payload.collection)
         if payload.op == "insert":
             return self._insert(payload)
         if payload.op not in ("upsert", "update", "delete"):
@@ -162,7 +169,7 @@ class MongoSink(Sink):
     def _insert(self, payload: MongoPayload) -> Encoded:
         if payload.filter:
             raise ValueError("an insert takes no filter")
-        data = plain(payload.data)
+        data = payload.data if type(payload.data) is dict else plain(payload.data)
         identity = data["_id"] if "_id" in data else bson.ObjectId()
         by_id = {"_id": identity}
         document = _encoded({**by_id, **data})
