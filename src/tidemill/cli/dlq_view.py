@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
     from tidemill.core.letter_stats import LetterStats
 
+#: In a narrower terminal the table says less, and errors take several lines; `show` has the rest.
+_WIDE = 120
+_NARROW_CELL = 20
 #: Of values, payloads and headers so much is shown; --json has all of it.
 _SHOWN = 2_000
 _ID = 12
@@ -50,18 +53,22 @@ def letter_json(found: Found) -> str:
     return msgspec.json.encode({"dlq": where, **msgspec.structs.asdict(found.letter)}).decode()
 
 
-def letters_table(found: Iterable[Found]) -> RenderableType:
-    """Return a table with a line for each letter."""
+def letters_table(found: Iterable[Found], width: int) -> RenderableType:
+    """Return a table with a line for each letter; where there is little room, with fewer columns."""
     from rich.table import Table
     from rich.text import Text
 
+    wide = width >= _WIDE
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("LETTER", "WRITTEN (UTC)", "KIND", "SINK OR TASK", "MESSAGE", "KEY"):
-        table.add_column(name, no_wrap=True, overflow="ellipsis")
-    table.add_column("ERROR", no_wrap=True, overflow="ellipsis", ratio=1)
+    for name in ("LETTER", "WRITTEN (UTC)", "KIND"):
+        table.add_column(name, no_wrap=True)
+    for name in ("SINK OR TASK", "MESSAGE", "KEY") if wide else ("SINK OR TASK",):
+        table.add_column(name, no_wrap=True, overflow="ellipsis", max_width=None if wide else _NARROW_CELL)
+    table.add_column("ERROR", no_wrap=wide, overflow="ellipsis" if wide else "fold")
     for each in found:
+        cells = _row(each)
         # Text, not str: rich would read markup in it.
-        table.add_row(*(Text(plain(cell)) for cell in _row(each)))
+        table.add_row(*(Text(plain(cell)) for cell in (cells if wide else (*cells[:4], cells[-1]))))
     return table
 
 

@@ -22,7 +22,7 @@ from tidemill.config.redaction import redact, redact_text, url_secrets, without
 from tidemill.config.sink_settings import PostgresSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError, said
 from tidemill.core.sql_plan import Operation, Row, Shape, ranges, statement
-from tidemill.sinks.base import Answers, Encoded, Refusal, Sink, closed_in, plain, shortened, to_json
+from tidemill.sinks.base import CHECK, Answers, Encoded, Refusal, Sink, closed_in, plain, shortened, to_json
 from tidemill.sinks.payloads import PostgresPayload
 
 #: One connection may take this long to be made.
@@ -104,9 +104,9 @@ class PostgresSink(Sink):
         except (ValueError, asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
             raise ConfigError(f"{self.place}: {where}: {self._text(error)}; correct dsn") from None
         except TimeoutError:
-            raise RemoteError(f"{self.place}: {where}: no answer within {CONNECT_SECONDS:g} s") from None
+            raise RemoteError(f"{self.place}: {where}: no answer within {CONNECT_SECONDS:g} s; {CHECK} dsn") from None
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-            raise RemoteError(f"{self.place}: {where}: {self._text(error)}") from None
+            raise RemoteError(f"{self.place}: {where}: {self._text(error)}; {CHECK} dsn") from None
         self.pool = pool
 
     def _text(self, error: BaseException) -> str:
@@ -143,6 +143,8 @@ class PostgresSink(Sink):
 
     def _checked(self, known: tuple[Any, ...], where: Mapping[str, Any]) -> Shape:
         operation, table, columns, conflict, looked_for, _ = known
+        if operation not in list(Operation):
+            raise ValueError(f"op {operation!r} is not known; there is {', '.join(Operation)}")
         nulls = tuple(name for name, value in where.items() if value is None)
         shape = Shape(Operation(operation), table, columns, conflict, looked_for, nulls)
         if len(self._shapes) >= MAX_KNOWN_SHAPES:
