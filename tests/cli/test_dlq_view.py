@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from tidemill.cli.dlq import _table
-from tidemill.cli.dlq_view import letters_table
+from tidemill.cli.dlq_view import letter_text, letters_table
 from tidemill.runtime.deadletter import Letter, LetterKind, letter_sources
 from tidemill.runtime.letterbox import Found
 from tidemill.runtime.messages import SourceMessage
@@ -35,6 +35,12 @@ def test_a_narrow_terminal_shows_ids_kinds_and_whole_errors() -> None:
     assert first[3] == "tombstone"
     begin = lines[0].index("ERROR")
     assert "".join(line[begin:].strip() for line in lines[1:]).replace(" ", "") == WHY.replace(" ", "")
+
+
+def test_the_commands_that_a_letter_proposes_name_the_configuration_that_was_named() -> None:
+    command = f"tidemill dlq redrive 'my orders.yaml' --id {LETTER.letter_id}"
+    assert letter_text(FOUND, "my orders.yaml").splitlines()[-1] == f"process again:  {command}"
+    assert f"redrive --id {LETTER.letter_id}" in letter_text(FOUND)
 
 
 def test_what_goes_to_a_file_or_a_program_is_not_cut(

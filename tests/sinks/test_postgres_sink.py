@@ -146,7 +146,8 @@ async def test_a_single_statement_needs_no_transaction_of_its_own(
     await run(dsn, ORDERS)
     seen.sql.clear()
     await deliver(sink, [order(n) for n in range(500)])
-    assert [sql[:6] for sql in seen.sql] == ["INSERT"]
+    # The pool says a SELECT of its own when it has its connection back.
+    assert [sql[:6] for sql in seen.sql if not sql.startswith("SELECT")] == ["INSERT"]
 
 
 async def test_more_parameters_than_the_protocol_has_are_split_into_statements(

@@ -52,7 +52,8 @@ class Producer:
 
     def flush(self, seconds: float) -> int:
         self._call("flush")
-        return 0
+        left = self.script.get("left")
+        return left.pop(0) if left else 0
 
 
 class Consumer:
@@ -176,6 +177,20 @@ def test_a_call_that_hangs_costs_its_producer_and_not_the_thread(made, monkeypat
     assert "commit_transaction" not in hung.calls
     assert through(transactor, Outgoing("out", None, b"1"))[0] is End.COMMITTED
     forever.set()
+
+
+def test_a_flush_that_a_failed_transaction_never_ends_is_aborted(made, monkeypatch) -> None:
+    monkeypatch.setattr("tidemill.sources.transactor.FLUSH_SECONDS", 0.05)
+    monkeypatch.setattr("tidemill.sources.transactor.CALL_SECONDS", 0.01)
+    transactor = made(left=[1] * 1_000_000)
+    transactor.begin({TP: 7}, [Outgoing("t", None, b"a"), Outgoing("t", None, b"b", alone=True)])
+    deadline = time.monotonic() + 10
+    while (ended := transactor.step(Consumer())) is None:
+        assert time.monotonic() < deadline
+    assert ended == (End.ABORTED, {TP: 7})
+    assert transactor._producer.calls[-1] == "abort_transaction"
+    transactor._producer.script.clear()
+    assert through(transactor, Outgoing("t", None, b"a"), Outgoing("t", None, b"b", alone=True))[0] is End.COMMITTED
 
 
 def test_finish_gives_up_in_time(made) -> None:

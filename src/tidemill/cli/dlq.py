@@ -115,7 +115,7 @@ def show(
             if len(found) > 1 and letter_id not in found:
                 raise ConfigError(f"several letters begin with {letter_id!r}: {', '.join(found)}, perhaps more")
         one = found.get(letter_id) or next(iter(found.values()))
-        typer.echo(letter_json(one) if as_json else letter_text(one))
+        typer.echo(letter_json(one) if as_json else letter_text(one, str(config or "")))
 
 
 @app.command()

@@ -6,6 +6,7 @@ Invariant: what users and programs put into letters never reaches a terminal as 
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -89,8 +90,13 @@ def _row(found: Found) -> tuple[str, ...]:
     )
 
 
-def letter_text(found: Found) -> str:
-    """Return everything about a letter, for people."""
+def letter_text(found: Found, config: str = "") -> str:
+    """Return everything about a letter, for people.
+
+    Args:
+        found: Where it is.
+        config: The configuration file that was named, for the commands that are proposed.
+    """
     letter = found.letter
     assert letter is not None
     lines = [f"letter      {letter.letter_id}  (dead-letter topic {found.partition}/{found.offset})"]
@@ -113,7 +119,7 @@ def letter_text(found: Found) -> str:
         lines += _source_lines(source)
     if letter.sources_dropped:
         lines.append(f"{'messages':<11} and {letter.sources_dropped} more, whose positions did not fit into the letter")
-    lines += ["", *_what_to_do(letter)]
+    lines += ["", *_what_to_do(letter, config)]
     return "\n".join(lines)
 
 
@@ -160,12 +166,13 @@ def _indented(text: str) -> str:
     return plain(text.rstrip("\n"), lines=True).replace("\n", "\n" + " " * 12)
 
 
-def _what_to_do(letter: Letter) -> list[str]:
+def _what_to_do(letter: Letter, config: str) -> list[str]:
+    command = f"tidemill dlq redrive {f'{shlex.quote(config)} ' if config else ''}--id {letter.letter_id}"
     lines = []
     if letter.sources:
-        lines.append(f"process again:  tidemill dlq redrive --id {letter.letter_id}")
+        lines.append(f"process again:  {command}")
     if letter.sink_name and letter.original_payloads:
-        lines.append(f"deliver again:  tidemill dlq redrive --id {letter.letter_id} --to sink")
+        lines.append(f"deliver again:  {command} --to sink")
     return lines
 
 

@@ -19,6 +19,7 @@ import functools
 import re
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 #: PostgreSQL counts the parameters of a statement in 16 bits; its clients take them for signed.
 MAX_PARAMETERS = 32_767
@@ -100,8 +101,7 @@ class Shape:
         return bool(self.where) and not set(self.columns) & {*self.where, *self.nulls}
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One row for a statement.
 
     Attributes:

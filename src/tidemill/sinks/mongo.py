@@ -40,6 +40,7 @@ _PASSING = frozenset(
     {6, 7, 18, 24, 43, 50, 64, 89, 91, 112, 133, 134, 146, 189, 202, 237, 251, 262, 317, 9001}
     | {10058, 10107, 11600, 11601, 11602, 13388, 13435, 13436, 14031}
 )
+_SIMPLE = frozenset({str, int, bytes, bson.ObjectId})
 _ALTERNATIVES = frozenset({"$and", "$or", "$nor"})
 
 
@@ -149,7 +150,7 @@ class MongoSink(Sink):
         if not isinstance(identity, Mapping) or finds_anything(identity):
             raise ValueError(f"{payload.op} of {payload.collection} needs a filter that does not find any document")
         found = _encoded(identity)
-        key = (payload.collection, found.raw)
+        key = _key(payload.collection, identity) or (payload.collection, found.raw)
         if payload.op == "delete":
             if payload.data is not None:
                 raise ValueError("delete takes no data")
@@ -163,15 +164,16 @@ class MongoSink(Sink):
             raise ValueError("an insert takes no filter")
         data = plain(payload.data)
         identity = data["_id"] if "_id" in data else bson.ObjectId()
-        document = _encoded({"_id": identity, **data})
-        key: Hashable = (payload.collection, _encoded({"_id": identity}).raw) if "_id" in data else None
-        job = self._job(payload, pymongo.InsertOne(document), {"_id": identity}, document)
+        by_id = {"_id": identity}
+        document = _encoded({**by_id, **data})
+        key: Hashable = None
+        if "_id" in data:
+            key = _key(payload.collection, by_id) or (payload.collection, _encoded(by_id).raw)
+        job = _Job(payload.collection, pymongo.InsertOne(document), payload.op, by_id, document)
         return Encoded(key, job, len(document.raw))
 
-    def _job(
-        self, payload: MongoPayload, write: Write, identity: Mapping[str, Any], inserted: RawBSONDocument | None = None
-    ) -> _Job:
-        return _Job(payload.collection, write, payload.op, dict(identity), inserted)
+    def _job(self, payload: MongoPayload, write: Write, identity: Mapping[str, Any]) -> _Job:
+        return _Job(payload.collection, write, payload.op, dict(identity))
 
     # -- sending ------------------------------------------------------------------------------------------------
 
@@ -247,6 +249,14 @@ class MongoSink(Sink):
         client, self._client = self._client, None
         if client is not None:
             await closed_in(CLOSE_SECONDS, client.close())
+
+
+def _key(collection: str, criteria: Mapping[str, Any]) -> Hashable:
+    """Return what is the same for payloads that look for the same simple value; None where it is not simple."""
+    if len(criteria) != 1:
+        return None
+    ((name, value),) = criteria.items()
+    return (collection, name, value) if type(value) in _SIMPLE else None
 
 
 def _groups(jobs: Sequence[_Job]) -> Iterator[range]:

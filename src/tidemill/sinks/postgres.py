@@ -42,7 +42,7 @@ _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 _KNOWN = (
     *(decimal.Decimal, datetime.date, datetime.time, datetime.timedelta, uuid.UUID),
     *(ipaddress.IPv4Address, ipaddress.IPv6Address, ipaddress.IPv4Interface, ipaddress.IPv6Interface),
-    *(ipaddress.IPv4Network, ipaddress.IPv6Network, str, bytes, int, float),
+    *(ipaddress.IPv4Network, ipaddress.IPv6Network, int, float),
 )
 
 
@@ -72,7 +72,7 @@ class PostgresSink(Sink):
         super().__init__(name)
         self._settings = settings
         self._secrets = url_secrets(settings.dsn)
-        self._shapes: dict[Hashable, Shape] = {}
+        self._shapes: dict[Hashable, tuple[Shape, tuple[str, ...]]] = {}
         #: For `on_ready`; None before `connect` and after `close`.
         self.pool: asyncpg.Pool | None = None
 
@@ -124,33 +124,45 @@ class PostgresSink(Sink):
             TypeError: `data` is no mapping, or has a value that PostgreSQL has no form for.
             ValueError: A name is no identifier, or the parts of the payload do not fit each other.
         """
-        data = plain(payload.data)
-        where = payload.where or {}
-        conflict = (payload.conflict,) if isinstance(payload.conflict, str) else tuple(payload.conflict)
-        if not isinstance(where, Mapping):
-            raise TypeError(f"where of {payload.table} has to be a mapping of columns to values")
-        looked_for = tuple(name for name, value in where.items() if value is not None)
-        known = (payload.op, payload.table, tuple(data), conflict, looked_for, tuple(where))
-        shape = self._shapes.get(known) or self._checked(known, where)
-        sizes, values = 0, []
-        for name, value in (*data.items(), *((name, where[name]) for name in looked_for)):
-            if type(value) not in _PLAIN:
-                value = _value(payload.table, name, value)
-            sizes += len(value) if isinstance(value, (str, bytes)) else 8
-            values.append(value)
-        key = _key(shape, data, where)
-        return Encoded(key, Row(shape, tuple(values), key), sizes)
+        data = payload.data if type(payload.data) is dict else plain(payload.data)
+        where = payload.where
+        conflict = payload.conflict if isinstance(payload.conflict, str) else tuple(payload.conflict)
+        looked_for: tuple[str, ...] = ()
+        if where:
+            if not isinstance(where, Mapping):
+                raise TypeError(f"where of {payload.table} has to be a mapping of columns to values")
+            looked_for = tuple(name for name, value in where.items() if value is not None)
+        known = (payload.op, payload.table, conflict, tuple(data), looked_for, tuple(where) if where else ())
+        found = self._shapes.get(known)
+        if found is None:
+            found = self._checked(known, plain(data))
+        shape, identity = found
+        values = [*data.values(), *(where[name] for name in looked_for)] if where else list(data.values())
+        size = 0
+        for index, value in enumerate(values):
+            kind = type(value)
+            if kind not in _PLAIN:
+                name = (*shape.columns, *shape.where)[index]
+                values[index], bytes_ = _value(payload.table, name, value)
+                size += bytes_
+            else:
+                size += len(value) if kind is str or kind is bytes else 8
+        key = _key(shape, identity, where if shape.operation is Operation.UPDATE else data)
+        return Encoded(key, Row(shape, tuple(values), key), size)
 
-    def _checked(self, known: tuple[Any, ...], where: Mapping[str, Any]) -> Shape:
-        operation, table, columns, conflict, looked_for, _ = known
+    def _checked(self, known: tuple[Any, ...], data: Mapping[str, Any]) -> tuple[Shape, tuple[str, ...]]:
+        """Return a shape that is new, and the columns that say which row is meant."""
+        operation, table, conflict, _, looked_for, all_looked_for = known
         if operation not in list(Operation):
             raise ValueError(f"op {operation!r} is not known; there is {', '.join(Operation)}")
-        nulls = tuple(name for name, value in where.items() if value is None)
-        shape = Shape(Operation(operation), table, columns, conflict, looked_for, nulls)
+        nulls = tuple(name for name in all_looked_for if name not in looked_for)
+        decides = (conflict,) if isinstance(conflict, str) else conflict
+        shape = Shape(Operation(operation), table, tuple(data), decides, looked_for, nulls)
+        identity = all_looked_for if shape.operation is Operation.UPDATE else decides
         if len(self._shapes) >= MAX_KNOWN_SHAPES:
             self._shapes.clear()
-        self._shapes[known] = shape
-        return shape
+        found = self._shapes[known] = shape, tuple(sorted(identity))
+        return found
 
     # -- sending ------------------------------------------------------------------------------------------------
 
@@ -277,31 +289,36 @@ def _json(value: Any) -> str:
     return to_json(value).decode()
 
 
-def _value(table: str, name: str, value: Any) -> Any:
-    """Return a value that asyncpg knows what to do with.
+def _value(table: str, name: str, value: Any) -> tuple[Any, int]:
+    """Return a value that asyncpg knows what to do with, and about how many bytes it is.
 
     Raises:
         TypeError: There is none.
     """
     if isinstance(value, enum.Enum):
-        return value.value
+        value = value.value
+    if isinstance(value, (str, bytes)):
+        return value, len(value)
     if isinstance(value, _KNOWN) or type(value).__module__.startswith("asyncpg."):
-        return value
+        return value, 8
     if isinstance(value, (set, frozenset)):
         value = list(value)
     if isinstance(value, (Mapping, list, tuple)):
-        to_json(value)  # a json column gets it in this form: what has none is to be found now
-        return value
+        # A json column gets it in this form: what has none is to be found now.
+        return value, len(to_json(value))
     raise TypeError(f"column {name!r} of {table} has a {type(value).__name__}, which PostgreSQL has no form for")
 
 
-def _key(shape: Shape, data: Mapping[str, Any], where: Mapping[str, Any]) -> Hashable:
+def _key(shape: Shape, identity: tuple[str, ...], source: Mapping[str, Any] | None) -> Hashable:
     """Return what is the same for payloads that concern the same row."""
-    source = where if shape.operation is Operation.UPDATE else data
-    names = sorted(where) if shape.operation is Operation.UPDATE else sorted(shape.conflict)
-    if not names:
+    if not identity or source is None:
         return None
-    key = (shape.table, *((name, source[name]) for name in names))
+    if len(identity) == 1:
+        name = identity[0]
+        value = source[name]
+        if type(value) in _PLAIN:
+            return shape.table, name, value
+    key = (shape.table, *((name, source[name]) for name in identity))
     try:
         hash(key)
     except TypeError:

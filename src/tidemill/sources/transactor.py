@@ -35,6 +35,8 @@ log = structlog.get_logger(__name__)
 CALL_SECONDS = 1.0
 #: The call that hands offsets over has hung after so long.
 HANG_SECONDS = 10.0
+#: A failed transaction sends nothing more and does not say so while a flush waits: it is aborted after so long.
+FLUSH_SECONDS = 5.0
 #: Brokers give up a transaction that is open for so long; records are given up after 30 s, so an outage ends in an
 #: abort and not in this.
 TRANSACTION_SECONDS = 60.0
@@ -101,6 +103,7 @@ class Transactor:
         self._offsets: dict[TopicPartition, int] = {}
         self._began = 0.0
         self._handing: _Handing | None = None
+        self._flush_began: float | None = None
         self._replaced = False
         #: Why it does not go on, while it does not.
         self.trouble: str | None = None
@@ -137,6 +140,7 @@ class Transactor:
         self._offsets, self._records, self._sent = offsets, records, 0
         self._call = Call.BEGIN
         self._began = time.monotonic()
+        self._flush_began = None
 
     def step(self, consumer: ck.Consumer) -> tuple[End, dict[TopicPartition, int]] | None:
         """Go on until the transaction ends or a call has to be made again; return how it ended, and its offsets."""
@@ -205,7 +209,8 @@ class Transactor:
             record = records[self._sent]
             behind_one = self._sent > 0 and records[self._sent - 1].alone
             if (record.alone or behind_one) and self._producer.flush(CALL_SECONDS):
-                return Answer.AGAIN
+                return self._flushing()
+            self._flush_began = None
             try:
                 produce(record.topic, record.value, record.key, on_delivery=partial(failed, record))
             except BufferError:
@@ -220,6 +225,15 @@ class Transactor:
                 return Answer.ABORT
             self._sent += 1
         return Answer.DONE
+
+    def _flushing(self) -> Answer:
+        now = time.monotonic()
+        if self._flush_began is None:
+            self._flush_began = now - CALL_SECONDS
+        if now - self._flush_began < FLUSH_SECONDS:
+            return Answer.AGAIN
+        self._flush_began = None
+        return Answer.ABORT
 
     def _failed(self, record: Outgoing, error: ck.KafkaError | None, message: ck.Message | None) -> None:
         if error is None:
