@@ -104,6 +104,30 @@ def test_a_broker_that_does_not_answer_is_given_up_on_in_time(tidemill: Run, tmp
     assert seconds < 20
 
 
+def test_sinks_that_are_down_are_named_once_with_what_to_do(tidemill: Run, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(
+        "kafka: {brokers: '127.0.0.1:1'}\n"
+        "sinks:\n"
+        "  postgres: {a: {dsn: 'postgresql://app:hunter2@127.0.0.1:1/db'}}\n"
+        "  mongo: {b: {uri: 'mongodb://app:hunter2@127.0.0.1:1/?serverSelectionTimeoutMS=200', database: d}}\n"
+        "  http: {c: {url: 'http://127.0.0.1:1/'}}\n"
+        "  redis: {d: {url: 'redis://app:hunter2@127.0.0.1:1/0'}}\n"
+    )
+
+    done = tidemill("doctor", "c.yaml")
+
+    assert "hunter2" not in done.stdout + done.stderr
+    told = [line for line in done.stdout.splitlines() if "sinks." in line]
+    for line, (place, setting) in zip(
+        sorted(told),
+        (("http.c", "url"), ("mongo.b", "uri"), ("postgres.a", "dsn"), ("redis.d", "url")),
+        strict=True,
+    ):
+        assert line.startswith(f"TO DO  sinks.{place}: ")
+        assert line.count("sinks.") == 1
+        assert line.endswith(f"; check that it runs and can be reached, or correct {setting}")
+
+
 def test_a_wrong_configuration_is_one_finding_among_others(tidemill: Run, tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("kafak: {}\n")
 

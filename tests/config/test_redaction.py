@@ -115,6 +115,7 @@ def test_secrets_inside_a_text_are_masked(text: str) -> None:
         "me@example.org wrote",
         "http://host:80/path?x=1",
         "ratio 1:2, key=5, user@host:dir",
+        'InvalidPasswordError: password authentication failed for user "app"',
         "",
     ],
 )

@@ -40,7 +40,11 @@ def test_every_block_says_what_it_is_and_every_link_leads_somewhere(page):
 @pytest.mark.parametrize("page", pages_with("python", "yaml"), ids=named)
 def test_python_runs_and_yaml_is_a_valid_configuration(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # blocks may import files of their page
     for block in blocks(page):
+        if block.file is not None:
+            Path(block.file).write_text(block.code)
+            monkeypatch.delitem(sys.modules, Path(block.file).stem, raising=False)
         if block.info == "python":
             code = compile("\n" * block.line + block.code, str(page), "exec")
             exec(code, {"__name__": "snippet"})

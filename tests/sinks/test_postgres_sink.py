@@ -380,6 +380,12 @@ def test_what_is_no_usable_row_is_refused_before_it_is_sent(payload: PostgresPay
         make_sink("postgresql://nowhere/db").encode(payload)
 
 
+def test_an_unknown_operation_is_told_with_those_there_are() -> None:
+    payload = PostgresPayload(table="t", data={"a": 1}, op="replace")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="op 'replace' is not known; there is insert, upsert, update"):
+        make_sink("postgresql://nowhere/db").encode(payload)
+
+
 async def test_reserved_words_are_names_like_others(sink: PostgresSink, dsn: str) -> None:
     await run(dsn, 'CREATE TABLE "order" ("user" int PRIMARY KEY, "End" text)')
     row = PostgresPayload(table="order", data={"user": 1, "End": "x"}, op="upsert", conflict="user")

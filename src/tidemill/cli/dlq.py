@@ -5,6 +5,8 @@ What is asked for goes to standard output (`--json`: for programs), progress and
 
 from __future__ import annotations
 
+import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
     from tidemill.config.settings import Settings
     from tidemill.core.redrive import Criteria
     from tidemill.runtime.letterbox import Found, LetterBox
+
+#: Columns of an output that is no terminal.
+_NO_WIDTH = 100_000
 
 app = typer.Typer(help="Look at dead letters, and send them again.", no_args_is_help=True)
 
@@ -63,21 +68,23 @@ def list_letters(
                 _table(found, letters_table)
 
 
-def _table(found: Iterator[Found], table: Callable[[list[Found]], object]) -> None:
+def _table(found: Iterator[Found], table: Callable[[list[Found], int], object]) -> None:
     """Print tables of some letters each: all of a huge topic do not fit into one."""
     from rich.console import Console
 
-    console = Console(soft_wrap=False)
+    # Where nobody looks, lines are as long as they are: a program or a file wants them whole.
+    narrow = sys.stdout.isatty() or "COLUMNS" in os.environ
+    console = Console(soft_wrap=False, width=None if narrow else _NO_WIDTH)
     page: list[Found] = []
     count = 0
     for each in found:
         page.append(each)
         count += 1
         if len(page) == 1_000:
-            console.print(table(page))
+            console.print(table(page, console.width))
             page = []
     if page:
-        console.print(table(page))
+        console.print(table(page, console.width))
     typer.echo(f"{count:,} letter{'s' if count != 1 else ''}", err=True)
 
 
@@ -108,7 +115,7 @@ def show(
             if len(found) > 1 and letter_id not in found:
                 raise ConfigError(f"several letters begin with {letter_id!r}: {', '.join(found)}, perhaps more")
         one = found.get(letter_id) or next(iter(found.values()))
-        typer.echo(letter_json(one) if as_json else letter_text(one))
+        typer.echo(letter_json(one) if as_json else letter_text(one, str(config or "")))
 
 
 @app.command()

@@ -6,6 +6,7 @@ Invariant: what users and programs put into letters never reaches a terminal as 
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
     from tidemill.core.letter_stats import LetterStats
 
+#: In a narrower terminal the table says less, and errors take several lines; `show` has the rest.
+_WIDE = 120
+_NARROW_CELL = 20
 #: Of values, payloads and headers so much is shown; --json has all of it.
 _SHOWN = 2_000
 _ID = 12
@@ -50,18 +54,22 @@ def letter_json(found: Found) -> str:
     return msgspec.json.encode({"dlq": where, **msgspec.structs.asdict(found.letter)}).decode()
 
 
-def letters_table(found: Iterable[Found]) -> RenderableType:
-    """Return a table with a line for each letter."""
+def letters_table(found: Iterable[Found], width: int) -> RenderableType:
+    """Return a table with a line for each letter; where there is little room, with fewer columns."""
     from rich.table import Table
     from rich.text import Text
 
+    wide = width >= _WIDE
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("LETTER", "WRITTEN (UTC)", "KIND", "SINK OR TASK", "MESSAGE", "KEY"):
-        table.add_column(name, no_wrap=True, overflow="ellipsis")
-    table.add_column("ERROR", no_wrap=True, overflow="ellipsis", ratio=1)
+    for name in ("LETTER", "WRITTEN (UTC)", "KIND"):
+        table.add_column(name, no_wrap=True)
+    for name in ("SINK OR TASK", "MESSAGE", "KEY") if wide else ("SINK OR TASK",):
+        table.add_column(name, no_wrap=True, overflow="ellipsis", max_width=None if wide else _NARROW_CELL)
+    table.add_column("ERROR", no_wrap=wide, overflow="ellipsis" if wide else "fold")
     for each in found:
+        cells = _row(each)
         # Text, not str: rich would read markup in it.
-        table.add_row(*(Text(plain(cell)) for cell in _row(each)))
+        table.add_row(*(Text(plain(cell)) for cell in (cells if wide else (*cells[:4], cells[-1]))))
     return table
 
 
@@ -82,8 +90,13 @@ def _row(found: Found) -> tuple[str, ...]:
     )
 
 
-def letter_text(found: Found) -> str:
-    """Return everything about a letter, for people."""
+def letter_text(found: Found, config: str = "") -> str:
+    """Return everything about a letter, for people.
+
+    Args:
+        found: Where it is.
+        config: The configuration file that was named, for the commands that are proposed.
+    """
     letter = found.letter
     assert letter is not None
     lines = [f"letter      {letter.letter_id}  (dead-letter topic {found.partition}/{found.offset})"]
@@ -106,7 +119,7 @@ def letter_text(found: Found) -> str:
         lines += _source_lines(source)
     if letter.sources_dropped:
         lines.append(f"{'messages':<11} and {letter.sources_dropped} more, whose positions did not fit into the letter")
-    lines += ["", *_what_to_do(letter)]
+    lines += ["", *_what_to_do(letter, config)]
     return "\n".join(lines)
 
 
@@ -153,12 +166,13 @@ def _indented(text: str) -> str:
     return plain(text.rstrip("\n"), lines=True).replace("\n", "\n" + " " * 12)
 
 
-def _what_to_do(letter: Letter) -> list[str]:
+def _what_to_do(letter: Letter, config: str) -> list[str]:
+    command = f"tidemill dlq redrive {f'{shlex.quote(config)} ' if config else ''}--id {letter.letter_id}"
     lines = []
     if letter.sources:
-        lines.append(f"process again:  tidemill dlq redrive --id {letter.letter_id}")
+        lines.append(f"process again:  {command}")
     if letter.sink_name and letter.original_payloads:
-        lines.append(f"deliver again:  tidemill dlq redrive --id {letter.letter_id} --to sink")
+        lines.append(f"deliver again:  {command} --to sink")
     return lines
 
 

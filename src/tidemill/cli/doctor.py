@@ -32,7 +32,8 @@ def doctor(
             ok = finding.problem is None
             problems += not ok
             mark = typer.style("ok   ", fg="green") if ok else typer.style("TO DO", fg="red", bold=True)
-            indented = finding.text.replace("\n", "\n         ")
+            # Sinks name themselves.
+            indented = finding.text.removeprefix(f"{finding.name}: ").replace("\n", "\n         ")
             typer.echo(f"{mark}  {finding.name}: {indented}")
         if problems:
             typer.echo(f"{problems} {'thing is' if problems == 1 else 'things are'} to be done", err=True)

@@ -105,7 +105,8 @@ def without(text: str, secrets: Iterable[str]) -> str:
 
 
 def _mask_assigned(found: re.Match[str]) -> str:
-    if not is_secret(found["name"]) or found["value"] == MASK:
+    # InvalidPasswordError: password authentication failed ...
+    if not is_secret(found["name"]) or found["value"] == MASK or found["name"].endswith("Error"):
         return found[0]
     return f"{found['name']}{found['equals']}{MASK}"
 

@@ -140,7 +140,7 @@ class Outbox:
         if self.stage is None:
             return Batcher(sink, limits, self._settings.timeout_seconds, self._ask, self._gave_up, self._changed)
         if sink.type != "kafka":
-            raise ConfigError(f"sinks.{sink.type}.{sink.name}: with kafka.exactly_once all sinks have to be Kafka")
+            raise ConfigError(f"{sink.place}: with kafka.exactly_once all sinks have to be Kafka")
         return Stager(cast("KafkaSink", sink), self.stage, limits.max_retries, self._ask, self._gave_up, self._changed)
 
     # -- counts ------------------------------------------------------------------------------------------------
@@ -259,13 +259,13 @@ class Outbox:
 
     def _courier_of(self, kind: str, name: str) -> Courier:
         named = self._couriers.get(kind)
+        place = f"sinks.{kind}" if kind in BUILT_IN_TYPES else f"sinks.custom.{kind or '<type>'}"
         if not named:
-            place = f"sinks.{kind}" if kind in BUILT_IN_TYPES else f"sinks.custom.{kind or '<type>'}"
             raise SinkNotConfiguredError(f"no sink of type {kind!r} is configured; add {place}.<name>")
         if name:
             courier = named.get(name)
             if courier is None:
-                raise SinkNotConfiguredError(f"sinks.{kind}.{name} is not configured; there is {_listed(named)}")
+                raise SinkNotConfiguredError(f"{place}.{name} is not configured; there is {_listed(named)}")
             return courier
         if len(named) > 1:
             raise AmbiguousSinkError(f"several sinks of type {kind!r} are configured, name one: {_listed(named)}")

@@ -80,7 +80,7 @@ class SinkTarget:
     def prepare(self, letter: Letter, partition: int, offset: int) -> Item:
         """Restore the letter's payloads; see `RedriveTarget.prepare`."""
         sink = self._sinks.get(letter.sink_type, {}).get(letter.sink_name)
-        label = f"sinks.{letter.sink_type}.{letter.sink_name}"
+        label = f"sinks.{letter.sink_type}.{letter.sink_name}" if sink is None else sink.place
         if sink is None:
             raise NotSentError(Why.NOT_CONFIGURED, f"{label} is not configured")
         if sink not in self._connected and self._cursor is not None:

@@ -17,6 +17,9 @@ import msgspec
 from tidemill.config.sink_settings import BUILT_IN_TYPES
 from tidemill.core.errors import RemoteError
 
+#: What to do when the other side does not answer; the name of the setting follows.
+CHECK = "check that it runs and can be reached, or correct"
+
 
 class Encoded(msgspec.Struct, frozen=True, gc=False):
     """A payload made ready for the wire.

@@ -26,7 +26,7 @@ from tidemill.config.sink_settings import HttpSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError, said
 from tidemill.core.http_delivery import Verdict, judge, retry_after_seconds
 from tidemill.core.retry import Backoff, GiveUp, decide
-from tidemill.sinks.base import Encoded, Refusal, Sink, closed_in, shortened, to_json
+from tidemill.sinks.base import CHECK, Encoded, Refusal, Sink, closed_in, shortened, to_json
 from tidemill.sinks.payloads import HttpPayload
 
 CONNECT_SECONDS = 10.0
@@ -121,9 +121,11 @@ class HttpSink(Sink):
                 _, writer = await asyncio.open_connection(*self._address)
             writer.close()
         except TimeoutError:
-            raise RemoteError(f"{self.place}: {self._where}: no answer within {CONNECT_SECONDS:g} s") from None
+            raise RemoteError(
+                f"{self.place}: {self._where}: no answer within {CONNECT_SECONDS:g} s; {CHECK} url"
+            ) from None
         except OSError as error:
-            raise RemoteError(f"{self.place}: {self._where}: {self._text(error)}") from None
+            raise RemoteError(f"{self.place}: {self._where}: {self._text(error)}; {CHECK} url") from None
 
     def _text(self, error: BaseException) -> str:
         return without(said(error), self._secrets)

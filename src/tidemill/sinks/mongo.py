@@ -24,7 +24,7 @@ from pymongo.asynchronous.mongo_client import AsyncMongoClient
 from tidemill.config.redaction import redact, redact_text, url_secrets, without
 from tidemill.config.sink_settings import MongoSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError, said
-from tidemill.sinks.base import Answers, Encoded, Refusal, Sink, closed_in, plain, shortened
+from tidemill.sinks.base import CHECK, Answers, Encoded, Refusal, Sink, closed_in, plain, shortened
 from tidemill.sinks.payloads import MongoPayload
 
 #: Finding a server may take this long, unless the URI says otherwise.
@@ -125,7 +125,7 @@ class MongoSink(Sink):
             raise kind(f"{self.place}: {where}: {self._text(error)}; correct uri") from None
         except refused.PyMongoError as error:
             await closed_in(CLOSE_SECONDS, client.close())
-            raise RemoteError(f"{self.place}: {where}: {self._text(error)}") from None
+            raise RemoteError(f"{self.place}: {where}: {self._text(error)}; {CHECK} uri") from None
         except BaseException:
             await closed_in(CLOSE_SECONDS, client.close())
             raise

@@ -87,7 +87,7 @@ class RedisPayload(msgspec.Struct, frozen=True):
     Attributes:
         sink: The instance.
         key: Without the sink's prefix.
-        data: By `op`: set and stream any; incrby a whole number; hset a model or a dict; push and sadd one element, or
+        data: By `op`: set any; incrby a whole number; hset and stream a model or a dict; push and sadd one element, or
             a list of them; zadd a dict of member and score; delete None.
         ttl: The key ends after so many seconds; None: nothing is said about that.
         op: What is done.

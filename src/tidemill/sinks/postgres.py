@@ -22,7 +22,7 @@ from tidemill.config.redaction import redact, redact_text, url_secrets, without
 from tidemill.config.sink_settings import PostgresSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError, said
 from tidemill.core.sql_plan import Operation, Row, Shape, ranges, statement
-from tidemill.sinks.base import Answers, Encoded, Refusal, Sink, closed_in, plain, shortened, to_json
+from tidemill.sinks.base import CHECK, Answers, Encoded, Refusal, Sink, closed_in, plain, shortened, to_json
 from tidemill.sinks.payloads import PostgresPayload
 
 #: One connection may take this long to be made.
@@ -104,9 +104,9 @@ class PostgresSink(Sink):
         except (ValueError, asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
             raise ConfigError(f"{self.place}: {where}: {self._text(error)}; correct dsn") from None
         except TimeoutError:
-            raise RemoteError(f"{self.place}: {where}: no answer within {CONNECT_SECONDS:g} s") from None
+            raise RemoteError(f"{self.place}: {where}: no answer within {CONNECT_SECONDS:g} s; {CHECK} dsn") from None
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-            raise RemoteError(f"{self.place}: {where}: {self._text(error)}") from None
+            raise RemoteError(f"{self.place}: {where}: {self._text(error)}; {CHECK} dsn") from None
         self.pool = pool
 
     def _text(self, error: BaseException) -> str:
@@ -153,6 +153,8 @@ class PostgresSink(Sink):
     def _checked(self, known: tuple[Any, ...], data: Mapping[str, Any]) -> tuple[Shape, tuple[str, ...]]:
         """Return a shape that is new, and the columns that say which row is meant."""
         operation, table, conflict, _, looked_for, all_looked_for = known
+        if operation not in list(Operation):
+            raise ValueError(f"op {operation!r} is not known; there is {', '.join(Operation)}")
         nulls = tuple(name for name in all_looked_for if name not in looked_for)
         decides = (conflict,) if isinstance(conflict, str) else conflict
         shape = Shape(Operation(operation), table, tuple(data), decides, looked_for, nulls)

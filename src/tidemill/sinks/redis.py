@@ -21,7 +21,7 @@ from redis.backoff import NoBackoff
 from tidemill.config.redaction import redact_text, url_secrets, without
 from tidemill.config.sink_settings import RedisSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError, said
-from tidemill.sinks.base import Answers, Encoded, Refusal, Sink, closed_in, plain, shortened, to_json
+from tidemill.sinks.base import CHECK, Answers, Encoded, Refusal, Sink, closed_in, plain, shortened, to_json
 from tidemill.sinks.payloads import RedisPayload
 
 CONNECT_SECONDS = 10.0
@@ -98,7 +98,7 @@ class RedisSink(Sink):
             raise ConfigError(f"{self.place}: {where}: {self._text(error)}; correct url") from None
         except (refused.RedisError, OSError) as error:
             await closed_in(CLOSE_SECONDS, client.aclose())
-            raise RemoteError(f"{self.place}: {where}: {self._text(error)}") from None
+            raise RemoteError(f"{self.place}: {where}: {self._text(error)}; {CHECK} url") from None
         self._client = client
 
     def _text(self, error: BaseException) -> str:

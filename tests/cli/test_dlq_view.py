@@ -1,0 +1,53 @@
+"""How dead letters look where there is little room, and where nobody looks."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from tidemill.cli.dlq import _table
+from tidemill.cli.dlq_view import letter_text, letters_table
+from tidemill.runtime.deadletter import Letter, LetterKind, letter_sources
+from tidemill.runtime.letterbox import Found
+from tidemill.runtime.messages import SourceMessage
+
+WHY = 'insert orders (id=17): UndefinedColumnError: column "totl" of relation "orders" does not exist'
+LETTER = Letter(
+    kind=LetterKind.TOMBSTONE,
+    error=WHY,
+    sink_type="postgres",
+    sink_name="the-database-of-all-orders",
+    sources=letter_sources([SourceMessage("orders", 3, 1_234_567, b"customer-17", b"v")]),
+)
+FOUND = Found(0, 1, LETTER, "")
+
+
+def test_a_narrow_terminal_shows_ids_kinds_and_whole_errors() -> None:
+    console = Console(file=io.StringIO(), width=80)
+    console.print(letters_table([FOUND], console.width))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert all(len(line) <= 80 for line in lines)
+    first = lines[1].split()
+    assert first[0] == LETTER.letter_id[:12]
+    assert " ".join(first[1:3]) == LETTER.timestamp[:19].replace("T", " ")
+    assert first[3] == "tombstone"
+    begin = lines[0].index("ERROR")
+    assert "".join(line[begin:].strip() for line in lines[1:]).replace(" ", "") == WHY.replace(" ", "")
+
+
+def test_the_commands_that_a_letter_proposes_name_the_configuration_that_was_named() -> None:
+    command = f"tidemill dlq redrive 'my orders.yaml' --id {LETTER.letter_id}"
+    assert letter_text(FOUND, "my orders.yaml").splitlines()[-1] == f"process again:  {command}"
+    assert f"redrive --id {LETTER.letter_id}" in letter_text(FOUND)
+
+
+def test_what_goes_to_a_file_or_a_program_is_not_cut(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    _table(iter([FOUND]), letters_table)
+    (_, line) = capsys.readouterr().out.splitlines()
+    for part in (WHY, "postgres.the-database-of-all-orders", "orders/3/1234567", "customer-17"):
+        assert part in line
