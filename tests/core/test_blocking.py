@@ -23,3 +23,9 @@ def test_a_watcher_that_was_late_itself_blames_nobody():
     usage = Usage(1.0, 1.0)
     assert judge(0.5, usage, usage, 0.2, overslept_seconds=0.35) is Cause.STARVED
     assert judge(0.5, usage, usage, 0.2, overslept_seconds=0.1) is Cause.WAITING
+
+
+def test_who_computes_without_letting_the_watcher_wake_is_to_blame():
+    before = Usage(1.0, 1.0)
+    assert judge(0.5, before, Usage(1.45, 1.0), 0.2, overslept_seconds=0.45) is Cause.COMPUTING
+    assert judge(0.5, before, Usage(1.1, 1.0), 0.2, overslept_seconds=0.45) is Cause.STARVED

@@ -155,3 +155,8 @@ def test_an_end_that_is_not_behind_the_start_is_refused(start, end) -> None:
 )
 def test_what_may_have_something_between_is_not_refused(start, end) -> None:
     check_order(start, end)
+
+
+def test_what_was_finished_elsewhere_takes_nothing_away():
+    planned = [OffsetRange(0, 10, 20)]
+    assert remaining(planned, [OffsetRange(0, 0, 10), OffsetRange(0, 20, 30), OffsetRange(1, 10, 20)]) == planned

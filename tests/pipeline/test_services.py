@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import re
 import threading
 import time
 from typing import Any
@@ -325,6 +326,24 @@ class Sleepy(Quiet):
     async def on_message_complete(self, group):
         if group.source_message.value == b"slow at the end":
             helper(0.4)
+
+
+class Greedy(Quiet):
+    """Keeps the interpreter to itself: no other thread runs meanwhile."""
+
+    async def on_message_complete(self, group):
+        if group.source_message.value == b"greedy":
+            re.match(r"(a+)+$", "a" * 24 + "b")
+
+
+async def test_a_hook_that_keeps_the_interpreter_to_itself_is_named_when_it_is_over(rig):
+    with structlog.testing.capture_logs() as logs:
+        run = rig(Greedy(), [message(0, b"greedy"), message(1)], executor={"block_seconds": 0.1})
+        await run.committed(2)
+        await run.until(lambda: any(entry["event"] == "the event loop goes on" for entry in logs))
+        await run.end()
+    (block,) = [entry for entry in logs if "holds up the event loop" in entry["event"]]
+    assert block["hook"] == "on_message_complete"
 
 
 def helper(seconds: float) -> None:

@@ -2,6 +2,8 @@
 
 The loop is late by some time. Part of it the operating system may have let the thread wait for a CPU: nobody's code is
 to blame for that part. The rest somebody did not give the loop back: computing, or waiting in a call that blocks.
+Code that keeps the interpreter to itself (a regular expression, large JSON) holds up the watching thread as well: what
+the loop's thread has computed tells it from a busy machine.
 """
 
 from __future__ import annotations
@@ -53,9 +55,13 @@ def judge(
         <Cause.STARVED: 'starved'>
         >>> judge(0.5, Usage(1.0, 0.0), Usage(1.0, 0.0), 0.2)
         <Cause.WAITING: 'waiting'>
+        >>> judge(0.5, Usage(1.0, 0.0), Usage(1.4, 0.0), 0.2, overslept_seconds=0.4)
+        <Cause.COMPUTING: 'computing'>
     """
+    computed = now.cpu_seconds - before.cpu_seconds
+    if computed >= threshold_seconds:
+        return Cause.COMPUTING
     own_seconds = late_seconds - max(now.queued_seconds - before.queued_seconds, overslept_seconds)
     if own_seconds < threshold_seconds:
         return Cause.STARVED
-    computed = now.cpu_seconds - before.cpu_seconds
     return Cause.COMPUTING if computed >= own_seconds / 2 else Cause.WAITING

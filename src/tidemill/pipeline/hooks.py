@@ -24,6 +24,10 @@ BURST = 64
 T = TypeVar("T")
 
 
+#: The hook that was called last; who looks at it, does so only to name what nobody saw.
+latest: list[Awaitable[Any] | None] = [None]
+
+
 async def called(hook: Awaitable[T]) -> T:
     """Await a hook of the user's; only who ends this task may cancel it.
 
@@ -31,6 +35,7 @@ async def called(hook: Awaitable[T]) -> T:
         HandlerError: The hook was cancelled from within, or called `sys.exit()`: either would otherwise end whoever
             runs it instead of the one message.
     """
+    latest[0] = hook
     try:
         return await hook
     except SystemExit as error:

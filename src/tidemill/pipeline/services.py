@@ -25,6 +25,7 @@ from tidemill.core.blocking import Cause
 from tidemill.core.errors import HandlerError
 from tidemill.pipeline.cache import Cache
 from tidemill.pipeline.handler import HOOKS, Handler
+from tidemill.pipeline.hooks import latest
 from tidemill.pipeline.periodic import PeriodicRunner, periodic_hooks
 from tidemill.runtime.blockwatch import Block, BlockWatch
 from tidemill.runtime.identity import Identity
@@ -160,10 +161,10 @@ class HookWatch:
         self._watch.close()
 
     def _on_block(self, block: Block) -> None:
-        """Say who it is; on the watching thread, while it lasts."""
+        """Say who it is; on the watching thread and while it lasts, if that could run."""
         if block.cause is Cause.STARVED:
             return
-        self._hook = self._running_hook()
+        self._hook = self._running_hook() if block.stack else self._latest_hook()
         self.blocks += 1
         log.warning(
             "a hook holds up the event loop; use self.offload for blocking calls"
@@ -178,6 +179,9 @@ class HookWatch:
     def _on_over(self, block: Block) -> None:
         if block.cause is not Cause.STARVED:
             log.warning("the event loop goes on", hook=self._hook, seconds=round(block.seconds, 3))
+
+    def _latest_hook(self) -> str | None:
+        return self._names.get(getattr(latest[0], "cr_code", None))  # type: ignore[arg-type]
 
     def _running_hook(self) -> str | None:
         frame = sys._current_frames().get(self._ident)

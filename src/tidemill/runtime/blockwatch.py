@@ -37,7 +37,8 @@ class Block:
         task: The name of the task that runs; None: a callback does.
         cause: Why.
         seconds: For how long; so far, or in all.
-        stack: Where the loop's thread stood when it was found late, innermost frame last; '' for a starved one.
+        stack: Where the loop's thread stood when it was found late, innermost frame last; '' for a starved one, and
+            for one that was only seen when it was over, because it kept the interpreter to itself.
     """
 
     task: str | None
@@ -51,7 +52,7 @@ class BlockWatch:
 
     Args:
         threshold_seconds: What somebody may take.
-        on_block: Called on the watching thread when the loop is found late.
+        on_block: Called when the loop is found late: on the watching thread, or on the loop if that could not run.
         on_over: Called on the loop when it goes on, with the same block and its whole length.
     """
 
@@ -92,10 +93,16 @@ class BlockWatch:
     def _beat(self) -> None:
         now = time.monotonic()
         found, self._found = self._found, None
+        before, self._usage = self._usage, self._read_usage()
+        late, self._beat_at = now - self._beat_at, now
+        if late >= self._threshold + self._pulse and (found is None or found.cause is Cause.STARVED):
+            cause = judge(late, before, self._usage, self._threshold)
+            if cause is Cause.COMPUTING:
+                # The watching thread could not run meanwhile.
+                found = Block(None, cause, late, "")
+                self._on_block(found)
         if found is not None:
-            self._on_over(Block(found.task, found.cause, now - self._beat_at, found.stack))
-        self._usage = self._read_usage()
-        self._beat_at = now
+            self._on_over(Block(found.task, found.cause, late, found.stack))
         self._handle = self._loop.call_later(self._pulse, self._beat)
 
     def _watch(self) -> None:
@@ -114,7 +121,9 @@ class BlockWatch:
                 continue
             frame = sys._current_frames().get(self._ident)
             cause = judge(late, before, self._read_usage(), self._threshold, overslept)
-            block = Block(self._task_name(), cause, late, "" if cause is Cause.STARVED else _stack(frame))
+            # Woken late, it finds the loop where it is now, and not where it was held up.
+            unseen = cause is Cause.STARVED or overslept >= self._threshold
+            block = Block(None if unseen else self._task_name(), cause, late, "" if unseen else _stack(frame))
             if since != self._beat_at:
                 continue  # it went on while its stack was taken: that is of something else
             if cause is Cause.STARVED:
