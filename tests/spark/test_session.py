@@ -13,7 +13,7 @@ import pytest
 
 from tidemill.config.settings import SparkSettings
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.runtime.progress import EngineProgress
+from tidemill.runtime.progress import EngineProgress, SinkStats
 from tidemill.spark.prepare import engine_count
 from tidemill.spark.progress import summed
 from tidemill.spark.session import Spark, _package_zip, _standard_error, spark_conf
@@ -119,6 +119,20 @@ def test_sums_keep_what_gone_engines_did_but_not_what_they_had() -> None:
     assert total.partitions == []
     assert total.lag == {"t/0": 2}
     assert [task[1] for task in total.slowest] == ["a", "b"]
+
+
+def test_what_happened_at_a_sink_is_added_up_and_the_last_error_is_the_latest() -> None:
+    place = "sinks.http.out"
+    gone = EngineProgress(
+        sinks={place: SinkStats(delivered_count=1, delivered_payloads=5, last_error="late", last_error_at=9.0)}
+    )
+    here = EngineProgress(
+        sinks={place: SinkStats(2, 7, error_count=1, last_error="early", last_error_at=3.0, last_delivered_at=4.0)}
+    )
+    other = EngineProgress(sinks={"sinks.kafka.out": SinkStats(skipped=1)})
+    total = summed([gone], [here, other]).sinks
+    assert total[place] == SinkStats(3, 12, error_count=1, last_error="late", last_error_at=9.0, last_delivered_at=4.0)
+    assert total["sinks.kafka.out"] == SinkStats(skipped=1)
 
 
 def test_python_workers_run_this_interpreter() -> None:

@@ -22,6 +22,7 @@ from tidemill.core.errors import InvariantError, RemoteError, said
 from tidemill.core.outbox import SendQueue
 from tidemill.core.outbox_items import Ask, Decision, Delivered, GaveUp, Item, Limits
 from tidemill.runtime.log import limited
+from tidemill.runtime.progress import SinkStats
 from tidemill.sinks.base import Encoded, Refusal, Sink
 
 log = structlog.get_logger(__name__)
@@ -74,34 +75,6 @@ class Parcel(msgspec.Struct):
 Entry = Item[DeliveryLane, Parcel]
 Question = Ask[DeliveryLane, Parcel]
 Failure = GaveUp[DeliveryLane, Parcel]
-
-
-class SinkStats(msgspec.Struct):
-    """What happened at one sink.
-
-    Attributes:
-        delivered_count: Batches with at least one confirmed payload.
-        delivered_payloads: Payloads confirmed.
-        error_count: Answers that refused something, and batches that failed as a whole.
-        refused: Payloads refused, each time they were.
-        skipped: Payloads that the hook chose to skip.
-        dead_lettered: Payloads that ended in a letter.
-        breaker_opened: How often the circuit breaker opened.
-        last_error: The last refusal.
-        last_delivered_at: Seconds since the epoch.
-        last_error_at: Likewise.
-    """
-
-    delivered_count: int = 0
-    delivered_payloads: int = 0
-    error_count: int = 0
-    refused: int = 0
-    skipped: int = 0
-    dead_lettered: int = 0
-    breaker_opened: int = 0
-    last_error: str | None = None
-    last_delivered_at: float | None = None
-    last_error_at: float | None = None
 
 
 class Batcher:

@@ -34,7 +34,6 @@ from tidemill.pipeline.batcher import (
     Entry,
     Failure,
     Question,
-    SinkStats,
     Submission,
 )
 from tidemill.pipeline.hooks import called
@@ -43,6 +42,7 @@ from tidemill.pipeline.stage import Stage
 from tidemill.pipeline.stager import Stager
 from tidemill.runtime.deadletter import DeadLetters, Letter, LetterKind, letter_sources, payload_json, redrives_of
 from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.progress import SinkStats
 from tidemill.sinks.base import Sink
 from tidemill.sinks.payloads import (
     CollectResult,
@@ -148,7 +148,7 @@ class Outbox:
     @property
     def stats(self) -> dict[str, SinkStats]:
         """What happened, by the sink's place in the configuration (`sinks.<type>.<name>`)."""
-        return {courier.label: courier.stats for courier in self._all}
+        return {courier.label: msgspec.structs.replace(courier.stats) for courier in self._all}
 
     @property
     def delivered(self) -> int:

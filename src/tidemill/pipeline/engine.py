@@ -440,6 +440,7 @@ class Engine:
             cpu_seconds=cpu_seconds,
             rss_bytes=rss_bytes,
             slowest=self.slowest.rows(),
+            sinks=self.outbox.stats,
             **self.services.counts(),
         )
 

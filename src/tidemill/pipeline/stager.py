@@ -19,11 +19,12 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import InvariantError, said
 from tidemill.core.outbox_items import Ask, Decision, GaveUp, Item, State
 from tidemill.core.staging import StagedState
-from tidemill.pipeline.batcher import DeliveryLane, Entry, Failure, Parcel, Question, SinkStats, Submission
+from tidemill.pipeline.batcher import DeliveryLane, Entry, Failure, Parcel, Question, Submission
 from tidemill.pipeline.stage import Stage, StagedRecord
 from tidemill.runtime.deadletter import RECORD_OVERHEAD_BYTES, Letter, encode_letter, letter_topic_limit
 from tidemill.runtime.kafka_client import client_config
 from tidemill.runtime.log import limited
+from tidemill.runtime.progress import SinkStats
 from tidemill.sinks.base import Encoded
 from tidemill.sources.base import Outgoing
 

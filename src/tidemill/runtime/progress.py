@@ -16,6 +16,34 @@ class StopReason(enum.StrEnum):
     FAILED = "failed"
 
 
+class SinkStats(msgspec.Struct):
+    """What happened at one sink of an engine.
+
+    Attributes:
+        delivered_count: Batches with at least one confirmed payload.
+        delivered_payloads: Payloads confirmed.
+        error_count: Answers that refused something, and batches that failed as a whole.
+        refused: Payloads refused, each time they were.
+        skipped: Payloads that the hook chose to skip.
+        dead_lettered: Payloads that ended in a letter.
+        breaker_opened: How often the circuit breaker opened.
+        last_error: The last refusal.
+        last_delivered_at: Seconds since the epoch.
+        last_error_at: Likewise.
+    """
+
+    delivered_count: int = 0
+    delivered_payloads: int = 0
+    error_count: int = 0
+    refused: int = 0
+    skipped: int = 0
+    dead_lettered: int = 0
+    breaker_opened: int = 0
+    last_error: str | None = None
+    last_delivered_at: float | None = None
+    last_error_at: float | None = None
+
+
 class EngineProgress(msgspec.Struct):
     """A snapshot of one engine.
 
@@ -47,6 +75,7 @@ class EngineProgress(msgspec.Struct):
         cache_misses: Those that did not.
         cache_entries: Values in the cache's memory.
         loop_blocks: How often something held up the event loop for too long.
+        sinks: What happened at each sink, by its place in the configuration ("sinks.kafka.out").
     """
 
     consumed: int = 0
@@ -76,6 +105,7 @@ class EngineProgress(msgspec.Struct):
     cache_misses: int = 0
     cache_entries: int = 0
     loop_blocks: int = 0
+    sinks: dict[str, SinkStats] = {}
 
 
 class EngineSummary(msgspec.Struct):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tidemill.runtime.progress import EngineProgress
+from tidemill.runtime.progress import EngineProgress, SinkStats
 
 #: How many of the slowest tasks a sum keeps.
 SLOWEST = 10
@@ -64,6 +64,15 @@ _COUNTED = (
     "cache_misses",
     "loop_blocks",
 )
+_SINK_COUNTS = (
+    "delivered_count",
+    "delivered_payloads",
+    "error_count",
+    "refused",
+    "skipped",
+    "dead_lettered",
+    "breaker_opened",
+)
 _HELD = ("tasks_running", "tasks_queued", "tasks_retrying", "rss_bytes", "cache_entries")
 
 
@@ -96,6 +105,28 @@ def summed(
         total.stalled |= part.stalled
     total.paused = sorted({name for part in now for name in part.paused})
     total.partitions = sorted({name for part in now for name in part.partitions})
+    total.sinks = _sinks((*past, *now))
     slowest = [task for part in (*past, *now) for task in part.slowest]
     total.slowest = heapq.nlargest(SLOWEST, slowest)
     return total
+
+
+def _sinks(parts: Sequence[EngineProgress]) -> dict[str, SinkStats]:
+    total: dict[str, SinkStats] = {}
+    for part in parts:
+        for place, stats in part.sinks.items():
+            seen = total.get(place)
+            total[place] = stats if seen is None else _added(seen, stats)
+    return total
+
+
+def _added(one: SinkStats, other: SinkStats) -> SinkStats:
+    later = max(one, other, key=lambda stats: stats.last_error_at or 0.0)
+    delivered = [stats.last_delivered_at for stats in (one, other) if stats.last_delivered_at is not None]
+    counts = {name: getattr(one, name) + getattr(other, name) for name in _SINK_COUNTS}
+    return SinkStats(
+        **counts,
+        last_error=later.last_error,
+        last_error_at=later.last_error_at,
+        last_delivered_at=max(delivered, default=None),
+    )
