@@ -379,6 +379,12 @@ def test_what_is_no_usable_row_is_refused_before_it_is_sent(payload: PostgresPay
         make_sink("postgresql://nowhere/db").encode(payload)
 
 
+async def test_reserved_words_are_names_like_others(sink: PostgresSink, dsn: str) -> None:
+    await run(dsn, 'CREATE TABLE "order" ("user" int PRIMARY KEY, "End" text)')
+    row = PostgresPayload(table="order", data={"user": 1, "End": "x"}, op="upsert", conflict="user")
+    assert list(await deliver(sink, [row, row])) == [None] * 2
+
+
 async def test_an_error_says_what_is_wrong_with_a_row_and_not_what_is_in_it(sink: PostgresSink, dsn: str) -> None:
     await run(dsn, "CREATE TABLE log (id int PRIMARY KEY, n int NOT NULL CHECK (n < 100), hidden text)")
     await run(dsn, "CREATE VIEW few AS SELECT * FROM log WHERE id < 10 WITH CHECK OPTION")
@@ -392,12 +398,6 @@ async def test_an_error_says_what_is_wrong_with_a_row_and_not_what_is_in_it(sink
         _, _, server_said = text.partition(kind)
         assert "do not tell" not in server_said
     assert texts[-1].endswith("(Key (id)=(3) already exists.)")
-
-
-async def test_reserved_words_are_names_like_others(sink: PostgresSink, dsn: str) -> None:
-    await run(dsn, 'CREATE TABLE "order" ("user" int PRIMARY KEY, "End" text)')
-    row = PostgresPayload(table="order", data={"user": 1, "End": "x"}, op="upsert", conflict="user")
-    assert list(await deliver(sink, [row, row])) == [None] * 2
 
 
 async def test_a_wrong_password_an_unknown_database_and_no_server_are_told_without_the_password(
