@@ -19,6 +19,9 @@ import confluent_kafka as ck
 import pytest
 import yaml
 from confluent_kafka.admin import AdminClient
+from tests.sinks.conftest import database, http_double, mongo, postgres, valkey
+
+__all__ = ["database", "http_double", "mongo", "postgres", "valkey"]
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -31,6 +34,40 @@ def wait_for(condition: Callable[[], Any], seconds: float, what: str) -> Any:
             raise AssertionError(f"not within {seconds} s: {what}")
         time.sleep(0.05)
     return value
+
+
+def read_all(bootstrap: str, topic: str) -> list[bytes]:
+    """Return what a consumer that reads committed records sees of a topic, in the order of each partition."""
+    consumer = ck.Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "audit",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+        }
+    )
+    partitions = list(consumer.list_topics(topic, timeout=10).topics[topic].partitions)
+    consumer.assign([ck.TopicPartition(topic, n, 0) for n in partitions])
+    values: list[bytes] = []
+    ended: set[Any] = set()
+
+    def done() -> bool:
+        record = consumer.poll(0.5)
+        while record is not None:
+            if record.error() is None:
+                values.append(record.value())
+                ended.discard(record.partition())
+            else:
+                assert record.error().code() == ck.KafkaError._PARTITION_EOF, record.error()
+                ended.add(record.partition())
+            record = consumer.poll(0)
+        return len(ended) == len(partitions)
+
+    try:
+        wait_for(done, 90, "the end of the topic: a transaction is open")
+    finally:
+        consumer.close()
+    return values
 
 
 class Site:

@@ -9,7 +9,18 @@ from typing import Any
 import pydantic
 
 import tidemill
-from tidemill import CollectResult, ExecutorTask, FilePayload, Handler, KafkaPayload, PrecomputedResult
+from tidemill import (
+    CollectResult,
+    ExecutorTask,
+    FilePayload,
+    Handler,
+    HttpPayload,
+    KafkaPayload,
+    MongoPayload,
+    PostgresPayload,
+    PrecomputedResult,
+    RedisPayload,
+)
 
 
 class Job(pydantic.BaseModel):
@@ -37,10 +48,10 @@ class Work(Handler[Job, Any]):
 
 
 class Deliver(Handler[Job, Any]):
-    """A known result per message, with a key that keeps its order, into whatever sinks there are."""
+    """A known result per message, with a key that keeps its order, into each type of sink that there is."""
 
     async def on_ready(self, config, pg_pool):
-        self.files, self.kafka = bool(config.sinks.filesystem), bool(config.sinks.kafka)
+        self.sinks = frozenset(config.sinks.by_type())
 
     async def arrange(self, messages, pending):
         return [
@@ -57,10 +68,22 @@ class Deliver(Handler[Job, Any]):
         n = result.task.metadata["n"]
         if result.task.metadata["bad"]:
             raise ValueError("this one is bad")
-        return CollectResult(
-            files=[FilePayload(path="out.jsonl", data={"n": n})] if self.files else [],
-            kafka=[KafkaPayload(key=f"k{n % 8}", data={"n": n})] if self.kafka else [],
-        )
+        key, data = f"k{n % 8}", {"n": n}
+        row = PostgresPayload(table="latest", data={"id": key, **data}, op="upsert", conflict="id")
+        change = {"$set": data, "$push": {"seen": n}}
+        outputs = {
+            "filesystem": [FilePayload(path="out.jsonl", data=data)],
+            "kafka": [KafkaPayload(key=key, data=data)],
+            "postgres": [row],
+            "mongo": [MongoPayload(collection="latest", data=change, op="upsert", filter={"_id": key})],
+            "http": [HttpPayload(data=data, idempotency_key=f"{n}")],
+            "redis": [
+                RedisPayload(key=f"latest:{key}", data=n),
+                RedisPayload(key=f"seen:{key}", data=n, op="push"),
+            ],
+        }
+        names = {"filesystem": "files"}
+        return CollectResult(**{names.get(kind, kind): outputs[kind] for kind in self.sinks})
 
 
 class Shipped(Work):

@@ -9,17 +9,23 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import confluent_kafka as ck
 import pytest
-from tests.chaos.conftest import PipelineProcess, Site, wait_for
+from tests.chaos.conftest import PipelineProcess, Site, read_all, wait_for
+from tests.chaos.every_sink import REFUSED_EVERY, EverySink
+from tests.faults import FaultyProxy
 
-from tidemill.runtime.deadletter import decode_letter
+from tidemill.runtime.deadletter import Letter, LetterKind, decode_letter
 
-PER_SECOND = 400
+#: Which engine is killed when, and which sink is cut off when, follow from it.
+SEED = 5
+KEYS = 8
 BAD_EVERY = 97
+#: What one partition may have to do again after a kill.
+MAX_UNCOMMITTED = 500
 
 
 class Load(threading.Thread):
@@ -28,15 +34,18 @@ class Load(threading.Thread):
     def __init__(self, site: Site) -> None:
         super().__init__(daemon=True)
         self.site = site
+        self.per_second = 400
         self.stopped = threading.Event()
 
     def run(self) -> None:
         producer = ck.Producer({"bootstrap.servers": self.site.bootstrap, "enable.idempotence": True})
         while not self.stopped.wait(0.05):
-            for _ in range(PER_SECOND // 20):
+            for _ in range(self.per_second // 20):
                 n = self.site.fed
                 value = json.dumps({"n": n, "bad": n % BAD_EVERY == 0})
-                producer.produce(self.site.topic, value.encode(), partition=n % self.site.partitions)
+                producer.produce(
+                    self.site.topic, value.encode(), f"k{n % KEYS}".encode(), partition=n % self.site.partitions
+                )
                 self.site.fed += 1
         assert producer.flush(30) == 0
 
@@ -52,47 +61,13 @@ def load(site: Site) -> Iterator[Load]:
     feeder.stop()
 
 
-def read_all(bootstrap: str, topic: str) -> list[bytes]:
-    """Return what a consumer that reads committed records sees of a topic, in the order of each partition."""
-    consumer = ck.Consumer(
-        {
-            "bootstrap.servers": bootstrap,
-            "group.id": "audit",
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-        }
-    )
-    partitions = list(consumer.list_topics(topic, timeout=10).topics[topic].partitions)
-    consumer.assign([ck.TopicPartition(topic, n, 0) for n in partitions])
-    values: list[bytes] = []
-    ended: set[Any] = set()
-
-    def done() -> bool:
-        record = consumer.poll(0.5)
-        while record is not None:
-            if record.error() is None:
-                values.append(record.value())
-                ended.discard(record.partition())
-            else:
-                assert record.error().code() == ck.KafkaError._PARTITION_EOF, record.error()
-                ended.add(record.partition())
-            record = consumer.poll(0)
-        return len(ended) == len(partitions)
-
-    try:
-        wait_for(done, 90, "the end of the topic: a transaction is open")
-    finally:
-        consumer.close()
-    return values
-
-
-def kill_engines_for(seconds: float, pipeline: PipelineProcess, every: Callable[[], float]) -> int:
+def kill_engines_for(seconds: float, pipeline: PipelineProcess, pauses: tuple[float, float]) -> int:
     """Kill one engine after another; returns how many. A pause between two is what is tested."""
-    chosen = random.Random(5)
+    chosen = random.Random(SEED)
     end = time.monotonic() + seconds
     kills = 0
     while time.monotonic() < end:
-        time.sleep(every())
+        time.sleep(chosen.uniform(*pauses))
         assert pipeline.process.poll() is None, pipeline.log
         engines = pipeline.engines()
         if engines:
@@ -101,46 +76,111 @@ def kill_engines_for(seconds: float, pipeline: PipelineProcess, every: Callable[
     return kills
 
 
-def first_seen_in_order(numbers: list[int]) -> bool:
-    """Tell whether each key's numbers came in order, repetitions aside."""
-    for key in range(8):
-        seen = list(dict.fromkeys(n for n in numbers if n % 8 == key))
-        if seen != sorted(seen):
-            return False
-    return True
+class Outages(threading.Thread):
+    """Cuts each of some servers off for a while, one after another; down and up times are what is tested."""
+
+    def __init__(self, proxies: dict[str, FaultyProxy], seconds: float) -> None:
+        super().__init__(daemon=True)
+        self.order = sorted(proxies)
+        random.Random(SEED).shuffle(self.order)
+        self.proxies = proxies
+        self.share = seconds / len(proxies)
+
+    def run(self) -> None:
+        for kind in self.order:
+            time.sleep(self.share / 2)
+            self.proxies[kind].down()
+            time.sleep(min(5.0, self.share / 2))
+            self.proxies[kind].up()
 
 
-def letters(site: Site) -> list[int]:
-    found = [decode_letter(value) for value in read_all(site.bootstrap, f"{site.topic}_dlq")]
-    return [source.offset * site.partitions + source.partition for letter in found for source in letter.sources]
+def of_key(numbers: Iterable[int], key: int) -> list[int]:
+    return [n for n in numbers if n % KEYS == key]
 
 
-@pytest.mark.timeout(400)
-def test_every_message_is_in_every_sink_or_in_the_dead_letters_while_engines_are_killed(
-    site: Site, load: Load, long_run: bool, embedded_kafka: Any
-) -> None:
-    out = f"{site.topic}-out"
-    embedded_kafka.create_topic(out, partitions=2)
-    pipeline = site.start(
-        handler="Deliver",
-        sinks={"filesystem": {"out": {"base_path": str(site.out)}}, "kafka": {"out": {"topic": out}}},
+def assert_in_order(name: str, numbers: list[int], expected: set[int]) -> int:
+    """Each key's numbers follow one another without a gap, save that some are done again from further back.
+
+    Returns:
+        How often something was begun again.
+    """
+    begun_again = 0
+    for key in range(KEYS):
+        wanted = of_key(sorted(expected), key)
+        place_of = {n: place for place, n in enumerate(wanted)}
+        last = -1
+        for n in of_key(numbers, key):
+            place = place_of[n]
+            assert place <= last + 1, f"in {name}, {n} of key {key} overtook {wanted[last + 1]}"
+            begun_again += place <= last
+            last = place
+        assert last == len(wanted) - 1, f"in {name}, an older value of key {key} came last"
+    return begun_again
+
+
+def letters(site: Site) -> list[tuple[int, Letter]]:
+    """Return each letter with the number of its message; its key has to be that of the message."""
+    found = []
+    for letter in map(decode_letter, read_all(site.bootstrap, f"{site.topic}_dlq")):
+        for source in letter.sources:
+            n = source.offset * site.partitions + source.partition
+            assert source.key == f"k{n % KEYS}"
+            found.append((n, letter))
+    return found
+
+
+@pytest.fixture
+def every_sink(
+    site: Site, postgres: Any, database: str, mongo: Any, http_double: Any, valkey: Any, embedded_kafka: Any
+) -> Iterator[EverySink]:
+    topic = f"{site.topic}-out"
+    embedded_kafka.create_topic(topic, partitions=2)
+    sinks = EverySink(
+        *(postgres, mongo, http_double, valkey),
+        database=database,
+        bootstrap=site.bootstrap,
+        topic=topic,
+        folder=site.out,
     )
+    yield sinks
+    sinks.close()
+
+
+@pytest.mark.timeout(600)
+def test_every_message_is_in_every_sink_or_in_the_dead_letters_while_engines_are_killed(
+    site: Site, load: Load, long_run: bool, every_sink: EverySink
+) -> None:
+    seconds = 120.0 if long_run else 20.0
+    load.per_second = 200
+    pipeline = site.start(handler="Deliver", sinks=every_sink.section(), executor={"max_uncommitted": MAX_UNCOMMITTED})
     load.start()
     pipeline.wait_working()
-    kills = kill_engines_for(120.0 if long_run else 16.0, pipeline, lambda: 3.0)
+    outages = Outages(every_sink.between, seconds)
+    outages.start()
+    kills = kill_engines_for(seconds, pipeline, (2.0, 4.0))
+    outages.join()
     load.stop()
-    site.wait_all_committed(120)
+    # Engines that were killed again and again start half a minute later, and then have all of it to catch up on.
+    site.wait_all_committed(300 if long_run else 120)
+    pipeline.signal(signal.SIGTERM)
+    assert pipeline.wait() == 0, pipeline.log
     bad = set(range(0, site.fed, BAD_EVERY))
-    in_letters = letters(site)
-    assert set(in_letters) == bad
-    lines = [row["n"] for row in site.rows()]
-    records = [json.loads(value)["n"] for value in read_all(site.bootstrap, out)]
-    for name, numbers in (("file", lines), ("topic", records)):
-        assert set(numbers) == set(range(site.fed)) - bad, f"lost, or made up, in the {name}"
-        assert first_seen_in_order(numbers), f"a key is out of order in the {name}"
+    refused = set(range(0, site.fed, REFUSED_EVERY)) - bad
+    told = letters(site)
+    assert {n for n, letter in told if letter.kind is LetterKind.HOOK} == bad
+    assert {n for n, letter in told if letter.sink_type == "postgres"} == refused
+    assert {n for n, _ in told} == bad | refused, "a letter for something that is nobody's fault"
+    print("seed", SEED, "messages", site.fed, "kills", kills, "cut off in turn", outages.order)
+    for name, numbers in every_sink.arrivals().items():
+        expected = set(range(site.fed)) - bad - (refused if name == "postgres" else set())
+        assert set(numbers) == expected, f"lost, or made up, in {name}"
+        begun_again = assert_in_order(name, numbers, expected)
         again = len(numbers) - len(set(numbers))
-        print(name, "messages", site.fed, "kills", kills, "done again", again)
-        assert again <= kills * 2 * PER_SECOND, "more was done again than could be uncommitted"
+        print(name, "done again", again, "in", begun_again, "runs")
+        assert again <= (kills + 2) * 2 * MAX_UNCOMMITTED, "more was done again than could be uncommitted"
+    for name, values in every_sink.latest().items():
+        expected = set(range(site.fed)) - bad - (refused if name == "postgres" else set())
+        assert values == {f"k{key}": max(of_key(expected, key)) for key in range(KEYS)}, name
 
 
 @pytest.mark.timeout(400)
@@ -160,7 +200,7 @@ def test_with_exactly_once_each_result_is_seen_once_while_engines_are_killed(
             return False  # a fresh broker has no coordinator yet
 
     wait_for(working, 60, "a first transaction")
-    kills = kill_engines_for(120.0 if long_run else 16.0, pipeline, lambda: 2.5)
+    kills = kill_engines_for(120.0 if long_run else 16.0, pipeline, (2.0, 3.0))
     load.stop()
     site.wait_all_committed(120)
     bad = set(range(0, site.fed, BAD_EVERY))
@@ -168,10 +208,8 @@ def test_with_exactly_once_each_result_is_seen_once_while_engines_are_killed(
     counted = Counter(records)
     assert set(counted) == set(range(site.fed)) - bad
     assert max(counted.values()) == 1, "a result was seen twice"
-    assert Counter(letters(site)) == Counter(bad)
-    for key in range(8):
-        of_key = [n for n in records if n % 8 == key]
-        assert of_key == sorted(of_key)
-    print("messages", site.fed, "kills", kills)
+    assert Counter(n for n, _ in letters(site)) == Counter(bad)
+    assert assert_in_order("the topic", records, set(counted)) == 0
+    print("seed", SEED, "messages", site.fed, "kills", kills)
     pipeline.signal(signal.SIGTERM)
     assert pipeline.wait() == 0, pipeline.log

@@ -105,6 +105,26 @@ sinks:
         assert shown in done.output
 
 
+def test_an_object_of_settings_shows_no_secret_and_still_has_it() -> None:
+    headers = {"X-Whatever": "hunter2", "Accept": "text/plain"}
+    settings = Settings.model_validate(
+        {
+            "kafka": {"client_config": {"sasl.password": "hunter2"}},
+            "store": {"url": "postgresql://app:hunter2@h/d"},
+            "sinks": {
+                "http": {"a": {"url": "https://h/?token=hunter2", "headers": headers}},
+                "custom": {"s3": {"a": {"secret_key": "hunter2", "bucket": "b"}}},
+            },
+        }
+    )
+    for shown in (repr(settings), str(settings), f"{settings.sinks.http}", repr(settings.kafka)):
+        assert "hunter2" not in shown
+        assert "***" in shown
+    assert "text/plain" in repr(settings.sinks)
+    assert settings.kafka.client_config["sasl.password"] == "hunter2"
+    assert settings.model_dump()["sinks"]["http"]["a"]["headers"] == headers
+
+
 def test_passwords_of_addresses_are_known_in_each_of_their_forms() -> None:
     assert url_secrets("postgresql://u:p%40ss@h/d?password=q&x=1") == {"p%40ss", "p@ss", "q"}
     assert url_secrets("redis://h") == frozenset()

@@ -175,6 +175,8 @@ async def _read_request(reader: asyncio.StreamReader) -> Request | None:
 class MongoDouble(_OwnLoop):
     """Speaks as much of MongoDB's protocol as a bulk write needs; `judge` answers each write command.
 
+    By `authMechanism=PLAIN` the user `app` has the password `hunter2`; nobody else can log in, and nobody has to.
+
     Attributes:
         commands: The write commands with their documents, in order.
     """
@@ -212,6 +214,8 @@ class MongoDouble(_OwnLoop):
         if name in ("insert", "update", "delete"):
             self.commands.append(command)
             return self.judge(command)
+        if name == "saslstart" and bytes(command["payload"]) == b"\0app\0hunter2":
+            return {"ok": 1, "conversationId": 1, "done": True, "payload": b""}
         if name == "saslstart":
             return {"ok": 0, "code": 18, "errmsg": "Authentication failed."}
         if name == "find":

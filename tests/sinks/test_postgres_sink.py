@@ -392,6 +392,21 @@ async def test_reserved_words_are_names_like_others(sink: PostgresSink, dsn: str
     assert list(await deliver(sink, [row, row])) == [None] * 2
 
 
+async def test_an_error_says_what_is_wrong_with_a_row_and_not_what_is_in_it(sink: PostgresSink, dsn: str) -> None:
+    await run(dsn, "CREATE TABLE log (id int PRIMARY KEY, n int NOT NULL CHECK (n < 100), hidden text)")
+    await run(dsn, "CREATE VIEW few AS SELECT * FROM log WHERE id < 10 WITH CHECK OPTION")
+    rows = [("log", 1, 500), ("log", 2, None), ("few", 11, 1), ("log", 3, 1), ("log", 3, 1)]
+    payloads = [
+        PostgresPayload(table=table, data={"id": key, "n": n, "hidden": "do not tell"}) for table, key, n in rows
+    ]
+    texts = [answer.error for answer in await deliver(sink, payloads) if answer is not None]
+    for text, kind in zip(texts, ("CheckViolation", "NotNullViolation", "WithCheckOption", "Unique"), strict=True):
+        assert kind in text
+        _, _, server_said = text.partition(kind)
+        assert "do not tell" not in server_said
+    assert texts[-1].endswith("(Key (id)=(3) already exists.)")
+
+
 async def test_a_wrong_password_an_unknown_database_and_no_server_are_told_without_the_password(
     postgres: PostgresServer, database: str
 ) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from tidemill.config.redaction import redact
 
 NonEmpty = Annotated[str, Field(min_length=1)]
 
@@ -21,3 +24,8 @@ class Section(BaseModel):
         # Wherever such an error ends up, a password must not be in it.
         hide_input_in_errors=True,
     )
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """Yield what is set, secrets masked: an object of settings ends up in logs and tracebacks."""
+        for name, value in super().__repr_args__():
+            yield name, redact({name: value})[name] if name else value

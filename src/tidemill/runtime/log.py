@@ -23,8 +23,8 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 from tidemill.config.redaction import is_secret, redact, redact_text
 from tidemill.config.settings import LoggingSettings
 
-#: Libraries that say at INFO and DEBUG what only their authors need.
-_QUIET = ("alembic", "asyncio", "py4j", "pyspark", "urllib3")
+#: Libraries that say at INFO and DEBUG what only their authors need, some of them every message with all its data.
+_QUIET = ("alembic", "asyncio", "httpcore", "httpx", "py4j", "pymongo", "pyspark", "urllib3")
 
 
 def version() -> str:

@@ -38,6 +38,8 @@ _PASSING = frozenset({"25006", "3D000"})
 #: What concerns every row of a statement alike; row level security (42501) does not.
 _STATEMENT_CLASSES = frozenset({"42", "3F"})
 _ROW_STATES = frozenset({"42501"})
+#: Their detail says every value of the row, in the server's language: not null, check, and the options of views.
+_ROW_IN_DETAIL = frozenset({"23502", "23514", "44000"})
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 _KNOWN = (
     *(decimal.Decimal, datetime.date, datetime.time, datetime.timedelta, uuid.UUID),
@@ -110,10 +112,12 @@ class PostgresSink(Sink):
         self.pool = pool
 
     def _text(self, error: BaseException) -> str:
-        detail = getattr(error, "detail", None)
-        # "Failing row contains (...)" would say every value of the row.
-        more = f" ({detail})" if detail and not str(detail).startswith("Failing row") else ""
-        return without(said(error) + more, self._secrets)
+        text = said(error)
+        if isinstance(error, asyncpg.PostgresError):
+            # Its own text ends with the detail, whatever that says.
+            detail = error.detail if error.detail and error.sqlstate not in _ROW_IN_DETAIL else ""
+            text = f"{type(error).__name__}: {error.args[0]}{f' ({detail})' if detail else ''}"
+        return without(text, self._secrets)
 
     # -- payloads -----------------------------------------------------------------------------------------------
 
