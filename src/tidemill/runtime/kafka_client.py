@@ -6,8 +6,9 @@ that leaves here contains a value of a secret setting.
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import confluent_kafka as ck
@@ -204,3 +205,34 @@ class TopicAdmin:
         """Keep why a connection fails: the answer to a call says no more than that it timed out."""
         if error.code() != ck.KafkaError._ALL_BROKERS_DOWN:
             self._heard = scrubbed(error.str(), self._config)
+
+
+class BackgroundCall:
+    """A call that may never come back (handing offsets to a transaction), on a thread that nobody has to wait for.
+
+    Attributes:
+        began: When, by the monotonic clock.
+        ended: Set when it came back.
+        error: What it raised.
+    """
+
+    def __init__(self, name: str, call: Callable[[], Any]) -> None:
+        """Make the call.
+
+        Args:
+            name: Of its thread.
+            call: What to do.
+        """
+        self.began = time.monotonic()
+        self.ended = threading.Event()
+        self.error: ck.KafkaException | None = None
+        self._call = call
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._call()
+        except ck.KafkaException as error:
+            self.error = error
+        finally:
+            self.ended.set()

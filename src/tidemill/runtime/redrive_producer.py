@@ -9,7 +9,6 @@ is sent again after a crash. Blocking: not for event loops.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -19,7 +18,7 @@ import confluent_kafka as ck
 import msgspec
 
 from tidemill.core.errors import ConfigError, FencedError, RemoteError
-from tidemill.runtime.kafka_client import LibraryLog, reason, scrubbed
+from tidemill.runtime.kafka_client import BackgroundCall, LibraryLog, reason, scrubbed
 from tidemill.runtime.messages import Header
 from tidemill.runtime.producer import worth_retrying
 
@@ -258,7 +257,9 @@ class CursorProducer(_Sender):
     def _save(self, positions: Mapping[int, int]) -> None:
         offsets = [ck.TopicPartition(self._topic, number, at) for number, at in positions.items()]
         producer, metadata = self._producer, self._group_metadata()
-        call = _Call(lambda: producer.send_offsets_to_transaction(offsets, metadata, CALL_SECONDS))
+        call = BackgroundCall(
+            "tidemill-cursor", lambda: producer.send_offsets_to_transaction(offsets, metadata, CALL_SECONDS)
+        )
         if not call.ended.wait(HANG_SECONDS):
             self._heard = self._heard or "the call that saves the cursor does not come back"
             raise _HungError
@@ -305,21 +306,3 @@ class CursorProducer(_Sender):
 
 class _HungError(Exception):
     """A call that never comes back."""
-
-
-class _Call:
-    """A call on a thread that nobody has to wait for."""
-
-    def __init__(self, call: Callable[[], Any]) -> None:
-        self.ended = threading.Event()
-        self.error: ck.KafkaException | None = None
-        self._call = call
-        threading.Thread(target=self._run, name="tidemill-cursor", daemon=True).start()
-
-    def _run(self) -> None:
-        try:
-            self._call()
-        except ck.KafkaException as error:
-            self.error = error
-        finally:
-            self.ended.set()

@@ -32,6 +32,7 @@ from tidemill.runtime.log import limited
 from tidemill.runtime.messages import Header, SourceMessage
 from tidemill.sources.base import CommitStatus, Fatal, Outgoing, Records, SourceEvents, TopicPartition
 from tidemill.sources.buffer import Buffer
+from tidemill.sources.gaps import count_deleted
 from tidemill.sources.membership import consumer_config, leave_group
 from tidemill.sources.transactor import Transactor
 
@@ -298,28 +299,10 @@ class KafkaSource:
         )
 
     def _count_gaps(self, topic: str, partition: int, buffer: Buffer) -> None:
-        """Tell gaps that the broker's retention made from the holes that compaction and transactions leave."""
-        try:
-            low, _ = self._consumer.get_watermark_offsets(ck.TopicPartition(topic, partition), timeout=1.0)
-        except ck.KafkaException as error:
-            limited(log, 60.0).warning(
-                "offsets are missing, and the brokers do not say whether messages were deleted",
-                partition=buffer.name,
-                error=str(error),
-            )
-            return
-        holes, buffer.holes = buffer.holes, []
-        for expected, first in holes:
-            if low > expected:
-                gap = min(low, first) - expected
-                self._gap += gap
-                log.error(
-                    "messages were deleted by the broker before they were read",
-                    partition=buffer.name,
-                    expected=expected,
-                    first=first,
-                    gap=gap,
-                )
+        deleted = count_deleted(self._consumer, topic, partition, buffer.holes, 1.0)
+        if deleted is not None:
+            buffer.holes = []
+            self._gap += deleted
 
     def _end_of(self, topic: str, partition: int) -> int:
         """Return the end of the partition as the last fetch saw it; a topic that was made anew ends earlier."""

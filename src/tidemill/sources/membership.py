@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 import confluent_kafka as ck
 from confluent_kafka.admin import AdminClient
@@ -73,11 +73,82 @@ def present_members(settings: Settings, instance_ids: Collection[str], timeout_s
     Raises:
         KafkaException: The brokers do not say.
     """
-    kafka = settings.kafka
-    admin = AdminClient(client_config(kafka, kafka.brokers, {}), logger=LibraryLog())
-    groups = admin.describe_consumer_groups([kafka.consumer_group], request_timeout=timeout_seconds)
-    members = groups[kafka.consumer_group].result(timeout_seconds + 1.0).members
+    members = _described(_admin(settings), settings, timeout_seconds).members
     return {member.group_instance_id for member in members} & set(instance_ids)
+
+
+def _admin(settings: Settings) -> AdminClient:
+    return AdminClient(client_config(settings.kafka, settings.kafka.brokers, {}), logger=LibraryLog())
+
+
+def _described(admin: AdminClient, settings: Settings, timeout_seconds: float) -> Any:
+    group = settings.kafka.consumer_group
+    groups = admin.describe_consumer_groups([group], request_timeout=timeout_seconds)
+    return groups[group].result(timeout_seconds + 1.0)
+
+
+class GroupView(NamedTuple):
+    """How the group looks, as far as the source topic is concerned.
+
+    Attributes:
+        settled: It has members, and is not distributing partitions.
+        partitions: Those of the topic.
+        owned: Those that a member has.
+    """
+
+    settled: bool
+    partitions: frozenset[int]
+    owned: frozenset[int]
+
+
+class GroupViewer:
+    """Asks the brokers how the group looks.
+
+    Args:
+        settings: Of the pipeline.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        """Connect when it is asked."""
+        self._settings = settings
+        self._admin = _admin(settings)
+
+    def look(self, timeout_seconds: float = 5.0) -> GroupView:
+        """Return how the group looks.
+
+        Raises:
+            KafkaException: The brokers do not say.
+        """
+        topic = self._settings.kafka.source_topic
+        found = _described(self._admin, self._settings, timeout_seconds)
+        partitions = self._admin.list_topics(topic, timeout=timeout_seconds).topics[topic].partitions
+        owned = {
+            place.partition
+            for member in found.members
+            for place in (member.assignment.topic_partitions if member.assignment else ())
+            if place.topic == topic
+        }
+        return GroupView(found.state is ck.ConsumerGroupState.STABLE, frozenset(partitions), frozenset(owned))
+
+
+def distribute_again(settings: Settings, join_seconds: float = 10.0) -> None:
+    """Let the group distribute its partitions again, by being a member of it for a moment.
+
+    Reads and commits nothing. Others keep what they have, but for what this member is given for that moment.
+
+    Raises:
+        KafkaException: The brokers refuse.
+    """
+    assigned: list[object] = []
+    config = consumer_config(settings, "")
+    del config["group.instance.id"]
+    config["client.id"] = "tidemill-distribute"
+    consumer = ck.Consumer(config, logger=LibraryLog())
+    try:
+        consumer.subscribe([settings.kafka.source_topic], on_assign=lambda _, partitions: assigned.append(partitions))
+        leave_group(consumer, lambda: bool(assigned), join_seconds)
+    finally:
+        consumer.close()
 
 
 def reap_member(settings: Settings, instance_id: str, join_seconds: float = 10.0) -> None:

@@ -20,6 +20,7 @@ from tidemill.core.ranges import OffsetRange
 from tidemill.runtime.kafka_client import LibraryLog, client_config
 from tidemill.runtime.log import limited
 from tidemill.runtime.messages import Header, SourceMessage
+from tidemill.sources.gaps import count_deleted
 
 log = structlog.get_logger(__name__)
 
@@ -200,32 +201,15 @@ class RangeReader:
         return [*self._open.items(), *self._finished]
 
     def _count_gaps(self) -> None:
-        """Tell gaps that the broker's retention made from the holes that compaction and transactions leave."""
         assert self._consumer is not None
         for partition, progress in self._read_so_far():
             if not progress.holes:
                 continue
-            try:
-                low, _ = self._consumer.get_watermark_offsets(ck.TopicPartition(self._topic, partition), timeout=5.0)
-            except ck.KafkaException as error:
-                limited(log, 60.0).warning(
-                    "offsets are missing, and the brokers do not say whether messages were deleted",
-                    topic=self._topic,
-                    error=str(error),
-                )
+            deleted = count_deleted(self._consumer, self._topic, partition, progress.holes, 5.0)
+            if deleted is None:
                 return
-            holes, progress.holes = progress.holes, []
-            for expected, first in holes:
-                if low > expected:
-                    gap = min(low, first) - expected
-                    self._gap += gap
-                    log.error(
-                        "messages were deleted by the broker before they were read",
-                        partition=f"{self._topic}/{partition}",
-                        expected=expected,
-                        first=first,
-                        gap=gap,
-                    )
+            progress.holes = []
+            self._gap += deleted
 
     def _on_record_error(self, error: ck.KafkaError) -> None:
         if error.code() == ck.KafkaError.UNKNOWN_TOPIC_OR_PART:

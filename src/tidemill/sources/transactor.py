@@ -14,7 +14,6 @@ what that one left open, before the new one is told where its partitions begin.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -25,7 +24,7 @@ import structlog
 
 from tidemill.config.settings import KafkaSettings
 from tidemill.core.transaction import Answer, Call, End, Fence, fenced, following
-from tidemill.runtime.kafka_client import LibraryLog, reason, scrubbed
+from tidemill.runtime.kafka_client import BackgroundCall, LibraryLog, reason, scrubbed
 from tidemill.runtime.log import limited
 from tidemill.runtime.producer import producer_config, too_large, worth_retrying
 from tidemill.sources.base import Fatal, Outgoing, TopicPartition
@@ -50,25 +49,6 @@ _FENCED = frozenset(
         ck.KafkaError.PRODUCER_FENCED,
     }
 )
-
-
-class _Handing:
-    """One call that hands offsets over, on a thread that nobody has to wait for."""
-
-    def __init__(self, producer: ck.Producer, positions: list[ck.TopicPartition], place: Any) -> None:
-        self.began = time.monotonic()
-        self.ended = threading.Event()
-        self.error: ck.KafkaException | None = None
-        self._call = partial(producer.send_offsets_to_transaction, positions, place, HANG_SECONDS)
-        threading.Thread(target=self._run, name="tidemill-offsets", daemon=True).start()
-
-    def _run(self) -> None:
-        try:
-            self._call()
-        except ck.KafkaException as error:
-            self.error = error
-        finally:
-            self.ended.set()
 
 
 class Transactor:
@@ -102,7 +82,7 @@ class Transactor:
         self._sent = 0
         self._offsets: dict[TopicPartition, int] = {}
         self._began = 0.0
-        self._handing: _Handing | None = None
+        self._handing: BackgroundCall | None = None
         self._flush_began: float | None = None
         self._replaced = False
         #: Why it does not go on, while it does not.
@@ -185,7 +165,9 @@ class Transactor:
     def _hand_over(self, consumer: ck.Consumer) -> Answer:
         if self._handing is None:
             positions = [ck.TopicPartition(topic, n, offset) for (topic, n), offset in self._offsets.items()]
-            self._handing = _Handing(self._producer, positions, consumer.consumer_group_metadata())
+            place = consumer.consumer_group_metadata()
+            call = partial(self._producer.send_offsets_to_transaction, positions, place, HANG_SECONDS)
+            self._handing = BackgroundCall("tidemill-offsets", call)
         handing = self._handing
         if handing.ended.wait(CALL_SECONDS):
             self._handing = None

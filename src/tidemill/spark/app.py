@@ -38,6 +38,7 @@ from tidemill.runtime.lock import WorkerLock
 from tidemill.runtime.log import configure
 from tidemill.sinks.build import build_sinks
 from tidemill.sources.membership import present_members, reap_member
+from tidemill.spark.groupwatch import GroupWatch
 from tidemill.spark.jobs import engine_error
 from tidemill.spark.live import LiveSlots
 from tidemill.spark.prepare import (
@@ -189,7 +190,8 @@ class Pipeline:
         self._live = live
         try:
             live.start(bind_host=host)
-            code = self._supervise(live)
+            with GroupWatch(settings):
+                code = self._supervise(live)
         finally:
             live.close()
         if code is not ExitCode.STOPPED:

@@ -1,0 +1,52 @@
+"""Tells gaps that the broker's retention made from the holes that compaction and transactions leave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import confluent_kafka as ck
+import structlog
+
+from tidemill.runtime.log import limited
+
+log = structlog.get_logger(__name__)
+
+
+def count_deleted(
+    consumer: ck.Consumer, topic: str, partition: int, holes: Sequence[tuple[int, int]], timeout_seconds: float
+) -> int | None:
+    """Return how many messages the broker had deleted before they were read; each gap is logged.
+
+    Args:
+        consumer: Whom to ask with.
+        topic: The topic.
+        partition: The partition.
+        holes: For each jump the offset that was expected, and the one that came.
+        timeout_seconds: How long to wait for the brokers.
+
+    Returns:
+        A number of messages; None if the brokers do not say, so that it has to be asked again.
+    """
+    name = f"{topic}/{partition}"
+    try:
+        low, _ = consumer.get_watermark_offsets(ck.TopicPartition(topic, partition), timeout=timeout_seconds)
+    except ck.KafkaException as error:
+        limited(log, 60.0).warning(
+            "offsets are missing, and the brokers do not say whether messages were deleted",
+            partition=name,
+            error=str(error),
+        )
+        return None
+    deleted = 0
+    for expected, first in holes:
+        if low > expected:
+            gap = min(low, first) - expected
+            deleted += gap
+            log.error(
+                "messages were deleted by the broker before they were read",
+                partition=name,
+                expected=expected,
+                first=first,
+                gap=gap,
+            )
+    return deleted
