@@ -155,6 +155,7 @@ def test_every_message_is_in_every_sink_or_in_the_dead_letters_while_engines_are
     pipeline = site.start(handler="Deliver", sinks=every_sink.section(), executor={"max_uncommitted": MAX_UNCOMMITTED})
     load.start()
     pipeline.wait_working()
+    wait_for(lambda: site.shares() == [2, 2], 30, "two engines that share the partitions")
     outages = Outages(every_sink.between, seconds)
     outages.start()
     kills = kill_engines_for(seconds, pipeline, (2.0, 4.0))
