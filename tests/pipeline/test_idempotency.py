@@ -13,7 +13,7 @@ from tidemill.pipeline.delivery import Origin, Routed
 from tidemill.pipeline.idempotency import name_payloads
 from tidemill.pipeline.models import ExecutorTask
 from tidemill.runtime.messages import SourceMessage
-from tidemill.sinks.payloads import HttpPayload, KafkaPayload
+from tidemill.sinks.payloads import CustomPayload, HttpPayload, KafkaPayload
 
 MESSAGE = SourceMessage("orders", 1, 5, b"k", b"v", (), 1_700_000_000_000)
 TASK = ExecutorTask("t-5")
@@ -21,7 +21,9 @@ TASK = ExecutorTask("t-5")
 
 def routed(payloads: Sequence[Any]) -> list[Routed]:
     def courier(payload: Any) -> Any:
-        return cast("Any", SimpleNamespace(sink=SimpleNamespace(takes_idempotency_key=type(payload) is HttpPayload)))
+        return cast(
+            "Any", SimpleNamespace(sink=SimpleNamespace(takes_idempotency_key=type(payload) is not KafkaPayload))
+        )
 
     return [Routed(courier(payload), payload) for payload in payloads]
 
@@ -74,6 +76,7 @@ def test_other_work_has_other_keys() -> None:
     [
         ([MESSAGE], HttpPayload(data=1, idempotency_key="mine")),
         ([MESSAGE], KafkaPayload(data=1)),
+        ([MESSAGE], CustomPayload(data=1)),
         ([], HttpPayload(data=1)),
     ],
 )

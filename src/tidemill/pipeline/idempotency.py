@@ -33,7 +33,8 @@ def name_payloads(routed: Sequence[Routed], origin: Origin, group: str) -> None:
         return
     digest = ""
     for index, each in enumerate(routed):
-        if each.courier.sink.takes_idempotency_key and not each.payload.idempotency_key:
+        # Sinks of other packages may take payloads with and without the field.
+        if each.courier.sink.takes_idempotency_key and getattr(each.payload, "idempotency_key", None) == "":
             digest = digest or _digest(origin, group)
             each.payload = msgspec.structs.replace(each.payload, idempotency_key=f"{digest}-{index}")
 
