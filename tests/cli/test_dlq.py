@@ -217,6 +217,19 @@ def test_redrive_goes_on_and_says_what_it_did(dlq: Dlq) -> None:
     assert set(dlq.sent(5).values()) == {1}
 
 
+def test_messages_that_a_letter_had_no_room_for_are_counted_and_named(dlq: Dlq) -> None:
+    whole, part = dlq.letter(0), dlq.letter(1, sources_dropped=1_200)
+    dlq.write(whole, part)
+    dry = dlq("redrive", "--dry-run").stderr
+    assert "1,200 messages are lost for a redrive" in dry
+    done = dlq("redrive", code=ExitCode.REMOTE)
+    assert "2 letters sent, 2 messages" in done.stderr
+    assert f"{part.letter_id}: the others of its messages, not these 1,200" in done.stderr
+    (result,) = dlq.json("redrive", "--restart", code=ExitCode.REMOTE)
+    assert (result["letters_sent"], result["messages_lost"]) == (2, 1_200)
+    assert result["sent_in_part"] == [{"letter_id": part.letter_id, "messages_lost": 1_200}]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -225,6 +238,10 @@ def test_redrive_goes_on_and_says_what_it_did(dlq: Dlq) -> None:
         (["redrive", "--from", "2h"], "a redrive takes times with a date"),
         (["redrive", "--to", "no/topic"], "write source, sink or the name of a topic"),
         (["redrive", "--to", "nowhere"], "topic 'nowhere' does not exist"),
+        (
+            ["redrive", "--to", "sink", "--sink", "outt", "--sink", "kafka.out"],
+            "--sink outt: no sink that is configured and no letter has this name; configured: kafka.out",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(dlq: Dlq, arguments: list[str], said: str) -> None:

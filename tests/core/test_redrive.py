@@ -16,6 +16,7 @@ from tidemill.core.redrive import (
     Facts,
     Pace,
     Recent,
+    SinkNames,
     Tally,
     Target,
     Why,
@@ -275,6 +276,30 @@ def test_letters_that_were_asked_for_and_not_sent_are_kept_by_name_up_to_a_bound
     assert tally.failed == [("a", Why.LOST, "gone")]
     assert tally.unsent == 2
     assert tally.why == {Why.NOT_SELECTED: 1, Why.LOST: 2, Why.TWICE: 1}
+
+
+def test_letters_that_were_sent_in_part_are_kept_by_name_up_to_a_bound() -> None:
+    tally = Tally(keep=1)
+    tally.sent_in_part("a", 3)
+    tally.sent_in_part("b", 4)
+    assert (tally.lost_messages, tally.in_part, tally.unsent) == (7, [("a", 3)], 0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "unknown"),
+    [
+        (["api"], set()),
+        (["http.api", "sinks.redis.cache"], set()),
+        (["cache", "cahce"], {"cahce"}),
+        (["redis.api"], {"redis.api"}),
+        ([], set()),
+    ],
+)
+def test_names_of_sinks_that_nothing_has_are_found(asked: list[str], unknown: set[str]) -> None:
+    names = SinkNames(asked, [("http", "api")])
+    names.met("redis", "cache")
+    names.met("", "")
+    assert names.unknown == unknown
 
 
 # -- counts ---------------------------------------------------------------------------------------------------

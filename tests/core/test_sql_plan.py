@@ -83,8 +83,9 @@ def test_a_statement_has_each_parameter_once_and_in_order_of_the_rows(shape: Sha
         (
             UPDATE,
             2,
-            'UPDATE "t" AS there SET "a" = given."a" FROM (VALUES ((NULL::"t")."a", (NULL::"t")."b"), ($1, $2), '
-            '($3, $4)) AS given ("a", "b") WHERE there."b" = given."b" AND there."c" IS NULL',
+            'UPDATE "t" AS there SET "a" = given."a" FROM (SELECT DISTINCT ON ("b") * FROM (VALUES ((NULL::"t")."a", '
+            '(NULL::"t")."b", 0), ($1, $2, 1), ($3, $4, 2)) AS rows ("a", "b", "#") ORDER BY "b", "#" DESC) AS given '
+            'WHERE there."b" = given."b" AND there."c" IS NULL',
         ),
         (NULLS, 1, 'UPDATE "t" SET "a" = $1 WHERE "b" IS NULL'),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -14,12 +15,14 @@ from typing import Any
 import confluent_kafka as ck
 import msgspec
 import pytest
+from tests.sinks.servers import HttpDouble
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, FencedError, RemoteError
 from tidemill.core.redrive import Criteria, Tally, Target, Why
 from tidemill.pipeline import redrive as redrive_module
 from tidemill.pipeline import redrive_sinks
+from tidemill.pipeline.delivery import Origin, Outbox
 from tidemill.pipeline.handler import Handler
 from tidemill.pipeline.models import DeliveryAction, ErrorAction, ExecutorTask
 from tidemill.pipeline.redrive import Order, Redrive
@@ -38,10 +41,12 @@ from tidemill.runtime.deadletter import (
 )
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sinks.base import Encoded, Refusal
+from tidemill.sinks.build import build_sinks
 from tidemill.sinks.kafka import KafkaSink
-from tidemill.sinks.payloads import FilePayload, KafkaPayload
+from tidemill.sinks.payloads import CollectResult, FilePayload, HttpPayload, KafkaPayload
 from tidemill.testing import run_handler
 from tidemill.testing.kafka import FAST_CLIENT, consume, produce, unique_name
+from tidemill.testing.scripted import ScriptedDeadLetters
 
 pytestmark = pytest.mark.kafka
 
@@ -534,6 +539,66 @@ def test_a_payload_that_is_refused_again_is_named_and_the_others_arrive(place: P
     assert tally.sent == 2
     assert [(letter_id, why) for letter_id, why, _ in tally.failed] == [(bad.letter_id, Why.REFUSED)]
     assert place.values(3, out) == Counter([b"1", b"2", b"3"])
+
+
+def test_a_name_of_a_sink_is_known_by_the_configuration_or_by_a_letter(place: Place) -> None:
+    place.config["sinks"] = {"kafka": {"out": {"topic": place.topic}}}
+    refused(place, "redis", "gone", KafkaPayload("", "k", 1))
+    for name in ("out", "kafka.out", "gone"):
+        place.redrive(target=Target.SINK, criteria=Criteria(sinks=(name,)))
+    with pytest.raises(ConfigError, match="--sink other: no sink that is configured and no letter has this name"):
+        place.redrive(target=Target.SINK, criteria=Criteria(sinks=("gone", "other")))
+
+
+def test_a_request_that_is_delivered_from_its_letter_has_its_first_key(place: Place) -> None:
+    double = HttpDouble(lambda request: (422, {}, b"no"))
+    try:
+        place.config["sinks"] = {"http": {"api": {"url": f"http://127.0.0.1:{double.port}/"}}}
+        settings = place.settings
+        letters = ScriptedDeadLetters()
+
+        async def deliver_first() -> None:
+            outbox = Outbox(build_sinks(settings), letters, group=settings.kafka.consumer_group)
+            await outbox.connect()
+            origin = Origin([place.message(7)], ExecutorTask("t-7"), hook="on_task_complete")
+            payloads = [HttpPayload(data={"n": 1}), HttpPayload(data={"n": 1})]
+            outbox.submit(outbox.route(CollectResult(http=payloads)), origin, lambda: None)
+            await outbox.flush(10.0)
+            await outbox.close()
+
+        asyncio.run(deliver_first())
+        first = [request.headers["idempotency-key"] for request in double.requests]
+        assert len(set(first)) == 2
+        place.write(*letters.letters)
+        double.judge = lambda request: (204, {}, b"")
+        double.requests.clear()
+        assert place.redrive(target=Target.SINK).messages == 2
+        assert [request.headers["idempotency-key"] for request in double.requests] == first
+    finally:
+        double.close()
+
+
+def test_a_sink_that_says_how_long_an_answer_may_take_is_given_that_time(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def slow(sink: Any, batch: Any) -> Any:
+        sent.append(len(batch))
+        await asyncio.sleep(0.3)
+        return [None] * len(batch)
+
+    sent: list[int] = []
+    monkeypatch.setattr(redrive_sinks, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(redrive_sinks, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(KafkaSink, "connect", lambda sink: asyncio.sleep(0))
+    monkeypatch.setattr(KafkaSink, "send", slow)
+    place.config["sinks"] = {"kafka": {"out": {"topic": place.topic}}}
+    place.config["delivery"] = {"timeout_seconds": 0.05}
+    refused(place, "kafka", "out", KafkaPayload("", "a", b"1"))
+    with pytest.raises(RemoteError, match=r"no answer within 0.05 s"):
+        place.redrive(target=Target.SINK)
+    monkeypatch.setattr(KafkaSink, "send_timeout_seconds", 10.0)
+    assert place.redrive(target=Target.SINK).sent == 1
+    assert sent == [1, 1]
 
 
 class Flaky:

@@ -210,6 +210,81 @@ def test_what_is_no_write_to_one_document_is_refused_before_it_is_sent(payload: 
         make_sink(1).encode(payload)
 
 
+class Nothing(pydantic.BaseModel):
+    """A model whose dump is empty."""
+
+
+@pytest.mark.parametrize(
+    "criteria",
+    [
+        {},
+        {"$or": ({},)},
+        {"$or": [Nothing()]},
+        {"$and": [Nothing()]},
+        {"$and": []},
+        {"$or": []},
+        {"$or": [{"a": 1}, {"$comment": "all"}]},
+        {"$nor": [{"$nor": [{}]}]},
+        {"$nor": [{"a": {"$in": []}}]},
+        {"$expr": True},
+        {"$jsonSchema": {}},
+        {"$alwaysTrue": 1},
+        {"$where": "true"},
+        {"$sampleRate": 1.0},
+        {"a": {"$nin": []}},
+        {"a": {"$nin": ()}},
+        {"_id": {"$exists": True}},
+        {"_id": {"$ne": None}},
+        {"_id": {"$gte": bson.MinKey()}},
+        {"_id": {"$lt": bson.MaxKey()}},
+        {"a": {"$not": {"$in": []}}},
+        {"a": {"$not": {"$not": {"$exists": True}}}},
+        {"_id": {"$not": {"$eq": None}}},
+        {"$or": [{"a": {"$nin": []}}, {"b": 1}]},
+        {"$comment": "x", "$and": [{"$expr": {"$eq": ["$a", 1]}}]},
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("op", ["delete", "update", "upsert"])
+def test_a_filter_that_leaves_nothing_out_is_refused_however_it_is_written(op: Any, criteria: Any) -> None:
+    with pytest.raises(ValueError, match="does not find any document"):
+        make_sink(1).encode(MongoPayload("", "c", None if op == "delete" else {"n": 1}, op, criteria))
+
+
+@pytest.mark.parametrize(
+    "criteria",
+    [
+        {"a": 1},
+        {"a": None},
+        {"a": {}},
+        {"a": {"b": 1}},
+        {"a": {"$gt": 0}},
+        {"a": {"$lte": 0}},
+        {"a": {"$ne": 0}},
+        {"a": {"$nin": [1]}},
+        {"a": {"$exists": False}},
+        {"a": {"$exists": True, "$eq": 1}},
+        {"a": {"$not": {"$eq": 0}}},
+        {"a": {"$not": bson.Regex("^x")}},
+        {"a": {"$not": {"$not": {"$eq": 0}}}},
+        {"a": {"$regex": "^x", "$options": "i"}},
+        {"$and": ({"a": 1},)},
+        {"$and": [{}, {"a": 1}]},
+        {"$or": [{"a": 1}, {"b": {"$in": (1, 2)}}]},
+        {"$nor": [{"a": 1}], "b": 2},
+        {"$expr": True, "b": 2},
+        {"$text": {"$search": "coffee"}},
+        {"at": datetime.datetime(1, 1, 1, tzinfo=datetime.UTC)},
+        {"id": uuid.uuid4(), "in": {"$exists": True}},
+        {"at": bson.datetime_ms.DatetimeMS(1 << 60)},
+    ],
+    ids=repr,
+)
+def test_a_filter_with_a_condition_that_leaves_something_out_is_taken(criteria: Any) -> None:
+    encoded = make_sink(1).encode(MongoPayload(collection="c", op="delete", filter=criteria))
+    assert encoded.size_bytes > 5
+
+
 @pytest.fixture
 def double() -> Iterator[Callable[..., MongoDouble]]:
     doubles: list[MongoDouble] = []

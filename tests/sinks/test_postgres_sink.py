@@ -204,6 +204,56 @@ async def test_updates_of_many_rows_are_one_statement_with_the_types_of_the_tabl
     assert [tuple(row) for row in found] == [(n, now, str(n)) for n in range(10)]
 
 
+ONE = "f0e1d2c3-b4a5-4687-8796-a5b4c3d2e1f0"
+
+
+@pytest.mark.parametrize(
+    ("column", "there", "keys"),
+    [
+        ("uuid", ONE, [uuid.UUID(ONE), ONE, ONE.upper()]),
+        ("char(6)", "a", ["a", "a ", "a   "]),
+        ("numeric", 1, [1, decimal.Decimal("1.00"), decimal.Decimal("1.0")]),
+        ("timestamptz", datetime.datetime(2024, 1, 1, 12, tzinfo=datetime.UTC), []),
+        # It can be compared, but not sorted.
+        ("xid", 7, [7, 8]),
+    ],
+)
+async def test_the_last_update_of_a_row_wins_whatever_form_its_key_has(
+    sink: PostgresSink, dsn: str, column: str, there: Any, keys: list[Any]
+) -> None:
+    if isinstance(there, datetime.datetime):
+        zones = [datetime.timezone(datetime.timedelta(hours=hours)) for hours in (0, 2, -3)]
+        keys = [there.astimezone(zone) for zone in zones]
+    await run(dsn, f"CREATE TABLE keyed (id {column}, n int, again int)")
+    await deliver(sink, [PostgresPayload(table="keyed", data={"id": there, "n": 0})])
+    for count in range(2, 12):
+        changes = [
+            PostgresPayload(
+                table="keyed", op="update", data={"n": n, "again": -n}, where={"id": keys[(n + count) % len(keys)]}
+            )
+            for n in range(1, count + 1)
+        ]
+        last = max(n for n in range(1, count + 1) if column != "xid" or keys[(n + count) % 2] == there)
+        assert list(await deliver(sink, changes)) == [None] * count
+        assert [tuple(row) for row in await run(dsn, "SELECT n, again FROM keyed")] == [(last, -last)]
+
+
+async def test_the_last_update_wins_where_several_columns_say_which_row_is_meant(
+    sink: PostgresSink, dsn: str, seen: Statements
+) -> None:
+    await run(dsn, "CREATE TABLE keyed (id uuid, part int, gone text, n int)")
+    await deliver(sink, [PostgresPayload(table="keyed", data={"id": ONE, "part": part, "n": 0}) for part in (1, 2)])
+    changes = [
+        PostgresPayload(table="keyed", op="update", data={"n": n}, where={"part": part, "id": key, "gone": None})
+        for n, (part, key) in enumerate([(1, ONE), (2, ONE.upper()), (1, uuid.UUID(ONE)), (2, ONE), (1, ONE.upper())])
+    ]
+    seen.sql.clear()
+    assert list(await deliver(sink, changes)) == [None] * 5
+    assert len(seen.like("UPDATE")) == 1
+    found = await run(dsn, "SELECT part, n FROM keyed ORDER BY part")
+    assert [tuple(row) for row in found] == [(1, 4), (2, 3)]
+
+
 async def test_an_update_that_changes_what_it_looks_for_goes_alone(sink: PostgresSink, dsn: str) -> None:
     await run(dsn, ORDERS)
 
@@ -257,6 +307,57 @@ async def test_a_value_of_the_wrong_type_is_its_rows_own_failure(sink: PostgresS
     assert [answer is None for answer in answers] == [True, False, True, False, True]
     assert "id=two" in str(answers[1])
     assert [row["id"] for row in await run(dsn, "SELECT id FROM orders ORDER BY id")] == [1, 3, 5]
+
+
+async def test_a_value_that_the_client_has_no_form_for_is_its_rows_own_failure(
+    sink: PostgresSink, dsn: str, seen: Statements
+) -> None:
+    await run(dsn, ORDERS)
+    await run(dsn, "CREATE TYPE address AS (street text, more jsonb)")
+    await run(dsn, "CREATE TABLE people (id int PRIMARY KEY, home address, at int4range)")
+
+    def person(id: int, **more: Any) -> PostgresPayload:
+        return PostgresPayload(table="people", data={"id": id, **more})
+
+    homes = [person(id, home=("street", {"x": 1})) for id in range(10, 110)]
+    seen.sql.clear()
+    answers = await deliver(sink, [order(1), person(1), *homes, person(2), person(3, at="one"), order(2)])
+    refused = {n for n, answer in enumerate(answers) if answer is not None}
+    assert refused == {*range(2, 102), 103}
+    for n in (2, 101):
+        answer = answers[n]
+        assert answer is not None
+        assert not answer.retryable
+        assert f"id={n + 8}" in answer.error
+        assert "UnsupportedClientFeatureError" in answer.error
+    assert "id=3" in str(answers[103])
+    # The whole column is at fault: nobody looks for single rows.
+    assert len(seen.sql) < 30
+    assert [row["id"] for row in await run(dsn, "SELECT id FROM people ORDER BY id")] == [1, 2]
+    # One alone, without a transaction around it.
+    (alone,) = await deliver(sink, homes[:1])
+    assert alone is not None
+    assert not alone.retryable
+    assert list(await deliver(sink, [person(4)])) == [None]
+
+
+async def test_errors_of_the_client_are_retryable_if_its_connection_cannot_be_used(
+    sink: PostgresSink, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await run(dsn, ORDERS)
+    original = asyncpg.Connection.execute
+
+    async def execute(self: Any, query: str, *args: Any, **kwargs: Any) -> Any:
+        if query.startswith("INSERT"):
+            self.terminate()
+        return await original(self, query, *args, **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(asyncpg.Connection, "execute", execute)
+        with pytest.raises(RemoteError, match="closed") as caught:
+            await sink.send([sink.encode(order(1)), sink.encode(order(2))])
+    assert caught.value.retryable
+    assert list(await deliver(sink, [order(1), order(2)])) == [None] * 2
 
 
 async def test_what_fails_only_when_the_transaction_ends_is_found_too(sink: PostgresSink, dsn: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from tidemill import (
     FilePayload,
     Handler,
     HttpPayload,
+    MessageGroup,
     MongoPayload,
     PostgresPayload,
     PrecomputedResult,
@@ -63,7 +65,11 @@ class Run:
         self.source = ScriptedSource(messages)
         self.letters = ScriptedDeadLetters()
         self.outbox = Outbox(
-            build_sinks(self.settings), self.letters, handler.on_delivery_error, self.settings.delivery
+            build_sinks(self.settings),
+            self.letters,
+            handler.on_delivery_error,
+            self.settings.delivery,
+            group=self.settings.kafka.consumer_group,
         )
         self.engine = Engine(
             self.settings,
@@ -192,6 +198,37 @@ async def test_every_sink_gets_every_result_while_each_of_them_is_down_for_a_whi
     assert {request.headers["idempotency-key"] for request in http_double.requests} == ids
     assert {json.loads(line)["id"] for line in (tmp_path / "results.jsonl").read_text().splitlines()} == ids
     assert sum(run.outbox.stats[place].error_count for place in run.outbox.stats) > 0
+
+
+class ToHttp(Known):
+    async def on_task_complete(self, result: ExecutorResult) -> CollectResult:
+        return CollectResult(http=[HttpPayload(data="task"), HttpPayload(data="task")])
+
+    async def on_message_complete(self, group: MessageGroup) -> CollectResult:
+        return CollectResult(http=[HttpPayload(data="message"), HttpPayload(data="own", idempotency_key="mine")])
+
+    async def on_window_complete(self, results: Any, messages: Any) -> CollectResult:
+        return CollectResult(http=[HttpPayload(data="window")])
+
+
+async def test_requests_have_the_same_keys_when_the_same_messages_are_worked_on_again(http_double: HttpDouble) -> None:
+    async def keys(**config: Any) -> Counter[str]:
+        http_double.requests.clear()
+        sinks = {"http": {"api": {"url": f"http://127.0.0.1:{http_double.port}/"}}}
+        # One message per window: which messages share a window is up to their arrival.
+        run = Run(ToHttp(), 6, sinks=sinks, executor={"window_size": 1}, **config)
+        await run.to_end()
+        return Counter(request.headers["idempotency-key"] for request in http_double.requests)
+
+    first = await keys()
+    assert first.pop("mine") == 6
+    assert len(first) == 6 * 4
+    assert set(first.values()) == {1}
+    again = await keys()
+    assert again.pop("mine") == 6
+    assert again == first
+    other = await keys(kafka={"consumer_group": "others"})
+    assert set(other) & set(first) == set()
 
 
 async def test_a_sink_that_is_down_at_the_start_is_named_and_the_others_are_closed(

@@ -62,8 +62,8 @@ def run_redrive(settings: Settings, order: Order, *, as_json: bool) -> ExitCode:
         finally:
             # After an error, too: what was sent until then has to be known.
             _say_result(redrive, order, ended, as_json=as_json)
-    unsent = redrive.tally.unsent
-    return ExitCode.REMOTE if unsent and not order.dry_run else ExitCode.OK
+    undone = redrive.tally.unsent or redrive.tally.lost_messages
+    return ExitCode.REMOTE if undone and not order.dry_run else ExitCode.OK
 
 
 def _say_item(item: Item, *, as_json: bool) -> None:
@@ -95,6 +95,13 @@ def _say_result(redrive: Redrive, order: Order, ended: str, *, as_json: bool) ->
         typer.echo(f"  and {tally.unsent - _FAILED_SHOWN:,} more; --json names up to {tally.keep:,}", err=True)
     if tally.unsent and not order.dry_run:
         typer.echo("once that is mended, send those by their ids: --id ID --restart", err=True)
+    if tally.lost_messages:
+        typer.echo(
+            f"{tally.lost_messages:,} messages are lost for a redrive: their letters had no room for where they are",
+            err=True,
+        )
+        for letter_id, lost in tally.in_part[:_FAILED_SHOWN]:
+            typer.echo(plain(f"  {letter_id}: the others of its messages, not these {lost:,}"), err=True)
     if redrive.left and not order.dry_run:
         typer.echo(f"{redrive.left:,} records are left; the same command goes on with them", err=True)
 
@@ -114,6 +121,8 @@ def _result(redrive: Redrive, order: Order, ended: str) -> dict[str, object]:
             {"letter_id": letter_id, "reason": why.value, "text": redact_text(text)}
             for letter_id, why, text in tally.failed
         ],
+        "messages_lost": tally.lost_messages,
+        "sent_in_part": [{"letter_id": letter_id, "messages_lost": lost} for letter_id, lost in tally.in_part],
         "records_left": redrive.left,
     }
 

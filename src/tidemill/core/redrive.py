@@ -17,7 +17,7 @@ import enum
 import hashlib
 import json
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 
@@ -157,6 +157,27 @@ def judge(facts: Facts, criteria: Criteria, target: Target, max_redrives: int) -
     return Why.MAX_REDRIVES if facts.redrives >= max_redrives else None
 
 
+class SinkNames:
+    """The names by which sinks were asked for and that nothing has: most likely they are misspelt.
+
+    Args:
+        asked: As in `Criteria.sinks`.
+        configured: (type, name) of the sinks there are.
+    """
+
+    def __init__(self, asked: Iterable[str], configured: Iterable[tuple[str, str]]) -> None:
+        """Start with what is configured."""
+        self.unknown = set(asked)
+        for kind, name in configured:
+            self.met(kind, name)
+
+    def met(self, kind: str, name: str) -> None:
+        """Take note of a sink that a letter names."""
+        if self.unknown:
+            label = f"{kind}.{name}"
+            self.unknown -= {name, label, f"sinks.{label}"}
+
+
 class Cursor:
     """How far a redrive has come in the partitions of a topic.
 
@@ -283,12 +304,16 @@ class Tally:
         messages: Messages or payloads that were sent.
         why: How many letters were not sent, by reason.
         failed: (letter id, reason, text) of letters that were asked for and not sent; the first ones.
+        lost_messages: Messages of letters that were sent, which those letters had no room to name.
+        in_part: (letter id, messages lost) of such letters; the first ones.
     """
 
     sent: int = 0
     messages: int = 0
     why: dict[Why, int] = field(default_factory=dict)
     failed: list[tuple[str, Why, str]] = field(default_factory=list)
+    lost_messages: int = 0
+    in_part: list[tuple[str, int]] = field(default_factory=list)
     keep: int = 1_000
 
     def passed_over(self, why: Why, letter_id: str = "", text: str = "") -> None:
@@ -296,6 +321,12 @@ class Tally:
         self.why[why] = self.why.get(why, 0) + 1
         if why.failed and len(self.failed) < self.keep:
             self.failed.append((letter_id, why, text))
+
+    def sent_in_part(self, letter_id: str, lost: int) -> None:
+        """Take note of a letter that was sent without messages that nobody knows any more."""
+        self.lost_messages += lost
+        if len(self.in_part) < self.keep:
+            self.in_part.append((letter_id, lost))
 
     @property
     def unsent(self) -> int:

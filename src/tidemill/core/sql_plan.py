@@ -3,12 +3,14 @@
 Theory of operation. A row has a shape (operation, table, columns) and its values; rows of one shape that are adjacent
 share a statement with one group of parameters each. An update of several rows joins the table with a list of values;
 that list begins with a row of NULLs taken from the table itself, which gives each column its type and matches nothing.
+Keys that differ here may be one to the database (a uuid in capitals, a padded char, citext): the list's rows are
+numbered, and of those that the database finds equal the last one is joined.
 
 Invariants, each a property test:
 1. The ranges cover all rows, in order, without overlap; the rows of a range have one shape.
 2. No statement has more parameters than the protocol allows, nor the same conflict key twice.
 3. Rows in one statement do what they would do one after the other: an update that changes a column it looks for goes
-   alone.
+   alone, and of several updates of one row the last one wins.
 4. Names come into a statement only if they are identifiers, and in quotes.
 """
 
@@ -162,7 +164,10 @@ def _joined_update(table: str, shape: Shape, count: int) -> str:
     changes = ", ".join(f'"{name}" = given."{name}"' for name in shape.columns)
     tests = [f'there."{name}" = given."{name}"' for name in shape.where]
     tests += [f'there."{name}" IS NULL' for name in shape.nulls]
-    given = f"(VALUES ({types}), {_groups(shape, count)}) AS given ({_listed(names)})"
+    # No column can be called "#", so that the rows' numbers are in nobody's way.
+    rows = f'(VALUES ({types}, 0), {_groups(shape, count, numbered=True)}) AS rows ({_listed(names)}, "#")'
+    keys = _listed(shape.where)
+    given = f'(SELECT DISTINCT ON ({keys}) * FROM {rows} ORDER BY {keys}, "#" DESC) AS given'  # noqa: S608 - the same
     found = " AND ".join(tests)
     return f"UPDATE {table} AS there SET {changes} FROM {given} WHERE {found}"  # noqa: S608 - names are identifiers
 
@@ -181,7 +186,10 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(f'"{name}"' for name in names)
 
 
-def _groups(shape: Shape, count: int) -> str:
+def _groups(shape: Shape, count: int, *, numbered: bool = False) -> str:
     size = shape.parameters
-    groups = (", ".join(f"${place}" for place in range(at, at + size)) for at in range(1, count * size + 1, size))
-    return ", ".join(f"({group})" for group in groups)
+    groups = []
+    for number in range(count):
+        places = [f"${place}" for place in range(number * size + 1, (number + 1) * size + 1)]
+        groups.append(f"({', '.join([*places, str(number + 1)] if numbered else places)})")
+    return ", ".join(groups)

@@ -40,7 +40,8 @@ def build_engine(
     """
     stage = Stage() if settings.kafka.exactly_once else None
     letters = KafkaDeadLetters(settings) if stage is None else StagedLetters(settings, stage)
-    outbox = Outbox(build_sinks(settings), letters, handler.on_delivery_error, settings.delivery, stage)
+    sinks, group = build_sinks(settings), settings.kafka.consumer_group
+    outbox = Outbox(sinks, letters, handler.on_delivery_error, settings.delivery, stage, group=group)
     return Engine(
         settings,
         handler,

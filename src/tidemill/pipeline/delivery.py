@@ -37,6 +37,7 @@ from tidemill.pipeline.batcher import (
     Submission,
 )
 from tidemill.pipeline.hooks import called
+from tidemill.pipeline.idempotency import name_payloads
 from tidemill.pipeline.models import DeliveryAction, DeliveryError, ExecutorTask
 from tidemill.pipeline.stage import Stage
 from tidemill.pipeline.stager import Stager
@@ -84,11 +85,13 @@ class Origin(msgspec.Struct):
         sources: The messages.
         task: The task, if it was one.
         size_bytes: What the payloads take, once they are submitted.
+        hook: What returned them.
     """
 
     sources: Sequence[SourceMessage]
     task: ExecutorTask | None = None
     size_bytes: int = 0
+    hook: str = ""
 
 
 class Routed(msgspec.Struct, gc=False):
@@ -108,6 +111,7 @@ class Outbox:
         settings: How long to try again, and what a circuit breaker does.
         stage: With it, nothing is sent but staged for the transaction of its messages; all sinks are Kafka then.
         connect_seconds: How long sinks may take to connect.
+        group: The consumer group, for the names of payloads.
     """
 
     def __init__(
@@ -119,6 +123,7 @@ class Outbox:
         stage: Stage | None = None,
         *,
         connect_seconds: float = CONNECT_SECONDS,
+        group: str = "",
     ) -> None:
         """Prepare; nothing is connected before `connect`."""
         self._settings = settings or DeliverySettings()
@@ -130,6 +135,8 @@ class Outbox:
             kind: {name: self._courier(sink) for name, sink in named.items()} for kind, named in sinks.items()
         }
         self._all = [courier for named in self._couriers.values() for courier in named.values()]
+        self._group = group
+        self._names = any(courier.sink.takes_idempotency_key for courier in self._all)
         self._hooks: set[asyncio.Task[None]] = set()
         self._letters_open = 0
         self._idle: asyncio.Event | None = None
@@ -278,6 +285,8 @@ class Outbox:
         if not routed:
             asyncio.get_running_loop().call_soon(released)
             return
+        if self._names:
+            name_payloads(routed, origin, self._group)
         submission = Submission(origin, len(routed), released)
         lane = (origin.sources[0].topic, origin.sources[0].partition) if origin.sources else None
         for each in routed:

@@ -7,15 +7,27 @@ when it began: letters that come meanwhile, about the very messages it sent, are
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError
-from tidemill.core.redrive import Batching, Criteria, Cursor, Pace, Recent, Tally, Target, Why, identity, judge
+from tidemill.core.redrive import (
+    Batching,
+    Criteria,
+    Cursor,
+    Pace,
+    Recent,
+    SinkNames,
+    Tally,
+    Target,
+    Why,
+    identity,
+    judge,
+)
 from tidemill.pipeline.redrive_sinks import SinkTarget
-from tidemill.pipeline.redrive_targets import Item, NotSentError, RedriveTarget, TopicTarget, target_limit
+from tidemill.pipeline.redrive_targets import Item, NotSentError, RedriveTarget, TopicTarget, Unsent, target_limit
 from tidemill.runtime.letterbox import Found, LetterBox, Reached, facts_of
 from tidemill.runtime.producer import producer_config
 from tidemill.runtime.redrive_producer import CursorProducer
@@ -87,6 +99,8 @@ class Redrive:
         self._recent = Recent()
         self._items: list[Item] = []
         self._cursor = Cursor({}, {})
+        self._configured = [(kind, name) for kind, named in settings.sinks.by_type().items() for name in named]
+        self._names = SinkNames(order.criteria.sinks, self._configured)
 
     @property
     def left(self) -> int:
@@ -97,7 +111,8 @@ class Redrive:
         """Do it, until the end, the limit, or somebody wants to stop.
 
         Raises:
-            ConfigError: The dead-letter topic, or the topic to send to, does not exist.
+            ConfigError: The dead-letter topic, or the topic to send to, does not exist; or no sink and no letter has a
+                name that was asked for.
             FencedError: Another process began the same redrive.
             RemoteError: Brokers or a sink do not answer; the next run goes on after what was sent.
         """
@@ -113,7 +128,18 @@ class Redrive:
                 self._go(target, box.stream(starts, ends))
             finally:
                 target.close()
+        self._check_names()
         return self.tally
+
+    def _check_names(self) -> None:
+        # Where not every letter was looked at, one of the others may have it.
+        if self.left or self.resumed or not self._names.unknown:
+            return
+        listed = ", ".join(sorted(f"{kind}.{name}" for kind, name in self._configured)) or "none"
+        raise ConfigError(
+            f"dlq redrive: --sink {', '.join(sorted(self._names.unknown))}: no sink that is configured and no letter "
+            f"has this name; configured: {listed}"
+        )
 
     def _target(self, box: LetterBox) -> RedriveTarget:
         settings, order = self._settings, self._order
@@ -179,6 +205,7 @@ class Redrive:
             return None
         order = self._order
         facts = facts_of(letter, text=bool(order.criteria.text))
+        self._names.met(facts.sink_type, facts.sink_name)
         why = judge(facts, order.criteria, order.target, self._settings.dlq.max_redrives)
         if why is None and self._recent.seen(letter.letter_id):
             why = Why.TWICE
@@ -207,7 +234,7 @@ class Redrive:
         if self._order.dry_run:
             for item in items:
                 self._shown(item)
-            unsent = []
+            unsent: Unsent = []
         else:
             positions = self._cursor.unsaved
             if not positions:
@@ -218,6 +245,15 @@ class Redrive:
             self.tally.passed_over(why, item.letter.letter_id, text)
         self.tally.sent += len(items) - len(unsent)
         self.tally.messages += sum(item.count for item in items) - sum(item.count for item, _, _ in unsent)
+        if self._order.target is not Target.SINK:
+            self._note_parts(items, unsent)
+
+    def _note_parts(self, items: Sequence[Item], unsent: Unsent) -> None:
+        """Take note of letters that had no room for all their messages."""
+        refused = {id(item) for item, _, _ in unsent}
+        for item in items:
+            if item.letter.sources_dropped and id(item) not in refused:
+                self.tally.sent_in_part(item.letter.letter_id, item.letter.sources_dropped)
 
 
 def _explained(why: Why, redrives: int) -> str:

@@ -27,7 +27,7 @@ from tidemill.sinks import payloads
 from tidemill.sinks.base import Encoded, Refusal, Sink
 from tidemill.sinks.build import build_sinks
 
-#: A sink may take this long to connect, or to answer a batch.
+#: A sink may take this long to connect, or to answer a batch; longer if it says so.
 ANSWER_SECONDS = 60.0
 #: A sink that takes nothing for so long ends the redrive, to be continued later.
 PATIENCE_SECONDS = 120.0
@@ -68,6 +68,7 @@ class SinkTarget:
         """Prepare; nothing is connected before `open`."""
         self._cursor = cursor
         self._stopped = stopped
+        self._answer_seconds = max(ANSWER_SECONDS, settings.delivery.timeout_seconds)
         self._sinks = build_sinks(settings)
         self._connected: list[Sink] = []
         self._runner = asyncio.Runner()
@@ -151,11 +152,12 @@ class SinkTarget:
 
     async def _answers(self, sink: Sink, label: str, batch: Sequence[Encoded]) -> tuple[Sequence[Refusal | None], str]:
         """Return an answer per payload; a failure as a whole is one that may be tried again, or ends the redrive."""
+        seconds = max(self._answer_seconds, sink.send_timeout_seconds or 0.0)
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
+            async with asyncio.timeout(seconds):
                 return await sink.send(batch), ""
         except TimeoutError:
-            text = f"no answer within {ANSWER_SECONDS:g} s"
+            text = f"no answer within {seconds:g} s"
         except RemoteError as error:
             if not error.retryable:
                 raise RemoteError(f"{label}: {error}; the same command goes on where this one ended") from None

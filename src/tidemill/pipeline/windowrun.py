@@ -198,7 +198,7 @@ class WindowRun:
                     self._hook_failed("on_task_complete", error, self._indexes_of(run), run, returned)
             else:
                 if routed and not self.lane.closed:
-                    self._deliver(routed, self._indexes_of(run), run.task)
+                    self._deliver(routed, self._indexes_of(run), run.task, "on_task_complete")
         self._terminal(run)
 
     def failed(self, run: TaskRun, error: ExecutorError) -> None:
@@ -292,9 +292,9 @@ class WindowRun:
 
     # -- deliveries and letters -------------------------------------------------------------------------------
 
-    def _deliver(self, routed: list[Routed], indexes: Sequence[int], task: ExecutorTask | None) -> None:
+    def _deliver(self, routed: list[Routed], indexes: Sequence[int], task: ExecutorTask | None, hook: str) -> None:
         self.graph.hold(indexes)
-        origin = Origin([self.messages[index] for index in indexes], task)
+        origin = Origin([self.messages[index] for index in indexes], task, hook=hook)
         self._submit(routed, origin, functools.partial(self._released, indexes, origin))
 
     def _submit(self, routed: list[Routed], origin: Origin, done: Callable[[], None]) -> None:
@@ -364,7 +364,7 @@ class WindowRun:
                 self._hook_failed("on_message_complete", error, (index,), None, returned)
         else:
             if routed and not self.lane.closed:
-                self._deliver(routed, (index,), None)
+                self._deliver(routed, (index,), None, "on_message_complete")
         if not self.lane.closed:
             self._apply(self.graph.message_hook_done(index))
 
@@ -403,7 +403,7 @@ class WindowRun:
                 self._window_hook_failed(error, returned)
         else:
             if routed and not self.lane.closed:
-                origin = Origin(self.messages, None)
+                origin = Origin(self.messages, None, hook="on_window_complete")
                 self._submit(routed, origin, functools.partial(self._window_done, origin))
             else:
                 self._window_done()

@@ -68,6 +68,10 @@ class Sink(ABC):
     #: How long `send` may take before it is cancelled and taken for failed; None: `delivery.timeout_seconds`.
     send_timeout_seconds: float | None = None
 
+    #: Whether payloads have an `idempotency_key`; where a hook set none, they get one before they are encoded, the same
+    #: one when the same messages are worked on again.
+    takes_idempotency_key: ClassVar[bool] = False
+
     def __init__(self, name: str) -> None:
         """Remember the instance's name."""
         self.name = name

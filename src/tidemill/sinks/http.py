@@ -2,7 +2,8 @@
 
 A request that may pass is sent again here a few times, because only here a `Retry-After` is heard; then the delivery's
 own back-off takes over. Invariants: all requests of a payload carry the same idempotency key; with a concurrency of 1
-no payload is sent before the one ahead of it is confirmed or decided about.
+no payload is sent before the one ahead of it is confirmed or decided about. The key is the payload's, which has it from
+its hook or from `pipeline.idempotency`; only a payload without one gets a random one here.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ class HttpSink(Sink):
     """
 
     type: ClassVar[str] = "http"
+    takes_idempotency_key: ClassVar[bool] = True
 
     def __init__(self, name: str, settings: HttpSinkSettings) -> None:
         """Prepare; nothing is connected before `connect`."""

@@ -43,7 +43,11 @@ _PASSING = frozenset(
     | {10058, 10107, 11600, 11601, 11602, 13388, 13435, 13436, 14031}
 )
 _SIMPLE = frozenset({str, int, bytes, bson.ObjectId})
-_ALTERNATIVES = frozenset({"$and", "$or", "$nor"})
+#: At the top of a filter: what excludes nothing for certain, since nobody knows what it says (`$expr`, `$where`), or
+#: since it excludes only what something else finds (`$nor`).
+_NO_CONDITIONS = frozenset(
+    {"$comment", "$nor", "$expr", "$where", "$jsonSchema", "$sampleRate", "$alwaysTrue", "$alwaysFalse"}
+)
 
 
 def _form(value: Any) -> Any:
@@ -66,6 +70,10 @@ _OPTIONS: CodecOptions[dict[str, Any]] = CodecOptions(
     type_registry=TypeRegistry(fallback_encoder=_form), uuid_representation=bson.binary.UuidRepresentation.STANDARD
 )
 _RAW: CodecOptions[RawBSONDocument] = CodecOptions(document_class=RawBSONDocument)
+#: Takes every date that can be encoded.
+_LENIENT: CodecOptions[Mapping[str, Any]] = CodecOptions(
+    datetime_conversion=bson.codec_options.DatetimeConversion.DATETIME_MS
+)
 
 Write = pymongo.InsertOne[Any] | pymongo.UpdateOne | pymongo.DeleteOne
 
@@ -154,9 +162,12 @@ class MongoSink(Sink):
         if payload.op not in ("upsert", "update", "delete"):
             raise ValueError(f"op {payload.op!r} is not known; there is insert, upsert, update, delete")
         identity = payload.filter
-        if not isinstance(identity, Mapping) or finds_anything(identity):
-            raise ValueError(f"{payload.op} of {payload.collection} needs a filter that does not find any document")
+        if not isinstance(identity, Mapping):
+            raise TypeError(f"{payload.op} of {payload.collection} needs a filter: fields and what they have to be")
         found = _encoded(identity)
+        # What the server gets is judged: a tuple is a list there, and a model a document.
+        if not _plainly_names(identity) and finds_anything(bson.decode(found.raw, _LENIENT)):
+            raise ValueError(f"{payload.op} of {payload.collection} needs a filter that does not find any document")
         key = _key(payload.collection, identity) or (payload.collection, found.raw)
         if payload.op == "delete":
             if payload.data is not None:
@@ -280,21 +291,62 @@ def _passing(code: int | None, error: refused.PyMongoError | None = None) -> boo
     return code in _PASSING or (error is not None and any(error.has_error_label(label) for label in labels))
 
 
+def _plainly_names(criteria: Mapping[str, Any]) -> bool:
+    """Tell whether a field has to have a simple value: nothing more has to be looked at then."""
+    return any(type(value) in _SIMPLE and not name.startswith("$") for name, value in criteria.items())
+
+
 def finds_anything(criteria: Mapping[str, Any]) -> bool:
-    """Tell whether a filter leaves nothing out: it is empty, however that is written.
+    """Tell whether a filter, as it is decoded from BSON, has no field condition that leaves documents out.
 
     Example:
         >>> [finds_anything(each) for each in ({}, {"$and": [{}]}, {"$or": [{}, {"a": 1}]}, {"a": 1})]
         [True, True, True, False]
     """
-    return all(name == "$comment" or (name in _ALTERNATIVES and _any(name, part)) for name, part in criteria.items())
+    return not any(_excludes(name, part) for name, part in criteria.items())
 
 
-def _any(name: str, part: Any) -> bool:
-    parts = [finds_anything(each) for each in part if isinstance(each, Mapping)] if isinstance(part, list) else []
-    if name == "$nor":
-        return False
-    return all(parts) if name == "$and" else any(parts)
+def _excludes(name: str, part: Any) -> bool:
+    if name in ("$and", "$or"):
+        each = [isinstance(one, Mapping) and not finds_anything(one) for one in part] if isinstance(part, list) else []
+        return any(each) if name == "$and" else bool(each) and all(each)
+    if name.startswith("$"):
+        return name not in _NO_CONDITIONS
+    if isinstance(part, Mapping) and next(iter(part), "").startswith("$"):
+        return any(_operator_excludes(operator, value) for operator, value in part.items())
+    return True
+
+
+def _operator_excludes(operator: str, value: Any) -> bool:
+    """Tell whether a condition of a field leaves documents out that have the field."""
+    match operator:
+        case "$nin":
+            return bool(value)
+        case "$exists":
+            return not value
+        case "$ne":
+            return value is not None
+        case "$gt" | "$gte":
+            return not isinstance(value, bson.MinKey)
+        case "$lt" | "$lte":
+            return not isinstance(value, bson.MaxKey)
+        case "$not":
+            return not (isinstance(value, Mapping) and any(_operator_finds_none(*each) for each in value.items()))
+        case "$comment" | "$options":
+            return False
+    return True
+
+
+def _operator_finds_none(operator: str, value: Any) -> bool:
+    """Tell whether a condition of a field finds no document that has the field."""
+    match operator:
+        case "$in" | "$all" | "$exists":
+            return not value
+        case "$eq":
+            return value is None
+        case "$not":
+            return isinstance(value, Mapping) and not any(_operator_excludes(*each) for each in value.items())
+    return False
 
 
 def _check_collection(name: Any) -> None:

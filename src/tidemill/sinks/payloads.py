@@ -73,7 +73,8 @@ class HttpPayload(msgspec.Struct, frozen=True):
     Attributes:
         sink: The instance.
         data: The body.
-        idempotency_key: Goes with each of its requests; '' makes one, new for each payload that a hook returns.
+        idempotency_key: Goes with each of its requests; '' makes one of the messages, the task's id, and the payload's
+            place in what the hook returned: the same one when they are worked on again.
     """
 
     sink: str = ""

@@ -35,9 +35,10 @@ MAX_KNOWN_SHAPES = 1_000
 #: the operating system, and logins that somebody is changing.
 _PASSING_CLASSES = frozenset({"08", "40", "53", "55", "57", "58", "28"})
 _PASSING = frozenset({"25006", "3D000"})
-#: What concerns every row of a statement alike; row level security (42501) does not.
+#: What concerns every row of a statement alike; row level security (42501) does not, nor that a type has no order
+#: (42883), by which only updates of several rows are told apart.
 _STATEMENT_CLASSES = frozenset({"42", "3F"})
-_ROW_STATES = frozenset({"42501"})
+_ROW_STATES = frozenset({"42501", "42883"})
 #: Their detail says every value of the row, in the server's language: not null, check, and the options of views.
 _ROW_IN_DETAIL = frozenset({"23502", "23514", "44000"})
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
@@ -194,8 +195,10 @@ class PostgresSink(Sink):
         try:
             yield connection
         except BaseException:
-            # Whatever state it is in: waiting for a server that hangs to give a call up could take for ever.
-            connection.terminate()
+            # Whatever state it is in: waiting for a server that hangs to give a call up could take for ever. One that
+            # broke is no longer ours, which is not to hide why.
+            with contextlib.suppress(asyncpg.InterfaceError):
+                connection.terminate()
             raise
         finally:
             await pool.release(connection)
@@ -221,9 +224,8 @@ class PostgresSink(Sink):
     ) -> list[Sequence[int]]:
         """Return what is to be done instead of a transaction that failed, in order; refuse what is at fault."""
         first, last = failed.part or (0, len(indexes))
-        state = getattr(failed.error, "sqlstate", None) or ""
         suspects = indexes[first:last]
-        if len(suspects) == 1 or (state[:2] in _STATEMENT_CLASSES and state not in _ROW_STATES):
+        if len(suspects) == 1 or _concerns_all(failed.error):
             for index in suspects:
                 answers.refuse(index, Refusal(f"{_named(rows[index])}: {self._text(failed.error)}", retryable=False))
             return [indexes[:first], indexes[last:]]
@@ -268,16 +270,33 @@ async def _execute(connection: asyncpg.Connection, rows: Sequence[Row], part: tu
     values = [value for row in rows[first:last] for value in row.values]
     try:
         await connection.execute(statement(rows[first].shape, last - first), *values)
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OverflowError) as error:
+    except (asyncpg.PostgresError, OverflowError) as error:
+        raise _FailedError(part, error) from error
+    except (asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
+        # The client's own errors are of two kinds: the connection cannot be used, which shows here again, or the client
+        # has no form for a value, and the connection is as good as before.
+        try:
+            await connection.execute("SELECT 1")
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError):
+            raise error from None
         raise _FailedError(part, error) from error
 
 
 def _passing(error: BaseException) -> bool:
     """Tell whether the same may work later."""
-    if isinstance(error, (asyncpg.InvalidCachedStatementError, asyncpg.InterfaceError, asyncpg.InternalClientError)):
+    if isinstance(error, asyncpg.InvalidCachedStatementError):
         return True
     state = getattr(error, "sqlstate", None) or ""
     return state[:2] in _PASSING_CLASSES or state in _PASSING
+
+
+def _concerns_all(error: BaseException) -> bool:
+    """Tell whether no row of a statement would fare better alone."""
+    if isinstance(error, asyncpg.UnsupportedClientFeatureError):
+        # A column's type, whatever the value.
+        return True
+    state = getattr(error, "sqlstate", None) or ""
+    return state[:2] in _STATEMENT_CLASSES and state not in _ROW_STATES
 
 
 async def _accept_json(connection: asyncpg.Connection) -> None:
