@@ -26,7 +26,7 @@ from tidemill.config.sink_settings import HttpSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError, said
 from tidemill.core.http_delivery import Verdict, judge, retry_after_seconds
 from tidemill.core.retry import Backoff, GiveUp, decide
-from tidemill.sinks.base import CHECK, Encoded, Refusal, Sink, closed_in, shortened, to_json
+from tidemill.sinks.base import CHECK, WAITS, Encoded, Refusal, Sink, closed_in, shortened, to_json
 from tidemill.sinks.payloads import HttpPayload
 
 CONNECT_SECONDS = 10.0
@@ -251,7 +251,7 @@ async def _content(answer: httpx.Response) -> bytes:
 
 def _answer(outcome: _Outcome | None) -> Refusal | None:
     if outcome is None:
-        return Refusal("waits for the payload before it, which was not delivered", retryable=True)
+        return WAITS
     if outcome.verdict is Verdict.DELIVERED:
         return None
     return Refusal(outcome.text, outcome.verdict is not Verdict.REFUSED, outcome.oversize)
