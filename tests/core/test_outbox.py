@@ -523,6 +523,35 @@ def test_one_item_that_is_refused_again_and_again_does_not_open_the_breaker() ->
     assert queue.breaker(now) is BreakerState.CLOSED
 
 
+def test_what_only_waited_for_it_is_nothing_new_about_the_sink() -> None:
+    queue = new_queue(failures=2)
+    add(queue, "a1", "-1")
+    queue.take(0.0)
+    queue.answered([AGAIN, WAITS], 0.0, FULL)
+    queue.take(1.0)
+    queue.answered([AGAIN, WAITS], 1.0, FULL)
+    assert queue.breaker(1.0) is BreakerState.CLOSED
+    add(queue, "b1", now=1.0)
+    queue.take(1.0)
+    queue.answered([AGAIN], 1.0, FULL)
+    assert queue.breaker(1.0) is BreakerState.OPEN
+
+
+def test_a_sink_that_fails_with_the_one_that_all_wait_for_opens_the_breaker_and_counts_that_one_alone() -> None:
+    queue = new_queue(count=4, failures=3)
+    items = add(queue, "a1", "a2", "a3")
+    queue.take(0.0)
+    queue.answered([AGAIN, WAITS, WAITS], 0.0, 0)
+    for now in (1.0, 10.0):
+        assert names(queue.take(now)) == ["a1"]
+        queue.failed("down", True, now, 0)
+    assert queue.breaker(10.0) is BreakerState.OPEN
+    assert [item.attempts for item in items] == [3, 0, 0]
+    assert names(queue.take(20.0)) == ["a1"]
+    queue.answered([None], 20.0, 0)
+    assert names(queue.take(20.0)) == ["a2", "a3"]
+
+
 def test_a_definite_refusal_shows_that_the_sink_works() -> None:
     queue = new_queue(failures=1)
     add(queue, "a1")

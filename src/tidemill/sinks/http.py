@@ -151,7 +151,7 @@ class HttpSink(Sink):
         """Send a request per payload.
 
         Raises:
-            RemoteError: The server as a whole did not take any of them.
+            RemoteError: The server as a whole did not take any of them, or all others wait behind the only one.
         """
         outcomes: list[_Outcome | None] = [None] * len(batch)
         if self._order is not None:
@@ -165,7 +165,9 @@ class HttpSink(Sink):
                 for _ in range(min(self._settings.concurrency, len(batch))):
                     group.create_task(self._work(batch, outcomes, indexes))
         known = [outcome for outcome in outcomes if outcome is not None]
-        if all(outcome.verdict is Verdict.OVERLOADED for outcome in known):
+        # In one order nothing gets through while this one does not, whoever is at fault; those not sent did not fail.
+        failing = (Verdict.OVERLOADED,) if self._order is None else (Verdict.OVERLOADED, Verdict.AGAIN)
+        if len(known) == len(batch) and all(outcome.verdict in failing for outcome in known):
             raise RemoteError(f"{self.place}: {known[0].text}")
         return [_answer(outcome) for outcome in outcomes]
 
