@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,10 +24,12 @@ class Refusal:
     error: str = "no"
     retryable: bool = True
     oversize: bool = False
+    waits: bool = False
 
 
 AGAIN = Refusal()
 NEVER = Refusal("never", retryable=False)
+WAITS = Refusal("waits", waits=True)
 
 
 def new_queue(
@@ -365,6 +368,97 @@ def test_abandoning_twice_or_an_unknown_lane_changes_nothing() -> None:
     assert queue.outstanding == 0
 
 
+# -- what was not tried because of another ------------------------------------------------------------------------
+
+
+def test_what_waited_for_another_is_not_counted_and_has_all_of_its_own_budget() -> None:
+    queue = new_queue(count=4)
+    items = add(queue, "a1", "a2", "a3")
+    now = 0.0
+    while True:
+        batch = queue.take(now)
+        effects = queue.answered([AGAIN, *[WAITS] * (len(batch) - 1)], now, FULL)
+        if effects:
+            break
+        assert queue.due is not None
+        now = queue.due
+    (ask,) = effects
+    assert isinstance(ask, Ask)
+    assert (names(ask.items), now >= BUDGET) == (["a1"], True)
+    assert [(item.attempts, item.deadline) for item in items[1:]] == [(0, None)] * 2
+    queue.decided(ask, Decision.DROP, now, 0)
+    assert names(queue.take(now)) == ["a2", "a3"]
+    assert queue.answered([AGAIN, WAITS], now, 0) == []
+    assert items[1].deadline == now + BUDGET
+
+
+def test_what_waits_without_a_key_goes_again_with_what_was_refused_before_it_in_order() -> None:
+    queue = new_queue(count=5)
+    add(queue, "-1", "-2", "-3")
+    queue.take(0.0)
+    add(queue, "-4")
+    assert queue.answered([AGAIN, WAITS, WAITS], 0.0, FULL) == []
+    assert names(queue.take(0.0)) == ["-4"]
+    queue.answered([None], 0.0, 0)
+    due = queue.due
+    assert due is not None
+    assert round(due) == 1
+    assert names(queue.take(due)) == ["-1", "-2", "-3"]
+
+
+def test_what_waits_goes_at_once_when_nothing_is_left_to_wait_for() -> None:
+    queue = new_queue(count=5, retries=1)
+    add(queue, "a1", "a2", "-1", "-2", "a3")
+    queue.take(0.0)
+    retried, dropped = queue.answered([NEVER, None, Refusal("other", False), WAITS, WAITS], 0.0, 0)[1:]
+    assert names(queue.take(0.0)) == ["-2"]
+    queue.answered([None], 0.0, 0)
+    queue.decided(dropped, Decision.DROP, 0.0, 0)
+    queue.decided(retried, Decision.RETRY, 0.0, 0)
+    add(queue, "a4")
+    assert names(queue.take(0.0)) == ["a1"]
+    (effect,) = queue.answered([NEVER], 0.0, 0)
+    assert isinstance(effect, GaveUp)
+    assert names(queue.take(0.0)) == ["a3", "a4"]
+
+
+def test_a_given_up_item_lets_those_of_its_key_that_waited_go_before_later_ones() -> None:
+    queue = new_queue(count=5, retries=1)
+    add(queue, "a1", "a2", "a3")
+    queue.take(0.0)
+    first, second = queue.answered([NEVER, Refusal("other", False), WAITS], 0.0, 0)
+    # The decision about the second leaves it behind the first, so both return to the line with one try left.
+    queue.decided(second, Decision.RETRY, 0.0, 0)
+    queue.decided(first, Decision.DROP, 0.0, 0)
+    assert names(queue.take(0.0)) == ["a2", "a3"]
+    add(queue, "a4")
+    (effect,) = queue.answered([NEVER, WAITS], 0.0, FULL)
+    assert isinstance(effect, GaveUp)
+    assert names(queue.take(0.0)) == ["a3"]
+    queue.answered([None], 0.0, 0)
+    assert names(queue.take(0.0)) == ["a4"]
+
+
+def test_what_waits_for_nothing_is_refused() -> None:
+    queue = new_queue()
+    item, _ = add(queue, "a1", "-1")
+    queue.take(0.0)
+    assert queue.answered([WAITS, None], 0.0, FULL)[1:] == []
+    assert item.attempts == 1
+    assert queue.take(0.5) == ()
+
+
+def test_an_abandoned_item_is_not_waited_for() -> None:
+    queue = new_queue()
+    add(queue, "a1", lane="p")
+    (item,) = add(queue, "a2", lane="q")
+    queue.take(0.0)
+    queue.abandon("p")
+    assert queue.answered([AGAIN, WAITS], 0.0, FULL) == []
+    assert item.attempts == 0
+    assert names(queue.take(0.0)) == ["a2"]
+
+
 # -- the circuit breaker and the number of tries ------------------------------------------------------------------
 
 
@@ -427,6 +521,35 @@ def test_one_item_that_is_refused_again_and_again_does_not_open_the_breaker() ->
         assert queue.due is not None
         now = queue.due
     assert queue.breaker(now) is BreakerState.CLOSED
+
+
+def test_what_only_waited_for_it_is_nothing_new_about_the_sink() -> None:
+    queue = new_queue(failures=2)
+    add(queue, "a1", "-1")
+    queue.take(0.0)
+    queue.answered([AGAIN, WAITS], 0.0, FULL)
+    queue.take(1.0)
+    queue.answered([AGAIN, WAITS], 1.0, FULL)
+    assert queue.breaker(1.0) is BreakerState.CLOSED
+    add(queue, "b1", now=1.0)
+    queue.take(1.0)
+    queue.answered([AGAIN], 1.0, FULL)
+    assert queue.breaker(1.0) is BreakerState.OPEN
+
+
+def test_a_sink_that_fails_with_the_one_that_all_wait_for_opens_the_breaker_and_counts_that_one_alone() -> None:
+    queue = new_queue(count=4, failures=3)
+    items = add(queue, "a1", "a2", "a3")
+    queue.take(0.0)
+    queue.answered([AGAIN, WAITS, WAITS], 0.0, 0)
+    for now in (1.0, 10.0):
+        assert names(queue.take(now)) == ["a1"]
+        queue.failed("down", True, now, 0)
+    assert queue.breaker(10.0) is BreakerState.OPEN
+    assert [item.attempts for item in items] == [3, 0, 0]
+    assert names(queue.take(20.0)) == ["a1"]
+    queue.answered([None], 20.0, 0)
+    assert names(queue.take(20.0)) == ["a2", "a3"]
 
 
 def test_a_definite_refusal_shows_that_the_sink_works() -> None:
@@ -507,7 +630,8 @@ def test_what_may_be_taken_later_is_tried_no_more_often_than_that_either() -> No
 
 # -- random schedules -----------------------------------------------------------------------------------------
 
-ANSWERS = st.sampled_from(["ok", "ok", "again", "again", "never", "big"])
+WORDS = {"ok": None, "again": AGAIN, "never": NEVER, "big": Refusal("big", False, True), "waits": WAITS}
+ANSWERS = st.sampled_from(["ok", "again", *WORDS])
 STEPS = st.one_of(
     st.tuples(st.just("add"), st.sampled_from("aab-"), st.sampled_from("ppq"), st.integers(1, 60), st.integers(1, 4)),
     st.tuples(st.just("answer"), st.lists(ANSWERS, max_size=6)),
@@ -529,6 +653,9 @@ class Schedule:
         self.items: list[Item[str, str]] = []
         self.ended: dict[int, str] = {}
         self.delivered: dict[Any, list[int]] = {}
+        # How often the sink refused an item, and when it did so first.
+        self.tries: Counter[int] = Counter()
+        self.first: dict[int, float] = {}
         self.asks: list[Ask[str, str]] = []
         self.batch: list[Item[str, str]] = []
 
@@ -540,6 +667,9 @@ class Schedule:
         for effect in effects:
             if isinstance(effect, Ask):
                 self.asks.append(effect)
+                for item in effect.items:
+                    assert item.attempts >= 1, "what was never tried is asked about"
+                    assert effect.error != "no" or self.now >= self.first[item.number] + BUDGET or item.extended
                 continue
             for item in effect.items:
                 self.end(item, type(effect).__name__)
@@ -561,16 +691,25 @@ class Schedule:
         """Answer in order; as a sink that keeps order has to, refuse what follows a refusal of its key."""
         answers: list[Refusal | None] = []
         refused: set[Any] = set()
+        refusals = False
         for index, item in enumerate(self.batch):
             word = script[index] if index < len(script) else "ok"
-            answer = {"ok": None, "again": AGAIN, "never": NEVER, "big": Refusal("big", False, True)}[word]
-            if answer is None and item.key in refused:
-                answer = AGAIN
+            answer = WORDS[word]
+            if item.key in refused and answer is None:
+                answer = WAITS
             if answer is not None and item.key is not None:
                 refused.add(item.key)
+            if answer is not None and not (answer.waits and refusals):
+                self.tried(item)
+            refusals = refusals or answer is not None or item.gone
             answers.append(answer)
         self.batch = []
         self.effects(self.queue.answered(answers, self.now, FULL))
+
+    def tried(self, item: Item[str, str]) -> None:
+        if not item.gone:
+            self.tries[item.number] += 1
+            self.first.setdefault(item.number, self.now)
 
     def decide(self, ask: Ask[str, str], decision: Decision) -> None:
         if decision is Decision.DROP:
@@ -590,9 +729,12 @@ class Schedule:
                 item = Item("p", key, 1, f"{key}{len(self.items)}")
                 self.items.append(item)
                 self.asks.append(self.queue.refuse(item, "bad", self.now))
+                self.tried(item)
             case ("answer", script) if self.batch:
                 self.answer(script)
             case ("fail", retryable) if self.batch:
+                for item in self.batch:
+                    self.tried(item)
                 self.batch = []
                 self.effects(self.queue.failed("down", retryable, self.now, FULL))
             case ("decide", index, decision) if self.asks:
@@ -610,6 +752,8 @@ class Schedule:
     def check(self) -> None:
         open_items = len(self.items) - len(self.ended)
         assert self.queue.outstanding == open_items
+        assert all(item.attempts == self.tries[item.number] for item in self.items), "tries are not those of the sink"
+        assert all((item.deadline is None) is (self.tries[item.number] == 0) for item in self.items)
         if self.when_open is WhenOpen.GIVE_UP and self.queue.breaker(self.now) is BreakerState.OPEN:
             assert open_items == self.queue.asked, "something waits for an open breaker"
         if open_items and not self.batch and not any(not item.gone for ask in self.asks for item in ask.items):

@@ -23,7 +23,7 @@ from tidemill.pipeline.models import DeliveryAction, DeliveryError, ExecutorTask
 from tidemill.runtime.broker import EmbeddedBroker
 from tidemill.runtime.deadletter import KafkaDeadLetters, LetterKind, decode_letter
 from tidemill.runtime.messages import SourceMessage
-from tidemill.sinks.base import Encoded, Refusal
+from tidemill.sinks.base import WAITS, Encoded, Refusal
 from tidemill.sinks.files import FilesystemSink
 from tidemill.sinks.kafka import KafkaSink
 from tidemill.sinks.payloads import CollectResult, FilePayload, KafkaPayload, RedisPayload
@@ -162,6 +162,20 @@ async def test_a_refused_payload_is_tried_again_and_later_ones_of_its_key_wait()
     assert sorted(fixture.released) == sorted(fixture.delivered)
     stats = fixture.outbox.stats["sinks.kafka.out"]
     assert (stats.refused, stats.last_error, fixture.letters.letters) == (3, "not now", [])
+    await fixture.outbox.close()
+
+
+async def test_a_payload_that_only_waited_for_another_is_not_counted_as_refused() -> None:
+    fixture = Fixture()
+    fixture.script = {"a1": [NEVER], "a2": [WAITS], "a3": [WAITS, NEVER]}
+    await fixture.outbox.connect()
+    fixture.submit(*(KafkaPayload(key="a", data=f"a{n}") for n in (1, 2, 3)), name="three")
+    await fixture.outbox.flush(5.0)
+    assert fixture.batches == [["a1", "a2", "a3"], ["a2", "a3"]]
+    assert fixture.delivered == ["a2"]
+    stats = fixture.outbox.stats["sinks.kafka.out"]
+    assert (stats.refused, stats.error_count, stats.last_error) == (2, 2, "never")
+    assert [(letter.sink_type, letter.attempt_count) for letter in fixture.letters.letters] == [("kafka", 1)] * 2
     await fixture.outbox.close()
 
 

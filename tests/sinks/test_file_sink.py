@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import json
 import os
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from tidemill.config.settings import FilesystemSinkSettings
-from tidemill.core.errors import ConfigError
+from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.sinks import files
 from tidemill.sinks.base import Sink
 from tidemill.sinks.files import FilesystemSink
@@ -101,6 +102,34 @@ async def test_one_file_that_cannot_be_written_refuses_only_its_own_lines(tmp_pa
     assert [answers[0], answers[4]] == [None, None]
     assert [answer.retryable for answer in answers[1:4] if answer is not None] == [False, False, False]
     assert (tmp_path / "ok.jsonl").read_text() == "1\n1\n"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE])
+async def test_where_no_file_can_be_written_the_sink_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """The disk is full for all but short texts."""
+    write = files._write_whole
+
+    def full(descriptor: int, data: bytes) -> None:
+        if len(data) > 10:
+            raise OSError(number, os.strerror(number))
+        write(descriptor, data)
+
+    monkeypatch.setattr(files, "_write_whole", full)
+    sink = make_sink(tmp_path)
+    await sink.connect()
+    long = "x" * 20
+    with pytest.raises(RemoteError, match=rf"sinks\.filesystem\.out: .\.jsonl: {os.strerror(number)}") as caught:
+        await deliver(sink, [FilePayload(path=path, data=long) for path in ("a.jsonl", "b.jsonl", "a.jsonl")])
+    assert caught.value.retryable
+    some = await deliver(sink, [FilePayload(path="a.jsonl", data=long), FilePayload(path="b.jsonl", data=1)])
+    assert [None if answer is None else answer.retryable for answer in some] == [True, None]
+    (tmp_path / "folder.jsonl").mkdir()
+    none = await deliver(sink, [FilePayload(path="a.jsonl", data=long), FilePayload(path="folder.jsonl", data=1)])
+    assert [None if answer is None else answer.retryable for answer in none] == [True, False]
+    await sink.close()
+    assert (tmp_path / "a.jsonl").read_text() == ""
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,17 @@ import pytest
 from tests.faults import FaultyProxy
 from tests.sinks.servers import Answer, HttpDouble, Request
 
+from tidemill.config.settings import DeliverySettings
 from tidemill.config.sink_settings import HttpSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.pipeline.delivery import Origin, Outbox
 from tidemill.runtime.broker import free_port
 from tidemill.sinks import http as module
-from tidemill.sinks.base import Sink
+from tidemill.sinks.base import WAITS, Sink
 from tidemill.sinks.http import HttpSink
-from tidemill.sinks.payloads import HttpPayload
+from tidemill.sinks.payloads import CollectResult, HttpPayload
 from tidemill.testing.contract import JsonSinkContract, Outage, deliver
+from tidemill.testing.scripted import ScriptedDeadLetters
 
 OK: Answer = (204, {}, b"")
 
@@ -143,12 +146,50 @@ async def test_retries_end_and_the_payload_keeps_its_key_for_the_deliverys_own(
     scripted(http_double, *[(503, {}, b"busy")] * 3)
     sink = await connected(http_double.port, max_retries=2, idempotency_header="X-Once")
     batch = [sink.encode(HttpPayload(data=1, idempotency_key="mine")), sink.encode(HttpPayload(data=2))]
-    with pytest.raises(RemoteError, match=r"sinks\.http\.api: http://127.* answered 503 Said: busy") as caught:
-        await sink.send(batch)
-    assert caught.value.retryable
+    first, second = await sink.send(batch)
+    assert first.retryable
+    assert not first.waits
+    assert second is WAITS, "it was never sent"
     assert len(http_double.requests) == 3
     assert list(await sink.send(batch)) == [None, None]
     assert [request.headers["x-once"] for request in http_double.requests[:4]] == ["mine"] * 4
+
+
+@pytest.mark.parametrize("status", [500, 503])
+async def test_without_concurrency_the_sink_fails_with_the_payload_that_all_others_wait_for(
+    http_double: HttpDouble, connected: Callable[..., Any], status: int
+) -> None:
+    http_double.judge = lambda request: (status, {}, b"busy")
+    sink = await connected(http_double.port, max_retries=0)
+    with pytest.raises(RemoteError, match=rf"sinks\.http\.api: http://127.* answered {status} Said: busy") as caught:
+        await deliver(sink, [HttpPayload(data=1)])
+    assert caught.value.retryable
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+async def test_a_server_that_fails_over_every_payload_opens_the_breaker(
+    http_double: HttpDouble, connected: Callable[..., Any], concurrency: int
+) -> None:
+    http_double.judge = lambda request: (500, {}, b"")
+    sink = make_sink(http_double.port, max_retries=0, concurrency=concurrency)
+    options = {"retry_backoff": {"initial_seconds": 0.001, "max_seconds": 0.01}, "breaker": {"open_seconds": 0.1}}
+    outbox = Outbox({"http": {"api": sink}}, ScriptedDeadLetters(), None, DeliverySettings.model_validate(options))
+    await outbox.connect()
+    released: list[int] = []
+    async with asyncio.timeout(10):
+        for number in range(1_000):
+            routed = outbox.route(CollectResult(http=[HttpPayload(data=number)]))
+            outbox.submit(routed, Origin([]), lambda number=number: released.append(number))
+            await asyncio.sleep(0.002)
+            if outbox.stats["sinks.http.api"].breaker_opened:
+                break
+        assert outbox.stats["sinks.http.api"].breaker_opened == 1
+        assert released == []
+        http_double.judge = lambda request: OK
+        while len(released) <= number:
+            await asyncio.sleep(0.002)
+    await outbox.close()
+    assert outbox.stats["sinks.http.api"].delivered_payloads == number + 1
 
 
 async def test_one_payload_that_the_server_fails_over_holds_up_no_other_with_concurrency(
@@ -168,6 +209,7 @@ async def test_without_concurrency_nothing_overtakes_a_payload_that_is_tried_aga
     sink = await connected(http_double.port, max_retries=1)
     answers = await deliver(sink, [HttpPayload(data=n) for n in range(4)])
     assert [None if answer is None else answer.retryable for answer in answers] == [None, True, True, True]
+    assert [answer.waits for answer in answers[1:]] == [False, True, True]
     assert [request.body for request in http_double.requests] == [b"0", b"1", b"1"]
     assert sink.encode(HttpPayload(data=1)).key == sink.encode(HttpPayload(data=2)).key
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import confluent_kafka as ck
@@ -14,7 +14,8 @@ import pytest
 from tidemill.config.settings import KafkaSettings, KafkaSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.broker import EmbeddedBroker, free_port
-from tidemill.sinks.base import Sink
+from tidemill.runtime.producer import Outcomes, Record
+from tidemill.sinks.base import WAITS, Sink
 from tidemill.sinks.kafka import KafkaSink
 from tidemill.sinks.payloads import KafkaPayload
 from tidemill.testing.contract import JsonSinkContract, deliver
@@ -140,7 +141,7 @@ async def test_only_the_large_payload_of_a_batch_that_the_broker_refuses_is_over
         embedded_kafka.bootstrap, topic, **{"message.max.bytes": 1_000_000, "batch.size": 1_000_000, "linger.ms": 50}
     )
     await sink.connect()
-    answers = await deliver(sink, [KafkaPayload(key="k", data="x" * (6_000 if n == 3 else 400)) for n in range(20)])
+    answers = await deliver(sink, [KafkaPayload(key=str(n), data="x" * (6_000 if n == 3 else 400)) for n in range(20)])
     assert [index for index, answer in enumerate(answers) if answer is not None] == [3]
     assert answers[3] is not None
     assert answers[3].oversize
@@ -162,6 +163,53 @@ async def test_a_record_that_the_topic_refuses_is_not_retryable_and_takes_no_oth
     # The broker refused its neighbour in the same batch as well, so each was sent again alone.
     assert good is None
     await sink.close()
+
+
+async def test_no_record_overtakes_a_refused_one_of_its_key_that_travelled_with_it(
+    embedded_kafka: EmbeddedBroker,
+) -> None:
+    topic = embedded_kafka.create_topic(unique_name("small"), config={"max.message.bytes": "5000"})
+    sink = make_sink(
+        embedded_kafka.bootstrap, topic, **{"message.max.bytes": 1_000_000, "batch.size": 1_000_000, "linger.ms": 50}
+    )
+    await sink.connect()
+    large = "x" * 6_000
+    records = [("a", 1), ("k", large), ("k", 2), ("b", 3), (None, large), (None, 4), ("k", large), ("b", 5)]
+    batch = [sink.encode(KafkaPayload(key=key, data=data)) for key, data in records]
+    answers = list(await sink.send(batch))
+    refused = [index for index, answer in enumerate(answers) if answer is not None and not answer.waits]
+    assert refused == [1, 4]
+    assert [index for index, answer in enumerate(answers) if answer is WAITS] == [2, 6]
+    assert list(await sink.send([batch[2]])) == [None]
+    await sink.close()
+    assert [each.value() for each in consume(embedded_kafka.bootstrap, topic, 5)] == [b"1", b"3", b"4", b"5", b"2"]
+
+
+@pytest.mark.parametrize("passing", [ck.KafkaError._MSG_TIMED_OUT, ck.KafkaError.INVALID_RECORD])
+async def test_a_record_waits_for_one_of_its_key_that_is_refused_for_whatever_reason(passing: int) -> None:
+    sent: list[list[bytes | None]] = []
+
+    class Producer:
+        """Refuses a batch as one, and alone what a test says."""
+
+        trouble = None
+
+        async def send(self, topic: str, records: Sequence[Record]) -> Outcomes:
+            values = [value for _, value in records]
+            sent.append(values)
+            if len(records) == 1:
+                return [ck.KafkaError(passing) if values == [b'"first"'] else None]
+            return [ck.KafkaError(passing), *[ck.KafkaError(ck.KafkaError.INVALID_RECORD)] * (len(records) - 1)]
+
+    sink = make_sink("localhost:1", "t")
+    sink._producer = Producer()  # type: ignore[assignment]
+    answers = await deliver(
+        sink, [KafkaPayload(key=key, data=data) for key, data in (("k", "first"), ("k", 2), ("b", 3), ("b", 4))]
+    )
+    assert answers[0] is not None
+    assert answers[0].retryable is (passing == ck.KafkaError._MSG_TIMED_OUT)
+    assert list(answers[1:]) == [WAITS, None, None]
+    assert [b"2"] not in sent
 
 
 async def test_while_the_broker_is_down_batches_fail_as_retryable_and_arrive_once_it_is_back(

@@ -139,6 +139,17 @@ async def test_a_ttl_ends_the_key_whatever_the_operation_and_never_one_of_anothe
     assert await client.pttl("p:text") == -1
 
 
+async def test_what_redis_carried_out_behind_a_refused_command_of_the_key_is_confirmed(
+    sink: RedisSink, client: aioredis.Redis
+) -> None:
+    await client.set("p:text", "old")
+    answers = await deliver(sink, [RedisPayload(key="text", op="push", data=1), RedisPayload(key="text", data="new")])
+    assert answers[0] is not None
+    assert not answers[0].retryable
+    assert answers[1] is None, "a transaction of Redis goes on behind a command that fails in it"
+    assert await client.get("p:text") == '"new"'
+
+
 @pytest.mark.parametrize(
     "payload",
     [

@@ -5,7 +5,8 @@ meanwhile makes up the next one. An item that is refused and may be tried again 
 key behind it wait, and once its back-off is over it goes alone, as a probe; when it is through, those behind it
 return to the head of the line together. Items without a key hold nothing. When the sink as a whole fails, the whole
 line pauses; after some failures in a row its circuit breaker opens, and the first item sent afterwards goes alone.
-An item that cannot be tried again, or for too long, is asked about, and holds its key until decided.
+An item that cannot be tried again, or for too long, is asked about, and holds its key until decided. One that the sink
+did not try because one before it in the batch was refused waits behind that one; nothing is counted of it.
 
 Invariants, each a property test:
 1. Every item ends exactly once: delivered, given up, dropped by a decision, or abandoned with its lane.
@@ -13,7 +14,8 @@ Invariants, each a property test:
 3. No more than one batch is in flight; memory is O(outstanding).
 4. An item is tried no longer than twice the budget, counted from its first refusal; the second time only because
    a decision asked for it, and no more than `max_retries` times.
-5. While the breaker is not closed, at most one item is in flight; with `WhenOpen.GIVE_UP` nothing waits for it.
+5. An item that was never tried is never asked about, and its budget does not begin.
+6. While the breaker is not closed, at most one item is in flight; with `WhenOpen.GIVE_UP` nothing waits for it.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from tidemill.core.outbox_items import (
     Decision,
     Delivered,
     Effect,
-    Failure,
+    Failures,
     GaveUp,
     Hold,
     Item,
@@ -195,7 +197,7 @@ class SendQueue(Generic[LaneT, ValueT]):
             if not self._later and not self._probes:
                 self.failing = None
             return [Delivered(batch)]
-        return self._settle(answers, now, None, bits) + self.shed(now)
+        return self._settle(answers, Failures(now, None, bits)) + self.shed(now)
 
     def _judge(self, answers: Sequence[Refused | None], now: float, bits: int) -> None:
         """Tell the breaker how an answer went.
@@ -203,9 +205,11 @@ class SendQueue(Generic[LaneT, ValueT]):
         It is a failure if nothing in it says that the sink works. While the breaker is closed, an item that is only
         tried again proves nothing: the refusal may be its own, and must not hold up the others.
         """
-        if not all(answer is not None and answer.retryable for answer in answers):
+        if not all(answer is not None and (answer.retryable or answer.waits) for answer in answers):
             self._breaker.succeeded()
-        elif self._breaker.until is not None or any(item.attempts == 0 for item in self._in_flight):
+            return
+        tried = (item for item, answer in zip(self._in_flight, answers, strict=True) if answer and not answer.waits)
+        if self._breaker.until is not None or any(item.attempts == 0 for item in tried):
             self._open(now, bits)
 
     def _open(self, now: float, bits: int) -> None:
@@ -232,42 +236,32 @@ class SendQueue(Generic[LaneT, ValueT]):
         else:
             self._breaker.succeeded()
         answers = [WholeBatch(error, retryable)] * len(self._in_flight)
-        return self._settle(answers, now, due, bits) + self.shed(now)
+        return self._settle(answers, Failures(now, due, bits)) + self.shed(now)
 
     def _settle(
-        self, answers: Sequence[Refused | None], now: float, due: float | None, bits: int
+        self, answers: Sequence[Refused | None], failures: Failures[LaneT, ValueT]
     ) -> list[Effect[LaneT, ValueT]]:
         batch, self._in_flight = self._in_flight, []
         self._abandoned = False
         delivered: list[Item[LaneT, ValueT]] = []
-        failures: dict[tuple[str, bool, int], Failure[LaneT, ValueT]] = {}
         for item, answer in zip(batch, answers, strict=True):
             if item.state is State.GONE:
                 self._passed(item)
+                failures.again = failures.now
             elif answer is None:
                 delivered.append(item)
                 self._end(item)
+            elif answer.waits and failures.again is not None:
+                # If its key is not held, the one that it waited for has ended.
+                self._wait(item, failures.again if item.key is None else failures.now)
             else:
-                self._refused(item, answer, now, due, bits, failures)
+                self._refused(item, answer, failures)
         if not self._holds and not self._later and not self._probes and None in answers:
             self.failing = None
-        effects: list[Effect[LaneT, ValueT]] = [Delivered(delivered)] if delivered else []
-        for (error, oversize, attempts), failure in failures.items():
-            if failure.asked:
-                effects.append(Ask(failure.asked, error, oversize, attempts))
-            if failure.given_up:
-                effects.append(GaveUp(failure.given_up, error, oversize, attempts))
-        return effects
+        return [*([Delivered(delivered)] if delivered else []), *failures.effects()]
 
-    def _refused(
-        self,
-        item: Item[LaneT, ValueT],
-        answer: Refused,
-        now: float,
-        due: float | None,
-        bits: int,
-        failures: dict[tuple[str, bool, int], Failure[LaneT, ValueT]],
-    ) -> None:
+    def _refused(self, item: Item[LaneT, ValueT], answer: Refused, failures: Failures[LaneT, ValueT]) -> None:
+        now = failures.again = failures.now
         item.attempts += 1
         if item.deadline is None:
             item.deadline = now + self._limits.budget_seconds
@@ -275,14 +269,15 @@ class SendQueue(Generic[LaneT, ValueT]):
         if answer.retryable:
             self.failing = (self.failing[0] if self.failing else now, answer.error)
         if answer.retryable and in_time and not (item.extended and item.attempts >= item.last_attempt):
-            self._wait(item, due if due is not None else now + self._limits.backoff.delay(item.attempts, bits))
+            own = now + self._limits.backoff.delay(item.attempts, failures.bits)
+            failures.again = own if failures.due is None else failures.due
+            self._wait(item, failures.again)
             return
-        failure = failures.setdefault((answer.error, answer.oversize, item.attempts), Failure())
-        if item.extended and (not in_time or item.attempts >= item.last_attempt):
-            failure.given_up.append(item)
+        asked = not (item.extended and (not in_time or item.attempts >= item.last_attempt))
+        failures.add(item, answer, asked=asked)
+        if not asked:
             self._end(item)
             return
-        failure.asked.append(item)
         item.state = State.ASKED
         self._asked.add(item)
         if self._hold(item) is not item:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -28,6 +28,10 @@ class Refused(Protocol):
     @property
     def oversize(self) -> bool:
         """Whether it is larger than the sink takes at all."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether it was not tried, because one before it in the batch was refused."""
 
 
 class State(enum.Enum):
@@ -54,7 +58,7 @@ class Item(Generic[LaneT, ValueT]):
         key: Orders items; None: in no order to any other.
         size_bytes: What it counts for in a batch.
         value: Opaque.
-        attempts: How often it was refused.
+        attempts: How often it was refused; not how often it waited behind another.
     """
 
     __slots__ = (
@@ -141,15 +145,38 @@ class Hold(Generic[LaneT, ValueT]):
         self.asked = 0
 
 
-class Failure(Generic[LaneT, ValueT]):
-    """Items of one answer that failed in the same way, asked about or given up together."""
+class Failures(Generic[LaneT, ValueT]):
+    """What was refused of one batch; items that failed in the same way are asked about or given up together.
 
-    __slots__ = ("asked", "given_up")
+    Attributes:
+        now: The time.
+        due: When all of it goes again; None: each item has its own back-off.
+        bits: 32 random bits.
+        again: When what waits for the last one refused may go; None while none was.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_same", "again", "bits", "due", "now")
+
+    def __init__(self, now: float, due: float | None, bits: int) -> None:
         """Start empty."""
-        self.asked: list[Item[LaneT, ValueT]] = []
-        self.given_up: list[Item[LaneT, ValueT]] = []
+        self.now = now
+        self.due = due
+        self.bits = bits
+        self.again: float | None = None
+        self._same: dict[tuple[str, bool, int], tuple[list[Item[LaneT, ValueT]], list[Item[LaneT, ValueT]]]] = {}
+
+    def add(self, item: Item[LaneT, ValueT], answer: Refused, *, asked: bool) -> None:
+        """Note an item that is asked about, or else given up."""
+        same = self._same.setdefault((answer.error, answer.oversize, item.attempts), ([], []))
+        same[0 if asked else 1].append(item)
+
+    def effects(self) -> Iterator[Effect[LaneT, ValueT]]:
+        """Yield what became of them."""
+        for (error, oversize, attempts), (asked, given_up) in self._same.items():
+            if asked:
+                yield Ask(asked, error, oversize, attempts)
+            if given_up:
+                yield GaveUp(given_up, error, oversize, attempts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +186,7 @@ class WholeBatch:
     error: str
     retryable: bool
     oversize: bool = False
+    waits: bool = False
 
 
 class WhenOpen(enum.Enum):

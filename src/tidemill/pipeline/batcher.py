@@ -206,6 +206,8 @@ class Batcher:
         else:
             if answers.count(None) != len(answers):
                 refused = [answer for answer in answers if answer is not None]
+                # None is left only if a sink says of all that they wait, which are refused then.
+                refused = [answer for answer in refused if not answer.waits] or refused
                 self._note_error(_most_telling(refused), len(refused))
             effects = self._queue.answered(answers, self._loop.time(), bits)
         finally:

@@ -42,11 +42,18 @@ class Refusal(msgspec.Struct, frozen=True):
         error: What happened, in words.
         retryable: Whether the same payload may be taken later.
         oversize: Whether it is larger than the other side takes at all.
+        waits: Whether it was not tried, because a payload before it in the batch was refused; then it is not counted
+            as refused (`WAITS`).
     """
 
     error: str
     retryable: bool
     oversize: bool = False
+    waits: bool = False
+
+
+#: The answer about a payload that was not sent, since it may not overtake one before it.
+WAITS = Refusal("waits for an earlier payload, which was refused", retryable=True, waits=True)
 
 
 class Sink(ABC):
@@ -123,7 +130,8 @@ class Answers:
         self._keys = [item.key for item in batch]
         self._open = dict.fromkeys(range(len(batch)))
         self._refused: dict[int, Refusal] = {}
-        self._held: set[Hashable] = set()
+        # By key the first one that is refused.
+        self._held: dict[Hashable, int] = {}
 
     def confirm(self, index: int) -> None:
         """Note that a payload is delivered."""
@@ -133,16 +141,17 @@ class Answers:
         """Note that a payload is refused."""
         del self._open[index]
         self._refused[index] = refusal
-        if self._keys[index] is not None:
-            self._held.add(self._keys[index])
+        key = self._keys[index]
+        if key is not None:
+            self._held[key] = min(index, self._held.get(key, index))
 
     def still(self, indexes: Sequence[int]) -> Sequence[int]:
         """Return those of these payloads that may be sent; the others wait for an earlier one of their key."""
         if not self._held:
             return indexes
         for index in indexes:
-            if self._keys[index] in self._held:
-                self.refuse(index, Refusal("waits for an earlier payload of its key, which was refused", True))
+            if index > self._held.get(self._keys[index], index):
+                self.refuse(index, WAITS)
         return [index for index in indexes if index in self._open]
 
     def all(self, error: RemoteError | None = None) -> list[Refusal | None]:
@@ -157,7 +166,7 @@ class Answers:
         if error is not None:
             if len(self._open) == len(self._keys):
                 raise error
-            for index in list(self._open):
+            for index in self.still(list(self._open)):
                 self.refuse(index, Refusal(str(error), error.retryable))
         return [self._refused.get(index) for index in range(len(self._keys))]
 

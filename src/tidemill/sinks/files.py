@@ -24,7 +24,7 @@ from typing import ClassVar
 import structlog
 
 from tidemill.config.settings import FilesystemSinkSettings
-from tidemill.core.errors import ConfigError
+from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.sinks.base import Encoded, Refusal, Sink, to_json
 from tidemill.sinks.payloads import FilePayload
 
@@ -40,6 +40,8 @@ _TAIL_BYTES = 64 * 1024
 _NAME_ERRORS = frozenset(
     {errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO, errno.EILSEQ}
 )
+#: Not the fault of one file: no other one can be written either.
+_HOST_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE})
 
 
 class FilesystemSink(Sink):
@@ -115,7 +117,11 @@ class FilesystemSink(Sink):
         return normal
 
     async def send(self, batch: Sequence[Encoded]) -> Sequence[Refusal | None]:
-        """Append; the lines of one file are taken or refused together."""
+        """Append; the lines of one file are taken or refused together.
+
+        Raises:
+            RemoteError: No file could be written, and that was none of theirs' fault.
+        """
         if self._thread is None:
             raise ConfigError(f"{self._what} is not connected")
         lines: dict[str, list[bytes]] = {}
@@ -141,6 +147,7 @@ class FilesystemSink(Sink):
 
     def _append_all(self, lines: dict[str, list[bytes]]) -> dict[str, Refusal]:
         refusals: dict[str, Refusal] = {}
+        host_errors = 0
         for path, of_path in lines.items():
             data = b"\n".join(of_path) + b"\n"
             try:
@@ -150,6 +157,9 @@ class FilesystemSink(Sink):
             except OSError as error:
                 text = f"{path}: {error.strerror or error}"
                 refusals[path] = Refusal(text, retryable=error.errno not in _NAME_ERRORS)
+                host_errors += error.errno in _HOST_ERRORS
+        if host_errors == len(lines):
+            raise RemoteError(f"{self._what}: {text}")
         return refusals
 
     def _append(self, path: str, data: bytes) -> None:

@@ -27,7 +27,7 @@ from tidemill.config.sink_settings import HttpSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError, said
 from tidemill.core.http_delivery import Verdict, judge, retry_after_seconds
 from tidemill.core.retry import Backoff, GiveUp, decide
-from tidemill.sinks.base import CHECK, Encoded, Refusal, Sink, closed_in, shortened, to_json
+from tidemill.sinks.base import CHECK, WAITS, Encoded, Refusal, Sink, closed_in, shortened, to_json
 from tidemill.sinks.payloads import HttpPayload
 
 CONNECT_SECONDS = 10.0
@@ -153,7 +153,7 @@ class HttpSink(Sink):
         """Send a request per payload.
 
         Raises:
-            RemoteError: The server as a whole did not take any of them.
+            RemoteError: The server as a whole did not take any of them, or all others wait behind the only one.
         """
         outcomes: list[_Outcome | None] = [None] * len(batch)
         if self._order is not None:
@@ -167,7 +167,9 @@ class HttpSink(Sink):
                 for _ in range(min(self._settings.concurrency, len(batch))):
                     group.create_task(self._work(batch, outcomes, indexes))
         known = [outcome for outcome in outcomes if outcome is not None]
-        if all(outcome.verdict is Verdict.OVERLOADED for outcome in known):
+        # In one order nothing gets through while this one does not, whoever is at fault; those not sent did not fail.
+        failing = (Verdict.OVERLOADED,) if self._order is None else (Verdict.OVERLOADED, Verdict.AGAIN)
+        if len(known) == len(batch) and all(outcome.verdict in failing for outcome in known):
             raise RemoteError(f"{self.place}: {known[0].text}")
         return [_answer(outcome) for outcome in outcomes]
 
@@ -253,7 +255,7 @@ async def _content(answer: httpx.Response) -> bytes:
 
 def _answer(outcome: _Outcome | None) -> Refusal | None:
     if outcome is None:
-        return Refusal("waits for the payload before it, which was not delivered", retryable=True)
+        return WAITS
     if outcome.verdict is Verdict.DELIVERED:
         return None
     return Refusal(outcome.text, outcome.verdict is not Verdict.REFUSED, outcome.oversize)

@@ -7,7 +7,7 @@ takes others down with it, although brokers refuse the whole batch it travelled 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import ClassVar
 
 import confluent_kafka as ck
@@ -23,7 +23,7 @@ from tidemill.runtime.producer import (
     too_large,
     worth_retrying,
 )
-from tidemill.sinks.base import Encoded, Refusal, Sink, to_json
+from tidemill.sinks.base import WAITS, Encoded, Refusal, Sink, to_json
 from tidemill.sinks.payloads import KafkaPayload
 
 
@@ -116,23 +116,40 @@ class KafkaSink(Sink):
         # Not `count(None)`: a KafkaError raises when it is compared with None.
         if all(error is None for error in outcomes):
             return outcomes  # type: ignore[return-value]  # a list of None
-        await self._resent_alone(batch, outcomes)
+        waiting = await self._resent_alone(batch, outcomes)
         first = outcomes[0]
-        if first is not None and all(error is not None and worth_retrying(error) for error in outcomes):
+        if not waiting and first is not None and all(error is not None and worth_retrying(error) for error in outcomes):
             raise RemoteError(self._text(first))
-        return [None if error is None else self._refusal(error) for error in outcomes]
+        answers = [None if error is None else self._refusal(error) for error in outcomes]
+        return [WAITS if index in waiting else answer for index, answer in enumerate(answers)]
 
     async def _produced(self, records: Sequence[Record]) -> Outcomes:
         if self._producer is None:
             raise RemoteError(f"{self._what} is not connected")
         return await self._producer.send(self.topic, records)
 
-    async def _resent_alone(self, batch: Sequence[Encoded], outcomes: Outcomes) -> None:
-        """Send each record again that was refused with its whole batch: only alone it is its own fault."""
-        suspects = [index for index, error in enumerate(outcomes) if error is not None and not worth_retrying(error)]
-        if len(suspects) > 1:
-            for index in suspects:
-                outcomes[index] = (await self._produced([batch[index].body]))[0]
+    async def _resent_alone(self, batch: Sequence[Encoded], outcomes: Outcomes) -> Set[int]:
+        """Send each record again that was refused with its whole batch: only alone it is its own fault.
+
+        Returns:
+            Those that were not, since one before them with their key is refused.
+        """
+        waiting: set[int] = set()
+        refused = [index for index, error in enumerate(outcomes) if error is not None]
+        suspects = {index for index in refused if not worth_retrying(outcomes[index])}  # type: ignore[arg-type]
+        if len(suspects) < 2:
+            return waiting
+        held: set[bytes] = set()
+        for index in refused:
+            item = batch[index]
+            if index in suspects and item.key in held:
+                waiting.add(index)
+                continue
+            if index in suspects:
+                outcomes[index] = (await self._produced([item.body]))[0]
+            if outcomes[index] is not None and item.key is not None:
+                held.add(item.key)
+        return waiting
 
     def _refusal(self, error: ck.KafkaError) -> Refusal:
         return Refusal(self._text(error), worth_retrying(error), too_large(error))
