@@ -44,7 +44,7 @@ class Target(abc.ABC):
 
     handler: str
     #: Messages per round.
-    count = 100_000
+    count = 300_000
 
     @abc.abstractmethod
     def section(self) -> dict[str, Any]:
@@ -105,6 +105,7 @@ class Postgres(Target):
 
 class Mongo(Target):
     handler = "KnownDocument"
+    count = 100_000
 
     def __init__(self, bench: Bench) -> None:
         self._server = MongoServer()
@@ -250,6 +251,7 @@ def measure(name: str, folder: Path, rounds: int = 3) -> None:
                 for group in ("file", "sink"):
                     through(group, values[:500])
                     bench.wait_settled(group, 2)
+                    through(group, values[: count // 10])
                 asyncio.run(target.stored())
                 for n in range(rounds):
                     # Names of its own each time: what is there already would cost less.
