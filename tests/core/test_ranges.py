@@ -160,3 +160,8 @@ def test_what_may_have_something_between_is_not_refused(start, end) -> None:
 def test_what_was_finished_elsewhere_takes_nothing_away():
     planned = [OffsetRange(0, 10, 20)]
     assert remaining(planned, [OffsetRange(0, 0, 10), OffsetRange(0, 20, 30), OffsetRange(1, 10, 20)]) == planned
+
+
+def test_what_was_finished_in_the_middle_leaves_both_ends():
+    left = remaining([OffsetRange(0, 10, 20)], [OffsetRange(0, 13, 15)])
+    assert left == [OffsetRange(0, 10, 13), OffsetRange(0, 15, 20)]
