@@ -94,10 +94,12 @@ class Site:
         self.fed += count
 
     def committed(self) -> dict[int, int]:
-        consumer = ck.Consumer({"bootstrap.servers": self.bootstrap, "group.id": self.group})
+        # A consumer that reads committed would wait for the open transaction of an engine that was killed.
+        settings = {"bootstrap.servers": self.bootstrap, "group.id": self.group}
+        consumer = ck.Consumer({**settings, "isolation.level": "read_uncommitted"})
         try:
             parts = [ck.TopicPartition(self.topic, n) for n in range(self.partitions)]
-            return {p.partition: max(0, p.offset) for p in consumer.committed(parts, timeout=10)}
+            return {p.partition: max(0, p.offset) for p in consumer.committed(parts, timeout=30)}
         finally:
             consumer.close()
 

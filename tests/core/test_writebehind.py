@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -133,6 +134,31 @@ def test_an_entry_counts_until_its_time_and_peek_does_not_make_it_younger() -> N
     cache.take()
     cache.written()
     assert cache.peek("b", 0) is Known.UNKNOWN
+
+
+def test_what_left_the_memory_before_it_was_written_comes_back_into_it() -> None:
+    cache = WriteBehind(1)
+    cache.set("a", Entry(b"1"))
+    cache.set("b", Entry(b"2"))
+    assert cache.get("a", 0) == b"1"
+    assert (cache.get("b", 0), len(cache)) == (b"2", 1)
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_change_that_is_lost_does_not_leave_an_older_one_behind(taken: bool) -> None:
+    cache = WriteBehind(1)
+    cache.delete("a")
+    cache.take()
+    cache.failed()
+    cache.set("a", Entry(b"1"))
+    cache.take()
+    cache.set("a", Entry(b"2"))
+    cache.set("b", Entry(b"3"))
+    assert cache.lost == 1
+    assert cache.get("a", 0) is Known.ABSENT, "the latest is lost; the one on its way to the store is older"
+    cache.written() if taken else cache.failed()
+    assert cache.get("a", 0) is Known.ABSENT
+    assert cache.take() == Batch(clear=True, changes={"b": Entry(b"3")})
 
 
 def test_while_the_store_fails_the_oldest_changes_are_lost_and_the_store_is_emptied_before_it_is_written() -> None:

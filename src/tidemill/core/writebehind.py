@@ -70,7 +70,18 @@ class WriteBehind:
         max_entries: How many entries are kept in memory, at least 1.
     """
 
-    __slots__ = ("_behind", "_changes", "_complete", "_failing", "_in_flight", "_loads", "_max", "_memory", "lost")
+    __slots__ = (
+        "_behind",
+        "_changes",
+        "_complete",
+        "_failing",
+        "_in_flight",
+        "_loads",
+        "_max",
+        "_memory",
+        "_underway",
+        "lost",
+    )
 
     def __init__(self, max_entries: int) -> None:
         """Start empty, over a store of which nothing is known."""
@@ -78,6 +89,8 @@ class WriteBehind:
         self._memory: OrderedDict[str, Entry] = OrderedDict()
         self._changes: dict[str, Entry | None] = {}
         self._in_flight: Batch | None = None
+        #: The changes of the batch in flight that still count: later losses take theirs with them.
+        self._underway: dict[str, Entry | None] = {}
         self._loads: dict[str, Load] = {}
         self._complete = False
         self._failing = False
@@ -92,7 +105,7 @@ class WriteBehind:
     @property
     def unwritten(self) -> int:
         """How many changes the store does not have yet."""
-        return len(self._changes) + (len(self._in_flight.changes) if self._in_flight else 0)
+        return len(self._changes) + len(self._underway)
 
     @property
     def is_full(self) -> bool:
@@ -137,7 +150,7 @@ class WriteBehind:
 
     def _unsaved(self, key: str) -> Entry | Known:
         """Look among the changes: the latest first."""
-        for changes in (self._changes, self._in_flight.changes if self._in_flight else {}):
+        for changes in (self._changes, self._underway):
             if key in changes:
                 return changes[key] or Known.ABSENT
         believed = not (self._behind or (self._in_flight is not None and self._in_flight.clear))
@@ -202,13 +215,14 @@ class WriteBehind:
         if self._in_flight is not None or not (self._changes or self._behind):
             return None
         self._in_flight = Batch(self._behind, self._changes)
+        self._underway = dict(self._changes)
         self._changes = {}
         self._behind = False
         return self._in_flight
 
     def written(self) -> None:
         """Note that the store has the batch."""
-        self._in_flight = None
+        self._in_flight, self._underway = None, {}
         self._failing = False
 
     def failed(self) -> None:
@@ -216,8 +230,9 @@ class WriteBehind:
         batch, self._in_flight = self._in_flight, None
         if batch is None:
             return
-        older = {key: entry for key, entry in batch.changes.items() if key not in self._changes}
+        older = {key: entry for key, entry in self._underway.items() if key not in self._changes}
         self._changes = {**older, **self._changes}
+        self._underway = {}
         self._behind = self._behind or batch.clear
         self._failing = True
         self._lose_oldest()
@@ -227,5 +242,6 @@ class WriteBehind:
         if excess > 0:
             for key in list(itertools.islice(self._changes, excess)):
                 del self._changes[key]
+                self._underway.pop(key, None)  # an older value does not count again
             self.lost += excess
             self._behind = True
