@@ -83,6 +83,14 @@ class Stuck(Handler[Any, Any]):
         ]
 
 
+class KnownRecord(Known):
+    """A known result per message, into a file, as what a table, a collection or an endpoint gets of it."""
+
+    async def on_task_complete(self, result):
+        data = {"id": result.task.task_id, "line": result.stdout}
+        return CollectResult(files=[FilePayload(path="out.jsonl", data=data)])
+
+
 class KnownRow(Known):
     """A known result per message, into a table."""
 

@@ -21,8 +21,7 @@ def test_later_payloads_of_a_refused_key_wait_and_others_may_be_sent() -> None:
     answers.refuse(0, NEVER)
     answers.refuse(3, NEVER)
     assert list(answers.still([1, 2, 4])) == [1, 4]
-    answers.confirm(1)
-    answers.confirm(4)
+    answers.confirm([1, 4])
     assert answers.all() == [NEVER, None, WAITS, NEVER, None]
 
 
@@ -37,7 +36,7 @@ def test_a_payload_does_not_wait_for_a_later_one_of_its_key() -> None:
 
 def test_when_the_target_fails_half_way_what_waits_is_not_counted_as_tried() -> None:
     answers = answers_for("a", "b", "a", "c")
-    answers.confirm(1)
+    answers.confirm([1])
     answers.refuse(0, NEVER)
     assert answers.all(RemoteError("gone")) == [NEVER, None, WAITS, Refusal("gone", retryable=True)]
 

@@ -208,6 +208,38 @@ async def test_a_command_that_this_user_may_not_use_is_refused_and_the_others_ar
     await sink.close()
 
 
+async def test_keys_that_are_only_set_go_together_and_in_order_with_what_is_between_them(
+    sink: RedisSink, client: aioredis.Redis
+) -> None:
+    before = (await client.info("commandstats")).get("cmdstat_mset", {}).get("calls", 0)
+    payloads = [
+        *(RedisPayload(key=key, data=n) for n, key in enumerate("abcab")),
+        RedisPayload(key="a", op="incrby", data=10),
+        RedisPayload(key="b", data=20, ttl=100),
+        RedisPayload(key="c", data=30),
+        RedisPayload(key="c", data=31),
+    ]
+    assert list(await deliver(sink, payloads)) == [None] * len(payloads)
+    assert [await client.get(f"p:{key}") for key in "abc"] == ["13", "20", "31"]
+    assert (await client.info("commandstats"))["cmdstat_mset"]["calls"] == before + 2
+
+
+@pytest.mark.parametrize("rule", ["-mset", "resetkeys ~p:*"])
+async def test_where_several_keys_may_not_be_set_at_once_each_is_judged_alone(
+    valkey: ValkeyServer, client: aioredis.Redis, rule: str
+) -> None:
+    await client.execute_command("ACL", "SETUSER", "few", "reset", "on", ">w", "~*", "+@all", *rule.split())
+    sink = make_sink(valkey.port, "few:w@", key_prefix="")
+    await sink.connect()
+    payloads = [RedisPayload(key=key, data=n) for n, key in enumerate(["p:a", "other", "p:b", "p:a"])]
+    for _ in range(2):
+        answers = await deliver(sink, payloads)
+        refused = [n for n, answer in enumerate(answers) if answer is not None and not answer.retryable]
+        assert refused == ([] if rule == "-mset" else [1])
+        assert [await client.get(key) for key in ("p:a", "p:b")] == ["3", "2"]
+    await sink.close()
+
+
 async def test_a_server_without_memory_leaves_nothing_of_a_batch_and_it_is_tried_again(
     sink: RedisSink, client: aioredis.Redis
 ) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -127,21 +127,21 @@ class Answers:
 
     def __init__(self, batch: Sequence[Encoded]) -> None:
         """Start with nothing known."""
-        self._keys = [item.key for item in batch]
-        self._open = dict.fromkeys(range(len(batch)))
+        self._batch = batch
+        self._known: set[int] = set()
         self._refused: dict[int, Refusal] = {}
         # By key the first one that is refused.
         self._held: dict[Hashable, int] = {}
 
-    def confirm(self, index: int) -> None:
-        """Note that a payload is delivered."""
-        del self._open[index]
+    def confirm(self, indexes: Iterable[int]) -> None:
+        """Note that payloads are delivered."""
+        self._known.update(indexes)
 
     def refuse(self, index: int, refusal: Refusal) -> None:
         """Note that a payload is refused."""
-        del self._open[index]
+        self._known.add(index)
         self._refused[index] = refusal
-        key = self._keys[index]
+        key = self._batch[index].key
         if key is not None:
             self._held[key] = min(index, self._held.get(key, index))
 
@@ -150,9 +150,9 @@ class Answers:
         if not self._held:
             return indexes
         for index in indexes:
-            if index > self._held.get(self._keys[index], index):
+            if index > self._held.get(self._batch[index].key, index):
                 self.refuse(index, WAITS)
-        return [index for index in indexes if index in self._open]
+        return [index for index in indexes if index not in self._known]
 
     def all(self, error: RemoteError | None = None) -> list[Refusal | None]:
         """Return an answer for each payload.
@@ -164,11 +164,13 @@ class Answers:
             RemoteError: `error`, if nothing is known at all.
         """
         if error is not None:
-            if len(self._open) == len(self._keys):
+            if not self._known:
                 raise error
-            for index in self.still(list(self._open)):
+            for index in self.still([index for index in range(len(self._batch)) if index not in self._known]):
                 self.refuse(index, Refusal(str(error), error.retryable))
-        return [self._refused.get(index) for index in range(len(self._keys))]
+        if not self._refused:
+            return [None] * len(self._batch)
+        return [self._refused.get(index) for index in range(len(self._batch))]
 
 
 async def closed_in(seconds: float, closing: Awaitable[object]) -> bool:

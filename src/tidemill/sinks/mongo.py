@@ -227,8 +227,7 @@ class MongoSink(Sink):
             for index in indexes:
                 answers.refuse(index, self._refusal(jobs[index], self._text(error)))
             return ()
-        for index in indexes:
-            answers.confirm(index)
+        answers.confirm(indexes)
         return ()
 
     async def _after_refusal(
@@ -239,13 +238,12 @@ class MongoSink(Sink):
             # Written, but not as safely as was asked for.
             raise error
         at, code, text = int(wrong[0]["index"]), wrong[0].get("code"), str(wrong[0].get("errmsg"))
-        for index in indexes[:at]:
-            answers.confirm(index)
+        answers.confirm(indexes[:at])
         job = jobs[indexes[at]]
         if _passing(code):
             raise refused.OperationFailure(text, code)
         if code == _DUPLICATE and await self._is_there(job):
-            answers.confirm(indexes[at])
+            answers.confirm([indexes[at]])
         else:
             answers.refuse(indexes[at], self._refusal(job, without(text, self._secrets), code))
         return indexes[at + 1 :]

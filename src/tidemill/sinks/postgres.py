@@ -216,8 +216,7 @@ class PostgresSink(Sink):
                     raise failed.error from None
                 todo += reversed(self._parts(rows, indexes, failed, answers))
             else:
-                for index in indexes:
-                    answers.confirm(index)
+                answers.confirm(indexes)
 
     def _parts(
         self, rows: Sequence[Row], indexes: Sequence[int], failed: _FailedError, answers: Answers

@@ -1,6 +1,6 @@
-"""Redis as a sink: one command per payload, many payloads per round trip.
+"""Redis as a sink: one command per payload, or for adjacent ones that only set a key; many payloads per round trip.
 
-Invariants: commands are carried out in order; a payload is confirmed only by the answer to its own command. A batch is
+Invariants: commands are carried out in order; a payload is confirmed only by the answer to its command. A batch is
 one transaction of Redis, so that what the server refuses for now (memory, a failover) leaves nothing of it behind, and
 trying again cannot overtake what came later; commands of the wrong kind for their key fail alone.
 """
@@ -69,6 +69,8 @@ class RedisSink(Sink):
         self._prefix = settings.key_prefix.encode()
         self._secrets = url_secrets(settings.url)
         self._client: aioredis.Redis | None = None
+        # Set once a command for several keys was refused: what is wrong with it may be wrong with one of them only.
+        self._one_each = False
 
     async def connect(self) -> None:
         """Connect, and ask the server for an answer.
@@ -156,25 +158,29 @@ class RedisSink(Sink):
             await closed_in(CLOSE_SECONDS, self._client.connection_pool.disconnect())
 
     async def _carry_out(self, indexes: Sequence[int], batch: Sequence[Encoded], answers: Answers) -> Sequence[int]:
-        """Send one transaction; return what is to be sent again because another one of it was refused."""
-        replies = await self._replies([batch[index].body for index in indexes])
+        """Send one transaction; return what is to be sent again because another command of it was refused."""
+        groups = [[index] for index in indexes] if self._one_each else _groups(indexes, batch)
+        replies = await self._replies([_joined([batch[index].body for index in group]) for group in groups])
         begun, queued, done = replies[0], replies[1:-1], replies[-1]
         if not isinstance(begun, Exception) and isinstance(done, list):
-            self._note(indexes, batch, done, answers)
+            self._note(groups, batch, done, answers)
             return ()
         if isinstance(begun, Exception) and not _passing(begun):
             raise begun
         if isinstance(begun, Exception):
             # It may have become able to answer in between: then each command stands for itself.
-            self._note(indexes, batch, queued, answers)
+            self._note(groups, batch, queued, answers)
             return ()
         errors = [reply for reply in queued if isinstance(reply, Exception)]
         first = next((error for error in errors if _passing(error)), None)
         if first is not None or not errors:
             raise first or (done if isinstance(done, Exception) else refused.RedisError(f"EXEC answered {done!r}"))
-        wrong = [index for index, reply in zip(indexes, queued, strict=True) if isinstance(reply, Exception)]
+        wrong = [group for group, reply in zip(groups, queued, strict=True) if isinstance(reply, Exception)]
+        if any(len(group) > 1 for group in wrong):
+            self._one_each = True
+            return indexes
         self._note(wrong, batch, errors, answers)
-        return [index for index in indexes if index not in set(wrong)]
+        return [index for index in indexes if [index] not in wrong]
 
     async def _replies(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
         if self._client is None:
@@ -187,14 +193,19 @@ class RedisSink(Sink):
         pipeline.execute_command("EXEC")
         return await pipeline.execute(raise_on_error=False)
 
-    def _note(self, indexes: Sequence[int], batch: Sequence[Encoded], replies: Sequence[Any], answers: Answers) -> None:
-        for index, reply in zip(indexes, replies, strict=True):
-            if isinstance(reply, Exception):
+    def _note(
+        self, groups: Sequence[Sequence[int]], batch: Sequence[Encoded], replies: Sequence[Any], answers: Answers
+    ) -> None:
+        for group, reply in zip(groups, replies, strict=True):
+            if not isinstance(reply, Exception):
+                answers.confirm(group)
+                continue
+            together = len(group) > 1
+            self._one_each = self._one_each or together
+            for index in group:
                 name = shortened(bytes(batch[index].key).decode(errors="replace"))
                 text = f"{_operation(batch[index].body)} {name}: {self._text(reply)}"
-                answers.refuse(index, Refusal(text, _passing(reply)))
-            else:
-                answers.confirm(index)
+                answers.refuse(index, Refusal(text, together or _passing(reply)))
 
     async def close(self) -> None:
         """Disconnect."""
@@ -207,6 +218,31 @@ def _passing(error: BaseException) -> bool:
     """Tell whether the same may work later."""
     text = str(error).rpartition(" caused error: ")[2]
     return isinstance(error, _PASSING) or text.startswith(_PASSING_WORDS)
+
+
+def _groups(indexes: Sequence[int], batch: Sequence[Encoded]) -> list[list[int]]:
+    """Put adjacent payloads that only set keys together: one command sets them all."""
+    groups: list[list[int]] = []
+    setting = False
+    for index in indexes:
+        body = batch[index].body
+        sets = body[0] == "SET" and len(body) == 3
+        if sets and setting:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+        setting = sets
+    return groups
+
+
+def _joined(commands: Sequence[tuple[Argument, ...]]) -> Sequence[Argument]:
+    """Return one command for several that set a key each; of one key, the last one counts."""
+    if len(commands) == 1:
+        return commands[0]
+    joined: list[Argument] = ["MSET"]
+    for command in commands:
+        joined += command[1:]
+    return joined
 
 
 def _operation(command: Sequence[Argument]) -> str:
