@@ -18,6 +18,7 @@ class Load:
     count: int = 0
     uncommitted: int = 0
     sizes: list[int] | None = None
+    waiting: int = 0
     paused: bool = False
 
 
@@ -28,18 +29,28 @@ class BackpressureBesideModel(RuleBasedStateMachine):
         window=st.integers(1, 20),
         max_bytes=st.integers(1, 200),
         max_uncommitted=st.integers(1, 30),
+        max_undelivered=st.integers(1, 30),
     )
-    def begin(self, high: int, low: int, window: int, max_bytes: int, max_uncommitted: int) -> None:
-        self.limits = (high, low, window, max_bytes, max_uncommitted)
+    def begin(
+        self, high: int, low: int, window: int, max_bytes: int, max_uncommitted: int, max_undelivered: int
+    ) -> None:
+        self.limits = (high, low, window, max_bytes, max_uncommitted, max_undelivered)
         self.pressure: Backpressure[str] = Backpressure(*self.limits)
         self.loads: dict[str, Load] = {}
 
     def high_mark(self) -> int:
         return max(self.limits[2], self.limits[0] // max(1, len(self.loads)))
 
+    def left(self, load: Load) -> int:
+        waiting_mark = max(self.limits[2], self.limits[5] // max(1, len(self.loads)))
+        return min(self.high_mark() - load.count, self.limits[4] - load.uncommitted, waiting_mark - load.waiting)
+
     def full(self, load: Load) -> bool:
         share = max(1, self.limits[3] // max(1, len(self.loads)))
-        return load.count >= self.high_mark() or sum(load.sizes or []) >= share or load.uncommitted >= self.limits[4]
+        return self.left(load) <= 0 or sum(load.sizes or []) >= share
+
+    def room(self, lane: str) -> int:
+        return self.pressure.room(lane, 0, self.loads[lane].waiting)
 
     @rule(lane=st.sampled_from(LANES))
     def a_lane_comes(self, lane: str) -> None:
@@ -55,8 +66,8 @@ class BackpressureBesideModel(RuleBasedStateMachine):
 
     @rule(lane=st.sampled_from(LANES), share=st.floats(0, 1), size=st.integers(0, 30))
     def messages_are_handed_over(self, lane: str, share: float, size: int) -> None:
-        others = {other: self.pressure.room(other) for other in self.loads if other != lane}
-        count = int(self.pressure.room(lane) * share)
+        others = {other: self.room(other) for other in self.loads if other != lane}
+        count = int(self.room(lane) * share) if lane in self.loads else 0
         self.pressure.handed(lane, count, count * size)
         if lane in self.loads:
             load = self.loads[lane]
@@ -65,7 +76,7 @@ class BackpressureBesideModel(RuleBasedStateMachine):
             load.sizes = [*(load.sizes or []), *[size] * count]
             assert load.count <= self.high_mark() or not count
             assert load.uncommitted <= self.limits[4]
-        assert others == {other: self.pressure.room(other) for other in self.loads if other != lane}
+        assert others == {other: self.room(other) for other in self.loads if other != lane}
 
     @rule(lane=st.sampled_from(LANES), amount=st.integers(1, 10))
     def work_ends(self, lane: str, amount: int) -> None:
@@ -94,6 +105,11 @@ class BackpressureBesideModel(RuleBasedStateMachine):
             load.uncommitted -= amount
         self.pressure.committed(lane, amount)
 
+    @rule(lane=st.sampled_from(LANES), amount=st.integers(-10, 10))
+    def results_wait_for_sinks_or_are_delivered(self, lane: str, amount: int) -> None:
+        if lane in self.loads:
+            self.loads[lane].waiting = max(0, self.loads[lane].waiting + amount)
+
     @invariant()
     def a_lane_is_paused_by_its_own_load_with_hysteresis(self) -> None:
         if not hasattr(self, "loads"):
@@ -104,11 +120,10 @@ class BackpressureBesideModel(RuleBasedStateMachine):
                 load.paused = True
             elif load.count <= low_mark:
                 load.paused = False
-        closed = [lane for lane in self.loads if not self.pressure.room(lane)]
+        closed = [lane for lane in self.loads if not self.room(lane)]
         assert closed == [lane for lane, load in self.loads.items() if load.paused]
         for lane, load in self.loads.items():
-            left = min(self.high_mark() - load.count, self.limits[4] - load.uncommitted)
-            assert self.pressure.room(lane) == (0 if load.paused else left)
+            assert self.room(lane) == (0 if load.paused else self.left(load))
 
 
 TestBackpressureBesideModel = BackpressureBesideModel.TestCase
@@ -116,7 +131,7 @@ TestBackpressureBesideModel.settings = settings(max_examples=100, stateful_step_
 
 
 def test_a_paused_lane_goes_on_only_at_its_low_mark() -> None:
-    pressure: Backpressure[str] = Backpressure(128, 16, 100, 1 << 26, 10_000)
+    pressure: Backpressure[str] = Backpressure(128, 16, 100, 1 << 26, 10_000, 4_000)
     pressure.assign("a")
     assert pressure.room("a") == 128
     pressure.handed("a", 128, 0)
@@ -128,7 +143,7 @@ def test_a_paused_lane_goes_on_only_at_its_low_mark() -> None:
 
 
 def test_shares_shrink_with_every_lane_but_never_below_a_window() -> None:
-    pressure: Backpressure[int] = Backpressure(128, 16, 50, 1 << 26, 10_000)
+    pressure: Backpressure[int] = Backpressure(128, 16, 50, 1 << 26, 10_000, 4_000)
     rooms = []
     for lane in range(4):
         pressure.assign(lane)
@@ -137,7 +152,7 @@ def test_shares_shrink_with_every_lane_but_never_below_a_window() -> None:
 
 
 def test_with_many_lanes_one_slow_message_does_not_hold_its_lane() -> None:
-    pressure: Backpressure[int] = Backpressure(128, 16, 100, 1 << 26, 10_000)
+    pressure: Backpressure[int] = Backpressure(128, 16, 100, 1 << 26, 10_000, 4_000)
     for lane in range(50):
         pressure.assign(lane)
     pressure.handed(0, 100, 0)
@@ -146,7 +161,7 @@ def test_with_many_lanes_one_slow_message_does_not_hold_its_lane() -> None:
 
 
 def test_a_share_of_bytes_and_a_slow_head_pause_too() -> None:
-    pressure: Backpressure[str] = Backpressure(128, 16, 100, 1000, 50)
+    pressure: Backpressure[str] = Backpressure(128, 16, 100, 1000, 50, 4_000)
     pressure.assign("bytes")
     pressure.assign("head")
     pressure.handed("bytes", 1, 500)
@@ -162,7 +177,7 @@ def test_a_share_of_bytes_and_a_slow_head_pause_too() -> None:
 
 
 def test_a_limit_that_was_met_is_remembered_although_nobody_asked_meanwhile() -> None:
-    pressure: Backpressure[str] = Backpressure(10, 2, 1, 1000, 50)
+    pressure: Backpressure[str] = Backpressure(10, 2, 1, 1000, 50, 4_000)
     pressure.assign("a")
     pressure.handed("a", 10, 0)
     pressure.finished("a", 5, 0)
@@ -170,7 +185,7 @@ def test_a_limit_that_was_met_is_remembered_although_nobody_asked_meanwhile() ->
 
 
 def test_what_is_said_of_an_unknown_lane_changes_nothing() -> None:
-    pressure: Backpressure[str] = Backpressure(10, 2, 1, 1000, 50)
+    pressure: Backpressure[str] = Backpressure(10, 2, 1, 1000, 50, 4_000)
     pressure.handed("a", 10, 10)
     pressure.finished("a", 1, 1)
     pressure.committed("a", 1)
@@ -179,9 +194,22 @@ def test_what_is_said_of_an_unknown_lane_changes_nothing() -> None:
 
 
 def test_what_a_lane_has_in_hand_besides_messages_counts_too() -> None:
-    pressure: Backpressure[str] = Backpressure(10, 2, 1, 1000, 50)
+    pressure: Backpressure[str] = Backpressure(10, 2, 1, 1000, 50, 4_000)
     pressure.assign("a")
     pressure.handed("a", 1, 400)
     assert pressure.room("a", 599) == 9
     assert pressure.room("a", 600) == 0
     assert pressure.room("a", 599) == 9
+
+
+def test_a_share_of_results_that_wait_for_sinks_pauses_too_but_a_window_always_fits() -> None:
+    pressure: Backpressure[str] = Backpressure(100, 20, 10, 1 << 26, 10_000, 50)
+    pressure.assign("a")
+    assert pressure.room("a", 0, 45) == 5
+    assert pressure.room("a", 0, 50) == 0
+    assert pressure.room("a", 0, 20) == 30, "nothing else is in hand"
+    for lane in range(9):
+        pressure.assign(f"other {lane}")
+    assert pressure.room("a") == 10
+    assert pressure.room("a", 0, 10) == 0
+    assert pressure.room("other 1", 0, 0) == 10

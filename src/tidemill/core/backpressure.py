@@ -2,9 +2,9 @@
 
 The limits are totals of an engine; each assigned lane has its share of them, and only its own share decides
 whether it is paused: one lane never pauses another. A lane is paused when its share of messages or of bytes
-is in hand, or when too many of its messages are not committed. It then stays paused until its messages in
-hand fell to the low mark and neither bytes nor uncommitted messages are at their limit, so that it goes on
-with a good many at once.
+is in hand, when its share of results waits for sinks, or when too many of its messages are not committed. It
+then stays paused until its messages in hand fell to the low mark and nothing else is at its limit, so that it
+goes on with a good many at once.
 
 Invariants: what is handed over within `room` never takes a lane above its high mark or `max_uncommitted`; a
 lane with nothing in hand and nothing uncommitted has room.
@@ -39,6 +39,7 @@ class Backpressure(Generic[LaneT]):
         window_size: A lane's high mark is never below this, or a window could not fill.
         max_bytes: Bytes in hand of the whole engine.
         max_uncommitted: Messages in hand and not committed, per lane.
+        max_undelivered: Results that wait for sinks, of the whole engine; a lane's share is never below a window.
     """
 
     __slots__ = (
@@ -49,17 +50,22 @@ class Backpressure(Generic[LaneT]):
         "_low_mark",
         "_max_bytes",
         "_max_lane_bytes",
+        "_max_lane_undelivered",
         "_max_uncommitted",
+        "_max_undelivered",
         "_window_size",
     )
 
-    def __init__(self, high: int, low: int, window_size: int, max_bytes: int, max_uncommitted: int) -> None:
+    def __init__(
+        self, high: int, low: int, window_size: int, max_bytes: int, max_uncommitted: int, max_undelivered: int
+    ) -> None:
         """Start without lanes."""
         self._high = high
         self._low = low
         self._window_size = window_size
         self._max_bytes = max_bytes
         self._max_uncommitted = max_uncommitted
+        self._max_undelivered = max_undelivered
         self._loads: dict[LaneT, _Load] = {}
         self._share()
 
@@ -70,6 +76,7 @@ class Backpressure(Generic[LaneT]):
         # one slow message would hold its whole lane.
         self._low_mark = min(self._high_mark * self._low // self._high, self._high_mark - 1)
         self._max_lane_bytes = max(1, self._max_bytes // lanes)
+        self._max_lane_undelivered = max(self._window_size, self._max_undelivered // lanes)
 
     def assign(self, lane: LaneT) -> None:
         """Take a lane on, with nothing in hand."""
@@ -105,17 +112,18 @@ class Backpressure(Generic[LaneT]):
         if load is not None:
             load.uncommitted -= count
 
-    def room(self, lane: LaneT, more_bytes: int = 0) -> int:
+    def room(self, lane: LaneT, more_bytes: int = 0, undelivered: int = 0) -> int:
         """Return how many messages of a lane may be handed over now; 0 while it is paused.
 
         Args:
             lane: The lane.
             more_bytes: What it has in hand besides messages.
+            undelivered: Its results that wait for sinks.
         """
         load = self._loads.get(lane)
         if load is None:
             return 0
-        left = self._left(load, more_bytes)
+        left = min(self._left(load, more_bytes), self._max_lane_undelivered - undelivered)
         if left <= 0:
             load.paused = True
             return 0

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from tidemill.pipeline.engine import Engine
 
 
+#: Results that wait for sinks, per engine, beyond which it reads no more: several times what a sink takes at once.
+#: Many more of them make nothing faster, and leave the processor's caches before they are confirmed.
+MAX_UNDELIVERED = 4_000
+
+
 class Intake:
     """The lanes of an engine, and the pump that fills them.
 
@@ -41,7 +46,10 @@ class Intake:
             limits.window_size,
             limits.max_queued_bytes,
             limits.max_uncommitted,
+            MAX_UNDELIVERED,
         )
+        # What is staged for a transaction waits for messages before it, not for a sink.
+        self._counts_results = engine.outbox.stage is None
         self.lanes: dict[TopicPartition, Lane] = {}
         self._pumping = False
         self._open = False
@@ -93,8 +101,11 @@ class Intake:
     @property
     def paused(self) -> list[TopicPartition]:
         """The partitions that backpressure holds."""
-        room = self._load.room
-        return [partition for partition, lane in self.lanes.items() if not room(partition, lane.undelivered_bytes)]
+        return [partition for partition, lane in self.lanes.items() if not self._room(lane)]
+
+    def _room(self, lane: Lane) -> int:
+        undelivered = lane.undelivered if self._counts_results else 0
+        return self._load.room(lane.partition, lane.undelivered_bytes, undelivered)
 
     # -- how much ---------------------------------------------------------------------------------------------
 
@@ -109,7 +120,12 @@ class Intake:
         self._refill(lane.partition)
 
     def delivered(self, lane: Lane, size_bytes: int) -> None:
-        """Count a result out that waited for its sink, and let go on what waited for its bytes."""
+        """Count a result out that waited for its sink."""
+        lane.undelivered -= 1
+        self._let_go(lane, size_bytes)
+
+    def _let_go(self, lane: Lane, size_bytes: int) -> None:
+        """Let go on what waited for the bytes of results."""
         lane.undelivered_bytes -= size_bytes
         if lane.parked and not self.is_full(lane):
             parked, lane.parked = lane.parked, []
@@ -122,7 +138,7 @@ class Intake:
         """Count bytes that a partition has more, or fewer, staged for its next transaction."""
         lane = self.lanes.get(partition)
         if lane is not None:
-            self.delivered(lane, -size_bytes)
+            self._let_go(lane, -size_bytes)
 
     def is_full(self, lane: Lane) -> bool:
         """Tell whether so much of a partition waits for sinks that none of its tasks may start.
@@ -160,7 +176,7 @@ class Intake:
         while hungry:
             still = []
             for lane in hungry:
-                room = self._load.room(lane.partition, lane.undelivered_bytes)
+                room = self._room(lane)
                 lane.starved = room <= 0
                 messages = pull(lane.partition, min(room, window_size)) if room > 0 else []
                 if messages:

@@ -32,7 +32,8 @@ class Lane:
         waiting: Windows that wait for `arrange`, which is serial per partition.
         arranging: Whether `arrange` runs now.
         unresolved: Messages in hand that did not leave the pipeline yet.
-        undelivered_bytes: What of its results waits for sinks.
+        undelivered: Its results that wait for sinks.
+        undelivered_bytes: How much they are.
         starved: It had no room when it was looked at last.
         parked: Tasks that do not start before less of that waits.
         windows: Windows whose own hook, or what it delivers, is not done yet; their messages may be.
@@ -51,6 +52,7 @@ class Lane:
         "partition",
         "pending",
         "starved",
+        "undelivered",
         "undelivered_bytes",
         "unresolved",
         "waiting",
@@ -69,6 +71,7 @@ class Lane:
         self.waiting: deque[WindowRun] = deque()
         self.arranging = False
         self.unresolved = 0
+        self.undelivered = 0
         self.undelivered_bytes = 0
         self.starved = False
         self.parked: list[TaskRun] = []

@@ -299,6 +299,7 @@ class WindowRun:
 
     def _submit(self, routed: list[Routed], origin: Origin, done: Callable[[], None]) -> None:
         self.engine.outbox.submit(routed, origin, done)
+        self.lane.undelivered += 1
         self.lane.undelivered_bytes += origin.size_bytes
 
     def _released(self, indexes: Sequence[int], origin: Origin | None = None) -> None:
