@@ -78,14 +78,35 @@ _LENIENT: CodecOptions[Mapping[str, Any]] = CodecOptions(
 Write = pymongo.InsertOne[Any] | pymongo.UpdateOne | pymongo.DeleteOne
 
 
-class _Job(msgspec.Struct, frozen=True):
-    """One write: where, what, what identifies its document, and the document itself if it is inserted."""
+class _Job(msgspec.Struct, frozen=True, gc=False):
+    """One write.
+
+    Attributes:
+        collection: Where.
+        operation: What is done.
+        found: The filter as BSON; b'' for an insert.
+        body: The document or the change as BSON; b'' for a delete.
+    """
 
     collection: str
-    write: Any
     operation: str
-    identity: Mapping[str, Any]
-    inserted: RawBSONDocument | None = None
+    found: bytes
+    body: bytes
+
+    def write(self) -> Write:
+        """Return what the client takes."""
+        if self.operation == "insert":
+            return pymongo.InsertOne(RawBSONDocument(self.body))
+        found = RawBSONDocument(self.found)
+        if self.operation == "delete":
+            return pymongo.DeleteOne(found)
+        return pymongo.UpdateOne(found, RawBSONDocument(self.body), upsert=self.operation == "upsert")
+
+    def identity(self) -> Mapping[str, Any]:
+        """Return what identifies its document."""
+        if self.operation == "insert":
+            return {"_id": bson.decode(self.body, _LENIENT)["_id"]}
+        return bson.decode(self.found, _LENIENT)
 
 
 class MongoSink(Sink):
@@ -166,32 +187,31 @@ class MongoSink(Sink):
             raise TypeError(f"{payload.op} of {payload.collection} needs a filter: fields and what they have to be")
         found = _encoded(identity)
         # What the server gets is judged: a tuple is a list there, and a model a document.
-        if not _plainly_names(identity) and finds_anything(bson.decode(found.raw, _LENIENT)):
+        if not _plainly_names(identity) and finds_anything(bson.decode(found, _LENIENT)):
             raise ValueError(f"{payload.op} of {payload.collection} needs a filter that does not find any document")
-        key = _key(payload.collection, identity) or (payload.collection, found.raw)
+        key = _key(payload.collection, identity) or (payload.collection, found)
         if payload.op == "delete":
             if payload.data is not None:
                 raise ValueError("delete takes no data")
-            return Encoded(key, self._job(payload, pymongo.DeleteOne(found), identity), len(found.raw))
-        change, size = _change(plain(payload.data))
-        write = pymongo.UpdateOne(found, change, upsert=payload.op == "upsert")
-        return Encoded(key, self._job(payload, write, identity), len(found.raw) + size)
+            return Encoded(key, _Job(payload.collection, "delete", found, b""), len(found))
+        change = _change(plain(payload.data))
+        return Encoded(key, _Job(payload.collection, payload.op, found, change), len(found) + len(change))
 
     def _insert(self, payload: MongoPayload) -> Encoded:
         if payload.filter:
             raise ValueError("an insert takes no filter")
         data = payload.data if type(payload.data) is dict else plain(payload.data)
-        identity = data["_id"] if "_id" in data else bson.ObjectId()
-        by_id = {"_id": identity}
-        document = _encoded({**by_id, **data})
         key: Hashable = None
-        if "_id" in data:
-            key = _key(payload.collection, by_id) or (payload.collection, _encoded(by_id).raw)
-        job = _Job(payload.collection, pymongo.InsertOne(document), payload.op, by_id, document)
-        return Encoded(key, job, len(document.raw))
-
-    def _job(self, payload: MongoPayload, write: Write, identity: Mapping[str, Any]) -> _Job:
-        return _Job(payload.collection, write, payload.op, dict(identity))
+        if "_id" not in data:
+            data = {"_id": bson.ObjectId(), **data}
+        else:
+            identity = data["_id"]
+            simple = type(identity) in _SIMPLE
+            key = (payload.collection, "_id", identity) if simple else (payload.collection, _encoded({"_id": identity}))
+            if next(iter(data)) != "_id":
+                data = {"_id": identity, **data}  # as the server keeps it
+        document = _encoded(data)
+        return Encoded(key, _Job(payload.collection, "insert", b"", document), len(document))
 
     # -- sending ------------------------------------------------------------------------------------------------
 
@@ -218,7 +238,7 @@ class MongoSink(Sink):
             raise refused.ConnectionFailure("not connected")
         collection = self._client[self._settings.database][jobs[indexes[0]].collection]
         try:
-            await collection.bulk_write([jobs[index].write for index in indexes], ordered=True)
+            await collection.bulk_write([jobs[index].write() for index in indexes], ordered=True)
         except refused.BulkWriteError as error:
             return await self._after_refusal(error, jobs, indexes, answers)
         except refused.OperationFailure as error:
@@ -250,14 +270,14 @@ class MongoSink(Sink):
 
     async def _is_there(self, job: _Job) -> bool:
         """Tell whether the very document that could not be inserted is there: an earlier try came through."""
-        if job.inserted is None or self._client is None:
+        if job.operation != "insert" or self._client is None:
             return False
         collection = self._client[self._settings.database].get_collection(job.collection, codec_options=_RAW)
-        there = await collection.find_one({"_id": job.inserted["_id"]})
-        return there is not None and there.raw == job.inserted.raw
+        there = await collection.find_one({"_id": RawBSONDocument(job.body)["_id"]})
+        return there is not None and there.raw == job.body
 
     def _refusal(self, job: _Job, text: str, code: int | None = None) -> Refusal:
-        identity = shortened(str(redact({name: str(value) for name, value in job.identity.items()})))
+        identity = shortened(str(redact({name: str(value) for name, value in job.identity().items()})))
         return Refusal(f"{job.operation} {job.collection} {identity}: {text}", False, code in (10334, 17280))
 
     async def close(self) -> None:
@@ -354,22 +374,21 @@ def _check_collection(name: Any) -> None:
         raise ValueError(f"collection {name!r} ends with a dot")
 
 
-def _encoded(document: Mapping[str, Any]) -> RawBSONDocument:
+def _encoded(document: Mapping[str, Any]) -> bytes:
     try:
         raw = bson.encode(document, codec_options=_OPTIONS)
     except (bson.errors.InvalidDocument, OverflowError, ValueError) as error:
         raise TypeError(f"data has no BSON form: {error}") from None
     if len(raw) > MAX_DOCUMENT_BYTES:
         raise ValueError(f"{len(raw)} bytes are more than MongoDB takes ({MAX_DOCUMENT_BYTES})")
-    return RawBSONDocument(raw)
+    return raw
 
 
-def _change(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], int]:
-    """Return the update and its size: operators as they are, fields to be set."""
+def _change(data: Mapping[str, Any]) -> bytes:
+    """Return the update: operators as they are, fields to be set."""
     if not data:
         raise ValueError("data has no field to set")
     operators = [name for name in data if name.startswith("$")]
     if operators and len(operators) < len(data):
         raise ValueError("data has update operators and fields; put the fields into $set")
-    change = _encoded(data if operators else {"$set": data})
-    return change, len(change.raw)
+    return _encoded(data if operators else {"$set": data})
