@@ -107,10 +107,9 @@ class Postgres(Target):
 
 class Mongo(Target):
     handler = "KnownDocument"
-    count = 100_000
 
     def __init__(self, bench: Bench) -> None:
-        self._server = MongoServer()
+        self._server = MongoServer("-Xmx1g", "-XX:+UseSerialGC")
 
     def section(self) -> dict[str, Any]:
         return {"mongo": {"out": {"uri": f"mongodb://127.0.0.1:{self._server.port}/", "database": "bench"}}}
@@ -229,7 +228,7 @@ class Kafka(Target):
 TARGETS: dict[str, type[Target]] = {"kafka": Kafka, "postgres": Postgres, "mongo": Mongo, "http": Http, "redis": Redis}
 
 
-def measure(name: str, folder: Path, rounds: int = 3) -> None:
+def measure(name: str, folder: Path, rounds: int = 5) -> None:
     """Compare one sink."""
     bench = Bench(folder, "in-file")
     target = TARGETS[name](bench)
@@ -252,10 +251,11 @@ def measure(name: str, folder: Path, rounds: int = 3) -> None:
         with bench.pipeline(target.to_files, "file", sinks=files):
             bench.topic = "in-sink"
             with bench.pipeline(target.handler, "sink", sinks=target.section()):
+                # Both have servers and a JVM beside them, which warm up.
                 for group in ("file", "sink"):
                     through(group, values[:500])
                     bench.wait_settled(group, 2)
-                    through(group, values[: count // 10])
+                    through(group, values[: count // 2])
                 asyncio.run(target.stored())
                 for n in range(rounds):
                     # Names of its own each time: what is there already would cost less.

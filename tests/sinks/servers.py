@@ -58,16 +58,21 @@ class ValkeyServer:
 
 
 class MongoServer:
-    """A MongoDB server over memory, written in Java; ends with its standard input."""
+    """A MongoDB server over memory, written in Java; ends with its standard input.
 
-    def __init__(self) -> None:
+    Args:
+        java_options: Small and quick to start, unless they are given.
+    """
+
+    def __init__(self, *java_options: str) -> None:
         self.port = free_port()
         jars = resolve_jars(MONGO_COORDINATES)
         launcher = Path(__file__).parent / "java" / "MongoLauncher.java"
         self._process = subprocess.Popen(
             [
                 str(find_java().executable),
-                *("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", f"{jars}/*"),
+                *(java_options or ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")),
+                *("-cp", f"{jars}/*"),
                 str(launcher),
                 str(self.port),
             ],
