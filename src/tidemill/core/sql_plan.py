@@ -121,18 +121,18 @@ def ranges(rows: Sequence[Row], max_parameters: int = MAX_PARAMETERS) -> Iterato
     """Yield the statements for these rows as (first, last + 1), in order."""
     first, room, keys = 0, 0, set[Hashable]()
     shape: Shape | None = None
-    for index, row in enumerate(rows):
+    for index, (row_shape, _, key) in enumerate(rows):
         # Equal shapes are nearly always the same object.
-        same = row.shape is shape or row.shape == shape
-        if not same or room == 0 or (row.key is not None and row.key in keys):
+        same = row_shape is shape or row_shape == shape
+        if not same or room == 0 or (key is not None and key in keys):
             if index:
                 yield first, index
-            first, shape = index, row.shape
+            first, shape = index, row_shape
             room = max(1, max_parameters // shape.parameters) if shape.batchable else 1
             keys = set()
         room -= 1
-        if row.key is not None:
-            keys.add(row.key)
+        if key is not None:
+            keys.add(key)
     if rows:
         yield first, len(rows)
 
