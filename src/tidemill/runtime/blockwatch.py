@@ -67,6 +67,8 @@ class BlockWatch:
         self._pulse = threshold_seconds / 4
         self._on_block = on_block
         self._on_over = on_over
+        # What the thread found, and since when the loop is late, change together: each block is told of once.
+        self._changing = threading.Lock()
         self._found: Block | None = None
         self._ended = threading.Event()
         self._handle: asyncio.TimerHandle | None = None
@@ -91,12 +93,13 @@ class BlockWatch:
             self._thread.join(1.0)
 
     def _beat(self) -> None:
-        now = time.monotonic()
-        found, self._found = self._found, None
-        before, self._usage = self._usage, self._read_usage()
-        late, self._beat_at = now - self._beat_at, now
+        now, usage = time.monotonic(), self._read_usage()
+        with self._changing:
+            found, self._found = self._found, None
+            before, self._usage = self._usage, usage
+            late, self._beat_at = now - self._beat_at, now
         if late >= self._threshold + self._pulse and (found is None or found.cause is Cause.STARVED):
-            cause = judge(late, before, self._usage, self._threshold)
+            cause = judge(late, before, usage, self._threshold)
             if cause is Cause.COMPUTING:
                 # The watching thread could not run meanwhile.
                 found = Block(None, cause, late, "")
@@ -124,16 +127,17 @@ class BlockWatch:
             # Woken late, it finds the loop where it is now, and not where it was held up.
             unseen = cause is Cause.STARVED or overslept >= self._threshold
             block = Block(None if unseen else self._task_name(), cause, late, "" if unseen else _stack(frame))
-            if since != self._beat_at:
-                continue  # it went on while its stack was taken: that is of something else
-            if cause is Cause.STARVED:
-                if starved == since:
-                    continue
-                starved = since  # it may still turn out to block: it is looked at again
-            else:
-                told = since
-            self._found = block
-            self._on_block(block)
+            with self._changing:
+                if since != self._beat_at:
+                    continue  # it went on while its stack was taken: that is of something else
+                if cause is Cause.STARVED:
+                    if starved == since:
+                        continue
+                    starved = since  # it may still turn out to block: it is looked at again
+                else:
+                    told = since
+                self._found = block
+                self._on_block(block)
 
     def _task_name(self) -> str | None:
         task = asyncio.current_task(self._loop)
