@@ -98,6 +98,7 @@ def test_a_broker_that_is_down_is_waited_for(tmp_path: Path, own_kafka, request)
         assert pipeline.wait() == 0, pipeline.log
     finally:
         pipeline.end()
+        print(pipeline.log)
 
 
 def test_an_engine_whose_place_was_taken_while_it_was_stopped_ends(site):

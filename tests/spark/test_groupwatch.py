@@ -13,7 +13,7 @@ import confluent_kafka as ck
 import pytest
 
 from tidemill.config.settings import Settings
-from tidemill.sources.membership import GroupViewer
+from tidemill.sources.membership import GroupViewer, present_members
 from tidemill.spark.groupwatch import GroupWatch
 
 MEMBER = """
@@ -21,7 +21,8 @@ import os, signal, sys
 import confluent_kafka as ck
 brokers, group, topic, name, dies = sys.argv[1:]
 consumer = ck.Consumer({
-    "bootstrap.servers": brokers, "group.id": group, "group.instance.id": name, "heartbeat.interval.ms": 500,
+    "bootstrap.servers": brokers, "group.id": group, "group.instance.id": name, "client.id": name,
+    "heartbeat.interval.ms": 500,
     "partition.assignment.strategy": "cooperative-sticky",
 })
 def revoked(consumer, partitions):
@@ -33,29 +34,45 @@ while True:
 """
 
 
-@pytest.fixture
-def settings(embedded_kafka: Any) -> Settings:
+Members = Callable[..., subprocess.Popen[bytes]]
+
+
+def settings_of(broker: Any) -> Settings:
     topic = f"owned-{uuid.uuid4().hex[:8]}"
-    embedded_kafka.create_topic(topic, partitions=4)
+    broker.create_topic(topic, partitions=4)
     return Settings.model_validate(
-        {"kafka": {"brokers": embedded_kafka.bootstrap, "source_topic": topic, "consumer_group": topic}}
+        {"kafka": {"brokers": broker.bootstrap, "source_topic": topic, "consumer_group": topic}}
     )
 
 
 @pytest.fixture
-def member(settings: Settings) -> Iterator[Callable[[str, str], subprocess.Popen[bytes]]]:
+def settings(embedded_kafka: Any) -> Settings:
+    return settings_of(embedded_kafka)
+
+
+@pytest.fixture
+def member_of() -> Iterator[Callable[[Settings], Members]]:
     started: list[subprocess.Popen[bytes]] = []
-    kafka = settings.kafka
 
-    def start(name: str, dies: str = "lives") -> subprocess.Popen[bytes]:
-        args = [sys.executable, "-c", MEMBER, kafka.brokers, kafka.consumer_group, kafka.source_topic, name, dies]
-        started.append(subprocess.Popen(args, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
-        return started[-1]
+    def of(settings: Settings) -> Members:
+        kafka = settings.kafka
 
-    yield start
+        def start(name: str, dies: str = "lives") -> subprocess.Popen[bytes]:
+            args = [sys.executable, "-c", MEMBER, kafka.brokers, kafka.consumer_group, kafka.source_topic, name, dies]
+            started.append(subprocess.Popen(args, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+            return started[-1]
+
+        return start
+
+    yield of
     for process in started:
         process.kill()
         process.wait()
+
+
+@pytest.fixture
+def member(settings: Settings, member_of: Callable[[Settings], Members]) -> Members:
+    return member_of(settings)
 
 
 def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
@@ -93,3 +110,40 @@ def test_a_group_that_nobody_is_in_is_left_alone(settings):
     with GroupWatch(settings, look_seconds=0.05, patience_seconds=0.1) as watch:
         time.sleep(1.0)  # nothing happens that could be waited for
     assert watch.mended == 0
+
+
+LOOKS = """
+import sys
+import confluent_kafka as ck
+from tidemill.config.settings import Settings
+from tidemill.sources.membership import GroupViewer
+viewer = GroupViewer(Settings.model_validate_json(sys.argv[1]))
+while True:
+    try:
+        print("settled" if viewer.look(1.0).settled else "moving", flush=True)
+    except ck.KafkaException as error:
+        print("unknown", error, flush=True)
+"""
+
+
+def test_looking_at_the_group_survives_its_broker(own_kafka, member_of):
+    broker = own_kafka()
+    settings = settings_of(broker)
+    member_of(settings)("a", "lives")
+    arguments = [sys.executable, "-c", LOOKS, settings.model_dump_json(exclude_unset=True)]
+    with subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as looks:
+        try:
+            assert any(line == "settled\n" for line in looks.stdout)
+            broker.kill()
+            assert any(line.startswith("unknown") for line in looks.stdout)
+            time.sleep(3.0)  # several requests time out
+            broker.start()
+            assert any(line == "settled\n" for line in looks.stdout), looks.wait()
+        finally:
+            looks.kill()
+
+
+def test_who_is_in_the_group_is_known_by_its_static_id(settings, member):
+    member("a")
+    until(lambda: GroupViewer(settings).look().settled)
+    assert present_members(settings, {"a", "b"}) == {"a"}

@@ -141,6 +141,7 @@ async def test_events_and_their_numbers_survive_that_the_trigger_becomes_another
     assert await database.read(lambda c: count_events(c, number)) == 3
 
 
+@pytest.mark.alone
 async def test_ten_thousand_triggers_are_registered_and_claimed_within_two_seconds(database: Database) -> None:
     began = time.perf_counter()
     tokens = await claimed(database, *[f"trigger-{number}" for number in range(10_000)])

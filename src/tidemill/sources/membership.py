@@ -3,12 +3,17 @@
 A static member that only closes keeps its partitions reserved for its id during the session timeout, which is what a
 restart wants. To leave for good it has to unsubscribe and go on polling, and only a member whose join is complete
 can; so whoever ends a pipeline asks the brokers afterwards who is still there, and leaves for them.
+
+The group is looked at with ListGroups, never with an admin request that goes to the group's coordinator: librdkafka
+ends the whole process if such a request is open when its broker goes (github.com/confluentinc/librdkafka/issues/4605).
+A member is known by its client id there, which is its static id too.
 """
 
 from __future__ import annotations
 
+import struct
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 import confluent_kafka as ck
@@ -73,8 +78,8 @@ def present_members(settings: Settings, instance_ids: Collection[str], timeout_s
     Raises:
         KafkaException: The brokers do not say.
     """
-    members = _described(_admin(settings), settings, timeout_seconds).members
-    return {member.group_instance_id for member in members} & set(instance_ids)
+    found = _described(_admin(settings), settings, timeout_seconds)
+    return {member.client_id for member in (found.members if found else ())} & set(instance_ids)
 
 
 def _admin(settings: Settings) -> AdminClient:
@@ -82,9 +87,25 @@ def _admin(settings: Settings) -> AdminClient:
 
 
 def _described(admin: AdminClient, settings: Settings, timeout_seconds: float) -> Any:
-    group = settings.kafka.consumer_group
-    groups = admin.describe_consumer_groups([group], request_timeout=timeout_seconds)
-    return groups[group].result(timeout_seconds + 1.0)
+    """Return the group (a GroupMetadata), or None if no broker has it: nobody is in it and nothing is committed."""
+    found = admin.list_groups(settings.kafka.consumer_group, timeout=timeout_seconds)
+    return found[0] if found else None
+
+
+def _assigned(assignment: bytes) -> Iterator[tuple[str, int]]:
+    """Yield the topics and partitions of a member, from Kafka's ConsumerProtocolAssignment (the classic protocol)."""
+    if not assignment:
+        return  # it joins just now
+    (topics,) = struct.unpack_from(">i", assignment, 2)  # behind an int16, the version
+    at = 6
+    for _ in range(topics):
+        (length,) = struct.unpack_from(">h", assignment, at)
+        topic = assignment[at + 2 : at + 2 + length].decode()
+        at += 2 + length
+        (count,) = struct.unpack_from(">i", assignment, at)
+        for partition in struct.unpack_from(f">{count}i", assignment, at + 4):
+            yield topic, partition
+        at += 4 + 4 * count
 
 
 class GroupView(NamedTuple):
@@ -123,12 +144,12 @@ class GroupViewer:
         found = _described(self._admin, self._settings, timeout_seconds)
         partitions = self._admin.list_topics(topic, timeout=timeout_seconds).topics[topic].partitions
         owned = {
-            place.partition
-            for member in found.members
-            for place in (member.assignment.topic_partitions if member.assignment else ())
-            if place.topic == topic
+            partition
+            for member in (found.members if found else ())
+            for assigned, partition in _assigned(member.assignment)
+            if assigned == topic
         }
-        return GroupView(found.state is ck.ConsumerGroupState.STABLE, frozenset(partitions), frozenset(owned))
+        return GroupView(found is not None and found.state == "Stable", frozenset(partitions), frozenset(owned))
 
 
 def distribute_again(settings: Settings, join_seconds: float = 10.0) -> None:
