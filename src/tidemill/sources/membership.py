@@ -141,8 +141,9 @@ class GroupViewer:
             KafkaException: The brokers do not say.
         """
         topic = self._settings.kafka.source_topic
-        found = _described(self._admin, self._settings, timeout_seconds)
+        # First: every broker is asked for the group, and after new metadata the client forgets those that are gone.
         partitions = self._admin.list_topics(topic, timeout=timeout_seconds).topics[topic].partitions
+        found = _described(self._admin, self._settings, timeout_seconds)
         owned = {
             partition
             for member in (found.members if found else ())
