@@ -106,8 +106,8 @@ class Cluster:
             with urllib.request.urlopen(f"http://127.0.0.1:{self._ui}/json/", timeout=5) as answer:
                 found: dict[str, Any] = json.load(answer)
                 return found
-        except OSError:
-            return None
+        except (OSError, json.JSONDecodeError):
+            return None  # while it starts, there is nobody, and then a page for people
 
     def alive(self) -> list[dict[str, Any]]:
         """Return the workers that the master takes for alive."""
