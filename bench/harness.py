@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,15 @@ TICKS = os.sysconf("SC_CLK_TCK")
 def report(**row: Any) -> None:
     """Print one JSON line."""
     print(json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}), flush=True)
+
+
+def chosen(names: Iterable[str]) -> list[str]:
+    """Return those of the names that the command line has, or all; a name that is not one ends the process."""
+    known = list(names)
+    wanted = sys.argv[1:] or known
+    if unknown := [name for name in wanted if name not in known]:
+        sys.exit(f"error: nothing is measured under {', '.join(unknown)}; choose from {', '.join(known)}")
+    return wanted
 
 
 def _stat(pid: int) -> list[str]:

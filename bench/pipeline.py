@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 import confluent_kafka as ck
-from bench.harness import ROOT, Bench, report, tree_cpu_seconds, tree_rss
+from bench.harness import ROOT, Bench, chosen, report, tree_cpu_seconds, tree_rss
 from bench.spawn_floor import bare_cat_loop
 
 LINES = gzip.decompress((ROOT / "examples/access_log/access.log.gz").read_bytes()).splitlines()[:10_000]
@@ -353,8 +353,7 @@ if __name__ == "__main__":
         "latency": latency,
         "memory": memory,
     }
-    chosen = sys.argv[1:] or list(measures)
-    for name in chosen:
+    for name in chosen(measures):
         where = Path(tempfile.mkdtemp(prefix="tidemill-bench-"))
         try:
             measures[name](where)

@@ -22,7 +22,7 @@ import asyncpg
 import confluent_kafka as ck
 import httpx
 import pymongo
-from bench.harness import Bench, report
+from bench.harness import Bench, chosen, report
 from bench.pipeline import LINES
 from pymongo.asynchronous.mongo_client import AsyncMongoClient
 from redis import asyncio as aioredis
@@ -284,9 +284,9 @@ def _check(name: str, found: int, count: int) -> None:
 
 
 if __name__ == "__main__":
-    for chosen in sys.argv[1:] or list(TARGETS):
+    for name in chosen(TARGETS):
         where = Path(tempfile.mkdtemp(prefix="tidemill-bench-"))
         try:
-            measure(chosen, where)
+            measure(name, where)
         finally:
             shutil.rmtree(where, ignore_errors=True)
