@@ -30,6 +30,7 @@ import tidemill
 from tidemill.config.settings import SparkSettings
 from tidemill.core.errors import RemoteError
 from tidemill.runtime.java import find_java
+from tidemill.spark.descendants import Descendants
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -38,6 +39,8 @@ log = structlog.get_logger(__name__)
 
 #: How long a stopped JVM may take to end before it is killed.
 JVM_END_SECONDS = 10.0
+#: How long the Python processes below it may take after that.
+WORKERS_END_SECONDS = 5.0
 #: What the package is called on its way to a cluster's executors.
 PACKAGE_ZIP = "tidemill.zip"
 #: How often Spark starts a task of a bounded run that fails, the first time included.
@@ -235,10 +238,19 @@ class Spark:
                 log.warning("a Spark job could not be cancelled", job_group=job_group, error=_first_line(error))
 
     def stop(self) -> None:
-        """Stop the context and the JVM; what does not end in time is killed."""
+        """Stop the context and the JVM; what does not end in time is killed. Local engines have ended then, too."""
+        self._stopping.set()
+        if self._jvm is None:
+            self._stop()
+            return
+        with Descendants(self._jvm.pid) as local:
+            self._stop()
+            if left := local.left(WORKERS_END_SECONDS):
+                log.warning("processes that Spark started are still there", pids=left)
+
+    def _stop(self) -> None:
         from pyspark import SparkContext
 
-        self._stopping.set()
         if self._context is not None:
             if self._jvm is None or self._jvm.poll() is None:
                 try:

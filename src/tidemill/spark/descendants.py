@@ -1,0 +1,75 @@
+"""Waits for processes that are not this one's children: those below the JVM, which outlive it by a moment.
+
+Where the system has no /proc or no pidfd (only Linux has both), nothing is waited for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Self
+
+
+class Descendants:
+    """The processes that descend from one, held by files that stand for them even after their ids are used again.
+
+    Args:
+        root: The id of the process; it is not among them.
+
+    Example:
+        >>> with Descendants(os.getpid()) as nobody:
+        ...     nobody.left(1.0)
+        []
+    """
+
+    def __init__(self, root: int) -> None:
+        """Look at who is there now."""
+        self._files: dict[int, int] = {}
+        for pid in _below(root):
+            with contextlib.suppress(OSError, AttributeError):  # it has ended; or this is not Linux
+                self._files[os.pidfd_open(pid)] = pid
+
+    def __enter__(self) -> Self:
+        """Nothing more to do."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the files."""
+        for file in self._files:
+            os.close(file)
+        self._files = {}
+
+    def left(self, seconds: float) -> list[int]:
+        """Wait until all of them have ended, but no longer than this; return the ids of those that have not."""
+        deadline = time.monotonic() + seconds
+        poll = select.poll()
+        for file in self._files:
+            poll.register(file, select.POLLIN)
+        waiting = set(self._files)
+        while waiting and (rest := deadline - time.monotonic()) > 0:
+            for file, _ in poll.poll(rest * 1000):
+                poll.unregister(file)
+                waiting.discard(file)
+        return sorted(self._files[file] for file in waiting)
+
+
+def _below(root: int) -> list[int]:
+    children = defaultdict(list)
+    with contextlib.suppress(FileNotFoundError):
+        for name in os.listdir("/proc"):
+            if name.isdigit():
+                with contextlib.suppress(OSError):  # it ended meanwhile
+                    # The name of the program, in parentheses, may hold anything; the parent is the second behind it.
+                    stat = Path("/proc", name, "stat").read_text(errors="replace").rpartition(")")[2]
+                    children[int(stat.split()[1])].append(int(name))
+    found = []
+    look_at = [root]
+    while look_at:
+        below = children[look_at.pop()]
+        found += below
+        look_at += below
+    return found
