@@ -212,6 +212,7 @@ class EngineProcess:
         self._draining = False
         self._paused = False
         self._is_abandoned = False
+        self._connecting: asyncio.Task[int] | None = None
         self._drain_seconds = job.settings.executor.drain_timeout_seconds
 
     async def run(self) -> EngineSummary:
@@ -228,8 +229,13 @@ class EngineProcess:
             self._on_command,
             self._on_lost,
         )
+        self._connecting = asyncio.create_task(self._link.connect())
         try:
-            run_token = await self._link.connect()
+            run_token = await self._connecting
+        except asyncio.CancelledError:
+            if not self._is_abandoned:
+                raise
+            return failed_summary(self._job, RemoteError("nobody supervises this engine any more"))
         except RemoteError as error:
             log.error("no link to the driver; this engine does not start", error=str(error))  # noqa: TRY400
             return failed_summary(self._job, error)
@@ -322,4 +328,6 @@ class EngineProcess:
             if self._on_abandoned is not None:
                 self._on_abandoned()
             log.warning("nobody supervises this engine any more: it drains and ends", reason=reason)
+        if self._connecting is not None:
+            self._connecting.cancel()  # without effect once it is connected
         self._drain()
