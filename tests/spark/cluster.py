@@ -70,7 +70,14 @@ class Cluster:
     def __init__(self, folder: Path, workers: int = 2) -> None:
         self.folder = folder
         self.processes: list[subprocess.Popen[bytes]] = []
-        self.python = python_without_tidemill(folder / "python")
+        try:
+            self._set_up(workers)
+        except BaseException:
+            self.close()  # nobody else can
+            raise
+
+    def _set_up(self, workers: int) -> None:
+        self.python = python_without_tidemill(self.folder / "python")
         port, self._ui = free_port(), free_port()
         self.master = f"spark://127.0.0.1:{port}"
         self._start("master.Master", "--port", str(port), "--webui-port", str(self._ui))
