@@ -11,7 +11,7 @@ import pytest
 
 from tidemill.core.bindings import Bindings
 from tidemill.core.stream_group import StreamGroup
-from tidemill.core.stream_members import Cause, Member
+from tidemill.core.stream_members import Cause, Member, StreamLimits
 
 TIMEOUT = 1000.0
 BACKLOG = 20
@@ -31,11 +31,7 @@ class Crowded:
     def __init__(self, outstanding: int) -> None:
         self.bindings = Bindings()
         self.group: StreamGroup[str, int, int] = StreamGroup(
-            max_backlog=BACKLOG,
-            ack_timeout_seconds=TIMEOUT,
-            max_outstanding=10**6,
-            bindings=self.bindings,
-            home=Home(),
+            StreamLimits(BACKLOG, TIMEOUT, 10**6), self.bindings, Home()
         )
         self.bindings.members["key"] = self.group.members
         self.good, self.due = self.group.join("good"), self.group.join("due")

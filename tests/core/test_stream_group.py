@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tidemill.core.bindings import Bindings
 from tidemill.core.ledger import Batch
 from tidemill.core.stream_group import StreamGroup
-from tidemill.core.stream_members import Cause, Member, Refusal
+from tidemill.core.stream_members import Blame, Cause, Member, Refusal, StreamLimits
 
 TIMEOUT = 10.0
 NAMES = ("a", "b", "c", "d")
@@ -34,15 +34,20 @@ class Shell:
 class Group(StreamGroup):
     """A group with its bindings at hand, pulled from as the shell pulls."""
 
-    def __init__(self, max_backlog: int = 100, max_outstanding: int = 1000, bindings: Bindings | None = None) -> None:
+    def __init__(
+        self,
+        max_backlog: int = 100,
+        max_outstanding: int = 1000,
+        bindings: Bindings | None = None,
+        seat_seconds: float = 0.0,
+        seat_full_seconds: float = 5.0,
+    ) -> None:
         self.shell = Shell()
         self.bindings = bindings or Bindings()
         super().__init__(
-            max_backlog=max_backlog,
-            ack_timeout_seconds=TIMEOUT,
-            max_outstanding=max_outstanding,
-            bindings=self.bindings,
-            home=self.shell,
+            StreamLimits(max_backlog, TIMEOUT, max_outstanding, seat_seconds, seat_full_seconds),
+            self.bindings,
+            self.shell,
         )
         self.bindings.members[id(self)] = self.members
 
@@ -106,23 +111,49 @@ class NaiveMember:
     window: NaiveEvent | None = None
     refused: NaiveEvent | None = None
     unconfirmed: dict[int, NaiveEvent] = field(default_factory=dict)
+    bound_last: int = 0
+    released: bool = False
+    seat_until: float | None = None
+    back_at: float = float("-inf")
+    catches_up_to: int | None = None
+
+    @property
+    def exempt(self) -> bool:
+        return self.seat_until is not None or self.catches_up_to is not None
+
+    def deadlines(self, event: NaiveEvent) -> list[float]:
+        """From when each hold that it has on an event counts."""
+        found = []
+        if event is self.window or event in self.unread:
+            found += [] if self.seat_until is not None else [max(event.at, self.back_at)]
+        for seq, bound in self.unconfirmed.items():
+            if bound is event and not (event is self.window and seq == self.bound_last):
+                found.append(event.at)
+        return found
 
 
 class Naive:
     """Everything by scanning everything."""
 
-    def __init__(self, max_backlog: int, max_outstanding: int) -> None:
+    def __init__(self, max_backlog: int, max_outstanding: int, seat_seconds: float = 0.0, full: float = 5.0) -> None:
         self.max_backlog, self.max_outstanding = max_backlog, max_outstanding
+        self.seat_seconds, self.full = seat_seconds, full
+        self.alone_since: float | None = None
+        self.blame: dict[tuple[int, str], str | None] = {}
         self.present: dict[str, NaiveMember] = {}
         self.all: list[NaiveMember] = []
         self.events: list[NaiveEvent] = []
         self.in_flight: dict[str, list[NaiveEvent]] = {}
         self.sent = 0
 
-    def resolve(self, event: NaiveEvent, member: NaiveMember, result: str) -> None:
+    def resolve(self, event: NaiveEvent, member: NaiveMember, result: str, error: str | None = None) -> None:
         if member.number in event.pending:
             event.pending.remove(member.number)
+            if result == "failed" and member.released:
+                return
             event.results.append(result)
+            if result == "failed":
+                self.blame[event.number, member.name] = error
 
     def settle_member(self, member: NaiveMember) -> None:
         """Ack what the member has moved past with everything confirmed."""
@@ -143,17 +174,87 @@ class Naive:
         self.events.append(event)
         for member in list(self.present.values()):
             member.unread.append(event)
-            if len(member.unread) > self.max_backlog:
-                self.fail(member)
+            if len(member.unread) > self.max_backlog and not member.exempt:
+                self.fail(member, now)
                 forced.add((member.name, Cause.OVERFLOW))
         return forced
 
-    def fail(self, member: NaiveMember) -> None:
+    def fail(self, member: NaiveMember, now: float) -> None:
         for event in self.events:
-            self.resolve(event, member, "failed")
+            self.resolve(event, member, "failed", None if event in member.unread else "too late")
         member.unread, member.window, member.unconfirmed = [], None, {}
         if self.present.get(member.name) is member:
             del self.present[member.name]
+            if self.seat_seconds:
+                self.join(member.name).seat_until = now + self.seat_seconds
+
+    def fail_event(self, member: NaiveMember, event: NaiveEvent, error: str | None) -> None:
+        self.resolve(event, member, "failed", error)
+        if member.window is event:
+            member.window = None
+        member.unconfirmed = {seq: one for seq, one in member.unconfirmed.items() if one is not event}
+
+    def fail_held(self, member: NaiveMember, error: str | None) -> None:
+        if member.window is not None:
+            self.fail_event(member, member.window, error)
+
+    def refuse(self, seq: int) -> None:
+        for member in self.all:
+            if seq in member.unconfirmed:
+                self.fail_event(member, member.unconfirmed[seq], "refused")
+
+    def release(self, member: NaiveMember) -> None:
+        member.released = True
+        self.fail_held(member, None)
+        for event in member.unread:
+            self.resolve(event, member, "failed")
+        member.unread = []
+        if self.present.get(member.name) is member:
+            del self.present[member.name]
+
+    def sit(self, member: NaiveMember, now: float) -> None:
+        seat = self.join(member.name)
+        seat.unread, member.unread = member.unread, []
+        seat.seat_until = now + self.seat_seconds
+        for event in seat.unread:
+            event.pending.remove(member.number)
+            event.pending.add(seat.number)
+        member.window = None
+        self.settle_member(member)
+
+    def resume(self, seat: NaiveMember, now: float) -> None:
+        seat.seat_until, seat.back_at = None, now
+        seat.catches_up_to = self.sent if seat.unread else None
+
+    def end_seats(self, now: float) -> set[tuple]:
+        present = self.present.values()
+        ended = [(m, Cause.SEAT_TIMEOUT) for m in present if m.seat_until is not None and m.seat_until <= now]
+        if not any(member.exempt for member in present):
+            return set()
+        if not ended:
+            ended = [(member, Cause.SEAT_FULL) for member in self.overfull(now)]
+        for member, _ in ended:
+            self.leave(member)
+        return {(member.name, cause) for member, cause in ended}
+
+    def overfull(self, now: float) -> list[NaiveMember]:
+        present, seats = self.present.values(), [m for m in self.present.values() if m.seat_until is not None]
+        alone = (
+            len(self.events) >= self.max_outstanding
+            and not any(self.in_flight.values())
+            and not any(member.unconfirmed.keys() - {member.window and member.bound_last} for member in self.all)
+            and not any(member.catches_up_to is not None for member in present)
+            and not any(m.seat_until is None and (m.window or m.unread) for m in present)
+        )
+        if not alone or not seats:
+            self.alone_since = None
+            return []
+        self.alone_since = now if self.alone_since is None else self.alone_since
+        if now - self.alone_since < self.full:
+            return []
+        self.alone_since = None
+        first = min(member.unread[0].number if member.unread else self.sent for member in seats)
+        return [member for member in seats if (member.unread[0].number if member.unread else self.sent) == first]
 
     def leave(self, member: NaiveMember) -> None:
         for event in member.unread:
@@ -163,6 +264,9 @@ class Naive:
         self.settle_member(member)
 
     def pull(self, member: NaiveMember) -> int | None:
+        up_to = member.catches_up_to
+        if up_to is not None and not any(event.number < up_to for event in member.unread):
+            member.catches_up_to = None
         member.window = member.unread.pop(0) if member.unread else None
         if member.window is None:
             member.refused = None
@@ -172,7 +276,7 @@ class Naive:
     def reject(self, member: NaiveMember) -> Refusal:
         event = member.window
         if event is None:
-            return Refusal.REJECTED_BEFORE if member.refused is not None else Refusal.NO_WINDOW
+            return Refusal.REJECTED_BEFORE if member.refused is not None else Refusal.STALE
         self.resolve(event, member, "rejected")
         member.window, member.refused = None, event
         member.unconfirmed = {seq: one for seq, one in member.unconfirmed.items() if one is not event}
@@ -184,12 +288,12 @@ class Naive:
                 self.settle_member(member)
 
     def expire(self, now: float) -> set[tuple]:
-        forced = set()
-        for member in self.all:
-            if any(member.number in event.pending and now - event.at >= TIMEOUT for event in self.events):
+        forced = self.end_seats(now)
+        for member in list(self.all):
+            if any(now - at >= TIMEOUT for event in self.events for at in member.deadlines(event)):
                 if self.present.get(member.name) is member:
                     forced.add((member.name, Cause.TIMEOUT))
-                self.fail(member)
+                self.fail(member, now)
         return forced
 
     def ready(self) -> dict[str, list[NaiveEvent]]:
@@ -205,11 +309,18 @@ class Naive:
 class GroupBesideNaive(RuleBasedStateMachine):
     MAX_BACKLOG = 4
     MAX_OUTSTANDING = 9
+    SEAT_SECONDS = 0.0
+    FULL_SECONDS = 5.0
 
     def __init__(self) -> None:
         super().__init__()
-        self.group = Group(self.MAX_BACKLOG, self.MAX_OUTSTANDING)
-        self.naive = Naive(self.MAX_BACKLOG, self.MAX_OUTSTANDING)
+        self.group = Group(
+            self.MAX_BACKLOG,
+            self.MAX_OUTSTANDING,
+            seat_seconds=self.SEAT_SECONDS,
+            seat_full_seconds=self.FULL_SECONDS,
+        )
+        self.naive = Naive(self.MAX_BACKLOG, self.MAX_OUTSTANDING, self.SEAT_SECONDS, self.FULL_SECONDS)
         self.members: dict[str, Member] = {}
         self.seqs: list[int] = []
         self.batches: list[Batch] = []
@@ -224,8 +335,15 @@ class GroupBesideNaive(RuleBasedStateMachine):
             self.members[name] = self.group.join(name)
             self.naive.join(name)
 
+    def there(self, name: str) -> bool:
+        """Whether somebody of this name is present, and not only their seat."""
+        member = self.naive.present.get(name)
+        return member is not None and member.seat_until is None
+
     @rule(name=names)
     def leave(self, name: str) -> None:
+        if (seat := self.group.seat(name)) is not None:
+            self.members[name] = seat
         if name in self.members:
             self.group.leave(self.members[name])
         if name in self.naive.present:
@@ -234,6 +352,7 @@ class GroupBesideNaive(RuleBasedStateMachine):
     @rule(lane=lanes, passed=st.sampled_from([0.0, 0.0, 1.0, 4.0]))
     def publish(self, lane: str, passed: float) -> None:
         self.now += passed
+        assert set(self.group.expired(self.now)) == self.naive.expire(self.now)
         expected = self.naive.publish(lane, self.now)
         forced = self.group.send(self.naive.sent - 1, lane, self.now)
         assert set(forced) == expected
@@ -241,14 +360,35 @@ class GroupBesideNaive(RuleBasedStateMachine):
 
     @rule(name=names, times=st.integers(1, 3))
     def pull(self, name: str, times: int) -> None:
-        if name in self.naive.present:
+        if self.there(name):
             for _ in range(times):
                 assert self.group.pull(self.members[name]) == self.naive.pull(self.naive.present[name])
 
     @rule(name=names)
     def reject(self, name: str) -> None:
+        if self.there(name):
+            member = self.members[name]
+            sent = member.window or member.refused
+            assert self.group.reject(member, sent) is self.naive.reject(self.naive.present[name])
+
+    @rule(name=names, error=st.sampled_from(["broken", None]))
+    def fail_held(self, name: str, error: str | None) -> None:
+        if self.there(name):
+            self.group.fail_held(self.members[name], error)
+            self.naive.fail_held(self.naive.present[name], error)
+
+    @rule(pick=picks)
+    def refuse(self, pick: int) -> None:
+        seqs = [self.seqs[pick % len(self.seqs)]] if self.seqs else []
+        self.group.bindings.refuse_persisted([*seqs, 10**9, -1], "refused")
+        for seq in seqs:
+            self.naive.refuse(seq)
+
+    @rule(name=names)
+    def release(self, name: str) -> None:
         if name in self.naive.present:
-            assert self.group.reject(self.members[name]) is self.naive.reject(self.naive.present[name])
+            self.group.release(self.group.seat(name) or self.members[name])
+            self.naive.release(self.naive.present[name])
 
     @rule(name=names)
     def bind(self, name: str) -> None:
@@ -259,6 +399,7 @@ class GroupBesideNaive(RuleBasedStateMachine):
             assert seq not in self.seqs
             self.seqs.append(seq)
             member.unconfirmed[seq] = member.window
+            member.bound_last = seq
 
     @rule(chosen=st.lists(picks, max_size=3))
     def confirm(self, chosen: list[int]) -> None:
@@ -287,6 +428,11 @@ class GroupBesideNaive(RuleBasedStateMachine):
             for one in ready[batch.lane]
         ]
         assert outcomes(batch) == expected
+        for entry in batch.entries:
+            told = {name: error for (number, name), error in self.naive.blame.items() if number == entry.event}
+            blame = self.group.blame(entry)
+            assert blame.failures.keys() == {name for name, error in told.items() if error is not None}
+            assert set(blame.unread) == {name for name, error in told.items() if error is None}
         self.naive.in_flight[batch.lane] = ready[batch.lane]
         self.batches.append(batch)
 
@@ -311,8 +457,44 @@ class GroupBesideNaive(RuleBasedStateMachine):
             assert set(line.holders) == {self.naive.all[number].name for number in events[0].pending}
 
 
+class SeatsBesideNaive(GroupBesideNaive):
+    SEAT_SECONDS = 12.0
+    FULL_SECONDS = 4.0
+
+    @rule(name=names)
+    def sit(self, name: str) -> None:
+        if self.there(name):
+            self.group.sit(self.members[name], self.now)
+            self.naive.sit(self.naive.present[name], self.now)
+            # A stale copy changes nothing.
+            self.group.sit(self.members[name], self.now)
+            assert self.group.pull(self.members[name]) is None
+
+    @rule(name=names)
+    def resume(self, name: str) -> None:
+        seat = self.group.seat(name)
+        assert (seat is not None) == (name in self.naive.present and not self.there(name))
+        if seat is not None:
+            self.group.resume(seat, self.now)
+            self.members[name] = seat
+            self.naive.resume(self.naive.present[name], self.now)
+
+    @rule(name=names)
+    def add_seat(self, name: str) -> None:
+        if name not in self.naive.present:
+            self.group.add_seat(name, self.now + 7.0)
+            self.naive.join(name).seat_until = self.now + 7.0
+
+    @invariant()
+    def seats_are_known(self) -> None:
+        seats = {name: one.seat_until for name, one in self.naive.present.items() if one.seat_until is not None}
+        assert self.group.seats() == seats
+
+
 TestGroupBesideNaive = GroupBesideNaive.TestCase
 TestGroupBesideNaive.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestSeatsBesideNaive = SeatsBesideNaive.TestCase
+TestSeatsBesideNaive.settings = settings(max_examples=200, stateful_step_count=80, deadline=None)
 
 
 @given(st.data())
@@ -511,27 +693,29 @@ def test_it_is_known_who_failed_on_an_event_until_it_is_settled() -> None:
         group.send(name)
         group.leave(member)
     batch = group.take()
-    assert [group.who_failed(entry) for entry in batch.entries] == [("a",), ("b",)]
+    assert [group.blame(entry) for entry in batch.entries] == [Blame({}, ("a",)), Blame({}, ("b",))]
     group.settle(batch)
-    assert [group.who_failed(entry) for entry in batch.entries] == [(), ()]
+    assert [group.blame(entry) for entry in batch.entries] == [Blame({}, ())] * 2
 
 
 def test_a_reject_resolves_at_once_and_binds_nothing_and_is_a_reject_only_once() -> None:
     group = Group()
     member = group.join("a")
-    assert group.reject(member) is Refusal.NO_WINDOW
+    assert group.reject(member, None) is Refusal.STALE
     group.send("e1"), group.send("e2")
     group.pull(member)
+    first = member.window
     early = [group.bind(member), group.bind(member)]
-    assert group.reject(member) is Refusal.REJECTED
+    assert group.reject(member, first) is Refusal.REJECTED
     assert group.bind(member) is None
-    assert group.reject(member) is Refusal.REJECTED_BEFORE
+    assert group.reject(member, first) is Refusal.REJECTED_BEFORE
     assert group.one_lane() == [("e1", 0, 0, 1)]
     group.confirm(*early)
     group.pull(member)
-    assert group.reject(member) is Refusal.REJECTED
+    assert group.reject(member, first) is not Refusal.REJECTED
+    assert group.reject(member, member.window) is Refusal.REJECTED
     group.pull(member)
-    assert group.reject(member) is Refusal.NO_WINDOW
+    assert group.reject(member, first) is Refusal.STALE
     assert group.one_lane() == [("e2", 0, 0, 1)]
 
 

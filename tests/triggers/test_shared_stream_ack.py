@@ -380,7 +380,8 @@ async def test_a_lane_function_that_raises_ends_the_group_after_advancing_what_w
     assert scene.producer.closed == 0
     scene.producer.gate.set()
     await until(lambda: scene.producer.closed)
-    assert scene.producer.advanced == [("e1", (1, 0, 0)), ("e2", (1, 0, 0))]
+    # It moved past e3 when it got the failure.
+    assert scene.producer.advanced == [("e1", (1, 0, 0)), ("e2", (1, 0, 0)), ("e3", (1, 0, 0))]
 
 
 async def test_a_lane_that_is_not_hashable_ends_the_group() -> None:
@@ -545,8 +546,8 @@ class Attending(Producer):
     def subscriber_gone(self, trigger_id: Any) -> None:
         self.told.append(("gone", trigger_id))
 
-    def event_failed(self, broker_payload: Any, trigger_ids: Any) -> None:
-        self.told.append(("failed", broker_payload, tuple(trigger_ids)))
+    def event_failed(self, broker_payload: Any, failures: Any, unread: Any) -> None:
+        self.told.append(("failed", broker_payload, dict(failures), tuple(unread)))
 
     async def advance(self, batch: Any) -> None:
         await super().advance(batch)
@@ -557,7 +558,6 @@ async def test_a_producer_that_attends_is_told_who_is_there_and_who_failed_what(
     scene = Scene()
     scene.producer = producer = Attending(scene.upstream)
     first = scene.join(1)
-    scene.manager.note_gone(1, KEY)  # there is no producer yet to tell
     await turns()
     scene.join(2)
     scene.put("e1")
@@ -571,7 +571,7 @@ async def test_a_producer_that_attends_is_told_who_is_there_and_who_failed_what(
         ("joined", 2),
         ("left", 2),
         ("gone", 2),
-        ("failed", "payload of e1", (2,)),
+        ("failed", "payload of e1", {}, (2,)),
         ("advanced", 1),
     ]
     await scene.manager.stop_all()

@@ -52,6 +52,10 @@ class Bindings:
             member = self.members[key][trigger_id]
         except KeyError:
             return None
+        return self.bind(member)
+
+    def bind(self, member: Member[Any, Any, Any]) -> int | None:
+        """Do so for a member, whichever group it belongs to."""
         if member.window is None:
             return None
         self._last = seq = self._last + 1
@@ -88,6 +92,19 @@ class Bindings:
                     if not sent.pending:
                         member.ledger.note_resolved(sent)
                         member.home.note_resolved()
+
+    def refuse_persisted(self, seqs: Iterable[int], error: str) -> None:
+        """Note that trigger events will never be stored: the raw events they were derived from fail at once.
+
+        Args:
+            seqs: Numbers of any groups; unknown and repeated ones, and those that are confirmed, change nothing.
+            error: Why they are refused.
+        """
+        for seq in seqs:
+            index = seq - self._first
+            member = self._owners[index] if 0 <= index < len(self._owners) else None
+            if member is not None:
+                member.group.refuse(member, seq, error)
 
     def give_up(self, seq: int) -> None:
         """Forget whose a number is that has not been confirmed."""

@@ -6,7 +6,8 @@ A reader takes an item by `for item in reader.unread`, at the speed of a list; `
 
 Invariants:
 1. A reader sees every item that was published between its joining and its leaving, in order, once.
-2. More than `max_backlog` unread items are told of by the `publish` that made them so, for each reader once.
+2. More than `max_backlog` unread items are told of by the `publish` that made them so, for each reader once; a reader
+   that is `exempt` may leave any number unread.
 3. Memory is O(what the slowest reader has not read), plus one chunk.
 
 An iterator over a list sees what is appended, until it has come to the end once; then it is spent for ever. So a chunk
@@ -46,14 +47,16 @@ class Reader(Generic[ItemT]):
         name: Who reads.
         unread: What it can take at once; each item taken is read.
         present: Whether it is a reader of the log, from `join` to `leave`.
+        exempt: Whether it may leave any number of items unread.
     """
 
-    __slots__ = ("_chunk", "_fresh", "name", "present", "unread")
+    __slots__ = ("_chunk", "_fresh", "exempt", "name", "present", "unread")
 
     def __init__(self, name: Hashable) -> None:
         """Stand nowhere; `Fanout.join` gives it a place."""
         self.name = name
         self.present = False
+        self.exempt = False
         self._place(_Chunk(0))
 
     def _place(self, chunk: _Chunk[ItemT]) -> None:
@@ -99,7 +102,7 @@ class Fanout(Generic[ItemT, ReaderT]):
         if max_backlog < 1:
             raise ValueError(f"max_backlog must be at least 1, not {max_backlog}")
         self._max_backlog = max_backlog
-        self._slowest: Lowest[ReaderT] = Lowest(lambda reader: reader.position if reader.present else None)
+        self._slowest: Lowest[ReaderT] = Lowest(_bounded_position)
         self._tail: _Chunk[ItemT] = _Chunk(0)
         #: The chunk that is written to, and how many more items can be published before one must `look`. For those
         #: who publish so often that the call matters, and write out the body of `publish`.
@@ -133,6 +136,33 @@ class Fanout(Generic[ItemT, ReaderT]):
         reader.present = False
         reader._place(_Chunk(reader.position))
         self._slowest.note_out()
+
+    def freeze(self, reader: Reader[ItemT]) -> None:
+        """Give a reader nothing more to read; its position stays what it is."""
+        reader._place(_Chunk(reader.position))
+
+    def hand_over(self, reader: ReaderT, heir: ReaderT) -> None:
+        """Put another reader into the place of one, which leaves; the heir is exempt until `bound` is called."""
+        heir._chunk, heir._fresh, heir.unread = reader._chunk, reader._fresh, reader.unread
+        heir.present = heir.exempt = True
+        self.size += 1
+        reader._place(_Chunk(reader.position))
+        self.leave(reader)
+
+    def pause_readers(self) -> None:
+        """Let every reader need `more` before it reads what is published from now on."""
+        self._close_chunk()
+
+    def skip_to_end(self, reader: Reader[ItemT]) -> None:
+        """Let a reader go on with what is published from now on."""
+        self._close_chunk()
+        reader._place(self._tail)
+
+    def bound(self, reader: ReaderT) -> None:
+        """Hold a reader that was exempt to `max_backlog` from now on."""
+        reader.exempt = False
+        self._slowest.add(reader)
+        self.room = 1
 
     def publish(self, item: ItemT) -> Sequence[ReaderT]:
         """Append an item.
@@ -185,3 +215,7 @@ class Fanout(Generic[ItemT, ReaderT]):
         if bound is not None:
             self.room = min(self.room, bound - lowest + 1)
         return late
+
+
+def _bounded_position(reader: Reader[ItemT]) -> int | None:
+    return reader.position if reader.present and not reader.exempt else None

@@ -8,13 +8,19 @@ to it. `Sent.pending` counts these, whatever the number of members; so an event 
 thousand, and a delivery from which nothing was derived costs nothing here. What is resolved goes through the ledger,
 which hands it out per lane as batches to advance.
 
+A member that will come back keeps a seat (`core.stream_seats`): it stays present, and what is published waits for it.
+
 Invariants:
-1. The members of an event are those present when it was published; each counts once, as acked, failed or rejected.
+1. The members of an event are those present when it was published; each counts once, as acked, failed or rejected,
+   unless it was released: then it does not count.
 2. An event is resolved when every member has moved past it, left, failed or rejected it, and nothing derived from it
    waits for its confirmation.
-3. Who leaves fails what it never read; what it read is acked once confirmed, and failed at the ack timeout.
-4. Who is forced to fail (too late, too far behind) resolves all it holds as failed, at once; it is in no later event.
-5. Leaving, failing and timing out cost what they touch. Nothing scans what is outstanding.
+3. Who leaves fails what it never read; what it read is acked once confirmed, and failed at the ack timeout or when the
+   confirmation is refused.
+4. Who is forced to fail (too late, too far behind) resolves all it holds as failed, at once; it is in no later event,
+   unless it keeps a seat: then it is in all later ones.
+5. What was left unread is failed, and blamed on nobody.
+6. Leaving, failing and timing out cost what they touch. Nothing scans what is outstanding.
 
 The shell tells the time, takes batches (`take`, `settle`), and lets the failed members know.
 """
@@ -24,13 +30,24 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from tidemill.core.bindings import Bindings
 from tidemill.core.fanout import Fanout, Reader
 from tidemill.core.ledger import Batch, Entry, Ledger
 from tidemill.core.lowest import Lowest
-from tidemill.core.stream_members import Cause, Forced, Home, LaneReport, Member, Refusal, Sent
+from tidemill.core.stream_members import (
+    Blame,
+    Cause,
+    Forced,
+    Home,
+    LaneReport,
+    Member,
+    Refusal,
+    Sent,
+    StreamLimits,
+)
+from tidemill.core.stream_seats import Seats
 
 LaneT = TypeVar("LaneT", bound=Hashable)
 EventT = TypeVar("EventT")
@@ -43,9 +60,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
     """The machine.
 
     Args:
-        max_backlog: How many events a member may leave unread.
-        ack_timeout_seconds: How long a member may hold an event, from its fan-out.
-        max_outstanding: How many events may wait to be advanced before `full_since` is set.
+        limits: Its bounds.
         bindings: Where its numbers come from; shared by all groups of a manager.
         home: Told when an event is resolved that nobody has to move past any more.
 
@@ -55,7 +70,6 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
     """
 
     __slots__ = (
-        "_ack_timeout",
         "_bindings",
         "_blame",
         "_closed",
@@ -63,36 +77,36 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         "_fanout",
         "_holders",
         "_home",
+        "_in_flight",
         "_laggards",
         "_ledger",
-        "_max_outstanding",
+        "_limits",
         "_next",
         "_oldest",
+        "_on_event",
+        "_seats",
+        "_timed",
         "full_since",
         "members",
     )
 
-    def __init__(
-        self,
-        *,
-        max_backlog: int,
-        ack_timeout_seconds: float,
-        max_outstanding: int,
-        bindings: Bindings,
-        home: Home,
-    ) -> None:
+    def __init__(self, limits: StreamLimits, bindings: Bindings, home: Home) -> None:
         """Start without members."""
-        if max_outstanding < 1:
-            raise ValueError(f"max_outstanding must be at least 1, not {max_outstanding}")
-        self._ack_timeout = ack_timeout_seconds
-        self._max_outstanding = max_outstanding
+        if limits.max_outstanding < 1:
+            raise ValueError(f"max_outstanding must be at least 1, not {limits.max_outstanding}")
+        self._limits: Final = limits
         self._bindings = bindings
         self._home = home
-        self._fanout: Fanout[Sent[LaneT, PayloadT, EventT], Member[LaneT, PayloadT, EventT]] = Fanout(max_backlog)
+        self._fanout: Fanout[Sent[LaneT, PayloadT, EventT], Member[LaneT, PayloadT, EventT]] = Fanout(
+            limits.max_backlog
+        )
         self._ledger: Ledger[LaneT, PayloadT] = Ledger()
-        # Who is last in the log, and who has the oldest unconfirmed number: only these can be too late.
+        self._in_flight = 0
+        # Who is last in the log; of these, who can be too late; and who has the oldest unconfirmed number.
         self._laggards: Lowest[Member[LaneT, PayloadT, EventT]] = Lowest(_moved)
+        self._timed: Lowest[Member[LaneT, PayloadT, EventT]] = Lowest(_timed)
         self._holders: Lowest[Member[LaneT, PayloadT, EventT]] = Lowest(_carried)
+        self._seats = Seats(limits.seat_full_seconds)
         # Reads behind everybody, what everybody has moved past.
         self._crowd: Reader[Sent[LaneT, PayloadT, EventT]] = Reader("the crowd")
         self._fanout.follow(self._crowd)
@@ -100,8 +114,10 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         self._next = 0
         # Nothing that is held was fanned out before this.
         self._oldest = math.inf
-        # Who failed on what, until it is asked for or settled.
-        self._blame: dict[Entry[LaneT, PayloadT], list[Hashable]] = {}
+        # Who failed on what, and why (None: it never read it), until it is settled.
+        self._blame: dict[Entry[LaneT, PayloadT], dict[Hashable, str | None]] = {}
+        # Who was on an event when the reading ended.
+        self._on_event: list[Member[LaneT, PayloadT, EventT]] = []
         self._closed = False
         self.full_since: float | None = None
         self.members: dict[Hashable, Member[LaneT, PayloadT, EventT]] = {}
@@ -121,17 +137,104 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         """
         if name in self.members:
             raise KeyError(name)
-        member = self.members[name] = Member(name, self._home, self._ledger, self._holders)
+        member = self.members[name] = self._member(name)
         self._fanout.join(member)
         self._laggards.add(member)
+        self._timed.add(member)
         return member
 
+    def bind(self, member: Member[LaneT, PayloadT, EventT]) -> int | None:
+        """Bind a number to the event that a member is on; see `Bindings.bind_pending_event`."""
+        return self._bindings.bind(member)
+
+    def fail_held(self, member: Member[LaneT, PayloadT, EventT], error: str | None) -> None:
+        """Fail the event that a member is on, at once; one that is on no event changes nothing.
+
+        Args:
+            member: One of the group, or one that has left.
+            error: Why; None: it was interrupted through no fault of its own, and is not blamed.
+        """
+        if member.window is not None:
+            self._fail_event(member, member.window, error)
+
+    def refuse(self, member: Member[LaneT, PayloadT, EventT], seq: int, error: str) -> None:
+        """Fail the event that a number of a member is bound to, at once: what was derived will never be stored."""
+        sent = member.window if member.newest == seq else member.carried[seq]
+        assert sent is not None
+        self._fail_event(member, sent, error)
+        self._home.note_resolved()
+
     def leave(self, member: Member[LaneT, PayloadT, EventT]) -> None:
-        """Let a member go; once gone, it changes nothing."""
+        """Let a member go, which has moved past the event it is on; once gone, it changes nothing."""
         if member.present:
             self._remove(member)
             member.carry()
             member.window = None
+
+    def release(self, member: Member[LaneT, PayloadT, EventT]) -> None:
+        """Let a member go for good: it does not count in what it holds; what it moved past is acked once confirmed."""
+        member.released = True
+        self.fail_held(member, None)
+        if member.present:
+            self._remove(member)
+
+    def sit(self, member: Member[LaneT, PayloadT, EventT], now: float) -> None:
+        """Let a member go, which has moved past the event it is on, and keep its seat; repeated, change nothing."""
+        if member.present:
+            member.carry()
+            member.window = None
+            seat = self.members[member.name] = self._member(member.name)
+            self._fanout.hand_over(member, seat)
+            self._seats.drop(member)
+            self._note_out()
+            self._laggards.add(seat)
+            self.keep_seat(seat, now + self._limits.seat_seconds)
+
+    def add_seat(self, name: Hashable, until: float) -> None:
+        """Add a seat for somebody who was here before, for the events from now on."""
+        member = self.join(name)
+        member.exempt = True
+        self.keep_seat(member, until)
+
+    def keep_seat(self, seat: Member[LaneT, PayloadT, EventT], until: float) -> None:
+        """Keep a seat until then, instead of as long as it was to be kept."""
+        self._seats.keep(seat, until)
+
+    @property
+    def has_seats(self) -> bool:
+        """Whether anybody is away, or has come back and not caught up."""
+        return bool(self._seats)
+
+    def seats(self) -> dict[Hashable, float]:
+        """Return who has a seat, and until when."""
+        return {member.name: until for member, until in self._seats.until().items()}
+
+    def seat(self, name: Hashable) -> Member[LaneT, PayloadT, EventT] | None:
+        """Return the seat of this name, None if there is none."""
+        member = self.members.get(name)
+        return member if member is not None and member in self._seats else None
+
+    def resume(self, seat: Member[LaneT, PayloadT, EventT], now: float) -> None:
+        """Let somebody come back: the seat is a member from now on, and reads what waited for it."""
+        if self._seats.take(seat, self._next, now):
+            # It has caught up when it needs more than what waited.
+            self._fanout.pause_readers()
+        else:
+            self._hold_to_limits(seat, now)
+
+    def stop_reading(self) -> None:
+        """Give nobody anything more to read; who is on an event can still move past it, or fail it."""
+        for member in self.members.values():
+            self._fanout.freeze(member)
+        self._seats.clear()
+        self._on_event = [member for member in self.members.values() if member.window is not None]
+
+    @property
+    def busy(self) -> bool:
+        """Whether, after `stop_reading`, anything may still be resolved."""
+        while self._on_event and self._on_event[-1].window is None:
+            self._on_event.pop()
+        return bool(self._on_event) or self._holders.top() is not None
 
     def close(self) -> None:
         """Give up what is not resolved: every number is forgotten, every member is gone. `take` the rest."""
@@ -146,6 +249,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
             if member.present:
                 self._fanout.leave(member)
         self.members.clear()
+        self._seats.clear()
 
     # -- events
 
@@ -160,7 +264,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         Raises:
             TypeError: The lane is not hashable. The event is not in.
         """
-        forced = self.expire(now) if now - self._oldest >= self._ack_timeout else ()
+        forced = self.expire(now) if now - self._oldest >= self._limits.ack_timeout_seconds else ()
         fanout, ledger, position = self._fanout, self._ledger, self._next
         members = fanout.size
         # For every event: `Sent(...)` written out, then `ledger.add`, then `fanout.publish`.
@@ -180,7 +284,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         line.entries.append(sent)
         ledger.total = total = ledger.total + 1
         self._next = position + 1
-        if total >= self._max_outstanding and self.full_since is None:
+        if total >= self._limits.max_outstanding and self.full_since is None:
             self.full_since = now
         if not members:
             fanout.skip()
@@ -195,7 +299,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
             return forced
         late = fanout.look()
         for member in late:
-            self._fail(member)
+            self._fail(member, f"it left more than {self._limits.max_backlog} events unread", now)
         return [*forced, *(Forced(member, Cause.OVERFLOW, position) for member in late)]
 
     def more(self, member: Member[LaneT, PayloadT, EventT]) -> bool:
@@ -203,38 +307,68 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         member.carry()
         member.window = None
         member.refused = None
+        if (since := self._seats.caught_up(member)) is not None:
+            self._hold_to_limits(member, since)
         return self._fanout.more(member)
 
-    def reject(self, member: Member[LaneT, PayloadT, EventT]) -> Refusal:
-        """Resolve the event that a member is on as rejected, whatever it has derived from it."""
-        sent = member.window
-        if sent is None:
-            before = member.refused is not None and member.refused.position == member.position - 1
-            return Refusal.REJECTED_BEFORE if before else Refusal.NO_WINDOW
+    def reject(self, member: Member[LaneT, PayloadT, EventT], sent: Sent[LaneT, PayloadT, EventT] | None) -> Refusal:
+        """Resolve an event as rejected by a member that is on it, whatever it has derived from it.
+
+        Args:
+            member: Who.
+            sent: What it rejects; if it is not on that any more, nothing changes.
+        """
+        if sent is None or member.window is not sent:
+            before = sent is not None and member.refused is sent
+            return Refusal.REJECTED_BEFORE if before else Refusal.STALE
         sent.acked -= 1
         sent.rejected += 1
-        self._give_up_newest(member)
-        for seq in [seq for seq, bound in member.carried.items() if bound is sent]:
-            self._give_up(member, seq)
-        member.window = None
+        self._give_up_of(member, sent)
         member.refused = sent
         return Refusal.REJECTED
 
     # -- time
 
     def expire(self, now: float) -> Sequence[Forced[LaneT, PayloadT, EventT]]:
-        """Fail who has held an event for as long as the ack timeout; return those of them that are present."""
-        forced: list[Forced[LaneT, PayloadT, EventT]] = []
+        """Fail who has held an event for as long as the ack timeout, and end seats.
+
+        Returns:
+            Those of them that are present, and the seats that have ended.
+        """
+        timeout = self._limits.ack_timeout_seconds
+        error = f"it did not finish the event within {timeout:g} s"
+        forced = self._end_seats(now) if self._seats else []
+        for late in self._seats.too_late(now, timeout):
+            forced.append(Forced(late, Cause.TIMEOUT, late.moved))
+            self._fail(late, error, now)
         while (found := self._longest()) is not None:
             member, sent = found
-            if now - sent.at < self._ack_timeout:
+            if now - sent.at < timeout:
                 self._oldest = sent.at
                 return forced
             if member.present:
                 forced.append(Forced(member, Cause.TIMEOUT, sent.position))
-            self._fail(member)
+            self._fail(member, error, now)
         self._oldest = math.inf
         return forced
+
+    def _end_seats(self, now: float) -> list[Forced[LaneT, PayloadT, EventT]]:
+        ended = [(seat, Cause.SEAT_TIMEOUT) for seat in self._seats.over(now)]
+        if not ended:
+            ended = [(seat, Cause.SEAT_FULL) for seat in self._seats.overfull(now, alone=self._waits_for_seats_alone())]
+        forced = [Forced(seat, cause, seat.position) for seat, cause in ended]
+        for seat, _ in ended:
+            self._remove(seat)
+        return forced
+
+    def _waits_for_seats_alone(self) -> bool:
+        """Whether the group is full, and nothing but seats keeps it so."""
+        if self.full_since is None or self._in_flight or self._holders.top() is not None:
+            return False
+        if any(True for _ in self._seats.catching_up):
+            return False
+        active = self._timed.top()
+        return active is None or active.moved >= self._next
 
     # -- advancing
 
@@ -242,19 +376,24 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         """Take the resolved prefix of one lane that has one and nothing in flight, fairly; settle it later."""
         self._move_crowd()
         self._bindings.trim()
-        return self._ledger.take()
+        batch = self._ledger.take()
+        self._in_flight += batch is not None
+        return batch
 
-    def who_failed(self, entry: Entry[LaneT, PayloadT]) -> tuple[Hashable, ...]:
-        """Return who failed on an event that is not settled."""
-        return tuple(self._blame.get(entry, ()))
+    def blame(self, entry: Entry[LaneT, PayloadT]) -> Blame:
+        """Return who failed on an event that is not settled, and who never read it."""
+        found = self._blame.get(entry, {})
+        failures = {name: error for name, error in found.items() if error is not None}
+        return Blame(failures, tuple(name for name, error in found.items() if error is None))
 
     def settle(self, batch: Batch[LaneT, PayloadT]) -> None:
         """Forget the events of a batch that was advanced."""
         self._ledger.settle(batch)
+        self._in_flight -= 1
         if self._blame:
             for entry in batch.entries:
                 self._blame.pop(entry, None)
-        if self._ledger.total < self._max_outstanding:
+        if self._ledger.total < self._limits.max_outstanding:
             self.full_since = None
 
     def report(self) -> list[LaneReport[LaneT]]:
@@ -278,7 +417,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
     def _longest(self) -> tuple[Member[LaneT, PayloadT, EventT], Sent[LaneT, PayloadT, EventT]] | None:
         """Find the oldest event that somebody holds, and who."""
         found = None
-        last = self._laggards.top()
+        last = self._timed.top()
         if last is not None and (sent := last.next_held()) is not None:
             found = last, sent
         holder = self._holders.top()
@@ -307,10 +446,37 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
                 # What is left are events that nobody was present for.
                 break
 
-    def _note_failed(self, sent: Sent[LaneT, PayloadT, EventT], name: Hashable) -> None:
+    def _member(self, name: Hashable) -> Member[LaneT, PayloadT, EventT]:
+        return Member(name, self, self._home, self._ledger, self._holders)
+
+    def _hold_to_limits(self, member: Member[LaneT, PayloadT, EventT], since: float) -> None:
+        """Let a member that was exempt be too far behind, or too late with what was published since."""
+        self._fanout.bound(member)
+        self._timed.add(member)
+        self._oldest = min(self._oldest, since)
+
+    def _note_failed(
+        self, sent: Sent[LaneT, PayloadT, EventT], member: Member[LaneT, PayloadT, EventT], error: str | None
+    ) -> None:
         sent.acked -= 1
-        sent.failed += 1
-        self._blame.setdefault(sent, []).append(name)
+        if not member.released:
+            sent.failed += 1
+            self._blame.setdefault(sent, {})[member.name] = error
+
+    def _fail_event(
+        self, member: Member[LaneT, PayloadT, EventT], sent: Sent[LaneT, PayloadT, EventT], error: str | None
+    ) -> None:
+        """Fail an event that a member is on, or has moved past and is bound to."""
+        self._note_failed(sent, member, error)
+        self._give_up_of(member, sent)
+
+    def _give_up_of(self, member: Member[LaneT, PayloadT, EventT], sent: Sent[LaneT, PayloadT, EventT]) -> None:
+        """Forget all numbers of a member that are bound to an event, and move it past that."""
+        if member.window is sent:
+            self._give_up_newest(member)
+            member.window = None
+        for seq in [seq for seq, bound in member.carried.items() if bound is sent]:
+            self._give_up(member, seq)
 
     def _give_up_newest(self, member: Member[LaneT, PayloadT, EventT]) -> None:
         if member.newest:
@@ -325,30 +491,42 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
             self._ledger.note_resolved(sent)
 
     def _remove(self, member: Member[LaneT, PayloadT, EventT]) -> None:
-        """Take a member out; what it never read fails."""
+        """Take a member out; what it never read fails, or does not count if it is released."""
         for sent in member.rest():
-            self._note_failed(sent, member.name)
+            self._note_failed(sent, member, None)
         del self.members[member.name]
+        self._seats.drop(member)
         self._fanout.leave(member)
-        self._laggards.note_out()
+        self._note_out()
 
-    def _fail(self, member: Member[LaneT, PayloadT, EventT]) -> None:
-        """Resolve all that a member holds as failed, and take it out if it is in."""
+    def _note_out(self) -> None:
+        self._laggards.note_out()
+        self._timed.note_out()
+
+    def _fail(self, member: Member[LaneT, PayloadT, EventT], error: str, now: float) -> None:
+        """Resolve all that a member holds as failed; if it is in, take it out, or let it keep a seat."""
         held = dict.fromkeys(member.carried.values())
         if member.window is not None:
             held[member.window] = None
         for sent in held:
-            self._note_failed(sent, member.name)
-        self._give_up_newest(member)
-        for seq in list(member.carried):
-            self._give_up(member, seq)
-        member.window = None
-        if member.present:
+            self._fail_event(member, sent, error)
+        if not member.present:
+            return
+        if not self._limits.seat_seconds:
             self._remove(member)
+            return
+        for sent in member.rest():
+            self._note_failed(sent, member, None)
+        self._fanout.skip_to_end(member)
+        self.sit(member, now)
 
 
 def _moved(member: Member[LaneT, PayloadT, EventT]) -> int | None:
     return member.moved if member.present else None
+
+
+def _timed(member: Member[LaneT, PayloadT, EventT]) -> int | None:
+    return member.moved if member.present and not member.exempt else None
 
 
 def _carried(member: Member[LaneT, PayloadT, EventT]) -> int | None:

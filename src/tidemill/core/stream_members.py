@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from tidemill.core.fanout import Reader
 from tidemill.core.ledger import Entry, Ledger
@@ -22,10 +22,12 @@ PayloadT = TypeVar("PayloadT")
 
 
 class Cause(enum.Enum):
-    """Why a member was forced to fail."""
+    """Why a member was forced to fail, or its seat to end."""
 
     OVERFLOW = "overflow"
     TIMEOUT = "timeout"
+    SEAT_TIMEOUT = "away for too long"
+    SEAT_FULL = "its seat alone kept the stream full"
 
 
 class Refusal(enum.Enum):
@@ -33,7 +35,38 @@ class Refusal(enum.Enum):
 
     REJECTED = "rejected"
     REJECTED_BEFORE = "rejected before"
-    NO_WINDOW = "no window"
+    STALE = "no longer on that event"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """The bounds of a group.
+
+    Attributes:
+        max_backlog: How many events a member may leave unread.
+        ack_timeout_seconds: How long a member may hold an event, from its fan-out.
+        max_outstanding: How many events may wait to be advanced before `full_since` is set.
+        seat_seconds: How long a seat is kept for a member that is away; 0: there are no seats.
+        seat_full_seconds: How long seats alone may keep the group full.
+    """
+
+    max_backlog: int
+    ack_timeout_seconds: float
+    max_outstanding: int
+    seat_seconds: float = 0.0
+    seat_full_seconds: float = 5.0
+
+
+class Blame(NamedTuple):
+    """Why an event is not clean for its failed members.
+
+    Attributes:
+        failures: Who failed on it, and with what error.
+        unread: Who never read it, or was interrupted on it through no fault of its own.
+    """
+
+    failures: dict[Hashable, str]
+    unread: tuple[Hashable, ...]
 
 
 class Sent(Entry[LaneT, PayloadT], Generic[LaneT, PayloadT, EventT]):
@@ -62,10 +95,18 @@ class Home(Protocol):
         """Take notice that there may be something to take."""
 
 
+class Refuses(Protocol):
+    """What `Bindings` needs of the group of a member."""
+
+    def refuse(self, member: Any, seq: int, error: str) -> None:
+        """Fail the event that a number is bound to."""
+
+
 class Member(Reader[Sent[LaneT, PayloadT, EventT]], Generic[LaneT, PayloadT, EventT]):
     """A subscriber in a group that acknowledges.
 
     Attributes:
+        group: Its group.
         home: What its group belongs to.
         ledger: Where the events of its group are.
         holders: Those of its group for whom something is unconfirmed, or was.
@@ -73,19 +114,22 @@ class Member(Reader[Sent[LaneT, PayloadT, EventT]], Generic[LaneT, PayloadT, Eve
         refused: The event it rejected last, until it has nothing more to take at once.
         newest: The number bound to the window that is not confirmed; of several the newest; 0: there is none.
         carried: The other numbers bound to it that are not confirmed, oldest first, and their events, which wait.
+        released: Whether it is gone for good, and can fail nothing any more.
     """
 
-    __slots__ = ("carried", "holders", "home", "ledger", "newest", "refused", "window")
+    __slots__ = ("carried", "group", "holders", "home", "ledger", "newest", "refused", "released", "window")
 
     def __init__(
         self,
         name: Hashable,
+        group: Refuses,
         home: Home,
         ledger: Ledger[LaneT, PayloadT],
         holders: Lowest[Member[LaneT, PayloadT, EventT]],
     ) -> None:
         """Be on no event."""
         super().__init__(name)
+        self.group = group
         self.home = home
         self.ledger = ledger
         self.holders = holders
@@ -93,6 +137,7 @@ class Member(Reader[Sent[LaneT, PayloadT, EventT]], Generic[LaneT, PayloadT, Eve
         self.refused: Sent[LaneT, PayloadT, EventT] | None = None
         self.newest = 0
         self.carried: dict[int, Sent[LaneT, PayloadT, EventT]] = {}
+        self.released = False
 
     @property
     def moved(self) -> int:
@@ -113,7 +158,7 @@ class Member(Reader[Sent[LaneT, PayloadT, EventT]], Generic[LaneT, PayloadT, Eve
 
 
 class Forced(NamedTuple, Generic[LaneT, PayloadT, EventT]):
-    """A member that was forced to fail."""
+    """A member that was forced to fail, or whose seat has ended."""
 
     member: Member[LaneT, PayloadT, EventT]
     cause: Cause

@@ -4,8 +4,10 @@ Pure: the shell tells how a run ended, and how long it took; randomness comes in
 
 Invariants:
 1. Who was cancelled does not run again by itself; only a timeout counts as a failure, and is treated as one.
-2. A run that ended without having fired anything has failed.
-3. The pause before a restart is at least one second; it grows while runs fail soon, and starts over after a long run.
+2. A run that ended without having fired anything has failed, unless it is restarted always and took an event.
+3. A run that took an event from a shared stream and finished begins again at once: it cannot spin, for it waits for
+   the next one. Any other restart has a pause, which is not shorter than the first bound of the backoff, grows while
+   runs end soon, and starts over after a long run.
 """
 
 from __future__ import annotations
@@ -17,10 +19,8 @@ from tidemill.core.retry import JITTER_BITS, Backoff
 
 #: After this long a run counts as one that worked, and the pauses start over.
 HEALTHY_SECONDS = 60.0
-#: The shortest and the longest pause before a restart.
-MIN_PAUSE_SECONDS = 1.0
-MAX_PAUSE_SECONDS = 30.0
-_BACKOFF = Backoff(MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS)
+#: The bounds of the pauses before restarts.
+BACKOFF = Backoff(1.0, 30.0)
 
 
 class Restart(enum.StrEnum):
@@ -80,16 +80,18 @@ class TriggerLife:
 
     Args:
         restart: When it runs again.
+        backoff: The bounds of the pauses before it does.
     """
 
-    __slots__ = ("_failures", "restart")
+    __slots__ = ("_backoff", "_failures", "restart")
 
-    def __init__(self, restart: Restart) -> None:
+    def __init__(self, restart: Restart, backoff: Backoff = BACKOFF) -> None:
         """Begin with no run."""
         self.restart = restart
+        self._backoff = backoff
         self._failures = 0
 
-    def ended(self, ending: Ending, events: int, seconds: float, bits: int) -> Next:
+    def ended(self, ending: Ending, events: int, seconds: float, bits: int, taken: int = 0) -> Next:
         """Decide what follows a run that nobody cancelled.
 
         Args:
@@ -97,7 +99,11 @@ class TriggerLife:
             events: How many it has fired.
             seconds: How long it took.
             bits: 32 random bits.
+            taken: How many events it has taken from a shared stream.
         """
+        if ending is Ending.RETURNED and taken and self.restart is Restart.ALWAYS:
+            self._failures = 0
+            return Next(Verdict.FINISHED, 0.0, anew=True)
         if seconds >= HEALTHY_SECONDS:
             self._failures = 0
         failed = ending is Ending.RAISED or not events
@@ -116,6 +122,6 @@ class TriggerLife:
 
     def _pause(self, bits: int) -> float:
         self._failures += 1
-        bound = _BACKOFF.bound(self._failures)
-        # Between half of the bound and the bound, and never below the least pause.
-        return max(MIN_PAUSE_SECONDS, bound * (0.5 + 0.5 * bits / (1 << JITTER_BITS)))
+        bound = self._backoff.bound(self._failures)
+        # Between half of the bound and the bound, and never below the first one.
+        return max(self._backoff.bound(1), bound * (0.5 + 0.5 * bits / (1 << JITTER_BITS)))

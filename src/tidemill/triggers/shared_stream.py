@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Hashable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -36,8 +36,8 @@ from tidemill.triggers.stream_api import (
     SubscriberOverflow,
 )
 from tidemill.triggers.stream_fast import FastStream
-from tidemill.triggers.stream_life import Stream, StreamSettings
-from tidemill.triggers.subscription import CURRENT
+from tidemill.triggers.stream_life import STEP_SECONDS, Stream, StreamSettings
+from tidemill.triggers.subscription import CURRENT, AckSubscription, FastSubscription
 
 __all__ = [
     "DEFAULT_SUBSCRIBER_QUEUE_MAX",
@@ -54,6 +54,9 @@ __all__ = [
     "route",
 ]
 
+#: Its name in Airflow, whose tests use it.
+_SubscriberOverflow = SubscriberOverflow
+
 #: Raw events that a subscriber may leave unread.
 DEFAULT_SUBSCRIBER_QUEUE_MAX: Final = 1024
 
@@ -68,9 +71,21 @@ def reject_shared_stream_event() -> None:
     producer is told that it was rejected and is expected to make a dead letter of it. Anywhere else it logs a warning
     and does nothing; a second time it does nothing.
     """
-    subscription = CURRENT.get()
-    if subscription is None or subscription.reject() is Refusal.NO_WINDOW:
-        log.warning("reject_shared_stream_event was called outside of an event of an acknowledged stream; ignored")
+    current = CURRENT.get()
+    if current is None:
+        log.warning(
+            "reject_shared_stream_event called outside an ack-mode binding window; ignored: call it in "
+            "filter_shared_stream, while it is on the event"
+        )
+        return
+    subscription, sent = current
+    if subscription.reject(sent) is Refusal.STALE:
+        log.warning(
+            "reject_shared_stream_event called outside an ack-mode binding window; ignored: the filter has moved past "
+            "the event, or does not hold it any more",
+            trigger_id=subscription.member.name,
+            position=sent.position,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +119,10 @@ class SharedStreamManager:
         cohort_grace_period: How many seconds a new stream waits for more subscribers before it polls.
         max_outstanding: How many events of a stream may wait to be advanced before its producer is not pulled.
         now: A monotonic clock. Deadlines stand still while it does.
+        seat_seconds: How long `keep_seat` keeps the place of a trigger in an acknowledged stream. 0, as in Airflow:
+            who leaves is in no later event, and a subscriber of a stream that ends is not expected back.
+        list_name: What `LIST_NAME` is for the producers.
+        step_seconds: How long each step of the end of a stream may take.
     """
 
     def __init__(
@@ -115,6 +134,10 @@ class SharedStreamManager:
         cohort_grace_period: float = 0.0,
         max_outstanding: int = 100_000,
         now: Callable[[], float] = time.monotonic,
+        seat_seconds: float = 0.0,
+        list_name: str = "",
+        step_seconds: float = STEP_SECONDS,
+        _now: Callable[[], float] | None = None,
     ) -> None:
         """Have no streams."""
         if log is None:
@@ -122,21 +145,36 @@ class SharedStreamManager:
         elif isinstance(log, logging.Logger):
             log = structlog.wrap_logger(log)
         self._log = log
-        self._settings = StreamSettings(max_subscriber_queue, ack_timeout, cohort_grace_period, max_outstanding, now)
+        self._settings = StreamSettings(
+            max_subscriber_queue,
+            ack_timeout,
+            cohort_grace_period,
+            max_outstanding,
+            # The name that Airflow's own tests use.
+            _now or now,
+            seat_seconds,
+            step_seconds,
+        )
+        self._list_name = list_name
         self._bindings = Bindings()
         # Called for every trigger event: without a call in between. They are documented where they are.
         self.bind_pending_event = self._bindings.bind_pending_event
         self.confirm_persisted = self._bindings.confirm_persisted
+        self.refuse_persisted = self._bindings.refuse_persisted
         self._groups: dict[Hashable, Stream] = {}
         # Ended, but not closed yet.
         self._closing: dict[Stream, None] = {}
+        # Who is expected back by which time, where there is no stream to keep the seat.
+        self._seats: dict[Hashable, dict[Any, float]] = {}
         self._held = False
 
-    def subscribe(self, *, trigger_id: Any, trigger: BaseEventTrigger, key: Hashable) -> AsyncIterator[Any]:
+    def subscribe(
+        self, *, trigger_id: Any, trigger: BaseEventTrigger, key: Hashable
+    ) -> AckSubscription | FastSubscription:
         """Let a trigger take part in the stream of a key, which the first one starts.
 
         Returns:
-            The raw events from now on.
+            The raw events from now on; those that waited in its seat first, if it has one.
 
         Raises:
             ValueError: The key is None.
@@ -147,7 +185,7 @@ class SharedStreamManager:
         stream = self._groups.get(key)
         if stream is None:
             stream = self._make(trigger, key)
-            stream.start()
+            stream.start(self._closed_before(key))
             self._groups[key] = stream
         elif trigger_id in stream.subscriptions:
             raise RuntimeError(f"trigger {trigger_id} is already subscribed to the shared stream {key!r}")
@@ -162,26 +200,80 @@ class SharedStreamManager:
         if stream is None or trigger_id not in stream.subscriptions:
             return
         stream.unsubscribe(trigger_id)
-        if not stream.subscriptions:
-            self._evict(key)
-            await stream.stop()
+        self._end_deserted(stream)
+        await stream.closed()
 
-    def note_gone(self, trigger_id: Any, key: Hashable) -> None:
-        """Take that a trigger will not subscribe to a key again: it finished, was removed, or is not restarted.
+    def fail_held(self, trigger_id: Any, key: Hashable, error: str | None) -> None:
+        """Fail what a trigger holds, now: the event that it is on.
 
-        A producer that gives events again by itself waits for those who failed them; for this one it need not.
+        What it has moved past is acked once that is stored, and fails if the store refuses it. Unknown triggers and
+        keys change nothing.
+
+        Args:
+            trigger_id: Which.
+            key: Of its stream.
+            error: Why; None: it was interrupted through no fault of its own, and is not blamed.
         """
         stream = self._groups.get(key)
+        if stream is not None and trigger_id in stream.subscriptions:
+            stream.subscriptions[trigger_id].fail_held(error)
+
+    def keep_seat(self, trigger_id: Any, key: Hashable) -> None:
+        """Let a trigger go that will subscribe again; what is published meanwhile waits for it, `seat_seconds` long.
+
+        The event that it is on counts as moved past; call `fail_held` first where it is not. A stream that is not
+        acknowledged has no seats.
+        """
+        stream = self._groups.get(key)
+        if stream is None:
+            # It ended under its subscribers.
+            if (seats := self._seats.get(key)) is not None and trigger_id in seats:
+                seats[trigger_id] = self._seat_end()
+        elif trigger_id in stream.subscriptions:
+            if isinstance(stream, AckStream) and self._settings.seat_seconds > 0:
+                stream.keep_seat(trigger_id)
+            else:
+                stream.unsubscribe(trigger_id)
+                self._end_deserted(stream)
+        elif isinstance(stream, AckStream) and (seat := stream.group.seat(trigger_id)) is not None:
+            # The stream ended under its subscribers, and another one has brought it back.
+            stream.group.keep_seat(seat, self._seat_end())
+
+    def leave(self, trigger_id: Any, key: Hashable) -> None:
+        """Let a trigger go that may subscribe again, but elsewhere or much later: what it never read has failed.
+
+        The event that it is on counts as moved past; call `fail_held` first where it is not.
+        """
+        stream = self._forget_seat(trigger_id, key)
+        if stream is None:
+            return
+        if trigger_id in stream.subscriptions:
+            stream.unsubscribe(trigger_id)
+        elif isinstance(stream, AckStream):
+            stream.drop_seat(trigger_id)
+        self._end_deserted(stream)
+
+    def note_gone(self, trigger_id: Any, key: Hashable) -> None:
+        """Let a trigger go that will not subscribe to a key again: it finished, was removed, or is not restarted.
+
+        It is released from all it holds: it counts in no outcome any more, and nothing is given again for its sake.
+        """
+        stream = self._forget_seat(trigger_id, key)
+        if stream is None:
+            return
         if isinstance(stream, AckStream):
-            stream.note_gone(trigger_id)
+            stream.release(trigger_id)
+        elif trigger_id in stream.subscriptions:
+            stream.unsubscribe(trigger_id)
+        self._end_deserted(stream)
 
     async def stop_all(self) -> None:
         """End all streams, and wait until they are closed; no subscriber fails by it."""
         streams = [*self._groups.values(), *self._closing]
-        for key in list(self._groups):
-            self._evict(key)
         for stream in streams:
             stream.end()
+            if isinstance(stream, AckStream):
+                stream.cut_short()
         await asyncio.gather(*(stream.stop() for stream in streams))
 
     def hold(self) -> None:
@@ -211,6 +303,37 @@ class SharedStreamManager:
             if isinstance(stream, AckStream):
                 stream.hold(held)
 
+    def _seat_end(self) -> float:
+        return self._settings.now() + self._settings.seat_seconds
+
+    def _forget_seat(self, trigger_id: Any, key: Hashable) -> Stream | None:
+        """Expect a trigger back no more; return the stream of the key."""
+        if (seats := self._seats.get(key)) is not None:
+            seats.pop(trigger_id, None)
+            if not seats:
+                del self._seats[key]
+        return self._groups.get(key)
+
+    def _end_deserted(self, stream: Stream) -> None:
+        """End a stream that nobody takes part in, or is expected back to."""
+        if self._groups.get(stream.key) is not stream or stream.subscriptions:
+            return
+        if isinstance(stream, AckStream) and stream.group.members:
+            return
+        stream.end()
+
+    def _closed_before(self, key: Hashable) -> Callable[[], Awaitable[None]] | None:
+        """Return what waits until earlier streams of a key are closed: two polls of one upstream would disturb it."""
+        before = [stream for stream in self._closing if stream.key == key]
+        if not before:
+            return None
+
+        async def closed() -> None:
+            for stream in before:
+                await stream.closed()
+
+        return closed
+
     def _make(self, trigger: BaseEventTrigger, key: Hashable) -> Stream:
         cls = type(trigger)
         _, kwargs = trigger.serialize()
@@ -219,7 +342,7 @@ class SharedStreamManager:
                 key,
                 lambda: cls.open_shared_stream(kwargs),
                 self._settings,
-                self._note_end,
+                lambda stream: self._note_end(stream, None),
                 self._note_closed,
                 self._log,
             )
@@ -229,24 +352,36 @@ class SharedStreamManager:
             self._settings,
             self._note_end,
             self._note_closed,
+            self._end_deserted,
             self._log,
             self._bindings,
+            self._list_name,
         )
         stream.hold(self._held)
+        for earlier in self._closing:
+            # From here on the names of the key mean members of this one.
+            if earlier.key == key and isinstance(earlier, AckStream) and not self._settings.seat_seconds:
+                earlier.cut_short()
         self._bindings.members[key] = stream.group.members
+        now = self._settings.now()
+        for name, until in self._seats.pop(key, {}).items():
+            if until > now:
+                stream.group.add_seat(name, until)
         return stream
 
-    def _evict(self, key: Hashable) -> None:
-        del self._groups[key]
-        self._bindings.members.pop(key, None)
-
-    def _note_end(self, stream: Stream) -> None:
+    def _note_end(self, stream: Stream, error: BaseException | None) -> None:
         if self._groups.get(stream.key) is stream:
-            self._evict(stream.key)
+            del self._groups[stream.key]
+            if error is not None and isinstance(stream, AckStream) and self._settings.seat_seconds > 0:
+                # Whoever takes part will be back, as long as nobody says otherwise.
+                until = self._seat_end()
+                self._seats[stream.key] = stream.group.seats() | dict.fromkeys(stream.subscriptions, until)
         self._closing[stream] = None
 
     def _note_closed(self, stream: Stream) -> None:
         del self._closing[stream]
+        if isinstance(stream, AckStream) and self._bindings.members.get(stream.key) is stream.group.members:
+            del self._bindings.members[stream.key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,10 +391,12 @@ class Routed:
     Attributes:
         key: The key of its shared stream; None: it runs by itself.
         events: Its events.
+        subscription: Its end of the stream.
     """
 
     key: Hashable | None
     events: AsyncIterator[TriggerEvent]
+    subscription: AckSubscription | FastSubscription | None = None
 
 
 def route(manager: SharedStreamManager, trigger_id: Any, trigger: BaseTrigger) -> Routed:
@@ -276,7 +413,7 @@ def route(manager: SharedStreamManager, trigger_id: Any, trigger: BaseTrigger) -
             log.warning("shared_stream_key raised; the trigger runs by itself", trigger_id=trigger_id, exc_info=error)
         if key is not None:
             stream = manager.subscribe(trigger_id=trigger_id, trigger=trigger, key=key)
-            return Routed(key, trigger.filter_shared_stream(stream))
+            return Routed(key, trigger.filter_shared_stream(stream), stream)
     return Routed(None, trigger.run())
 
 

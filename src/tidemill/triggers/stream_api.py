@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import abc
 from collections.abc import AsyncIterator, Hashable, Sequence
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from tidemill.core.errors import TidemillError
+
+#: The name of the list of triggers whose host makes a producer; '' where there is no host.
+LIST_NAME: ContextVar[str] = ContextVar("tidemill_list_name", default="")
 
 
 class AdvanceOutcome(NamedTuple):
@@ -21,7 +25,7 @@ class AdvanceOutcome(NamedTuple):
     acked: int
     """Moved past it, and all they derived from it is stored."""
     failed: int
-    """Too late, too far behind, or gone before they read it: give it again."""
+    """Raised on it, too late, too far behind, or gone before they read it: give it again."""
     rejected: int = 0
     """Refused it for good: a dead letter."""
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Hashable
 from typing import Any
 
 from tidemill.core.fanout import Fanout, Reader
-from tidemill.triggers.stream_life import Life, Stream, StreamSettings, close_quietly, overflow_of, wake_all
+from tidemill.triggers.stream_life import Life, Stream, StreamSettings, overflow_of, wake_all
 from tidemill.triggers.subscription import FastSubscription, Subscription
 
 
@@ -46,10 +46,11 @@ class FastStream:
         self._on_closed = on_closed
         self._fanout: Fanout[Any, Reader[Any]] = Fanout(settings.max_subscriber_queue)
         self._waiting: dict[Subscription, None] = {}
-        self._life = Life(key, self._poll, self._close, self._end, log)
+        self._life = Life(key, self._poll, self._close, self._end, log, settings.step_seconds)
         self.start = self._life.start
         self.end: Callable[[], None] = self._life.end
         self.stop = self._life.stop
+        self.closed = self._life.closed
 
     def subscribe(self, trigger_id: Any) -> FastSubscription:
         """Let a trigger read what comes from now on."""
@@ -109,5 +110,5 @@ class FastStream:
                 subscription.end.fail(error)
 
     async def _close(self) -> None:
-        await close_quietly("source", getattr(self._source, "aclose", None), self.key, self._log)
+        await self._life.close_step("source", getattr(self._source, "aclose", None))
         self._on_closed(self)

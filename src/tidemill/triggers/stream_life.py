@@ -5,20 +5,28 @@ One task polls, and one closes after it.
 Invariants:
 1. The end is told synchronously (`on_end`), once, before anything is awaited: nobody can join what is not polled.
 2. `close` runs once, after the poll has ended; nothing that a waiting caller suffers ends it.
+3. No step of the end takes longer than `STEP_SECONDS`: one that hangs is cancelled, named in the log, and left behind.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
+from tidemill.core.stream_members import StreamLimits
 from tidemill.triggers.stream_api import StreamEnded, SubscriberOverflow
-from tidemill.triggers.subscription import Subscription
+from tidemill.triggers.subscription import AckSubscription, FastSubscription, Subscription
 
 #: How many events are fanned out before the subscribers get a turn, if their source never waits for anything.
 _BURST = 512
+#: A broker that does not answer may hold up each step of the end for so long; a producer settles within 5 s of its own.
+STEP_SECONDS: Final = 15.0
+#: What is cancelled after that may take so long to notice.
+_CANCEL_SECONDS: Final = 1.0
+#: How often seats and deadlines are looked at while there are seats.
+_SEAT_CHECK_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +38,8 @@ class StreamSettings:
     cohort_grace_period: float
     max_outstanding: int
     now: Callable[[], float]
+    seat_seconds: float = 0.0
+    step_seconds: float = STEP_SECONDS
 
     @property
     def burst(self) -> int:
@@ -41,6 +51,22 @@ class StreamSettings:
         """How often deadlines are looked at."""
         return max(0.01, self.ack_timeout / 10)
 
+    @property
+    def seat_check_seconds(self) -> float:
+        """How often seats are looked at, where there are any."""
+        return min(self.deadline_check_seconds, _SEAT_CHECK_SECONDS, max(0.01, self.seat_seconds / 10))
+
+    @property
+    def limits(self) -> StreamLimits:
+        """What a group is to know of these."""
+        return StreamLimits(
+            self.max_subscriber_queue,
+            self.ack_timeout,
+            self.max_outstanding,
+            self.seat_seconds,
+            min(5.0, self.seat_seconds),
+        )
+
 
 class Stream(Protocol):
     """A shared stream of either kind, as the manager sees it."""
@@ -48,10 +74,10 @@ class Stream(Protocol):
     key: Hashable
     subscriptions: dict[Any, Subscription]
 
-    def start(self) -> None:
+    def start(self, before: Callable[[], Awaitable[None]] | None = None) -> None:
         """Begin to poll, after the grace period."""
 
-    def subscribe(self, trigger_id: Any) -> AsyncIterator[Any]:
+    def subscribe(self, trigger_id: Any) -> AckSubscription | FastSubscription:
         """Let a trigger take part."""
 
     def unsubscribe(self, trigger_id: Any) -> None:
@@ -63,6 +89,9 @@ class Stream(Protocol):
     async def stop(self) -> None:
         """End so, and wait until all is closed."""
 
+    async def closed(self) -> None:
+        """Wait until all is closed, if it has ended."""
+
 
 class Life:
     """Start, end and tasks of a stream, whatever its kind.
@@ -73,6 +102,7 @@ class Life:
         close: What is to be done once the poll has ended.
         on_end: Told at once that the stream has ended, with what every subscriber gets, or None if it was stopped.
         log: A structlog logger.
+        step_seconds: How long one step of the end may take.
     """
 
     def __init__(
@@ -82,10 +112,13 @@ class Life:
         close: Callable[[], Awaitable[None]],
         on_end: Callable[[BaseException | None], None],
         log: Any,
+        step_seconds: float = STEP_SECONDS,
     ) -> None:
         """Do nothing yet."""
         self.key = key
         self.ended = False
+        self._step_seconds = step_seconds
+        self._before: Callable[[], Awaitable[None]] | None = None
         self._poll = poll
         self._close = close
         self._on_end = on_end
@@ -93,8 +126,13 @@ class Life:
         self._polling: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Start the poll."""
+    def start(self, before: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Start the poll.
+
+        Args:
+            before: What is to be awaited first: the close of an earlier stream over the same upstream.
+        """
+        self._before = before
         self._polling = asyncio.create_task(self._run(), name=f"shared-stream-poll[{self.key!r}]")
 
     def end(self, error: BaseException | None = None) -> None:
@@ -120,6 +158,8 @@ class Life:
 
     async def _run(self) -> None:
         try:
+            if self._before is not None:
+                await self._before()
             await self._poll()
         except asyncio.CancelledError:
             self.end(StreamEnded(f"the poll of the shared stream {self.key!r} was cancelled"))
@@ -136,21 +176,45 @@ class Life:
                 )
             )
 
+    async def closed(self) -> None:
+        """Wait until a stream that has ended is closed."""
+        if self._closing is not None:
+            await asyncio.shield(self._closing)
+
     async def _finish(self) -> None:
-        polling = self._polling
-        if polling is not None:
-            # `wait` neither raises what the poll raised nor is ended by its being cancelled.
-            await asyncio.wait({polling})
+        if self._polling is not None:
+            await self.join("poll", self._polling)
         await self._close()
 
+    async def join(self, what: str, task: asyncio.Task[Any]) -> None:
+        """Wait for a task of the stream; one that takes too long is cancelled, and left behind if it does not notice.
 
-async def close_quietly(what: str, closing: Callable[[], Awaitable[Any]] | None, key: Hashable, log: Any) -> None:
-    """Await a closing method, if there is one; log what it raises."""
-    if closing is not None:
-        try:
-            await closing()
-        except Exception as error:
-            log.warning(f"closing the {what} of a shared stream failed", key=key, exc_info=error)
+        What it raises is not raised here.
+        """
+        # `wait` neither raises what the task raised nor is ended by its being cancelled.
+        await asyncio.wait({task}, timeout=self._step_seconds)
+        if not task.done():
+            self._log.error(
+                "a step of the end of a shared stream hangs; it is cancelled, and the stream ends without it",
+                key=self.key,
+                step=what,
+                seconds=self._step_seconds,
+            )
+            task.cancel()
+            await asyncio.wait({task}, timeout=_CANCEL_SECONDS)
+
+    async def close_step(self, what: str, closing: Callable[[], Awaitable[Any]] | None) -> None:
+        """Await a closing method, if there is one, for as long as a step may take; log what it raises."""
+        if closing is None:
+            return
+
+        async def step() -> None:
+            try:
+                await closing()
+            except Exception as error:
+                self._log.warning(f"closing the {what} of a shared stream failed", key=self.key, exc_info=error)
+
+        await self.join(f"close of the {what}", asyncio.create_task(step(), name=f"shared-stream-{what}[{self.key!r}]"))
 
 
 def wake_all(waiting: dict[Subscription, None]) -> None:

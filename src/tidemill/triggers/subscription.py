@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from tidemill.core.fanout import Reader
 from tidemill.core.stream_group import StreamGroup
-from tidemill.core.stream_members import Member, Refusal
+from tidemill.core.stream_members import Member, Refusal, Sent
 
 
 class End:
@@ -78,6 +78,16 @@ class Subscription(Protocol):
     def end(self) -> End:
         """How it waits and ends."""
 
+    @property
+    def taken(self) -> int:
+        """How many events it has read."""
+
+    def bind(self) -> int | None:
+        """Let the event that it is on wait for what was derived from it."""
+
+    def fail_held(self, error: str | None) -> None:
+        """Fail the event that it is on."""
+
 
 class FastSubscription:
     """A subscriber of a stream that is not acknowledged.
@@ -88,7 +98,7 @@ class FastSubscription:
         waiting: Where it puts itself, to be woken by the next event.
     """
 
-    __slots__ = ("_more", "_unread", "_waiting", "end", "reader")
+    __slots__ = ("_from", "_more", "_unread", "_waiting", "end", "reader")
 
     def __init__(
         self, reader: Reader[Any], more: Callable[[Reader[Any]], bool], waiting: dict[Subscription, None]
@@ -99,6 +109,20 @@ class FastSubscription:
         self.end = End()
         self._more = more
         self._waiting = waiting
+        self._from = reader.position
+
+    @property
+    def taken(self) -> int:
+        """How many events it has read."""
+        return self.reader.position - self._from
+
+    def bind(self) -> None:
+        """Bind nothing: there is nothing to acknowledge."""
+        return
+
+    def fail_held(self, error: str | None) -> None:
+        """Fail nothing: there is nothing to acknowledge."""
+        return
 
     def __aiter__(self) -> FastSubscription:
         """Return itself."""
@@ -135,7 +159,7 @@ class AckSubscription:
         pump: What to tell that it moved.
     """
 
-    __slots__ = ("_group", "_pump", "_waiting", "end", "member")
+    __slots__ = ("_from", "_group", "_pump", "_waiting", "end", "member")
 
     def __init__(
         self,
@@ -150,6 +174,12 @@ class AckSubscription:
         self._group = group
         self._waiting = waiting
         self._pump = pump
+        self._from = member.position
+
+    @property
+    def taken(self) -> int:
+        """How many events it has read."""
+        return self.member.position - self._from
 
     def __aiter__(self) -> AckSubscription:
         """Return itself."""
@@ -163,8 +193,7 @@ class AckSubscription:
                 member.carry()
             member.window = sent
             # Whoever drives the filter now, and the tasks that it starts from here, can reject this event.
-            if _current() is not self:
-                CURRENT.set(self)
+            _set_current((self, sent))
             if not self._pump.rung:
                 self._pump.ring()
             return sent.event
@@ -178,14 +207,26 @@ class AckSubscription:
             self._waiting[self] = None
             await self.end.wait()
         self._pump.ring()
-        if _current() is not self:
-            CURRENT.set(self)
         member.window = sent = next(member.unread)
+        _set_current((self, sent))
         return sent.event
 
-    def reject(self) -> Refusal:
-        """Reject the event that it is on."""
-        refusal = self._group.reject(self.member)
+    def bind(self) -> int | None:
+        """Let the event that it is on wait for what was derived from it; see `Bindings.bind_pending_event`."""
+        return self._group.bind(self.member)
+
+    def fail_held(self, error: str | None) -> None:
+        """Fail the event that it is on, now; what it moved past is acked once stored, and fails if that is refused.
+
+        Args:
+            error: Why; None: it was interrupted through no fault of its own.
+        """
+        self._group.fail_held(self.member, error)
+        self._pump.ring()
+
+    def reject(self, sent: Sent[Any, Any, Any]) -> Refusal:
+        """Reject an event, if it is still on it."""
+        refusal = self._group.reject(self.member, sent)
         self._pump.ring()
         return refusal
 
@@ -217,6 +258,6 @@ class Bell:
         self.rung = False
 
 
-#: The subscription whose event the running filter is on.
-CURRENT: ContextVar[AckSubscription | None] = ContextVar("tidemill_subscription", default=None)
-_current = CURRENT.get
+#: The event that the running filter is on, and whose it is; a task that the filter started keeps that of its start.
+CURRENT: ContextVar[tuple[AckSubscription, Sent[Any, Any, Any]] | None] = ContextVar("tidemill_event", default=None)
+_set_current = CURRENT.set

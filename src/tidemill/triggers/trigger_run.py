@@ -6,8 +6,10 @@ Invariants:
 1. Whatever a trigger does, or its class, is its own failure: nothing leaves `run` but the cancellation of the host.
 2. A trigger counts as finished only when all its events are stored.
 3. `cleanup` runs after every run, `on_kill` before it when a user cancelled; both are bounded.
-4. An event is bound to the raw event it was derived from before anything is awaited.
-5. A raw event that a trigger is on when it is interrupted is not acknowledged, unless nobody is to have it any more.
+4. An event is encoded, then bound to the raw event it was derived from, before anything is awaited.
+5. The raw event that a trigger is on when its run ends otherwise than by finishing fails at once; it is blamed on the
+   trigger only if the trigger raised or was too late.
+6. A trigger that runs again keeps its seat in its stream; one that is gone for good is released from all it holds.
 """
 
 from __future__ import annotations
@@ -24,10 +26,11 @@ from typing import Any
 import structlog
 
 from tidemill.config.redaction import redact_text
+from tidemill.core.errors import said
 from tidemill.core.event_plan import Outcome, Refusal, Refused
 from tidemill.core.group_commit import Standing
-from tidemill.core.retry import JITTER_BITS
-from tidemill.core.trigger_life import CancelReason, Ending, Next, Restart, TriggerLife, Verdict
+from tidemill.core.retry import JITTER_BITS, Backoff
+from tidemill.core.trigger_life import BACKOFF, CancelReason, Ending, Next, Restart, TriggerLife, Verdict
 from tidemill.store.records import TriggerSpec, TriggerState
 from tidemill.triggers.base import BaseEventTrigger, BaseTrigger
 from tidemill.triggers.making import TriggerError, identity_of, make_trigger, payload_of
@@ -58,18 +61,22 @@ class TriggerRun:
         number: Its id in the store.
         token: That of the claim under which it runs.
         continued: Classpath and kwargs to make it of, where they differ from the spec's: an earlier run wrote them.
+        backoff: The bounds of the pauses before restarts.
+        clock: Seconds, monotonic.
 
     Attributes:
         spec: What it is.
         key: The shared stream it takes part in, if it does.
         fired: How many events this run has fired.
         reason: Why it was cancelled.
+        seat: The shared stream in which it keeps its seat, if it does.
     """
 
     __slots__ = (
         "_abandoned",
         "_alive",
         "_asked_at",
+        "_clock",
         "_continued",
         "_fault",
         "_life",
@@ -88,22 +95,33 @@ class TriggerRun:
         "fired",
         "key",
         "reason",
+        "seat",
         "spec",
     )
 
     def __init__(
-        self, place: Place, spec: TriggerSpec, number: int, token: int, continued: tuple[str, str] | None = None
+        self,
+        place: Place,
+        spec: TriggerSpec,
+        number: int,
+        token: int,
+        continued: tuple[str, str] | None = None,
+        *,
+        backoff: Backoff = BACKOFF,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Do nothing yet."""
         self.spec = spec
         self.key: Hashable | None = None
+        self.seat: Hashable | None = None
         self.fired = 0
         self.reason: CancelReason | None = None
         self._place = place
         self._number = number
         self._token = token
         self._continued = continued
-        self._life = TriggerLife(Restart(spec.restart))
+        self._clock = clock
+        self._life = TriggerLife(Restart(spec.restart), backoff)
         self._trigger: BaseTrigger | None = None
         self._routed: Routed | None = None
         self._task: asyncio.Task[None] | None = None
@@ -168,6 +186,15 @@ class TriggerRun:
             # It may have been subscribed before its filter raised.
             with contextlib.suppress(Exception):
                 self.key = self._trigger.shared_stream_key() if isinstance(self._trigger, BaseEventTrigger) else None
+            if self.key is None:
+                return
+        self.leave_seat(unless=self.key)
+
+    def leave_seat(self, unless: Hashable | None = None) -> None:
+        """Give its seat up, unless that is in a certain stream: it takes part in another one, or in none."""
+        seat, self.seat = self.seat, None
+        if seat is not None and seat != unless:
+            self._place.manager.note_gone(self.spec.name, seat)
 
     def start(self) -> asyncio.Task[None]:
         """Start running."""
@@ -184,17 +211,17 @@ class TriggerRun:
 
         Args:
             reason: Why.
-            succeeded: Whether another one takes its place, and is to have the raw event that this one is on.
+            succeeded: Whether another one takes its place, and its seat.
         """
         if self.reason is None and self._alive:
             self.reason = reason
-            self._succeeded = succeeded or reason is CancelReason.HAND_OVER
-            self._asked_at = time.monotonic()
+            self._succeeded = succeeded
+            self._asked_at = self._clock()
             if self._open and self._task is not None:
                 self._task.cancel(reason.value)
 
     def insist(self, now: float) -> None:
-        """Ask it again, if its own code has not ended for long; `now` is that of time.monotonic."""
+        """Ask it again, if its own code has not ended for long; `now` is that of its clock."""
         if self._asked_at and self._waits and self._task is not None and now - self._asked_at >= END_SECONDS:
             log.error("a trigger does not end when it is cancelled; it is asked again", trigger=self.spec.name)
             self._asked_at = now
@@ -208,7 +235,8 @@ class TriggerRun:
         if not self._task.done():
             log.error("a trigger does not end; it is left behind", trigger=self.spec.name)
             self._abandoned = True
-            await self._leave(for_good=True)
+            self._fail_held(None)
+            self._leave(for_good=True)
             if self.reason is not CancelReason.HAND_OVER:
                 reason = self.reason.value if self.reason is not None else None
                 self._place.mark(Mark(self._number, self._token, TriggerState.CANCELLED, reason))
@@ -217,7 +245,7 @@ class TriggerRun:
 
     async def _run(self) -> None:
         while True:
-            self._since = time.monotonic()
+            self._since = self._clock()
             ending = Ending.RETURNED
             self._waits = True
             try:
@@ -247,14 +275,16 @@ class TriggerRun:
         assert self._routed is not None
         if self.reason is not None:
             return
-        place, key, name = self._place, self.key, self.spec.name
-        bind, add, events = place.manager.bind_pending_event, place.events.add, place.events
+        place, subscription = self._place, self._routed.subscription
+        bind = subscription.bind if subscription is not None else _bind_nothing
+        add, events = place.events.add, place.events
         number, left = self._number, _BURST
         async for event in self._routed.events:
             if self.reason is not None:
                 return  # it was asked to end, and fires nevertheless
-            seq = bind(trigger_id=name, key=key) if key is not None else None
-            add(number, payload_of(event), identity_of(event), partial(self._settle, seq))
+            # Nothing is bound to what cannot be stored.
+            payload, identity = payload_of(event), identity_of(event)
+            add(number, payload, identity, partial(self._settle, bind()))
             self._pending += 1
             self.fired += 1
             if events.standing is not Standing.OPEN:
@@ -270,20 +300,29 @@ class TriggerRun:
         if not isinstance(outcome, Refused):
             if seq is not None:
                 self._place.manager.confirm_persisted((seq,))
-        elif outcome.reason is Refusal.FENCED:
-            self.cancel(CancelReason.HAND_OVER)
-        elif self._fault is None:
-            self._fault = TriggerError(f"an event is refused by the store: {outcome.reason.value}. {outcome.detail}")
-            if self._waits and self._task is not None:
-                self._task.cancel("an event is refused by the store")
+        else:
+            self._refused(seq, outcome)
         if self._stored is not None and not self._pending and not self._stored.done():
             self._stored.set_result(None)
+
+    def _refused(self, seq: int | None, outcome: Refused) -> None:
+        fault = TriggerError(f"an event is refused by the store: {outcome.reason.value}. {outcome.detail}")
+        if seq is not None:
+            self._place.manager.refuse_persisted((seq,), said(fault))
+        if outcome.reason is Refusal.FENCED:
+            self.cancel(CancelReason.HAND_OVER)
+        elif self._fault is None:
+            self._fault = fault
+            if self._waits and self._task is not None:
+                self._task.cancel("an event is refused by the store")
 
     def _decide(self, ending: Ending) -> Next:
         bits = random.getrandbits(JITTER_BITS)
         if self.reason is not None:
             return self._life.cancelled(self.reason, bits)
-        return self._life.ended(ending, self.fired, time.monotonic() - self._since, bits)
+        subscription = self._routed.subscription if self._routed is not None else None
+        taken = subscription.taken if subscription is not None else 0
+        return self._life.ended(ending, self.fired, self._clock() - self._since, bits, taken)
 
     async def _finish(self, following: Next, reason: CancelReason | None) -> Next:
         """Let go of everything, write down what became of it, and return what follows.
@@ -293,36 +332,60 @@ class TriggerRun:
             reason: Why it was cancelled, if that is how it ended; another reason may come meanwhile.
         """
         trigger, routed = self._trigger, self._routed
+        if following.verdict is not Verdict.FINISHED:
+            self._fail_held(said(self._fault) if self._fault is not None and reason is None else None)
+        if self._goes_on_here(reason):
+            # Until it is known whether it runs again, nothing is to pass it by.
+            self._keep_seat()
+        else:
+            self._leave(for_good=True)
         if routed is not None:
             await self._bounded("the end of its generator", getattr(routed.events, "aclose", _nothing))
         if trigger is not None and reason is CancelReason.USER:
             await self._bounded("on_kill", trigger.on_kill)
-        await self._leave(for_good=following.pause_seconds is None)
         if trigger is not None:
             await self._bounded("cleanup", trigger.cleanup)
-        self._trigger = self._routed = None
         if following.verdict is Verdict.FINISHED:
             await self._all_stored()
             if self._fault is not None:
                 following = self._decide(Ending.RAISED)
+        self._trigger = self._routed = None
+        self._leave(for_good=following.pause_seconds is None)
         unsure = following.verdict is Verdict.FINISHED and self._pending
         # The last word has another host, or nobody yet, or whoever left this one behind.
-        if not (self.reason is CancelReason.HAND_OVER or unsure or self._abandoned):
+        if not (self.reason is CancelReason.HAND_OVER or unsure or self._abandoned or following.pause_seconds == 0):
             self._report(following, reason)
         return following
 
-    async def _leave(self, *, for_good: bool) -> None:
-        """Leave its shared stream, if it is on one."""
+    def _fail_held(self, error: str | None) -> None:
+        """Fail the raw event that it is on; without an error it was interrupted, and is not blamed."""
+        if self._routed is not None and self._routed.subscription is not None:
+            self._routed.subscription.fail_held(error)
+
+    def _goes_on_here(self, reason: CancelReason | None) -> bool:
+        return self._succeeded or reason is None or reason is CancelReason.TIMEOUT
+
+    def _keep_seat(self) -> None:
         key, self.key = self.key, None
-        if key is None:
+        if key is not None:
+            self._place.manager.keep_seat(self.spec.name, key)
+            self.seat = key
+
+    def _leave(self, *, for_good: bool) -> None:
+        """Leave its shared stream, or its seat there, unless somebody comes back to that."""
+        manager, name, reason = self._place.manager, self.spec.name, self.reason
+        key = self.key if self.key is not None else self.seat
+        if key is None or reason is CancelReason.SHUTDOWN:
+            # A host that stops ends its streams when all is stored.
             return
-        manager, name = self._place.manager, self.spec.name
         if self._succeeded:
-            # To leave is to be done with the event it is on; with what is never confirmed, that fails instead.
-            manager.bind_pending_event(trigger_id=name, key=key)
-        await manager.unsubscribe(name, key)
-        if for_good and not self._succeeded:
+            self._keep_seat()
+        elif reason is CancelReason.HAND_OVER:
+            manager.leave(name, key)
+            self.key = self.seat = None
+        elif for_good:
             manager.note_gone(name, key)
+            self.key = self.seat = None
 
     def _report(self, following: Next, reason: CancelReason | None) -> None:
         error = None
@@ -357,6 +420,7 @@ class TriggerRun:
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(following.pause_seconds)
         if self.reason is not None:
+            self._leave(for_good=True)
             if self.reason is not CancelReason.HAND_OVER:
                 self._place.mark(Mark(self._number, self._token, TriggerState.CANCELLED, self.reason.value))
             return False
@@ -394,4 +458,8 @@ def _told(fault: BaseException) -> str:
 
 
 async def _nothing() -> None:
+    return
+
+
+def _bind_nothing() -> None:
     return
