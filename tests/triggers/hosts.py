@@ -26,9 +26,13 @@ class Hosts:
         self.database = database
         self.running: list[TriggerHost] = []
 
-    async def start(self, *specs: TriggerSpec, owner: str = "test:list", **settings: Any) -> TriggerHost:
+    def make(self, owner: str = "test:list", **settings: Any) -> TriggerHost:
         host = TriggerHost(self.database, TriggererSettings(**settings), owner)
         self.running.append(host)
+        return host
+
+    async def start(self, *specs: TriggerSpec, owner: str = "test:list", **settings: Any) -> TriggerHost:
+        host = self.make(owner, **settings)
         await host.start(specs)
         return host
 

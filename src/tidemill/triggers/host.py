@@ -6,7 +6,8 @@ of the store, which confirms them to the streams once they are durable. While th
 all deadlines stands still and no producer is pulled.
 
 Invariants: all triggers of a key are subscribed before that key is polled for the first time; a trigger's failure is
-its own; a finished trigger does not run again unless its restart is `always`. All of it belongs to one event loop.
+its own; a finished trigger does not run again unless its restart is `always`; start, reload and stop exclude each
+other. All of it belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from tidemill.triggers.making import TriggerError, written_down
 from tidemill.triggers.marks import Marks
 from tidemill.triggers.shared_stream import SharedStreamManager, StreamReport
 from tidemill.triggers.trigger_run import TriggerRun
+from tidemill.triggers.turns import Turns
 
 log = structlog.get_logger(__name__)
 
@@ -97,6 +99,8 @@ class TriggerHost:
         self._looking: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
+        self._turns = Turns()
+        self._stopping: asyncio.Task[int] | None = None
 
     def now(self) -> float:
         """Return the time of the deadlines, in seconds; it stands still while the store cannot be reached."""
@@ -110,15 +114,54 @@ class TriggerHost:
     # -- life -------------------------------------------------------------------------------------------------
 
     async def start(self, specs: Sequence[TriggerSpec]) -> None:
-        """Run the triggers of a list; returns when they do."""
+        """Run the triggers of a list; returns when they do.
+
+        Raises:
+            HostStopsError: The host was stopped before that.
+        """
+        await self._turns.take(lambda: self._start(specs), "start of the trigger host")
+
+    async def reload(self, specs: Sequence[TriggerSpec]) -> Changes:
+        """Take another list: what is gone ends (reason: user), what is another one is replaced, what is new starts.
+
+        Raises:
+            HostStopsError: The host was stopped before that was done.
+        """
+        return await self._turns.take(lambda: self._reload(specs), "reload of the trigger host")
+
+    async def stop(self, reason: CancelReason = CancelReason.SHUTDOWN) -> int:
+        """End all triggers, store what they fired, and advance what is resolved; the database stays open.
+
+        A start or reload that is under way is interrupted. A second call waits for the first one, and a call that is
+        cancelled leaves the stop to go on.
+
+        Returns:
+            How many events may not be stored, because the store does not work.
+        """
+        if self._stopping is None:
+            self._stopping = asyncio.get_running_loop().create_task(self._stop(reason), name="stop of the trigger host")
+        return await asyncio.shield(self._stopping)
+
+    async def wait_idle(self) -> None:
+        """Wait until no trigger is left to run."""
+        while self._runs:
+            self._idle.clear()
+            await self._idle.wait()
+
+    def report(self) -> list[StreamReport]:
+        """Say what the shared streams are doing, in the time of `now`."""
+        return self.manager.report()
+
+    # -- inside -----------------------------------------------------------------------------------------------
+
+    async def _start(self, specs: Sequence[TriggerSpec]) -> None:
         self.events.start()
         self._watch.start()
         self._looking = asyncio.get_running_loop().create_task(self._look(), name="trigger host")
         await self._cancel_unlisted(specs)
         await self._add(specs)
 
-    async def reload(self, specs: Sequence[TriggerSpec]) -> Changes:
-        """Take another list: what is gone ends (reason: user), what is another one is replaced, what is new starts."""
+    async def _reload(self, specs: Sequence[TriggerSpec]) -> Changes:
         given = {spec.name: spec for spec in specs}
         removed = [name for name in self._known if name not in given]
         relisted = [name for name, spec in given.items() if (old := self._known.get(name)) and old != spec]
@@ -140,13 +183,9 @@ class TriggerHost:
         await self._add([given[name] for name in (*relisted, *started)])
         return Changes(started, removed, replaced)
 
-    async def stop(self, reason: CancelReason = CancelReason.SHUTDOWN) -> int:
-        """End all triggers, store what they fired, and advance what is resolved; the database stays open.
-
-        Returns:
-            How many events may not be stored, because the store does not work.
-        """
+    async def _stop(self, reason: CancelReason) -> int:
         self.manager.hold()
+        await self._turns.close()
         await self._drained()
         # The streams end first: to leave one is to be done with the event that one is on, and these triggers are not.
         closing = asyncio.get_running_loop().create_task(self.manager.stop_all(), name="close streams")
@@ -167,18 +206,6 @@ class TriggerHost:
             log.warning("the store does not take the last reports about triggers; they are taken up as running")
         self._watch.close()
         return unconfirmed
-
-    async def wait_idle(self) -> None:
-        """Wait until no trigger is left to run."""
-        while self._runs:
-            self._idle.clear()
-            await self._idle.wait()
-
-    def report(self) -> list[StreamReport]:
-        """Say what the shared streams are doing, in the time of `now`."""
-        return self.manager.report()
-
-    # -- inside -----------------------------------------------------------------------------------------------
 
     async def _add(self, specs: Sequence[TriggerSpec]) -> None:
         if not specs:
@@ -206,14 +233,26 @@ class TriggerHost:
         # Nothing is awaited while they are routed: whoever shares a key is there before its first poll.
         for run in runs:
             run.route()
-        for count, run in enumerate(runs):
-            if count % _BURST == _BURST - 1:
-                await asyncio.sleep(0)
             self._runs[run.spec.name] = run
+        await self._run_all(runs)
+        log.info("triggers started", started=len(runs), ended_before=len(records) - len(runs))
+
+    async def _run_all(self, runs: Sequence[TriggerRun]) -> None:
+        """Start what is routed: all of it, also when this is interrupted, so that each comes to its end."""
+        started = 0
+        try:
+            while started < len(runs):
+                await asyncio.sleep(0)
+                started = self._run_some(runs, started, started + _BURST)
+        finally:
+            self._run_some(runs, started, len(runs))
+
+    def _run_some(self, runs: Sequence[TriggerRun], first: int, behind: int) -> int:
+        for run in runs[first:behind]:
             task = run.start()
             self._tasks.add(task)
             task.add_done_callback(lambda task, run=run: self._forget(task, run))  # type: ignore[misc]
-        log.info("triggers started", started=len(runs), ended_before=len(records) - len(runs))
+        return behind
 
     async def note_made(self, runs: Iterable[TriggerRun]) -> None:
         """Write down what triggers are made of that say it otherwise than their list, before they run."""
@@ -249,7 +288,8 @@ class TriggerHost:
             self._clock.hold(now)
         else:
             self._clock.release(now)
-        if standing is Standing.OPEN:
+        # One that stops does not pull producers again, whatever becomes of its store.
+        if standing is Standing.OPEN and self._stopping is None:
             self.manager.release()
         else:
             self.manager.hold()
