@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill.core.trigger_life import (
+    BACKOFF,
     HEALTHY_SECONDS,
-    MAX_PAUSE_SECONDS,
-    MIN_PAUSE_SECONDS,
     CancelReason,
     Ending,
     Next,
@@ -17,6 +16,7 @@ from tidemill.core.trigger_life import (
 )
 
 MOST = (1 << 32) - 1
+SHORTEST, LONGEST = BACKOFF.initial_seconds, BACKOFF.maximum_seconds
 
 
 @pytest.mark.parametrize("restart", [Restart.ON_FAILURE, Restart.NEVER])
@@ -26,7 +26,21 @@ def test_who_fired_and_returned_is_finished(restart):
 
 def test_with_always_it_runs_again_from_its_beginning_after_a_pause():
     following = TriggerLife(Restart.ALWAYS).ended(Ending.RETURNED, 3, 5.0, 0)
-    assert following == Next(Verdict.FINISHED, MIN_PAUSE_SECONDS, anew=True)
+    assert following == Next(Verdict.FINISHED, SHORTEST, anew=True)
+
+
+@pytest.mark.parametrize("events", [0, 1])
+def test_with_always_who_took_an_event_from_its_stream_and_returned_begins_again_at_once(events):
+    life = TriggerLife(Restart.ALWAYS)
+    life.ended(Ending.RAISED, 0, 0.0, MOST)
+    assert life.ended(Ending.RETURNED, events, 0.0, MOST, taken=1) == Next(Verdict.FINISHED, 0.0, anew=True)
+    # It worked, so the pauses start over.
+    assert life.ended(Ending.RAISED, events, 0.0, MOST, taken=1).pause_seconds == pytest.approx(SHORTEST)
+
+
+@pytest.mark.parametrize("restart", [Restart.ON_FAILURE, Restart.NEVER])
+def test_without_always_who_took_an_event_and_fired_nothing_has_failed(restart):
+    assert TriggerLife(restart).ended(Ending.RETURNED, 0, 0.0, 0, taken=1).verdict is Verdict.FAILED
 
 
 @pytest.mark.parametrize(("ending", "events"), [(Ending.RAISED, 0), (Ending.RAISED, 5), (Ending.RETURNED, 0)])
@@ -41,9 +55,9 @@ def test_pauses_grow_to_their_maximum_and_start_over_after_a_long_run():
     life = TriggerLife(Restart.ON_FAILURE)
     pauses = [life.ended(Ending.RAISED, 0, 0.0, MOST).pause_seconds for _ in range(8)]
     assert pauses == sorted(pauses)
-    assert pauses[0] == pytest.approx(MIN_PAUSE_SECONDS)
-    assert pauses[-1] == pytest.approx(MAX_PAUSE_SECONDS)
-    assert life.ended(Ending.RAISED, 0, HEALTHY_SECONDS, MOST).pause_seconds == pytest.approx(MIN_PAUSE_SECONDS)
+    assert pauses[0] == pytest.approx(SHORTEST)
+    assert pauses[-1] == pytest.approx(LONGEST)
+    assert life.ended(Ending.RAISED, 0, HEALTHY_SECONDS, MOST).pause_seconds == pytest.approx(SHORTEST)
 
 
 @pytest.mark.parametrize("restart", list(Restart))
@@ -68,4 +82,4 @@ def test_no_pause_is_shorter_or_longer_than_allowed(runs):
     for ending, events, seconds, bits in runs:
         pause = life.ended(ending, events, seconds, bits).pause_seconds
         assert pause is not None
-        assert MIN_PAUSE_SECONDS <= pause <= MAX_PAUSE_SECONDS
+        assert SHORTEST <= pause <= LONGEST

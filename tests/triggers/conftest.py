@@ -10,7 +10,6 @@ from tests.store.conftest import database, own_postgres, postgres, url
 from tests.triggers.hosted import DID, UPSTREAMS, Upstream
 from tests.triggers.hosts import Hosts
 
-from tidemill.core import trigger_life
 from tidemill.core.retry import Backoff
 from tidemill.store.database import Database
 from tidemill.triggers import host as host_module
@@ -30,8 +29,7 @@ def fresh(monkeypatch) -> Iterator[None]:
 @pytest.fixture
 def quick_restarts(monkeypatch) -> None:
     """Let triggers restart without a pause to speak of."""
-    monkeypatch.setattr(trigger_life, "MIN_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(trigger_life, "_BACKOFF", Backoff(0.01, 0.02))
+    monkeypatch.setattr(Hosts, "backoff", Backoff(0.01, 0.02))
 
 
 @pytest.fixture

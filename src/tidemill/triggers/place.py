@@ -37,6 +37,10 @@ class Place(Protocol):
     def events(self) -> Events:
         """Where events go."""
 
+    @property
+    def stopping(self) -> bool:
+        """Whether the host stops: then it ends the streams, when all is stored."""
+
     def mark(self, mark: Mark) -> None:
         """Have a report written."""
 

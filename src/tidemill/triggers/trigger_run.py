@@ -375,8 +375,7 @@ class TriggerRun:
         """Leave its shared stream, or its seat there, unless somebody comes back to that."""
         manager, name, reason = self._place.manager, self.spec.name, self.reason
         key = self.key if self.key is not None else self.seat
-        if key is None or reason is CancelReason.SHUTDOWN:
-            # A host that stops ends its streams when all is stored.
+        if key is None or self._place.stopping:
             return
         if self._succeeded:
             self._keep_seat()
