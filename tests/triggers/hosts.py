@@ -26,8 +26,8 @@ class Hosts:
         self.database = database
         self.running: list[TriggerHost] = []
 
-    async def start(self, *specs: TriggerSpec, owner: str = "test:list", **settings: Any) -> TriggerHost:
-        host = TriggerHost(self.database, TriggererSettings(**settings), owner)
+    async def start(self, *specs: TriggerSpec, list_name: str = "list", **settings: Any) -> TriggerHost:
+        host = TriggerHost(self.database, TriggererSettings(**settings), list_name)
         self.running.append(host)
         await host.start(specs)
         return host
