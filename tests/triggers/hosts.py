@@ -30,13 +30,13 @@ class Hosts:
         self.database = database
         self.running: list[TriggerHost] = []
 
-    def make(self, owner: str = "test:list", **settings: Any) -> TriggerHost:
-        host = TriggerHost(self.database, TriggererSettings(**settings), owner, backoff=self.backoff)
+    def make(self, list_name: str = "list", **settings: Any) -> TriggerHost:
+        host = TriggerHost(self.database, TriggererSettings(**settings), list_name, backoff=self.backoff)
         self.running.append(host)
         return host
 
-    async def start(self, *specs: TriggerSpec, owner: str = "test:list", **settings: Any) -> TriggerHost:
-        host = self.make(owner, **settings)
+    async def start(self, *specs: TriggerSpec, list_name: str = "list", **settings: Any) -> TriggerHost:
+        host = self.make(list_name, **settings)
         await host.start(specs)
         return host
 

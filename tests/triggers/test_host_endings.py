@@ -199,7 +199,7 @@ async def test_what_was_removed_while_no_host_ran_is_cancelled_by_the_next_one(h
 
 
 async def test_what_belongs_to_another_list_is_left_alone(hosts):
-    host = await hosts.start(spec("theirs", hosted.Counting, then="wait"), owner="other:list")
+    host = await hosts.start(spec("theirs", hosted.Counting, then="wait"), list_name="other")
     await until(lambda: "yielded" in DID["theirs"])
     await hosts.stop(host)
 
@@ -276,8 +276,8 @@ async def test_a_trigger_whose_last_event_is_refused_has_not_finished(hosts, mon
     host = await hosts.start()
     add = host.events.add
 
-    def refused(number, payload, identity, done):
-        add(number, payload, identity, lambda _: done(Refused(Refusal.CONTENT, "too odd")))
+    def refused(number, token, payload, identity, done):
+        add(number, token, payload, identity, lambda _: done(Refused(Refusal.CONTENT, "too odd")))
 
     monkeypatch.setattr(host.events, "add", refused)
     await host.reload([spec("odd", hosted.Counting)])

@@ -50,6 +50,8 @@ _STATES = {
     Verdict.FAILED: TriggerState.FAILED,
     Verdict.CANCELLED: TriggerState.CANCELLED,
 }
+#: Why a run is cancelled that goes on elsewhere, or later.
+_ELSEWHERE = (CancelReason.HAND_OVER, CancelReason.SHUTDOWN)
 
 
 class TriggerRun:
@@ -235,7 +237,8 @@ class TriggerRun:
         if not self._task.done():
             log.error("a trigger does not end; it is left behind", trigger=self.spec.name)
             self._abandoned = True
-            self._fail_held(None)
+            if self._succeeded or self.reason in _ELSEWHERE:
+                self._fail_held(None)
             self._leave(for_good=True)
             if self.reason is not CancelReason.HAND_OVER:
                 reason = self.reason.value if self.reason is not None else None
@@ -278,13 +281,13 @@ class TriggerRun:
         place, subscription = self._place, self._routed.subscription
         bind = subscription.bind if subscription is not None else _bind_nothing
         add, events = place.events.add, place.events
-        number, left = self._number, _BURST
+        number, token, left = self._number, self._token, _BURST
         async for event in self._routed.events:
             if self.reason is not None:
                 return  # it was asked to end, and fires nevertheless
             # Nothing is bound to what cannot be stored.
             payload, identity = payload_of(event), identity_of(event)
-            add(number, payload, identity, partial(self._settle, bind()))
+            add(number, token, payload, identity, partial(self._settle, bind()))
             self._pending += 1
             self.fired += 1
             if events.standing is not Standing.OPEN:
@@ -332,13 +335,7 @@ class TriggerRun:
             reason: Why it was cancelled, if that is how it ended; another reason may come meanwhile.
         """
         trigger, routed = self._trigger, self._routed
-        if following.verdict is not Verdict.FINISHED:
-            self._fail_held(said(self._fault) if self._fault is not None and reason is None else None)
-        if self._goes_on_here(reason):
-            # Until it is known whether it runs again, nothing is to pass it by.
-            self._keep_seat()
-        else:
-            self._leave(for_good=True)
+        self._let_go(following, reason)
         if routed is not None:
             await self._bounded("the end of its generator", getattr(routed.events, "aclose", _nothing))
         if trigger is not None and reason is CancelReason.USER:
@@ -357,13 +354,22 @@ class TriggerRun:
             self._report(following, reason)
         return following
 
+    def _let_go(self, following: Next, reason: CancelReason | None) -> None:
+        """Fail the raw event that it is on, unless it has finished, and give up its place in its stream, but no seat."""
+        finished = following.verdict is Verdict.FINISHED
+        comes_back = self._succeeded or following.pause_seconds is not None
+        if not finished and (comes_back or reason in _ELSEWHERE):
+            self._fail_held(said(self._fault) if reason is None and self._fault is not None else None)
+        if comes_back or (finished and reason is None):
+            # Until it is known whether it runs again, nothing is to pass it by.
+            self._keep_seat()
+        else:
+            self._leave(for_good=True)
+
     def _fail_held(self, error: str | None) -> None:
         """Fail the raw event that it is on; without an error it was interrupted, and is not blamed."""
         if self._routed is not None and self._routed.subscription is not None:
             self._routed.subscription.fail_held(error)
-
-    def _goes_on_here(self, reason: CancelReason | None) -> bool:
-        return self._succeeded or reason is None or reason is CancelReason.TIMEOUT
 
     def _keep_seat(self) -> None:
         key, self.key = self.key, None
