@@ -10,6 +10,7 @@ from typing import Any
 
 import confluent_kafka as ck
 import pytest
+from structlog.testing import capture_logs
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import FencedError, RemoteError
@@ -488,6 +489,19 @@ async def test_a_lost_partition_takes_its_events_and_redeliveries_along(scripted
     one.source.feed(message(0), message(1))
     assert offsets(await one.stream.take(2)) == [0, 1]
     assert not one.source.commits
+
+
+async def test_a_note_that_cannot_be_read_is_reported_once_with_its_partition(scripted):
+    one = scripted(message(0, 1), message(0, 2), message(0, 3))
+    one.source.notes = {("topic", 1): "tidemill1;8;-9+2;", ("topic", 2): "tidemill1;0;0+2;"}
+    with capture_logs() as logs:
+        await one.stream.take(3)
+        one.stream.producer.on_lost([("topic", 1)])
+        one.source.notes["topic", 1] = "tidemill1;8;-9+2;"
+        one.stream.producer.on_assigned([("topic", 1)])
+    (told,) = [entry for entry in logs if "note beside a committed offset cannot be read" in entry["event"]]
+    assert (told["log_level"], told["topic"], told["partition"]) == ("warning", "topic", 1)
+    assert told["note"] == "tidemill1;8;-9+2;"
 
 
 async def test_a_topic_that_goes_back_ends_the_stream_instead_of_losing_messages(scripted):

@@ -60,6 +60,8 @@ class _Lane(Generic[LaneT, HeldT]):
     clean: Intervals = field(default_factory=Intervals)
     open: dict[int, Delivery[LaneT, HeldT]] = field(default_factory=dict)
     failures: dict[int, int] = field(default_factory=dict)
+    # Offsets with failures that a past commit told of and that were not read yet, the first one last.
+    _told: list[int] = field(default_factory=list)
 
     def begin(self, offset: int) -> None:
         self.read = self.floor = offset
@@ -67,7 +69,18 @@ class _Lane(Generic[LaneT, HeldT]):
             return  # never committed, or the log was made anew: what was known is about other messages
         for start, end in self.past.clean:
             self.done(start, end)
-        self.failures = {at: count for at, count in self.past.failures if at >= self.floor}
+        self.failures = {at: n for at, n in self.past.failures if at >= self.floor and at not in self.clean}
+        self._told = sorted(self.failures, reverse=True)
+
+    def reach(self, offset: int) -> None:
+        """Read an offset; what was left out before it does not exist."""
+        while self._told and self._told[-1] <= offset:
+            at = self._told.pop()
+            if at < offset:
+                del self.failures[at]
+        if offset > self.read:
+            self.done(self.read, offset)
+        self.read = offset + 1
 
     def done(self, start: int, end: int) -> None:
         if start > self.floor:
@@ -150,9 +163,7 @@ class Redelivery(Generic[LaneT, HeldT]):
             state.begin(offset)
         if offset < state.read:
             return Skip.STALE
-        if offset > state.read:
-            state.done(state.read, offset)
-        state.read = offset + 1
+        state.reach(offset)
         if offset < state.floor or offset in state.clean:
             self._dirty[lane] = None
             return Skip.CLEAN

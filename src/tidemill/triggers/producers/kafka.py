@@ -26,11 +26,12 @@ from typing import Any
 
 import structlog
 
+from tidemill.config.redaction import redact_text
 from tidemill.config.settings import Settings
 from tidemill.core.commit_note import decode_note, encode_note
 from tidemill.core.errors import FencedError, RemoteError, TidemillError
 from tidemill.core.redelivery import Redelivery
-from tidemill.core.redelivery_items import Delivery, Overdue, RedeliveryLimits, Skip, Verdict, verdict
+from tidemill.core.redelivery_items import Commit, Delivery, Overdue, RedeliveryLimits, Skip, Verdict, verdict
 from tidemill.runtime.deadletter import DeadLetters, KafkaDeadLetters, Letter, LetterKind, letter_sources
 from tidemill.runtime.identity import worker_name
 from tidemill.runtime.messages import SourceMessage
@@ -47,6 +48,7 @@ SETTLE_SECONDS = 5.0
 #: A pull that comes later than this after the last one lets the time for redeliveries stand still meanwhile.
 PAUSE_SECONDS = 1.0
 _PULL_MESSAGES = 64
+_SHOWN_CHARACTERS = 100
 
 Event = Delivery[TopicPartition, SourceMessage]
 
@@ -120,6 +122,8 @@ class KafkaStreamProducer(SharedStreamProducer):
         self._sent: dict[TopicPartition, int] = {}
         self._writing: set[int] = set()
         self._settled = asyncio.Event()
+        # Whose note was reported as unreadable.
+        self._unreadable: set[TopicPartition] = set()
 
     # -- the manager's side -----------------------------------------------------------------------------------
 
@@ -324,9 +328,24 @@ class KafkaStreamProducer(SharedStreamProducer):
         """See `SourceEvents`."""
         self._forget(partitions)
         for lane in partitions:
-            self._log.assign(lane, decode_note(lane, self._source.noted(lane)))
+            self._log.assign(lane, self._past(lane))
             self._lanes.append(lane)
         self._wake.set()
+
+    def _past(self, lane: TopicPartition) -> Commit[TopicPartition] | None:
+        text = self._source.noted(lane)
+        past = decode_note(lane, text)
+        if text and past is None and lane not in self._unreadable:
+            self._unreadable.add(lane)
+            topic, partition = lane
+            log.warning(
+                "the note beside a committed offset cannot be read: all events from that offset on are given again, "
+                "and their failures are counted from 0",
+                topic=topic,
+                partition=partition,
+                note=redact_text(text[:_SHOWN_CHARACTERS]),
+            )
+        return past
 
     async def on_revoked(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         """Give the floors to commit; what is outstanding is given again by whoever reads the partitions next."""
