@@ -15,6 +15,7 @@ from tidemill.runtime.deadletter import LetterKind, decode_letter
 from tidemill.testing.kafka import committed_offsets, consume, produce, unique_name, wait_for_committed
 from tidemill.triggers.base import TriggerEvent
 from tidemill.triggers.builtin.kafka import KafkaTrigger
+from tidemill.triggers.producers.kafka import kafka_claim
 from tidemill.triggers.shared_stream import SharedStreamManager, route
 
 
@@ -169,6 +170,12 @@ def test_it_is_made_again_as_it_was():
     assert made_again(one).shared_stream_key() == one.shared_stream_key()  # type: ignore[attr-defined]
     assert one.shared_stream_key() == KafkaTrigger("t", brokers="h:1", group="g").shared_stream_key()
     assert one.shared_stream_key() != KafkaTrigger("t", brokers="h:1", group="h").shared_stream_key()
+
+
+def test_its_claim_is_topic_and_group_whatever_else_it_is_given():
+    one = KafkaTrigger("orders", group="g", brokers="h:1", where={"a": 1})
+    assert one.upstream_claim() == KafkaTrigger("orders", group="g").upstream_claim() == kafka_claim("orders", "g")
+    assert one.upstream_claim() != KafkaTrigger("orders", group="h").upstream_claim()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tidemill.triggers.base import BaseEventTrigger, TriggerEvent
 from tidemill.triggers.builtin.alone import run_alone
 from tidemill.triggers.builtin.given import from_environment
 from tidemill.triggers.builtin.selection import Left, OnInvalid, Selection, ValueFormat, text_of
-from tidemill.triggers.producers.kafka import kafka_stream
+from tidemill.triggers.producers.kafka import kafka_claim, kafka_stream
 from tidemill.triggers.shared_stream import SharedStreamProducer, reject_shared_stream_event
 
 
@@ -81,6 +81,7 @@ class KafkaTrigger(BaseEventTrigger):
             "client_config": dict(client_config or {}),
         }
         self._key = ("kafka", brokers, topic, group)
+        self._claim = kafka_claim(topic, group)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return what makes this trigger again."""
@@ -89,6 +90,10 @@ class KafkaTrigger(BaseEventTrigger):
     def shared_stream_key(self) -> Hashable:
         """Return brokers, topic and group: two consumers of the same would each see half of the messages."""
         return self._key
+
+    def upstream_claim(self) -> str:
+        """Return topic and group: another list may not read them meanwhile."""
+        return self._claim
 
     @classmethod
     def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> SharedStreamProducer:

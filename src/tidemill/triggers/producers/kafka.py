@@ -17,7 +17,6 @@ is outstanding) the time for redeliveries stands still.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import random
 import time
 from collections import deque
@@ -33,10 +32,11 @@ from tidemill.core.errors import FencedError, RemoteError, TidemillError
 from tidemill.core.redelivery import Redelivery
 from tidemill.core.redelivery_items import Commit, Delivery, Overdue, RedeliveryLimits, Skip, Verdict, verdict
 from tidemill.runtime.deadletter import DeadLetters, KafkaDeadLetters, Letter, LetterKind, letter_sources
-from tidemill.runtime.identity import worker_name
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sources.base import CommitStatus, Fatal, NotedSource, TopicPartition
 from tidemill.sources.kafka import KafkaSource
+from tidemill.triggers.producers.kafka_member import kafka_claim as kafka_claim
+from tidemill.triggers.producers.kafka_member import member_id
 from tidemill.triggers.shared_stream import AdvanceItem, SharedStreamProducer
 
 log = structlog.get_logger(__name__)
@@ -106,7 +106,7 @@ class KafkaStreamProducer(SharedStreamProducer):
     ) -> None:
         """Prepare; nothing is connected before the stream is opened."""
         self._limits = limits or RedeliveryLimits()
-        self._source = source or KafkaSource(settings, _instance_id(settings))
+        self._source = source or KafkaSource(settings, member_id(settings))
         self._letters = letters or KafkaDeadLetters(settings)
         self._clock = clock
         self._log: Redelivery[TopicPartition, SourceMessage] = Redelivery(self._limits)
@@ -387,19 +387,15 @@ class KafkaStreamProducer(SharedStreamProducer):
     def on_fatal(self, fatal: Fatal, text: str) -> None:
         """See `SourceEvents`."""
         if fatal is Fatal.FENCED:
-            text = f"another process reads this stream under the same member id ({text}); give each host its own name"
+            text = (
+                f"another process reads this stream under the same member id ({text}): it has taken this list over, or "
+                f"runs the same trigger outside of a list; run it once, or give it a consumer group of its own"
+            )
             self._error = FencedError(text)
         else:
             self._error = RemoteError(text)
         self._wake.set()
         self._settled.set()
-
-
-def _instance_id(settings: Settings) -> str:
-    """Return a static member id: a host may read several topics as one group."""
-    kafka = settings.kafka
-    topic = hashlib.sha256(kafka.source_topic.encode()).hexdigest()[:8]
-    return f"{kafka.consumer_group}.{worker_name(settings)}.triggers-{topic}"
 
 
 def _absence(overdue: Overdue[TopicPartition, SourceMessage], seconds: float) -> str:
