@@ -545,8 +545,8 @@ class Attending(Producer):
     def subscriber_gone(self, trigger_id: Any) -> None:
         self.told.append(("gone", trigger_id))
 
-    def event_failed(self, broker_payload: Any, trigger_ids: Any) -> None:
-        self.told.append(("failed", broker_payload, tuple(trigger_ids)))
+    def event_failed(self, broker_payload: Any, failures: Any, unread: Any) -> None:
+        self.told.append(("failed", broker_payload, (*failures, *unread)))
 
     async def advance(self, batch: Any) -> None:
         await super().advance(batch)

@@ -210,7 +210,7 @@ class AckStream:
     def _tell_failures(self, attendance: Attendance, batch: Batch[Hashable, Any]) -> None:
         for entry in batch.entries:
             if entry.failed:
-                attendance.event_failed(entry.item, self.group.who_failed(entry))
+                attendance.event_failed(entry.item, dict.fromkeys(self.group.who_failed(entry), "it failed"), ())
 
     def _advance_failed(self, batch: Batch[Hashable, Any], error: BaseException) -> None:
         self._log.error(
