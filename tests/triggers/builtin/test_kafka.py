@@ -142,6 +142,25 @@ async def test_the_same_message_has_the_same_identity_when_it_comes_again(topic)
     assert one.identity == other.identity
 
 
+async def test_a_trigger_that_selects_otherwise_under_the_same_name_has_events_of_its_own(topic):
+    topic.produce(b'{"a": 1}')
+    plain, first_one, same, other, applied, read = [
+        (await first(topic.trigger(**kwargs), 1))[0].identity
+        for kwargs in (
+            {},
+            {"where": {"a": 1, "b": {"exists": False}}},
+            {"where": {"b": {"exists": False}, "a": 1}, "on_invalid": "reject"},
+            {"where": {"a": {"ge": 1}}},
+            {"apply": "builtins.bool"},
+            {"value_format": "json"},
+        )
+    ]
+    assert first_one == same
+    assert len({plain, first_one, other, applied, read}) == 5
+    assert "#" not in plain
+    assert all(identity.startswith(f"{plain}#") for identity in (first_one, other, applied, read))
+
+
 async def test_secrets_of_the_client_come_from_the_environment_and_are_in_no_key(topic, monkeypatch):
     trigger = topic.trigger(client_config={"client.id": {"env": "CLIENT"}, "sasl.password": "hunter2"})
     assert "hunter2" not in f"{trigger!r} {trigger.shared_stream_key()}"

@@ -24,7 +24,8 @@ class KafkaTrigger(BaseEventTrigger):
     """Fires for every message of a topic that is selected.
 
     What is fired holds topic, partition, offset, timestamp, key, headers and value. Its identity is the message's place
-    and time, so that a message is stored once per trigger, however often it is delivered.
+    and time, and a digest of what selects: a message is stored once per trigger, however often it is delivered, and
+    once more for a trigger that selects or applies something else under the same name.
 
     Args:
         topic: The topic to read; it has to exist.
@@ -118,9 +119,9 @@ class KafkaTrigger(BaseEventTrigger):
                 if selection.rejects_invalid:
                     reject_shared_stream_event()
                 continue
-            # With its time, because a topic that was made anew counts from 0 again.
+            # With its time, because a topic that was deleted and created again counts from 0.
             place = f"{message.topic}/{message.partition}/{message.offset}@{message.timestamp}"
-            yield TriggerEvent(fired, identity=place)
+            yield TriggerEvent(fired, identity=place + selection.mark)
 
     def run(self) -> AsyncIterator[TriggerEvent]:
         """Fire without sharing the consumer."""
