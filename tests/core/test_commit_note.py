@@ -45,8 +45,22 @@ def test_a_note_leaves_out_from_the_end_what_does_not_fit():
     assert (said.clean, said.failures) == (clean[: len(said.clean)], failures[: len(said.failures)])
 
 
+@pytest.mark.parametrize("beyond", [-9, 2**63])
+def test_what_could_not_be_read_back_is_left_out_of_a_note(beyond: int) -> None:
+    commit = Commit("a", 10, ((10 + beyond, 12 + beyond), (12, 14), (20, 20 + beyond)), ((10 + beyond, 2), (11, 3)))
+    text = encode_note(commit)
+    assert text == "tidemill1;10;1+3;2+2"
+    assert decode_note("a", text) == Commit("a", 10, ((12, 14),), ((11, 3),))
+
+
+def test_a_note_of_which_nothing_could_be_read_back_is_not_written():
+    assert encode_note(Commit("a", 10, (), ((1, 2), (11, 0)))) == ""
+    assert encode_note(Commit("a", -1, ((2, 3),), ())) == ""
+    assert encode_note(Commit("a", 2**63, ((2**63 + 2, 2**63 + 3),), ())) == ""
+
+
 @pytest.mark.parametrize(
     "text", [None, "", "somebody else's", "tidemill1;1", "tidemill1;1;2+;", "tidemill1;1;;1+2,", "tidemill1;x;;"]
 )
-def test_a_text_that_is_no_note_says_nothing(text: str | None) -> None:
+def test_a_text_that_is_not_a_note_says_nothing(text: str | None) -> None:
     assert decode_note("a", text) is None

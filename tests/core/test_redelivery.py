@@ -54,9 +54,13 @@ def floors(log: Log) -> dict[str, int]:
         ((5, 1, 1), Verdict.REJECTED),
         ((0, 0, 1), Verdict.REJECTED),
         ((0, 0, 0), Verdict.UNSEEN),
+        ((0, 2, 0, 1), Verdict.FAILED),
+        ((0, 2, 0, 2), Verdict.UNREAD),
+        ((5, 1, 0, 1), Verdict.UNREAD),
+        ((0, 1, 1, 1), Verdict.REJECTED),
     ],
 )
-def test_a_reject_outweighs_a_failure_and_a_failure_any_number_of_acks(counts, expected):
+def test_a_reject_outweighs_a_failure_a_failure_what_was_left_unread_and_that_any_number_of_acks(counts, expected):
     assert verdict(*counts) is expected
 
 
@@ -99,37 +103,53 @@ def test_a_redelivery_waits_for_its_backoff():
     assert log.due() is None
 
 
-def test_a_redelivery_waits_for_whoever_failed_to_subscribe_again():
+def unread(log: Log, delivery: Delivery[str, int], now: float = 0.0, *who: str) -> bool:
+    return log.resolve(delivery, Verdict.UNREAD, now, HALF, who)
+
+
+@pytest.mark.parametrize("resolve", [fail, unread])
+@pytest.mark.parametrize("early", [True, False])
+def test_a_redelivery_waits_for_those_who_failed_it_or_left_it_unread_to_subscribe_again(resolve, early):
     log, (a,) = log_of(0, who=("t", "u"))
-    fail(log, a, 0.0, "t")
-    assert log.take(50.0) == []
+    if early:
+        log.left("t")
+    resolve(log, a, 0.0, "t")
+    log.left("u")
     log.joined("u")
-    log.joined("t")
-    assert log.take(50.0) == [], "it never left"
-    log.left("t")
+    log.joined("v")
     assert log.take(50.0) == []
+    if not early:
+        log.joined("t")
+        assert log.take(50.0) == [], "it never left"
+        log.left("t")
+        assert log.take(50.0) == []
     assert log.due() == 60.0
     log.joined("t")
     assert [d.offset for d in log.take(50.0)] == [0]
 
 
-def test_a_redelivery_waits_for_all_who_failed():
+@pytest.mark.parametrize("resolve", [fail, unread])
+def test_those_who_came_back_before_their_failure_was_told_are_not_waited_for(resolve):
     log, (a,) = log_of(0, who=("t", "u"))
-    fail(log, a, 0.0, "t", "u")
+    for who in ("t", "u"):
+        log.left(who)
+        log.left(who)
+        log.joined(who)
+        log.joined(who)
+    resolve(log, a, 0.0, "t", "u")
+    assert log.take(0.9) == []
+    assert [d.offset for d in log.take(1.0)] == [0]
+
+
+def test_a_redelivery_waits_for_all_who_failed_it_or_left_it_unread():
+    log, (a,) = log_of(0, who=("t", "u"))
     log.left("t")
+    log.left("u")
+    fail(log, a, 0.0, "t", "u")
     log.joined("t")
     assert log.take(50.0) == []
     log.gone("u")
     assert [d.offset for d in log.take(50.0)] == [0]
-
-
-def test_who_came_back_before_the_failure_was_told_is_not_waited_for():
-    log, (a,) = log_of(0)
-    log.left("t")
-    log.left("t")
-    log.joined("t")
-    fail(log, a, 0.0, "t")
-    assert [d.offset for d in log.take(1.0)] == [0]
 
 
 def test_who_went_for_good_before_the_failure_was_told_is_not_waited_for():
@@ -149,20 +169,12 @@ def test_who_comes_after_having_gone_for_good_is_not_waited_for_twice():
     assert [d.offset for d in log.take(1.0)] == [0]
 
 
-def test_who_left_before_the_failure_was_told_is_waited_for():
-    log, (a,) = log_of(0, who=("t", "u"))
+def test_those_who_do_not_come_back_in_time_are_named():
+    log, (a, b) = log_of(0, 1, who=("t", "u", "v"))
     log.left("t")
-    fail(log, a, 0.0, "t")
-    assert log.take(30.0) == []
-    log.joined("t")
-    assert [d.offset for d in log.take(30.0)] == [0]
-
-
-def test_whoever_does_not_come_back_in_time_is_named():
-    log, (a, b) = log_of(0, 1, who=("t", "u"))
+    log.left("u")
     fail(log, b, 5.0, "t")
-    fail(log, a, 6.0, "u")
-    log.left("t")
+    unread(log, a, 6.0, "u")
     assert log.overdue(64.9) is None
     overdue = log.overdue(65.0)
     assert overdue is not None
@@ -172,6 +184,33 @@ def test_whoever_does_not_come_back_in_time_is_named():
     assert log.overdue(66.0).missing == {"u"}
 
 
+def test_what_is_left_unread_is_never_dead_lettered_and_backs_off_further_each_time():
+    log, (delivery,) = log_of(0, max_redeliveries=2)
+    now, pauses = 0.0, []
+    for _ in range(50):
+        log.left("t")
+        assert unread(log, delivery, now, "t") is False
+        log.joined("t")
+        pauses.append(log.due() - now)
+        now = log.due()
+        (delivery,) = log.take(now)
+    assert pauses == [1.0, 2.0] + [4.0] * 48
+    assert (delivery.failures, delivery.unread) == (0, 50)
+    clean(log, delivery)
+    assert log.commits() == [Commit("a", 1, (), ())]
+
+
+def test_only_failures_count_of_an_offset_that_is_also_left_unread():
+    log, (delivery,) = log_of(0, max_redeliveries=1)
+    for resolve, failures, lettered in ((unread, 0, False), (fail, 1, False), (unread, 1, False), (fail, 2, True)):
+        assert resolve(log, delivery, 0.0) is lettered
+        assert delivery.failures == failures
+        if not lettered:
+            log.left("t")
+            log.joined("t")
+            (delivery,) = log.take(100.0)
+
+
 def test_an_offset_that_nobody_looked_at_waits_for_somebody_to_join_and_counts_as_no_failure():
     log, (a,) = log_of(0, who=("t",))
     assert log.resolve(a, Verdict.UNSEEN, 0.0, HALF) is False
@@ -179,10 +218,10 @@ def test_an_offset_that_nobody_looked_at_waits_for_somebody_to_join_and_counts_a
     assert log.overdue(60.0).missing == frozenset()
     log.joined("u")
     (again,) = log.take(50.0)
-    assert (again.failures, again.unseen) == (0, 1)
+    assert (again.failures, again.unread) == (0, 1)
     log.joined("v")
     log.resolve(again, Verdict.UNSEEN, 50.0, HALF)
-    assert log.due() == 52.0, "somebody joined since: only the back-off counts, and it grows"
+    assert log.due() == 52.0, "somebody joined since: only the backoff counts, and it grows"
     (third,) = log.take(52.0)
     fail(log, third, 52.0)
     assert log.due() == 53.0
@@ -237,6 +276,7 @@ def test_stale_and_repeated_offsets_are_not_delivered():
 
 def test_a_lane_that_went_away_takes_its_redeliveries_and_its_outcomes_along():
     log, (a, b, c) = log_of(0, 1, 2, who=("t", "u"))
+    log.left("t")
     fail(log, a, 0.0, "t")
     fail(log, b, 0.0)
     assert log.resolve(c, Verdict.REJECTED, 0.0, 0) is True
@@ -274,6 +314,28 @@ def test_a_lane_whose_head_was_deleted_begins_behind_what_is_done():
     log.assign("a", Commit("a", 5, ((6, 8), (9, 10)), ((5, 4), (8, 1))))
     assert log.admit("a", 6, 0) is Skip.CLEAN
     assert log.commits() == [Commit("a", 8, ((9, 10),), ((8, 1),))]
+
+
+def test_a_failed_offset_that_was_removed_from_the_log_is_forgotten():
+    log, _ = log_of()
+    log.assign("a", Commit("a", 5, (), ((5, 2), (7, 3), (9, 1))))
+    (first,) = (admitted(log, 5),)
+    ninth = admitted(log, 9)
+    assert (first.failures, ninth.failures) == (2, 1)
+    log.again("a")
+    assert log.commits() == [Commit("a", 5, ((6, 9),), ((5, 2), (9, 1)))]
+    clean(log, first, ninth)
+    (commit,) = log.commits()
+    assert commit == Commit("a", 10, (), ())
+    assert encode_note(commit) == ""
+
+
+def test_a_failure_of_an_offset_that_is_clean_by_the_same_note_counts_for_nothing():
+    log, _ = log_of()
+    log.assign("a", Commit("a", 5, ((7, 9),), ((8, 2),)))
+    admitted(log, 5)
+    log.again("a")
+    assert log.commits() == [Commit("a", 5, ((7, 9),), ())]
 
 
 def test_open_offsets_are_bounded_in_number_and_bytes():
@@ -362,6 +424,7 @@ class World:
     clock: int = 0
     left_at: dict[str, int] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)
+    blamed: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.start()
@@ -406,7 +469,7 @@ class World:
     def fan_out(self, delivery: Delivery[str, int]) -> None:
         assert delivery.offset not in self.done, "what is done is given to nobody again"
         assert self.crashed or delivery.failures <= self.max_redeliveries
-        assert not self.owed.get(delivery.offset), "whoever failed it has not come back"
+        assert not self.owed.get(delivery.offset), "somebody who failed it, or left it unread, has not come back"
         self.flying.append((delivery, frozenset(self.present), self.clock))
 
     def read(self) -> None:
@@ -431,31 +494,36 @@ class World:
         if not self.flying:
             return
         delivery, members, sent_at = self.flying.pop(self.chance.randrange(len(self.flying)))
-        failed: frozenset[str] = frozenset()
+        awaited: frozenset[str] = frozenset()
         if not members:
             result = Verdict.UNSEEN
         elif kind == "reject":
             result = Verdict.REJECTED
-        elif kind == "fail":
-            result = Verdict.FAILED
-            failed = frozenset(self.chance.sample(sorted(members), self.chance.randint(1, len(members))))
+        elif kind in ("fail", "unread"):
+            result = Verdict.FAILED if kind == "fail" else Verdict.UNREAD
+            awaited = frozenset(self.chance.sample(sorted(members), self.chance.randint(1, len(members))))
         else:
             result = Verdict.CLEAN
             self.done.add(delivery.offset)
+        if result in (Verdict.FAILED, Verdict.REJECTED):
+            self.blamed.add(delivery.offset)
         early = self.chance.random() < 0.5
         if early:
-            self.end(failed, sent_at)
-        if self.log.resolve(delivery, result, self.now, self.chance.getrandbits(32), failed):
+            self.end(awaited, sent_at)
+        if self.log.resolve(delivery, result, self.now, self.chance.getrandbits(32), awaited):
+            assert delivery.offset in self.blamed, "nobody failed or rejected it"
             self.letters.append(delivery)
         if not early:
-            self.end(failed, sent_at)
-        self.owed[delivery.offset] = failed - self.present - self.gone
+            self.end(awaited, sent_at)
+        self.owed[delivery.offset] = awaited - self.present - self.gone
 
-    def end(self, failed: frozenset[str], sent_at: int) -> None:
-        """Whoever failed an event ends, unless that is what made it fail."""
-        for who in failed:
+    def end(self, awaited: frozenset[str], sent_at: int) -> None:
+        """Those who failed an event or left it unread end, unless that is why they did; some are back at once."""
+        for who in sorted(awaited):
             if self.left_at.get(who, 0) <= sent_at:
                 self.leave(who, for_good=False)
+                if self.chance.random() < 0.3:
+                    self.join(who)
 
     def letter(self) -> None:
         if self.letters:
@@ -475,18 +543,27 @@ class World:
             above = {offset for start, end in commit.clean for offset in range(start, end)}
             assert above & set(self.offsets) <= self.done
             assert self.crashed or len(commit.clean) <= self.log.open + 1, "intervals are bounded by what is open"
+            told = decode_note("a", encode_note(commit))
+            assert told == (commit if commit.clean or commit.failures else None), "a note cannot be read back"
             if self.chance.random() < 0.2:
                 self.log.again("a")
                 continue
             self.committed, self.note = commit.floor, encode_note(commit)
 
+    def compact(self) -> None:
+        """The log removes some of what was not read since the last start, and knows nothing of who failed it."""
+        unread = self.offsets[self.position :]
+        self.offsets[self.position :] = [offset for offset in unread if self.chance.random() < 0.7]
+
     def step(self, kind: str) -> None:
         match kind:
+            case "compact":
+                self.compact()
             case "read":
                 self.read()
             case "repeat":
                 self.repeat()
-            case "clean" | "fail" | "reject":
+            case "clean" | "fail" | "reject" | "unread":
                 self.resolve(kind)
             case "letter":
                 self.letter()
@@ -502,6 +579,8 @@ class World:
                 self.now += self.chance.choice((0.1, 3.0, 40.0))
             case "crash":
                 self.start()
+                if self.chance.random() < 0.5:
+                    self.compact()
 
     def finish(self) -> None:
         """Let everybody come back and everything go well, until nothing is left to do."""
@@ -516,8 +595,8 @@ class World:
             self.commit()
 
 
-STEPS = ["read"] * 4 + ["clean"] * 3 + ["fail"] * 2 + ["redeliver"] * 2 + ["commit"] * 2
-STEPS += ["repeat", "reject", "letter", "join", "join", "leave", "wait", "wait"]
+STEPS = ["read"] * 4 + ["clean"] * 3 + ["fail"] * 2 + ["unread"] * 2 + ["redeliver"] * 2 + ["commit"] * 2
+STEPS += ["repeat", "reject", "letter", "join", "join", "leave", "wait", "wait", "compact"]
 
 
 @settings(max_examples=300)
@@ -528,8 +607,26 @@ def test_no_commit_passes_what_is_not_done_and_everything_ends_clean_or_dead_let
     offsets = [first + index for index, there in enumerate(exists) if there]
     world = World(offsets, random.Random(seed), max_redeliveries)
     for _ in range(length):
-        world.step("crash" if world.chance.random() < 0.02 else world.chance.choice(STEPS))
+        world.step("crash" if world.chance.random() < 0.03 else world.chance.choice(STEPS))
     world.finish()
-    assert world.done == set(offsets)
+    assert world.done >= set(world.offsets)
     assert world.log.open == 0
-    assert world.committed == (offsets[-1] + 1 if offsets else 0)
+    assert world.committed >= (world.offsets[-1] + 1 if world.offsets else 0)
+
+
+HARMLESS = [step for step in STEPS if step not in ("fail", "reject")]
+
+
+@settings(max_examples=200)
+@given(PARTITION, st.integers(0, 2**32), st.integers(0, 3), st.integers(0, 300))
+def test_what_nobody_fails_or_rejects_is_never_dead_lettered_and_ends_clean_once_it_is_read(
+    exists: list[bool], seed: int, max_redeliveries: int, length: int
+) -> None:
+    world = World([index for index, there in enumerate(exists) if there], random.Random(seed), max_redeliveries)
+    for _ in range(length):
+        world.step("crash" if world.chance.random() < 0.03 else world.chance.choice(HARMLESS))
+        assert not world.letters
+    world.finish()
+    assert not world.blamed
+    assert world.done >= set(world.offsets)
+    assert world.log.open == 0

@@ -49,7 +49,7 @@ def test_an_event_trigger_shares_nothing_unless_it_says_so() -> None:
         run = Trigger.run
 
     trigger = Plain()
-    assert trigger.shared_stream_key() is None
+    assert (trigger.shared_stream_key(), trigger.upstream_claim()) == (None, None)
     with pytest.raises(NotImplementedError, match="filter_shared_stream"):
         trigger.filter_shared_stream(None)  # type: ignore[arg-type]
     with pytest.raises(NotImplementedError, match="create_shared_stream_producer"):

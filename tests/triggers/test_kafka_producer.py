@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import time
 from collections import Counter
 from typing import Any
 
 import confluent_kafka as ck
 import pytest
+from structlog.testing import capture_logs
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import FencedError, RemoteError
 from tidemill.core.redelivery_items import RedeliveryLimits
 from tidemill.core.retry import Backoff
-from tidemill.runtime.deadletter import LetterKind, decode_letter
+from tidemill.runtime.deadletter import LetterKind, decode_letter, encode_letter
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sources.base import CommitStatus, Fatal
 from tidemill.testing.kafka import committed_offsets, consume, unique_name, wait_for_committed
@@ -23,7 +25,9 @@ from tidemill.testing.kafka import produce as produce_now
 from tidemill.testing.scripted import ScriptedDeadLetters, ScriptedSource
 from tidemill.triggers.attendance import Attendance
 from tidemill.triggers.producers.kafka import AbsentSubscriberError, KafkaStreamProducer, kafka_stream
+from tidemill.triggers.producers.kafka_member import member_id
 from tidemill.triggers.shared_stream import AdvanceItem, AdvanceOutcome
+from tidemill.triggers.stream_api import LIST_NAME
 
 CLEAN = AdvanceOutcome(1, 0, 0)
 FAILED = AdvanceOutcome(2, 1, 0)
@@ -66,10 +70,18 @@ class Stream:
         self.unread += count
         return taken
 
-    async def advance(self, *events: Any, outcome: AdvanceOutcome = CLEAN, failed_by: tuple[str, ...] = ()) -> None:
+    async def advance(
+        self,
+        *events: Any,
+        outcome: AdvanceOutcome = CLEAN,
+        failed_by: tuple[str, ...] | dict[str, str] = (),
+        unread_by: tuple[str, ...] = (),
+    ) -> None:
+        """Tell outcomes, as the manager does."""
+        failures = failed_by if isinstance(failed_by, dict) else dict.fromkeys(failed_by, "ValueError: no")
         for event in events:
-            if failed_by:
-                self.producer.event_failed(event, failed_by)
+            if failures or unread_by:
+                self.producer.event_failed(event, failures, unread_by)
             await self.producer.advance([AdvanceItem(event, outcome)])
 
     async def close(self) -> None:
@@ -169,12 +181,12 @@ async def test_an_event_that_failed_is_never_passed_by_a_commit_and_is_the_only_
     stream = place.start()
     events = await stream.take(10)
     await stream.advance(*events[:4])
+    stream.producer.subscriber_left("t")
     await stream.advance(events[4], outcome=FAILED, failed_by=("t",))
     await stream.advance(*events[5:])
     await place.committed(4)
     place.feed(b"10")
     await stream.advance(*await stream.take(1))
-    stream.producer.subscriber_left("t")
     stream.producer.subscriber_joined("t")
     (again,) = await stream.take(1)
     assert again.held is events[4].held
@@ -184,14 +196,14 @@ async def test_an_event_that_failed_is_never_passed_by_a_commit_and_is_the_only_
     assert len(stream.given) == 12
 
 
-async def test_an_event_is_given_again_once_whoever_failed_it_is_gone_for_good(places):
+async def test_an_event_is_given_again_once_a_trigger_that_failed_it_is_gone_for_good(places):
     place = places()
     place.feed(b"0")
     stream = place.start()
     stream.producer.subscriber_joined("u")
     (event,) = await stream.take(1)
-    await stream.advance(event, outcome=FAILED, failed_by=("u",))
     stream.producer.subscriber_left("u")
+    await stream.advance(event, outcome=FAILED, failed_by=("u",))
     with pytest.raises(TimeoutError):
         await stream.take(1, seconds=0.2)
     stream.producer.subscriber_gone("u")
@@ -199,14 +211,15 @@ async def test_an_event_is_given_again_once_whoever_failed_it_is_gone_for_good(p
     await place.committed(1)
 
 
-async def test_the_stream_ends_uncommitted_when_whoever_failed_does_not_come_back(places):
+async def test_the_stream_ends_uncommitted_when_a_trigger_that_failed_does_not_come_back(places):
     place = places()
     place.feed(b"0", b"1")
     stream = place.start(wait_seconds=0.3)
     first, second = await stream.take(2)
+    stream.producer.subscriber_left("t")
     await stream.advance(first, outcome=FAILED, failed_by=("t",))
     await stream.advance(second)
-    with pytest.raises(AbsentSubscriberError, match=r"offset 0 .* failed by t, not subscribed again within 0\.3 s"):
+    with pytest.raises(AbsentSubscriberError, match=r"offset 0 .* waits for t, which .* again within 0\.3 s"):
         await stream.take(1)
     await stream.close()
     assert committed_offsets(place.broker.bootstrap, place.topic, place.topic)[0] <= 0
@@ -224,6 +237,7 @@ async def test_a_rejected_event_is_dead_lettered_at_once_and_then_committed(plac
     await place.committed(2)
     (letter,) = await place.letters(1)
     assert letter.kind is LetterKind.REJECTED
+    assert letter.error == "a trigger rejected the event: trigger t: ValueError: no"
     assert (letter.sources[0].offset, letter.sources[0].value, letter.partition) == (0, "bad", 0)
 
 
@@ -236,10 +250,11 @@ async def test_an_event_that_fails_after_its_last_redelivery_is_dead_lettered(pl
     for _ in range(2):
         await stream.advance(bad, outcome=FAILED)
         (bad,) = await stream.take(1)
-    await stream.advance(bad, outcome=FAILED)
+    await stream.advance(bad, outcome=FAILED, failed_by=("t",))
     await place.committed(2)
     (letter,) = await place.letters(1)
     assert (letter.kind, letter.attempt_count) == (LetterKind.FAILED, 3)
+    assert letter.error == "the event failed 3 times, the last time: trigger t: ValueError: no"
     assert len(stream.given) == 4
 
 
@@ -256,8 +271,8 @@ async def test_a_stream_with_a_single_subscriber_counts_failures_over_its_restar
             (good,) = await stream.take(1)
             seen[good.offset] += 1
             await stream.advance(good)
-        await stream.advance(bad, outcome=FAILED, failed_by=("t",))
         stream.producer.subscriber_left("t")
+        await stream.advance(bad, outcome=FAILED, failed_by=("t",))
         await stream.close()
     assert seen == {0: 3, 1: 1}
     await place.committed(2)
@@ -366,6 +381,33 @@ async def test_with_every_hundredth_event_failing_all_end_clean_or_dead_lettered
     assert set(clean.values()) == {1}
     assert {where for where in failures if where not in clean} == {(p, n) for p in range(4) for n in (7, 1007)}
     assert len(await place.letters(8)) == 8
+
+
+@pytest.mark.parametrize("name", ["", "/lists/a", "x" * 5_000, "\ud800 ü/\n"])
+def test_a_member_id_holds_list_group_and_topic_in_characters_that_kafka_allows(name, monkeypatch):
+    def member(listed: str, group: str = "g", topic: str = "t", host: str = "h") -> str:
+        monkeypatch.setenv("WORKER_ID", host)
+        token = LIST_NAME.set(listed)
+        try:
+            return member_id(Settings.model_validate({"kafka": {"source_topic": topic, "consumer_group": group}}))
+        finally:
+            LIST_NAME.reset(token)
+
+    longest = member(name, "g" * 100, "t" * 249, "h" * 100)
+    assert re.fullmatch(r"[A-Za-z0-9._-]{1,249}", longest)
+    ids = {member(name), member(name + "b"), member(name, "g2"), member(name, "g", "t2")}
+    assert len(ids) == 4
+    assert (member(name, host="i") == member(name)) is bool(name), "without a list the host tells members apart"
+
+
+def test_a_list_that_changes_hands_keeps_its_member_whatever_the_hosts_are_called(monkeypatch):
+    monkeypatch.setenv("WORKER_ID", "not a name for Kafka")
+    token = LIST_NAME.set("orders.yaml")
+    try:
+        producer = kafka_stream("localhost:1", "orders", "order-triggers")
+    finally:
+        LIST_NAME.reset(token)
+    assert isinstance(producer, KafkaStreamProducer)
 
 
 def test_the_producer_is_told_who_is_there():
@@ -480,6 +522,7 @@ async def test_revoked_partitions_are_committed_as_far_as_they_are_clean_and_the
 async def test_a_lost_partition_takes_its_events_and_redeliveries_along(scripted):
     one = scripted(message(0), message(1))
     first, second = await one.stream.take(2)
+    one.stream.producer.subscriber_left("t")
     await one.stream.advance(first, outcome=FAILED, failed_by=("t",))
     one.source.lose(("topic", 0))
     await one.stream.advance(second)
@@ -488,6 +531,19 @@ async def test_a_lost_partition_takes_its_events_and_redeliveries_along(scripted
     one.source.feed(message(0), message(1))
     assert offsets(await one.stream.take(2)) == [0, 1]
     assert not one.source.commits
+
+
+async def test_a_note_that_cannot_be_read_is_reported_once_with_its_partition(scripted):
+    one = scripted(message(0, 1), message(0, 2), message(0, 3))
+    one.source.notes = {("topic", 1): "tidemill1;8;-9+2;", ("topic", 2): "tidemill1;0;0+2;"}
+    with capture_logs() as logs:
+        await one.stream.take(3)
+        one.stream.producer.on_lost([("topic", 1)])
+        one.source.notes["topic", 1] = "tidemill1;8;-9+2;"
+        one.stream.producer.on_assigned([("topic", 1)])
+    (told,) = [entry for entry in logs if "note beside a committed offset cannot be read" in entry["event"]]
+    assert (told["log_level"], told["topic"], told["partition"]) == ("warning", "topic", 1)
+    assert told["note"] == "tidemill1;8;-9+2;"
 
 
 async def test_a_topic_that_goes_back_ends_the_stream_instead_of_losing_messages(scripted):
@@ -518,15 +574,72 @@ async def test_an_event_that_nobody_looked_at_is_given_to_the_next_who_comes(scr
     await one.stream.advance(again, outcome=UNSEEN)
     one.clock.now += 31
     one.source.feed()
-    with pytest.raises(AbsentSubscriberError, match="nobody subscribed for the event at offset 0"):
+    with pytest.raises(AbsentSubscriberError, match="no trigger subscribed for the event at offset 0"):
         await one.stream.take(1)
     assert not one.letters.letters
+
+
+async def test_what_triggers_leave_unread_is_given_again_and_never_dead_lettered(scripted):
+    one = scripted(*(message(n) for n in range(20)), max_redeliveries=1)
+    producer = one.stream.producer
+    clean: list[int] = []
+    while len(clean) < 20:
+        batch = await one.stream.take(20 - len(clean))
+        # As a trigger that ends after each event does it.
+        await one.stream.advance(batch[0])
+        clean.append(batch[0].offset)
+        producer.subscriber_left("t")
+        await one.stream.advance(*batch[1:], outcome=AdvanceOutcome(0, 1, 0), unread_by=("t",))
+        producer.subscriber_joined("t")
+        one.clock.now += 1
+        one.source.feed()
+    await one.commit(20)
+    assert sorted(clean) == list(range(20))
+    assert not one.letters.letters
+
+
+async def test_an_event_that_one_failed_and_another_left_unread_waits_for_both_and_counts(scripted):
+    one = scripted(message(0), max_redeliveries=0)
+    for who in ("u", "v"):
+        one.stream.producer.subscriber_joined(who)
+    (event,) = await one.stream.take(1)
+    one.stream.producer.subscriber_left("v")
+    await one.stream.advance(event, outcome=AdvanceOutcome(0, 1, 0), unread_by=("v",))
+    with pytest.raises(TimeoutError):
+        await one.stream.take(1, seconds=0.1)
+    one.stream.producer.subscriber_joined("v")
+    one.clock.now += 1
+    one.source.feed()
+    (event,) = await one.stream.take(1)
+    await one.stream.advance(
+        event, outcome=AdvanceOutcome(1, 2, 0), failed_by={"u": "KeyError: 'total'"}, unread_by=("v",)
+    )
+    await one.commit(1)
+    (letter,) = one.letters.letters
+    assert (letter.kind, letter.attempt_count) == (LetterKind.FAILED, 1)
+    assert letter.error == "the event failed once: trigger u: KeyError: 'total'"
+
+
+async def test_a_letter_names_who_failed_the_last_delivery_in_bounds_and_without_secrets(scripted):
+    one = scripted(SourceMessage("topic", 0, 0, headers=(("tidemill-redrives", b"2"),)), max_redeliveries=0)
+    (event,) = await one.stream.take(1)
+    odd = {"t": "\ud800\0 password=hunter2 " + "x" * 10_000, "n" * 1000: "y"}
+    await one.stream.advance(event, outcome=FAILED, failed_by=odd | {f"m{n}": "z" for n in range(100)})
+    await one.commit(1)
+    (letter,) = one.letters.letters
+    assert decode_letter(encode_letter(letter)) == letter
+    assert "trigger t: ?\ufffd password=*** xxx" in letter.error
+    assert "hunter2" not in letter.error
+    assert letter.error.endswith("; and 97 more triggers")
+    assert len(letter.error) < 2_000
+    assert letter.redrives == 2
 
 
 async def test_the_wait_for_who_failed_stands_still_while_nothing_is_pulled(scripted):
     one = scripted(message(0), message(1), message(2), wait_seconds=60.0)
     one.stream.pulling.clear()
     (event,) = await one.stream.take(1)
+    one.stream.producer.subscriber_left("t")
     await one.stream.advance(event, outcome=FAILED, failed_by=("t",))
     one.clock.now += 3600
     one.stream.pulling.set()
@@ -537,13 +650,14 @@ async def test_the_wait_for_who_failed_stands_still_while_nothing_is_pulled(scri
         await one.stream.take(1, seconds=0.1)
     one.clock.now += 3
     one.source.feed()
-    with pytest.raises(AbsentSubscriberError, match="failed by t"):
+    with pytest.raises(AbsentSubscriberError, match="waits for t, which failed it"):
         await one.stream.take(1)
 
 
 async def test_what_is_open_is_bounded_while_an_event_waits_for_its_redelivery(scripted):
     one = scripted(*(message(n) for n in range(500)), max_open=100)
     events = await one.stream.take(100)
+    one.stream.producer.subscriber_left("t")
     await one.stream.advance(*events, outcome=FAILED, failed_by=("t",))
     with pytest.raises(TimeoutError):
         await one.stream.take(200, seconds=0.2)

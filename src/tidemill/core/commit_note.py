@@ -3,7 +3,8 @@
 A broker keeps one number per partition and a little text with it. The text says which offsets above the floor are
 clean and how often others failed, so that whoever reads the partition next gives nothing clean again and goes on
 counting. Invariants: a note never exceeds its limit: what does not fit is left out from the end, which costs a
-repetition and loses nothing; a text that is no note is no error, and says nothing.
+repetition and loses nothing; what it holds can be read back: numbers that no log has are left out; a text that is not
+a note is not an error, and says nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ LaneT = TypeVar("LaneT")
 MAX_NOTE_BYTES = 4000
 #: Failures are few, and each matters more than an interval does.
 _FAILURES_BYTES = MAX_NOTE_BYTES // 2
+#: Logs count in 64 bits, with a sign.
+_MAX_NUMBER = (1 << 63) - 1
 _MARK = "tidemill1"
 _PAIRS = r"(?:[0-9]{1,19}\+[0-9]{1,19}(?:,[0-9]{1,19}\+[0-9]{1,19})*)?"
 _NOTE = re.compile(rf"{_MARK};([0-9]{{1,19}});({_PAIRS});({_PAIRS})", re.ASCII)
@@ -32,18 +35,20 @@ def encode_note(commit: Commit[LaneT]) -> str:
         >>> encode_note(Commit("a", 100, ((102, 110), (112, 113)), ((100, 2),)))
         'tidemill1;100;0+2;2+8,12+1'
     """
-    if not commit.clean and not commit.failures:
+    if not 0 <= commit.floor <= _MAX_NUMBER:
         return ""
     head = f"{_MARK};{commit.floor};"
     failures = _joined(((at - commit.floor, count) for at, count in commit.failures), _FAILURES_BYTES)
     room = MAX_NOTE_BYTES - len(head) - len(failures) - 1
     clean = _joined(((start - commit.floor, end - start) for start, end in commit.clean), room)
-    return f"{head}{failures};{clean}"
+    return f"{head}{failures};{clean}" if failures or clean else ""
 
 
 def _joined(pairs: Iterable[tuple[int, int]], room: int) -> str:
     words: list[str] = []
     for first, second in pairs:
+        if not (0 <= first <= _MAX_NUMBER and 0 < second <= _MAX_NUMBER):
+            continue
         word = f"{first}+{second}"
         room -= len(word) + 1
         if room < 0:
@@ -53,7 +58,7 @@ def _joined(pairs: Iterable[tuple[int, int]], room: int) -> str:
 
 
 def decode_note(lane: LaneT, text: str | None) -> Commit[LaneT] | None:
-    """Return what a note says about its lane, None where the text is no note.
+    """Return what a note says about its lane, None where the text is not a note.
 
     Example:
         >>> decode_note("a", "tidemill1;100;0+2;2+8,12+1")

@@ -1,21 +1,23 @@
 """What may be committed of a log, and what has to be given again: the commit floor of every lane.
 
 A log (a Kafka partition) only knows one number per lane: everything below the floor is done. A lane's offsets are
-admitted in order, delivered to the subscribers of the moment, and resolved in any order. An offset that nobody failed
-is clean; one that failed, or that nobody looked at, holds the floor while it waits for whoever failed it, and is then
-delivered again from memory, to everybody who is there. A rejected one, and one that failed too often, is dead-lettered,
-and done once the letter is confirmed. Giving again from memory needs no seek: a seek would throw away what was
-prefetched and read all that is clean once more.
+admitted in order, delivered to the subscribers of the moment, and resolved in any order. An offset that all of them
+read and nobody failed is clean; any other holds the floor while it waits for those who failed it or left it unread, and
+is then delivered again from memory, to everybody who is there. A rejected one, and one that failed too often, is
+dead-lettered, and done once the letter is confirmed. Giving again from memory needs no seek: a seek would throw away
+what was prefetched and read all that is clean once more.
 
 Invariants:
 1. The floor never passes an offset that is not done, and never moves back; so no commit does.
 2. What is clean is not delivered again, to nobody; clean offsets above the floor are intervals, at most one more of
    them than there are open offsets, which are bounded (`wants`), beside those that a past commit told of.
-3. An offset that failed ends clean or dead-lettered, or `overdue` names it.
+3. An offset that is not clean ends clean or dead-lettered, or `overdue` names it.
 4. A delivery is resolved once; one that was delivered again since, or whose lane went away, changes nothing.
+5. Only a failure or a reject leads to a dead letter. What is left unread is given again as often as it takes.
+6. Every redelivery backs off, further with each failure, and with each time in a row that nobody failed it.
 
-Who left after a delivery and is not back, or was not seen to leave, is waited for; who is gone for good is not.
-Times are seconds of one clock, `bits` are 32 random bits. Every call costs what it touches.
+A subscriber that left after a delivery and is not back, or was not seen to leave, is waited for; one that is gone for
+good is not. Times are seconds of one clock, `bits` are 32 random bits. Every call costs what it touches.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ HeldT = TypeVar("HeldT")
 
 
 class _Waiting(Generic[LaneT, HeldT]):
-    """A failed delivery before it is given again."""
+    """A delivery that is not done, before it is given again."""
 
     __slots__ = ("anybody", "deadline", "delivery", "due", "missing")
 
@@ -60,6 +62,8 @@ class _Lane(Generic[LaneT, HeldT]):
     clean: Intervals = field(default_factory=Intervals)
     open: dict[int, Delivery[LaneT, HeldT]] = field(default_factory=dict)
     failures: dict[int, int] = field(default_factory=dict)
+    # Offsets with failures that a past commit told of and that were not read yet, the first one last.
+    _told: list[int] = field(default_factory=list)
 
     def begin(self, offset: int) -> None:
         self.read = self.floor = offset
@@ -67,7 +71,18 @@ class _Lane(Generic[LaneT, HeldT]):
             return  # never committed, or the log was made anew: what was known is about other messages
         for start, end in self.past.clean:
             self.done(start, end)
-        self.failures = {at: count for at, count in self.past.failures if at >= self.floor}
+        self.failures = {at: n for at, n in self.past.failures if at >= self.floor and at not in self.clean}
+        self._told = sorted(self.failures, reverse=True)
+
+    def reach(self, offset: int) -> None:
+        """Read an offset; what was left out before it does not exist."""
+        while self._told and self._told[-1] <= offset:
+            at = self._told.pop()
+            if at < offset:
+                del self.failures[at]
+        if offset > self.read:
+            self.done(self.read, offset)
+        self.read = offset + 1
 
     def done(self, start: int, end: int) -> None:
         if start > self.floor:
@@ -112,6 +127,7 @@ class Redelivery(Generic[LaneT, HeldT]):
         self._timers: list[tuple[float, int, _Waiting[LaneT, HeldT]]] = []
         self._held_up: deque[_Waiting[LaneT, HeldT]] = deque()
         self._missing: dict[Hashable, list[_Waiting[LaneT, HeldT]]] = {}
+        # Deliveries that wait for anybody to join.
         self._unseen: list[_Waiting[LaneT, HeldT]] = []
 
     # -- lanes ------------------------------------------------------------------------------------------------
@@ -150,9 +166,7 @@ class Redelivery(Generic[LaneT, HeldT]):
             state.begin(offset)
         if offset < state.read:
             return Skip.STALE
-        if offset > state.read:
-            state.done(state.read, offset)
-        state.read = offset + 1
+        state.reach(offset)
         if offset < state.floor or offset in state.clean:
             self._dirty[lane] = None
             return Skip.CLEAN
@@ -166,10 +180,10 @@ class Redelivery(Generic[LaneT, HeldT]):
         held: HeldT,
         size_bytes: int,
         failures: int,
-        unseen: int = 0,
+        unread: int = 0,
     ) -> Delivery[LaneT, HeldT]:
         self._number = number = self._number + 1
-        delivery = Delivery(lane, offset, held, size_bytes, number, failures, unseen)
+        delivery = Delivery(lane, offset, held, size_bytes, number, failures, unread)
         state.open[offset] = delivery
         self._open_bytes += size_bytes
         self._numbers[number] = None
@@ -183,7 +197,7 @@ class Redelivery(Generic[LaneT, HeldT]):
         verdict: Verdict,
         now: float,
         bits: int,
-        failed_by: Collection[Hashable] = (),
+        awaited: Collection[Hashable] = (),
     ) -> bool:
         """Take how a delivery ended.
 
@@ -191,8 +205,8 @@ class Redelivery(Generic[LaneT, HeldT]):
             delivery: What `admit` or `take` gave.
             verdict: How it ended.
             now: The time.
-            bits: For the back-off.
-            failed_by: Who failed it.
+            bits: For the backoff.
+            awaited: Who failed it, or left it unread.
 
         Returns:
             Whether it is to be dead-lettered; call `lettered` when that is confirmed.
@@ -206,16 +220,16 @@ class Redelivery(Generic[LaneT, HeldT]):
             return False
         if verdict is Verdict.REJECTED:
             return True
-        if verdict is Verdict.UNSEEN:
-            delivery.unseen += 1
+        if verdict in (Verdict.UNREAD, Verdict.UNSEEN):
+            delivery.unread += 1
         else:
-            delivery.unseen = 0
+            delivery.unread = 0
             delivery.failures += 1
             state.failures[delivery.offset] = delivery.failures
             self._dirty[delivery.lane] = None
             if delivery.failures > self._limits.max_redeliveries:
                 return True
-        self._wait(delivery, now, bits, failed_by)
+        self._wait(delivery, verdict, now, bits, awaited)
         return False
 
     def lettered(self, delivery: Delivery[LaneT, HeldT]) -> None:
@@ -296,19 +310,26 @@ class Redelivery(Generic[LaneT, HeldT]):
             self._schedule(waiting)
 
     def _expected(self, who: Hashable, delivery: Delivery[LaneT, HeldT]) -> bool:
-        """Whether somebody who failed a delivery has still to come back."""
+        """Whether somebody who failed a delivery, or left it unread, has still to come back."""
         left = self._present.get(who)
         return who in self._absent if left is None else left <= delivery.number
 
     # -- redeliveries -----------------------------------------------------------------------------------------
 
-    def _wait(self, delivery: Delivery[LaneT, HeldT], now: float, bits: int, failed_by: Collection[Hashable]) -> None:
-        delay = self._limits.backoff.delay(delivery.unseen or delivery.failures, bits)
+    def _wait(
+        self,
+        delivery: Delivery[LaneT, HeldT],
+        verdict: Verdict,
+        now: float,
+        bits: int,
+        awaited: Collection[Hashable],
+    ) -> None:
+        delay = self._limits.backoff.delay(delivery.unread or delivery.failures, bits)
         waiting = _Waiting(delivery, now + delay, now + self._limits.wait_seconds)
-        waiting.missing = {who for who in failed_by if self._expected(who, delivery)}
+        waiting.missing = {who for who in awaited if self._expected(who, delivery)}
         for who in waiting.missing:
             self._missing.setdefault(who, []).append(waiting)
-        if delivery.unseen and self._joined <= delivery.number:
+        if verdict is Verdict.UNSEEN and self._joined <= delivery.number:
             waiting.anybody = True
             self._unseen.append(waiting)
         if waiting.held_up:
@@ -335,11 +356,11 @@ class Redelivery(Generic[LaneT, HeldT]):
             old = waiting.delivery
             state = self._lanes[old.lane]
             self._close(state, old)
-            found.append(self._deliver(state, old.lane, old.offset, old.held, old.size_bytes, old.failures, old.unseen))
+            found.append(self._deliver(state, old.lane, old.offset, old.held, old.size_bytes, old.failures, old.unread))
         return found
 
     def overdue(self, now: float) -> Overdue[LaneT, HeldT] | None:
-        """Return an offset whose failed subscribers did not come back in time, None while there is none."""
+        """Return an offset whose subscribers did not come back in time, None while there is none."""
         first = self._first_held_up()
         if first is None or now < first.deadline:
             return None

@@ -19,8 +19,8 @@ class RedeliveryLimits:
 
     Attributes:
         max_redeliveries: Deliveries after the first one; a failure of the last one is dead-lettered.
-        backoff: How long an offset waits after each failure.
-        wait_seconds: How long whoever failed may take to come back.
+        backoff: How long an offset waits after each failure, and each time it was left unread.
+        wait_seconds: How long those who failed an offset, or left it unread, may take to come back.
         max_open: Admitted offsets of one lane that are not done.
         max_open_bytes: What those of all lanes may hold together.
     """
@@ -33,25 +33,42 @@ class RedeliveryLimits:
 
 
 class Verdict(enum.Enum):
-    """How a delivery ended."""
+    """How a delivery ended.
+
+    Attributes:
+        CLEAN: Somebody accepted it, and nobody did anything else.
+        FAILED: Somebody read it and failed.
+        REJECTED: Somebody refused it for good.
+        UNREAD: Nobody failed, but somebody never read it.
+        UNSEEN: Nobody was there for it, or is left of those who were.
+    """
 
     CLEAN = "clean"
     FAILED = "failed"
     REJECTED = "rejected"
+    UNREAD = "unread"
     UNSEEN = "unseen"
 
 
-def verdict(acked: int, failed: int, rejected: int) -> Verdict:
-    """Return what so many subscribers make of an event; a reject outweighs a failure.
+def verdict(acked: int, failed: int, rejected: int, unread: int = 0) -> Verdict:
+    """Return what this many subscribers make of an event; a reject outweighs a failure, which outweighs the rest.
+
+    Args:
+        acked: How many accepted it.
+        failed: How many failed it, those who never read it included.
+        rejected: How many refused it for good.
+        unread: How many of the failed are known never to have read it.
 
     Example:
-        >>> verdict(acked=2, failed=1, rejected=0)
-        <Verdict.FAILED: 'failed'>
+        >>> verdict(acked=2, failed=1, rejected=0), verdict(acked=2, failed=1, rejected=0, unread=1)
+        (<Verdict.FAILED: 'failed'>, <Verdict.UNREAD: 'unread'>)
     """
     if rejected:
         return Verdict.REJECTED
-    if failed:
+    if failed > unread:
         return Verdict.FAILED
+    if failed:
+        return Verdict.UNREAD
     return Verdict.CLEAN if acked else Verdict.UNSEEN
 
 
@@ -73,14 +90,14 @@ class Delivery(Generic[LaneT, HeldT]):
         size_bytes: What it holds of the budget.
         number: Rises with every delivery, redeliveries included.
         failures: How often the offset failed before.
-        unseen: How often in a row nobody looked at it.
+        unread: How often in a row nobody failed it, and not everybody read it.
         resolved: Whether it ended.
     """
 
-    __slots__ = ("failures", "held", "lane", "number", "offset", "resolved", "size_bytes", "unseen")
+    __slots__ = ("failures", "held", "lane", "number", "offset", "resolved", "size_bytes", "unread")
 
     def __init__(
-        self, lane: LaneT, offset: int, held: HeldT, size_bytes: int, number: int, failures: int, unseen: int = 0
+        self, lane: LaneT, offset: int, held: HeldT, size_bytes: int, number: int, failures: int, unread: int = 0
     ) -> None:
         """Take everything as it is."""
         self.lane = lane
@@ -89,7 +106,7 @@ class Delivery(Generic[LaneT, HeldT]):
         self.size_bytes = size_bytes
         self.number = number
         self.failures = failures
-        self.unseen = unseen
+        self.unread = unread
         self.resolved = False
 
     def __repr__(self) -> str:

@@ -105,6 +105,14 @@ class BaseEventTrigger(BaseTrigger):
         """Return what names the upstream: triggers with equal keys share one poll. None: share nothing."""
         return None
 
+    def upstream_claim(self) -> str | None:
+        """Return what names an upstream that the stream of only one list of triggers may read; None: any may.
+
+        The host does not start a list with a claim that another list has which is running. For a trigger of your own
+        over Kafka, return `tidemill.triggers.producers.kafka.kafka_claim(topic, group)`.
+        """
+        return None
+
     @classmethod
     def open_shared_stream(cls, kwargs: dict[str, Any]) -> AsyncIterator[Any]:
         """Poll the upstream for all subscribers: an async generator of raw events that never ends by itself.

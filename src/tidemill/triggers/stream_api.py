@@ -8,12 +8,12 @@ from __future__ import annotations
 import abc
 from collections.abc import AsyncIterator, Hashable, Sequence
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from tidemill.core.errors import TidemillError
 
-#: The name of the list of triggers whose host makes a producer; '' where there is no host.
-LIST_NAME: ContextVar[str] = ContextVar("tidemill_list_name", default="")
+#: Set while a producer is created: the name of the list of triggers whose host runs it, '' without one.
+LIST_NAME: Final[ContextVar[str]] = ContextVar("tidemill_list_name", default="")
 
 
 class AdvanceOutcome(NamedTuple):

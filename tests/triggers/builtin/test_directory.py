@@ -244,6 +244,18 @@ async def test_what_is_there_comes_again_after_a_restart_under_the_same_identity
     assert [event.identity for event in one] == [event.identity for event in other]
 
 
+async def test_a_file_that_was_replaced_by_one_of_the_same_size_and_age_is_another(tmp_path):
+    identities = []
+    for name in ("a", "new"):
+        (tmp_path / name).write_text("x")
+        os.utime(tmp_path / name, ns=(7, 7))
+        os.replace(tmp_path / name, tmp_path / "a")
+        (event,) = await first(DirectoryTrigger(tmp_path, settle_seconds=0), 1)
+        identities.append(event.identity)
+    assert len(set(identities)) == 2
+    assert all(identity.startswith("a@7.1.") for identity in identities)
+
+
 async def test_many_files_that_are_there_do_not_overflow_a_slow_subscriber(tmp_path):
     for n in range(50):
         (tmp_path / str(n)).write_text(str(n))

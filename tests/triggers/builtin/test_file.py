@@ -17,7 +17,38 @@ async def test_a_file_that_is_there_fires_at_once(tmp_path):
     path.write_text("tide")
     (event,) = await fired(FileTrigger(path, poll_seconds=60), seconds=5)
     assert event.payload == {"path": str(path), "size_bytes": 4, "modified_ns": path.stat().st_mtime_ns}
-    assert event.identity == str(path)
+    found = path.stat()
+    assert event.identity == f"{path}@{found.st_mtime_ns}.4.{found.st_ino}"
+
+
+async def test_each_version_of_a_file_is_an_event_of_its_own(tmp_path):
+    path = tmp_path / "done"
+    identities = []
+    for text, modified_ns in (("1", 1), ("22", 1), ("33", 2)):
+        path.write_text(text)
+        os.utime(path, ns=(modified_ns, modified_ns))
+        for _ in range(2):
+            (event,) = await fired(FileTrigger(path))
+            identities.append(event.identity)
+    (tmp_path / "new").write_text("44")
+    os.utime(tmp_path / "new", ns=(2, 2))
+    os.replace(tmp_path / "new", path)
+    (event,) = await fired(FileTrigger(path))
+    identities.append(event.identity)
+    assert [identities.count(one) for one in dict.fromkeys(identities)] == [2, 2, 2, 1]
+
+
+async def test_the_identity_of_a_file_with_a_long_path_is_one_that_a_store_takes(tmp_path):
+    folder = tmp_path.joinpath(*(f"{n:02}{'ü' * 100}" for n in range(12)))
+    folder.mkdir(parents=True)
+    identities = set()
+    for name in ("a", "b"):
+        (folder / name).write_text("x")
+        os.utime(folder / name, (1, 1))
+        (event,) = await fired(FileTrigger(folder / name))
+        assert len(event.identity.encode()) < 512
+        identities.add(event.identity.partition("@")[0])
+    assert len(identities) == 2
 
 
 async def test_a_file_is_waited_for_in_a_folder_that_does_not_exist_either(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -88,7 +89,43 @@ async def test_an_answer_as_expected_fires_with_its_body(site):
     site.will_answer((200, {"state": "done"}))
     (event,) = await fired(HttpTrigger(f"{site.url}/job/7"))
     assert event.payload == {"url": f"{site.url}/job/7", "status": 200, "body": {"state": "done"}}
-    assert event.identity == f"{site.url}/job/7"
+    assert re.fullmatch(re.escape(f"{site.url}/job/7") + "#[0-9a-f]{32}", event.identity)
+
+
+async def test_each_answer_and_each_request_is_an_event_of_its_own(site):
+    async def identity(answer: Any, path: str = "/job?n=7", **kwargs: Any) -> str:
+        site.will_answer((200, answer))
+        (event,) = await fired(HttpTrigger(f"{site.url}{path}", **kwargs))
+        return str(event.identity)
+
+    done = {"state": "done", "run": 1}
+    assert await identity(done) == await identity(done)
+    assert await identity(done, where={"run": 1, "state": "done"}) == await identity(done, where=dict(done))
+    found = [
+        await identity(done),
+        await identity({"state": "done", "run": 2}),
+        await identity(b"done"),
+        await identity(done, path="/job?n=8"),
+        await identity(done, path="/job", params={"n": 7}),
+        await identity(done, method="POST"),
+        await identity(done, method="POST", json={"a": 1}),
+        await identity(done, where={"run": {"ge": 1}}),
+        await identity(done, path="/job?" + "x" * 5_000),
+        await identity(done, path="/" + "x" * 5_000),
+    ]
+    assert len(set(found)) == len(found)
+    assert all(len(one) < 1_024 for one in found)
+
+
+async def test_a_secret_that_changes_in_the_environment_changes_no_identity(site, monkeypatch):
+    site.will_answer(200)
+    found = set()
+    for secret in ("hunter2", "hunter3"):
+        monkeypatch.setenv("API_TOKEN", secret)
+        headers = {"authorization": {"env": "API_TOKEN"}}
+        (event,) = await fired(HttpTrigger(site.url, params={"key": {"env": "API_TOKEN"}}, headers=headers))
+        found.add(event.identity)
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize(("body", "shown"), [(b"", ""), (b"tide", "tide"), (b"\xff", {"base64": "/w=="})])

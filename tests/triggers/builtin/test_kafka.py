@@ -15,6 +15,7 @@ from tidemill.runtime.deadletter import LetterKind, decode_letter
 from tidemill.testing.kafka import committed_offsets, consume, produce, unique_name, wait_for_committed
 from tidemill.triggers.base import TriggerEvent
 from tidemill.triggers.builtin.kafka import KafkaTrigger
+from tidemill.triggers.producers.kafka import kafka_claim
 from tidemill.triggers.shared_stream import SharedStreamManager, route
 
 
@@ -141,6 +142,25 @@ async def test_the_same_message_has_the_same_identity_when_it_comes_again(topic)
     assert one.identity == other.identity
 
 
+async def test_a_trigger_that_selects_otherwise_under_the_same_name_has_events_of_its_own(topic):
+    topic.produce(b'{"a": 1}')
+    plain, first_one, same, other, applied, read = [
+        (await first(topic.trigger(**kwargs), 1))[0].identity
+        for kwargs in (
+            {},
+            {"where": {"a": 1, "b": {"exists": False}}},
+            {"where": {"b": {"exists": False}, "a": 1}, "on_invalid": "reject"},
+            {"where": {"a": {"ge": 1}}},
+            {"apply": "builtins.bool"},
+            {"value_format": "json"},
+        )
+    ]
+    assert first_one == same
+    assert len({plain, first_one, other, applied, read}) == 5
+    assert "#" not in plain
+    assert all(identity.startswith(f"{plain}#") for identity in (first_one, other, applied, read))
+
+
 async def test_secrets_of_the_client_come_from_the_environment_and_are_in_no_key(topic, monkeypatch):
     trigger = topic.trigger(client_config={"client.id": {"env": "CLIENT"}, "sasl.password": "hunter2"})
     assert "hunter2" not in f"{trigger!r} {trigger.shared_stream_key()}"
@@ -169,6 +189,12 @@ def test_it_is_made_again_as_it_was():
     assert made_again(one).shared_stream_key() == one.shared_stream_key()  # type: ignore[attr-defined]
     assert one.shared_stream_key() == KafkaTrigger("t", brokers="h:1", group="g").shared_stream_key()
     assert one.shared_stream_key() != KafkaTrigger("t", brokers="h:1", group="h").shared_stream_key()
+
+
+def test_its_claim_is_topic_and_group_whatever_else_it_is_given():
+    one = KafkaTrigger("orders", group="g", brokers="h:1", where={"a": 1})
+    assert one.upstream_claim() == KafkaTrigger("orders", group="g").upstream_claim() == kafka_claim("orders", "g")
+    assert one.upstream_claim() != KafkaTrigger("orders", group="h").upstream_claim()
 
 
 @pytest.mark.parametrize(

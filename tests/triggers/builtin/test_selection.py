@@ -127,3 +127,15 @@ def test_a_module_that_needs_another_one_is_told_from_one_that_is_not_there(tmp_
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match="there is no module 'no_such_module' here"):
         load_callable("needs_more.f")
+
+
+def test_a_selection_has_one_mark_however_it_is_written_down_and_none_where_nothing_selects():
+    assert Selection().mark == Selection(on_invalid="reject").mark == ""
+    assert Selection(key="a").mark == Selection(key=["a", "a"]).mark
+    assert Selection(key=["a", "b"]).mark == Selection(key=("b", "a")).mark
+    assert Selection(apply="json:dumps").mark == Selection(apply="json.dumps").mark
+    assert Selection(where={"a": 1, "b": 2}).mark == Selection(where={"b": 2, "a": 1}).mark
+    marks = {
+        Selection(**kwargs).mark for kwargs in ({"key": "a"}, {"key": []}, {"where": {}}, {"value_format": "json"})
+    }
+    assert len(marks) == 4

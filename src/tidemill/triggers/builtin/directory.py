@@ -18,6 +18,7 @@ from typing import Any, Literal
 from tidemill.core.settling import Version
 from tidemill.triggers.base import BaseEventTrigger, TriggerEvent
 from tidemill.triggers.builtin.alone import run_alone
+from tidemill.triggers.builtin.identities import file_identity
 from tidemill.triggers.producers.directory import DirectorySettings, FoundFile, Looked, directory_stream, look_twice
 
 
@@ -25,7 +26,8 @@ class DirectoryTrigger(BaseEventTrigger):
     """Fires for every file of a folder, once it is complete, and again when it has changed.
 
     What is fired holds `path`, `name` (the path within the folder), `size_bytes` and `modified_ns`. Its identity is
-    these, so that a file is stored once per trigger, although all that is there is looked at again after a restart.
+    name, size, time and inode, so that a version of a file is stored once per trigger, although all that is there is
+    looked at again after a restart.
 
     Args:
         path: The folder.
@@ -118,7 +120,7 @@ class DirectoryTrigger(BaseEventTrigger):
             "size_bytes": version.size_bytes,
             "modified_ns": version.modified_ns,
         }
-        return TriggerEvent(payload, identity=f"{path}@{version.modified_ns}.{version.size_bytes}")
+        return TriggerEvent(payload, identity=file_identity(path, version))
 
     def run(self) -> AsyncIterator[TriggerEvent]:
         """Fire without sharing the watch."""

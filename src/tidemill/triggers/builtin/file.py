@@ -12,12 +12,14 @@ from typing import Any
 
 from tidemill.core.settling import Settling, Version
 from tidemill.triggers.base import BaseTrigger, TriggerEvent
+from tidemill.triggers.builtin.identities import file_identity
 
 
 class FileTrigger(BaseTrigger):
     """Fires once, when a file is there.
 
-    What is fired holds `path`, `size_bytes` and `modified_ns`.
+    What is fired holds `path`, `size_bytes` and `modified_ns`. Its identity is path, size, time and inode: with
+    `restart: always` each version of the file is stored once.
 
     Args:
         path: The file.
@@ -67,7 +69,7 @@ class FileTrigger(BaseTrigger):
         version = settled[0][1]
         yield TriggerEvent(
             {"path": self.path, "size_bytes": version.size_bytes, "modified_ns": version.modified_ns},
-            identity=self.path,
+            identity=file_identity(self.path, version),
         )
 
 

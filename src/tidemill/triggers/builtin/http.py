@@ -24,6 +24,7 @@ from tidemill.core.http_poll import Answer, judge, retry_after_seconds
 from tidemill.core.retry import JITTER_BITS, Backoff, GiveUp, decide
 from tidemill.triggers.base import BaseTrigger, TriggerEvent
 from tidemill.triggers.builtin.given import from_environment
+from tidemill.triggers.builtin.identities import digest_of, place_of
 from tidemill.triggers.builtin.selection import text_of
 
 if TYPE_CHECKING:
@@ -46,7 +47,9 @@ class _Answered:
 class HttpTrigger(BaseTrigger):
     """Fires once, when an address answers as expected.
 
-    What is fired holds `url` (without user and query), `status` and `body`: JSON where it is, else text.
+    What is fired holds `url` (without user and query), `status` and `body`: JSON where it is, else text. Its identity
+    is `url` and a digest of the request, the answer and what is waited for: with `restart: always` each answer that
+    differs from those before is stored once. Headers are not in it, and of `params` only the names of secrets.
 
     Args:
         url: http:// or https://.
@@ -155,7 +158,15 @@ class HttpTrigger(BaseTrigger):
             body = text_of(answered.body)
         if self._condition is not None and not self._condition.holds(body):
             return Answer.NOT_YET
-        return TriggerEvent({"url": self._shown_url, "status": answered.status, "body": body}, identity=self._shown_url)
+        payload = {"url": self._shown_url, "status": answered.status, "body": body}
+        return TriggerEvent(payload, identity=self._identity(answered))
+
+    def _identity(self, answered: _Answered) -> str:
+        given = self._kwargs
+        request = (given["method"].upper(), given["url"], given["params"], given["json"])
+        waited_for = (sorted(self._expected), given["where"])
+        digest = digest_of(request, waited_for, answered.status, answered.body)
+        return f"{place_of(self._shown_url)}#{digest}"
 
     async def _ask(self, headers: dict[str, Any], params: dict[str, Any] | None) -> _Answered | str:
         """Return the answer, or how the request failed."""

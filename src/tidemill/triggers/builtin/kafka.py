@@ -16,7 +16,7 @@ from tidemill.triggers.base import BaseEventTrigger, TriggerEvent
 from tidemill.triggers.builtin.alone import run_alone
 from tidemill.triggers.builtin.given import from_environment
 from tidemill.triggers.builtin.selection import Left, OnInvalid, Selection, ValueFormat, text_of
-from tidemill.triggers.producers.kafka import kafka_stream
+from tidemill.triggers.producers.kafka import kafka_claim, kafka_stream
 from tidemill.triggers.shared_stream import SharedStreamProducer, reject_shared_stream_event
 
 
@@ -24,7 +24,8 @@ class KafkaTrigger(BaseEventTrigger):
     """Fires for every message of a topic that is selected.
 
     What is fired holds topic, partition, offset, timestamp, key, headers and value. Its identity is the message's place
-    and time, so that a message is stored once per trigger, however often it is delivered.
+    and time, and a digest of what selects: a message is stored once per trigger, however often it is delivered, and
+    once more for a trigger that selects or applies something else under the same name.
 
     Args:
         topic: The topic to read; it has to exist.
@@ -81,6 +82,7 @@ class KafkaTrigger(BaseEventTrigger):
             "client_config": dict(client_config or {}),
         }
         self._key = ("kafka", brokers, topic, group)
+        self._claim = kafka_claim(topic, group)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return what makes this trigger again."""
@@ -89,6 +91,10 @@ class KafkaTrigger(BaseEventTrigger):
     def shared_stream_key(self) -> Hashable:
         """Return brokers, topic and group: two consumers of the same would each see half of the messages."""
         return self._key
+
+    def upstream_claim(self) -> str:
+        """Return topic and group: another list may not read them meanwhile."""
+        return self._claim
 
     @classmethod
     def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> SharedStreamProducer:
@@ -113,9 +119,9 @@ class KafkaTrigger(BaseEventTrigger):
                 if selection.rejects_invalid:
                     reject_shared_stream_event()
                 continue
-            # With its time, because a topic that was made anew counts from 0 again.
+            # With its time, because a topic that was deleted and created again counts from 0.
             place = f"{message.topic}/{message.partition}/{message.offset}@{message.timestamp}"
-            yield TriggerEvent(fired, identity=place)
+            yield TriggerEvent(fired, identity=place + selection.mark)
 
     def run(self) -> AsyncIterator[TriggerEvent]:
         """Fire without sharing the consumer."""

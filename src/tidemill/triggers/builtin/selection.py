@@ -16,6 +16,7 @@ import msgspec
 
 from tidemill.core.condition import Condition, parse_condition
 from tidemill.triggers.builtin.given import load_callable
+from tidemill.triggers.builtin.identities import mark_of
 
 E = TypeVar("E")
 ValueFormat = Literal["text", "json"]
@@ -77,12 +78,23 @@ class Selection:
             )
             if value != default
         }
+        #: What the identities of its events end in.
+        self.mark: Final = mark_of(self._selecting(apply, keys))
         self.rejects_invalid: Final = on_invalid == "reject"
         self._keys = None if keys is None else frozenset(one.encode() for one in keys)
         self._condition: Condition | None = None if where is None else parse_condition(where)
         self._json = value_format == "json" or where is not None
         self._value_is_json = value_format == "json"
         self._apply = None if apply is None else load_callable(apply)
+
+    def _selecting(self, apply: str | None, keys: Sequence[str] | None) -> dict[str, Any]:
+        """Return what decides about which events are fired and what they hold, each in one form only."""
+        selecting: dict[str, Any] = {name: value for name, value in self.kwargs.items() if name != "on_invalid"}
+        if keys is not None:
+            selecting["key"] = sorted(set(keys))
+        if apply is not None:
+            selecting["apply"] = apply.replace(":", ".")
+        return selecting
 
     async def select(
         self, event: E, key: bytes | None, value: bytes | None, describe: Callable[[E], dict[str, Any]]

@@ -21,7 +21,8 @@ class SqsTrigger(BaseEventTrigger):
     """Fires for every message of a queue that is selected.
 
     What is fired holds queue, message_id, group_id, sent_ms, attributes and value (the body). Its identity is the
-    message's id, so that a message is stored once per trigger, however often it is delivered.
+    message's id and a digest of what selects: a message is stored once per trigger, however often it is delivered, and
+    once more for a trigger that selects or applies something else under the same name.
 
     Args:
         queue: Its name or URL. Triggers of one queue share one poll, and so all but the selection: the first one's
@@ -94,7 +95,7 @@ class SqsTrigger(BaseEventTrigger):
                 if selection.rejects_invalid:
                     reject_shared_stream_event()
                 continue
-            yield TriggerEvent(fired, identity=message.message_id)
+            yield TriggerEvent(fired, identity=message.message_id + selection.mark)
 
     def run(self) -> AsyncIterator[TriggerEvent]:
         """Fire without sharing the poll."""

@@ -4,11 +4,11 @@ Raw events are `SourceMessage`s; a lane is a partition. The consumer lives on it
 bounded buffer per partition, so a stream that is not pulled never leaves its group; what is decided about offsets is
 decided by `core.redelivery`, this module only connects the two and the dead-letter topic.
 
-Invariants: nothing is committed that is not clean or dead-lettered and confirmed; a failed event is given again only
-when whoever failed it has subscribed again or is gone for good, and if that takes too long the stream ends and the
-broker gives it again; `advance` waits for nothing, so that no lane waits for another. Clean offsets above the floor,
-and how often others failed, are kept as a note beside the committed offset: the next producer of the group goes on
-there.
+Invariants: nothing is committed that is not clean or dead-lettered and confirmed; an event that failed, or was left
+unread, is given again only when those who did that take part again or are gone for good, and if that takes too long the
+stream ends and the broker gives it again; only failures and rejects lead to dead letters; `advance` waits for nothing,
+so that no lane waits for another. Clean offsets above the floor, and how often others failed, are kept as a note beside
+the committed offset: the next producer of the group goes on there.
 
 The manager of the stream has to call the methods of `Attendance`. While it does not pull (its store is away, too much
 is outstanding) the time for redeliveries stands still.
@@ -17,7 +17,6 @@ is outstanding) the time for redeliveries stands still.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import random
 import time
 from collections import deque
@@ -26,16 +25,19 @@ from typing import Any
 
 import structlog
 
+from tidemill.config.redaction import redact_text
 from tidemill.config.settings import Settings
 from tidemill.core.commit_note import decode_note, encode_note
 from tidemill.core.errors import FencedError, RemoteError, TidemillError
 from tidemill.core.redelivery import Redelivery
-from tidemill.core.redelivery_items import Delivery, Overdue, RedeliveryLimits, Skip, Verdict, verdict
-from tidemill.runtime.deadletter import DeadLetters, KafkaDeadLetters, Letter, LetterKind, letter_sources
-from tidemill.runtime.identity import worker_name
+from tidemill.core.redelivery_items import Commit, Delivery, RedeliveryLimits, Skip, Verdict, verdict
+from tidemill.runtime.deadletter import DeadLetters, KafkaDeadLetters
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sources.base import CommitStatus, Fatal, NotedSource, TopicPartition
 from tidemill.sources.kafka import KafkaSource
+from tidemill.triggers.producers.kafka_blame import Blame, absence_text, letter_of
+from tidemill.triggers.producers.kafka_member import kafka_claim as kafka_claim
+from tidemill.triggers.producers.kafka_member import member_id
 from tidemill.triggers.shared_stream import AdvanceItem, SharedStreamProducer
 
 log = structlog.get_logger(__name__)
@@ -47,12 +49,14 @@ SETTLE_SECONDS = 5.0
 #: A pull that comes later than this after the last one lets the time for redeliveries stand still meanwhile.
 PAUSE_SECONDS = 1.0
 _PULL_MESSAGES = 64
+_SHOWN_CHARACTERS = 100
+_NOBODY = Blame()
 
 Event = Delivery[TopicPartition, SourceMessage]
 
 
 class AbsentSubscriberError(TidemillError):
-    """An event cannot be given again, because whoever failed it did not subscribe again in time."""
+    """An event cannot be given again, because a trigger that failed it, or left it unread, did not return in time."""
 
 
 def kafka_stream(
@@ -86,7 +90,8 @@ class KafkaStreamProducer(SharedStreamProducer):
     """One consumer of one topic, for one shared stream.
 
     Args:
-        settings: `kafka` says what to read, `dlq` where letters go, `worker_name_env` who this host is.
+        settings: `kafka` says what to read, `dlq` where letters go. `worker_name_env` says who this host is, which
+            counts where no list of triggers is run.
         limits: How often and how long; the defaults are those of `RedeliveryLimits`.
         source: Instead of a Kafka consumer.
         letters: Instead of the dead-letter topic.
@@ -104,13 +109,13 @@ class KafkaStreamProducer(SharedStreamProducer):
     ) -> None:
         """Prepare; nothing is connected before the stream is opened."""
         self._limits = limits or RedeliveryLimits()
-        self._source = source or KafkaSource(settings, _instance_id(settings))
+        self._source = source or KafkaSource(settings, member_id(settings))
         self._letters = letters or KafkaDeadLetters(settings)
         self._clock = clock
         self._log: Redelivery[TopicPartition, SourceMessage] = Redelivery(self._limits)
         self._lanes: deque[TopicPartition] = deque()
         self._pulled: deque[SourceMessage] = deque()
-        self._failed_by: dict[int, set[Hashable]] = {}
+        self._blame: dict[int, Blame] = {}
         self._error: TidemillError | None = None
         self._started = False
         self._wake = asyncio.Event()
@@ -120,6 +125,8 @@ class KafkaStreamProducer(SharedStreamProducer):
         self._sent: dict[TopicPartition, int] = {}
         self._writing: set[int] = set()
         self._settled = asyncio.Event()
+        # Whose note was reported as unreadable.
+        self._unreadable: set[TopicPartition] = set()
 
     # -- the manager's side -----------------------------------------------------------------------------------
 
@@ -127,7 +134,7 @@ class KafkaStreamProducer(SharedStreamProducer):
         """Connect, and yield messages with what `advance` wants back.
 
         Raises:
-            AbsentSubscriberError: Whoever failed an event did not subscribe again in time.
+            AbsentSubscriberError: A trigger that failed an event, or left it unread, did not return in time.
             FencedError: Another process reads under this member's id.
             ConfigError: The dead-letter topic cannot be used.
             RemoteError: The brokers refuse, or the topic was made anew.
@@ -161,11 +168,10 @@ class KafkaStreamProducer(SharedStreamProducer):
             raise self._error
         now = self._time()
         for delivery, outcome in batch:
-            ended = verdict(*outcome)
-            failed_by = self._failed_by.pop(delivery.number, ())
-            bits = random.getrandbits(32)
-            if self._log.resolve(delivery, ended, now, bits, failed_by):
-                self._write(delivery, ended)
+            blame = self._blame.pop(delivery.number, _NOBODY)
+            ended = verdict(*outcome, unread=blame.left_unread)
+            if self._log.resolve(delivery, ended, now, random.getrandbits(32), blame.names):
+                self._write(delivery, ended, blame)
         self._wake.set()
         self._commit_soon()
 
@@ -203,9 +209,13 @@ class KafkaStreamProducer(SharedStreamProducer):
         self._log.gone(trigger_id)
         self._wake.set()
 
-    def event_failed(self, broker_payload: Event, trigger_ids: Collection[Hashable]) -> None:
+    def event_failed(
+        self, broker_payload: Event, failures: Mapping[Hashable, str], unread: Collection[Hashable]
+    ) -> None:
         """See `Attendance`."""
-        self._failed_by.setdefault(broker_payload.number, set()).update(trigger_ids)
+        blame = self._blame.setdefault(broker_payload.number, Blame())
+        blame.failures.update(failures)
+        blame.unread.update(unread)
 
     # -- what is given next -----------------------------------------------------------------------------------
 
@@ -214,7 +224,7 @@ class KafkaStreamProducer(SharedStreamProducer):
             raise self._error
         overdue = self._log.overdue(self._time())
         if overdue is not None:
-            raise AbsentSubscriberError(_absence(overdue, self._limits.wait_seconds))
+            raise AbsentSubscriberError(absence_text(overdue, self._limits.wait_seconds))
 
     def _next(self) -> Event | None:
         # One at a time, and numbered when it is given: who joins or leaves is numbered by the same count.
@@ -264,16 +274,7 @@ class KafkaStreamProducer(SharedStreamProducer):
 
     # -- letters and commits ----------------------------------------------------------------------------------
 
-    def _write(self, delivery: Event, ended: Verdict) -> None:
-        rejected = ended is Verdict.REJECTED
-        error = "a trigger rejected the event" if rejected else f"its triggers failed it {delivery.failures} times"
-        letter = Letter(
-            kind=LetterKind.REJECTED if rejected else LetterKind.FAILED,
-            error=error,
-            sources=letter_sources([delivery.held]),
-            partition=delivery.held.partition,
-            attempt_count=delivery.failures + rejected,
-        )
+    def _write(self, delivery: Event, ended: Verdict, blame: Blame) -> None:
         self._writing.add(delivery.number)
 
         def confirmed() -> None:
@@ -283,7 +284,7 @@ class KafkaStreamProducer(SharedStreamProducer):
             self._settled.set()
             self._commit_soon()
 
-        self._letters.put(letter, confirmed)
+        self._letters.put(letter_of(delivery, ended, blame.failures), confirmed)
 
     def _commit_soon(self) -> None:
         if self._commit_timer is None:
@@ -324,9 +325,24 @@ class KafkaStreamProducer(SharedStreamProducer):
         """See `SourceEvents`."""
         self._forget(partitions)
         for lane in partitions:
-            self._log.assign(lane, decode_note(lane, self._source.noted(lane)))
+            self._log.assign(lane, self._past(lane))
             self._lanes.append(lane)
         self._wake.set()
+
+    def _past(self, lane: TopicPartition) -> Commit[TopicPartition] | None:
+        text = self._source.noted(lane)
+        past = decode_note(lane, text)
+        if text and past is None and lane not in self._unreadable:
+            self._unreadable.add(lane)
+            topic, partition = lane
+            log.warning(
+                "the note beside a committed offset cannot be read: all events from that offset on are given again, "
+                "and their failures are counted from 0",
+                topic=topic,
+                partition=partition,
+                note=redact_text(text[:_SHOWN_CHARACTERS]),
+            )
+        return past
 
     async def on_revoked(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         """Give the floors to commit; what is outstanding is given again by whoever reads the partitions next."""
@@ -368,28 +384,12 @@ class KafkaStreamProducer(SharedStreamProducer):
     def on_fatal(self, fatal: Fatal, text: str) -> None:
         """See `SourceEvents`."""
         if fatal is Fatal.FENCED:
-            text = f"another process reads this stream under the same member id ({text}); give each host its own name"
+            text = (
+                f"another process reads this stream under the same member id ({text}): it has taken this list over, or "
+                f"runs the same trigger outside of a list; run it once, or give it a consumer group of its own"
+            )
             self._error = FencedError(text)
         else:
             self._error = RemoteError(text)
         self._wake.set()
         self._settled.set()
-
-
-def _instance_id(settings: Settings) -> str:
-    """Return a static member id: a host may read several topics as one group."""
-    kafka = settings.kafka
-    topic = hashlib.sha256(kafka.source_topic.encode()).hexdigest()[:8]
-    return f"{kafka.consumer_group}.{worker_name(settings)}.triggers-{topic}"
-
-
-def _absence(overdue: Overdue[TopicPartition, SourceMessage], seconds: float) -> str:
-    (topic, partition), offset = overdue.delivery.lane, overdue.delivery.offset
-    event = f"the event at offset {offset} of topic {topic!r}, partition {partition}"
-    if not overdue.missing:
-        return f"nobody subscribed for {event} within {seconds:g} s; it is not committed, the stream ends"
-    names = ", ".join(sorted(str(name) for name in overdue.missing))
-    return (
-        f"{event} was failed by {names}, not subscribed again within {seconds:g} s; it is not committed, the stream "
-        f"ends, and the next one reads from there"
-    )

@@ -1,0 +1,105 @@
+"""Who did not accept an event of a shared stream over Kafka, and what is said of that: dead letters, and errors.
+
+Invariants: nobody is blamed for leaving an event unread; the error of a letter is bounded, whatever a trigger raised,
+and holds no secret that can be recognised, no NUL and no lone surrogate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from tidemill.config.redaction import redact_text
+from tidemill.core.redelivery_items import Delivery, Overdue, Verdict
+from tidemill.runtime.deadletter import Letter, LetterKind, letter_sources, redrives_of
+from tidemill.runtime.messages import SourceMessage
+from tidemill.sources.base import TopicPartition
+
+#: Of what one trigger raised.
+MAX_ERROR_CHARACTERS: Final = 500
+#: Triggers that a letter names; how many more there are is counted.
+MAX_NAMED: Final = 5
+_MAX_NAME_CHARACTERS: Final = 200
+
+
+@dataclass(slots=True)
+class Blame:
+    """Who did not accept one delivery of an event.
+
+    Attributes:
+        failures: Who failed or rejected it, with the error.
+        unread: Who never read it.
+    """
+
+    failures: dict[Hashable, str] = field(default_factory=dict)
+    unread: set[Hashable] = field(default_factory=set)
+
+    @property
+    def left_unread(self) -> int:
+        """How many of those who failed it never read it; 0 if anybody else did fail it."""
+        return 0 if self.failures else len(self.unread)
+
+    @property
+    def names(self) -> set[Hashable]:
+        """All of them."""
+        return self.unread.union(self.failures)
+
+
+def letter_of(
+    delivery: Delivery[TopicPartition, SourceMessage], ended: Verdict, failures: Mapping[Hashable, str]
+) -> Letter:
+    """Return the letter about an event.
+
+    Args:
+        delivery: The last one of the event.
+        ended: How it ended, `REJECTED` or `FAILED`.
+        failures: Who failed or rejected this delivery, with the error.
+    """
+    rejected = ended is Verdict.REJECTED
+    what = "a trigger rejected the event" if rejected else f"the event failed {_times(delivery.failures)}"
+    told = _told(failures)
+    if told:
+        what = f"{what}: {told}" if rejected or delivery.failures == 1 else f"{what}, the last time: {told}"
+    return Letter(
+        kind=LetterKind.REJECTED if rejected else LetterKind.FAILED,
+        error=what,
+        sources=letter_sources([delivery.held]),
+        partition=delivery.held.partition,
+        attempt_count=delivery.failures + rejected,
+        redrives=redrives_of([delivery.held]),
+    )
+
+
+def absence_text(overdue: Overdue[TopicPartition, SourceMessage], seconds: float) -> str:
+    """Say which event waits for whom, after how many seconds."""
+    (topic, partition), offset = overdue.delivery.lane, overdue.delivery.offset
+    event = f"the event at offset {offset} of topic {topic!r}, partition {partition}"
+    if not overdue.missing:
+        return f"no trigger subscribed for {event} within {seconds:g} s; it is not committed, and the stream ends"
+    names = ", ".join(sorted(str(name) for name in overdue.missing))
+    return (
+        f"{event} waits for {names}, which failed it or left it unread and did not subscribe again within "
+        f"{seconds:g} s; it is not committed, the stream ends, and the next one reads from there"
+    )
+
+
+def _told(failures: Mapping[Hashable, str]) -> str:
+    named = [
+        f"trigger {_sound(str(name), _MAX_NAME_CHARACTERS)}: {_sound(error, MAX_ERROR_CHARACTERS)}"
+        for name, error in list(failures.items())[:MAX_NAMED]
+    ]
+    if len(failures) > MAX_NAMED:
+        named.append(f"and {len(failures) - MAX_NAMED} more triggers")
+    return "; ".join(named)
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _sound(text: str, most_characters: int) -> str:
+    # Cut twice: masking costs time, and a secret that is cut may not be recognised.
+    text = text[: 4 * most_characters].encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+    text = redact_text(text)
+    return text if len(text) <= most_characters else f"{text[: most_characters - 3]}..."
