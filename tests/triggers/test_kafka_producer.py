@@ -237,7 +237,7 @@ async def test_a_rejected_event_is_dead_lettered_at_once_and_then_committed(plac
     await place.committed(2)
     (letter,) = await place.letters(1)
     assert letter.kind is LetterKind.REJECTED
-    assert letter.error == "a trigger rejected the event: trigger t: ValueError: no"
+    assert letter.error == "a trigger rejected the event; reported of this delivery: trigger t: ValueError: no"
     assert (letter.sources[0].offset, letter.sources[0].value, letter.partition) == (0, "bad", 0)
 
 
@@ -254,7 +254,7 @@ async def test_an_event_that_fails_after_its_last_redelivery_is_dead_lettered(pl
     await place.committed(2)
     (letter,) = await place.letters(1)
     assert (letter.kind, letter.attempt_count) == (LetterKind.FAILED, 3)
-    assert letter.error == "the event failed 3 times, the last time: trigger t: ValueError: no"
+    assert letter.error == "the event failed 3 times, at last in trigger t: ValueError: no"
     assert len(stream.given) == 4
 
 
@@ -617,7 +617,23 @@ async def test_an_event_that_one_failed_and_another_left_unread_waits_for_both_a
     await one.commit(1)
     (letter,) = one.letters.letters
     assert (letter.kind, letter.attempt_count) == (LetterKind.FAILED, 1)
-    assert letter.error == "the event failed once: trigger u: KeyError: 'total'"
+    assert letter.error == "the event failed once, in trigger u: KeyError: 'total'"
+
+
+async def test_a_letter_names_who_rejected_the_event_where_that_is_known(scripted):
+    one = scripted(*(message(n) for n in range(3)), max_redeliveries=0)
+    unknown, known, failed = await one.stream.take(3)
+    await one.stream.advance(unknown, outcome=AdvanceOutcome(1, 0, 1))
+    await one.stream.advance(
+        known, outcome=AdvanceOutcome(1, 1, 1), failed_by={"t": "it rejected the event"}, unread_by=("u",)
+    )
+    await one.stream.advance(failed, outcome=AdvanceOutcome(1, 1, 0))
+    await one.commit(3)
+    assert [letter.error for letter in one.letters.letters] == [
+        "a trigger rejected the event",
+        "the event was rejected by trigger t: it rejected the event",
+        "the event failed once",
+    ]
 
 
 async def test_a_letter_names_who_failed_the_last_delivery_in_bounds_and_without_secrets(scripted):

@@ -30,7 +30,7 @@ from tidemill.config.settings import Settings
 from tidemill.core.commit_note import decode_note, encode_note
 from tidemill.core.errors import FencedError, RemoteError, TidemillError
 from tidemill.core.redelivery import Redelivery
-from tidemill.core.redelivery_items import Commit, Delivery, RedeliveryLimits, Skip, Verdict, verdict
+from tidemill.core.redelivery_items import Commit, Delivery, RedeliveryLimits, Skip, verdict
 from tidemill.runtime.deadletter import DeadLetters, KafkaDeadLetters
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sources.base import CommitStatus, Fatal, NotedSource, TopicPartition
@@ -38,7 +38,7 @@ from tidemill.sources.kafka import KafkaSource
 from tidemill.triggers.producers.kafka_blame import Blame, absence_text, letter_of
 from tidemill.triggers.producers.kafka_member import kafka_claim as kafka_claim
 from tidemill.triggers.producers.kafka_member import member_id
-from tidemill.triggers.shared_stream import AdvanceItem, SharedStreamProducer
+from tidemill.triggers.shared_stream import AdvanceItem, AdvanceOutcome, SharedStreamProducer
 
 log = structlog.get_logger(__name__)
 
@@ -171,7 +171,7 @@ class KafkaStreamProducer(SharedStreamProducer):
             blame = self._blame.pop(delivery.number, _NOBODY)
             ended = verdict(*outcome, unread=blame.left_unread)
             if self._log.resolve(delivery, ended, now, random.getrandbits(32), blame.names):
-                self._write(delivery, ended, blame)
+                self._write(delivery, outcome, blame)
         self._wake.set()
         self._commit_soon()
 
@@ -274,7 +274,7 @@ class KafkaStreamProducer(SharedStreamProducer):
 
     # -- letters and commits ----------------------------------------------------------------------------------
 
-    def _write(self, delivery: Event, ended: Verdict, blame: Blame) -> None:
+    def _write(self, delivery: Event, outcome: AdvanceOutcome, blame: Blame) -> None:
         self._writing.add(delivery.number)
 
         def confirmed() -> None:
@@ -284,7 +284,7 @@ class KafkaStreamProducer(SharedStreamProducer):
             self._settled.set()
             self._commit_soon()
 
-        self._letters.put(letter_of(delivery, ended, blame.failures), confirmed)
+        self._letters.put(letter_of(delivery, outcome, blame), confirmed)
 
     def _commit_soon(self) -> None:
         if self._commit_timer is None:

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tidemill.config.redaction import redact_text
-from tidemill.core.redelivery_items import Delivery, Overdue, Verdict
+from tidemill.core.redelivery_items import Delivery, Overdue
 from tidemill.runtime.deadletter import Letter, LetterKind, letter_sources, redrives_of
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sources.base import TopicPartition
+from tidemill.triggers.stream_api import AdvanceOutcome
 
 #: Of what one trigger raised.
 MAX_ERROR_CHARACTERS: Final = 500
@@ -46,24 +47,18 @@ class Blame:
         return self.unread.union(self.failures)
 
 
-def letter_of(
-    delivery: Delivery[TopicPartition, SourceMessage], ended: Verdict, failures: Mapping[Hashable, str]
-) -> Letter:
+def letter_of(delivery: Delivery[TopicPartition, SourceMessage], outcome: AdvanceOutcome, blame: Blame) -> Letter:
     """Return the letter about an event.
 
     Args:
         delivery: The last one of the event.
-        ended: How it ended, `REJECTED` or `FAILED`.
-        failures: Who failed or rejected this delivery, with the error.
+        outcome: How that ended.
+        blame: Who failed or rejected it.
     """
-    rejected = ended is Verdict.REJECTED
-    what = "a trigger rejected the event" if rejected else f"the event failed {_times(delivery.failures)}"
-    told = _told(failures)
-    if told:
-        what = f"{what}: {told}" if rejected or delivery.failures == 1 else f"{what}, the last time: {told}"
+    rejected = outcome.rejected > 0
     return Letter(
         kind=LetterKind.REJECTED if rejected else LetterKind.FAILED,
-        error=what,
+        error=_reject(outcome, blame) if rejected else _failure(delivery.failures, blame),
         sources=letter_sources([delivery.held]),
         partition=delivery.held.partition,
         attempt_count=delivery.failures + rejected,
@@ -84,6 +79,22 @@ def absence_text(overdue: Overdue[TopicPartition, SourceMessage], seconds: float
     )
 
 
+def _reject(outcome: AdvanceOutcome, blame: Blame) -> str:
+    if not blame.failures:
+        return "a trigger rejected the event"
+    if outcome.failed > len(blame.unread):
+        # Some of these failed it: which of them rejected it is not known.
+        return f"a trigger rejected the event; reported of this delivery: {_told(blame.failures)}"
+    return f"the event was rejected by {_told(blame.failures)}"
+
+
+def _failure(failures: int, blame: Blame) -> str:
+    times = "once" if failures == 1 else f"{failures} times"
+    if not blame.failures:
+        return f"the event failed {times}"
+    return f"the event failed {times}, {'in' if failures == 1 else 'at last in'} {_told(blame.failures)}"
+
+
 def _told(failures: Mapping[Hashable, str]) -> str:
     named = [
         f"trigger {_sound(str(name), _MAX_NAME_CHARACTERS)}: {_sound(error, MAX_ERROR_CHARACTERS)}"
@@ -92,10 +103,6 @@ def _told(failures: Mapping[Hashable, str]) -> str:
     if len(failures) > MAX_NAMED:
         named.append(f"and {len(failures) - MAX_NAMED} more triggers")
     return "; ".join(named)
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
 
 
 def _sound(text: str, most_characters: int) -> str:
