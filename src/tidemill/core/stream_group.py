@@ -306,7 +306,6 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         """Give a member that has taken all of `unread` what came after it; it is on no event then."""
         member.carry()
         member.window = None
-        member.refused = None
         if (since := self._seats.caught_up(member)) is not None:
             self._hold_to_limits(member, since)
         return self._fanout.more(member)

@@ -111,7 +111,7 @@ class Member(Reader[Sent[LaneT, PayloadT, EventT]], Generic[LaneT, PayloadT, Eve
         ledger: Where the events of its group are.
         holders: Those of its group for whom something is unconfirmed, or was.
         window: The event that it is on. The shell sets it to what it took from `unread`, after `carry` if `newest`.
-        refused: The event it rejected last, until it has nothing more to take at once.
+        refused: The event it rejected last.
         newest: The number bound to the window that is not confirmed; of several the newest; 0: there is none.
         carried: The other numbers bound to it that are not confirmed, oldest first, and their events, which wait.
         released: Whether it is gone for good, and can fail nothing any more.

@@ -55,6 +55,8 @@ class Seats:
 
     def keep(self, member: AnyMember, until: float) -> None:
         """Make a member a seat, or keep it for longer."""
+        if not self._until:
+            self._alone_since = None
         self._until[member] = until
 
     def take(self, member: AnyMember, end: int, now: float) -> bool:

@@ -355,7 +355,7 @@ class TriggerRun:
         return following
 
     def _let_go(self, following: Next, reason: CancelReason | None) -> None:
-        """Fail the raw event that it is on, unless it has finished, and give up its place in its stream, but no seat."""
+        """Fail the raw event that it is on, unless it has finished, and leave its stream or keep a seat there."""
         finished = following.verdict is Verdict.FINISHED
         comes_back = self._succeeded or following.pause_seconds is not None
         if not finished and (comes_back or reason in _ELSEWHERE):
