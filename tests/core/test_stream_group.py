@@ -506,7 +506,7 @@ class SeatsBesideNaive(GroupBesideNaive):
 TestGroupBesideNaive = GroupBesideNaive.TestCase
 TestGroupBesideNaive.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
 TestSeatsBesideNaive = SeatsBesideNaive.TestCase
-TestSeatsBesideNaive.settings = settings(max_examples=200, stateful_step_count=80, deadline=None)
+TestSeatsBesideNaive.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
 
 
 @given(st.data())
@@ -854,6 +854,252 @@ def test_members_that_come_and_go_beside_a_stuck_one_leave_nothing_behind() -> N
 def test_limits_below_one_are_refused(limits: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         Group(**limits)
+
+
+# -- runs that end otherwise than by finishing -------------------------------------------------------------------------
+
+
+def test_who_is_interrupted_fails_the_event_it_is_on_at_once_and_nothing_else() -> None:
+    group = Group()
+    member, other = group.join("a"), group.join("b")
+    for number in range(3):
+        group.send(number)
+    group.pull(member)
+    moved_past = group.bind(member)
+    group.pull(member)
+    on_it = group.bind(member)
+    for _ in range(4):
+        group.pull(other)
+    group.fail_held(member, "broken")
+    group.fail_held(member, "once more")
+    group.confirm(on_it)
+    assert group.advance() == []
+    group.confirm(moved_past)
+    batch = group.take()
+    assert outcomes(batch) == [(0, 2, 0, 0), (1, 1, 1, 0)]
+    assert group.blame(batch.entries[1]) == Blame({"a": "broken"}, ())
+    group.settle(batch)
+    assert group.pull(member) == 2
+
+
+def test_an_interruption_without_an_error_is_blamed_on_nobody() -> None:
+    group = Group()
+    member = group.join("a")
+    group.send("e1")
+    group.pull(member)
+    group.fail_held(member, None)
+    batch = group.take()
+    assert outcomes(batch) == [("e1", 0, 1, 0)]
+    assert group.blame(batch.entries[0]) == Blame({}, ("a",))
+
+
+@pytest.mark.parametrize("still_on_it", [True, False])
+def test_an_event_fails_at_once_when_what_was_derived_from_it_is_refused(still_on_it: bool) -> None:
+    group = Group()
+    member = group.join("a")
+    group.send("e1"), group.send("e2")
+    group.pull(member)
+    first, second = group.bind(member), group.bind(member)
+    if not still_on_it:
+        group.pull(member)
+    told = group.shell.told
+    group.bindings.refuse_persisted([second, second, 10**9, -5], "too odd")
+    assert group.shell.told > told
+    group.confirm(first, second)
+    group.pull(member), group.pull(member)
+    batch = group.take()
+    assert outcomes(batch) == [("e1", 0, 1, 0), ("e2", 1, 0, 0)]
+    assert group.blame(batch.entries[0]) == Blame({"a": "too odd"}, ())
+    assert group.bindings.trim() <= 2
+
+
+def test_who_is_gone_for_good_counts_in_nothing_that_it_holds_and_is_awaited_for_what_it_moved_past() -> None:
+    group = Group()
+    gone, stays = group.join("gone"), group.join("stays")
+    for number in range(3):
+        group.send(number)
+    group.pull(gone)
+    seq = group.bind(gone)
+    group.pull(gone), group.bind(gone)
+    for _ in range(4):
+        group.pull(stays)
+    group.release(gone)
+    assert group.advance() == []
+    group.confirm(seq)
+    assert group.one_lane() == [(0, 2, 0, 0), (1, 1, 0, 0), (2, 1, 0, 0)]
+    group.release(gone)
+    assert list(group.members) == ["stays"]
+
+
+def test_what_who_is_gone_derived_and_the_store_refuses_fails_nobody() -> None:
+    group = Group()
+    gone, stays = group.join("gone"), group.join("stays")
+    group.send("e1"), group.send("e2")
+    group.pull(gone)
+    seq = group.bind(gone)
+    group.pull(gone)
+    for _ in range(3):
+        group.pull(stays)
+    group.release(gone)
+    group.bindings.refuse_persisted([seq], "too odd")
+    assert group.one_lane() == [("e1", 1, 0, 0), ("e2", 1, 0, 0)]
+
+
+def test_an_event_of_which_everybody_is_gone_is_accepted_by_nobody() -> None:
+    group = Group()
+    group.join("gone")
+    group.send("e1")
+    group.release(group.members["gone"])
+    assert group.one_lane() == [("e1", 0, 0, 0)]
+
+
+# -- seats -------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_published_meanwhile_waits_in_a_seat_and_is_read_by_its_owner_alone() -> None:
+    group = Group(seat_seconds=60.0)
+    away, stays = group.join("away"), group.join("stays")
+    group.send("e1"), group.send("e2")
+    group.pull(away)
+    group.sit(away, now=1.0)
+    assert (group.seats(), group.has_seats) == ({"away": 61.0}, True)
+    for event in ("e3", "e4"):
+        group.send(event, now=2.0)
+    for _ in range(5):
+        group.pull(stays)
+    assert group.pull(away) is None
+    assert group.one_lane() == [("e1", 2, 0, 0)]
+    back = group.seat("away")
+    group.resume(back, now=5.0)
+    assert StreamGroup.bind(group, back) is None
+    assert [group.pull(back) for _ in range(4)] == ["e2", "e3", "e4", None]
+    assert group.one_lane() == [("e2", 2, 0, 0), ("e3", 2, 0, 0), ("e4", 2, 0, 0)]
+    assert (group.seats(), group.has_seats) == ({}, False)
+
+
+def test_a_seat_knows_neither_overflow_nor_ack_timeout_until_who_came_back_has_caught_up() -> None:
+    group = Group(max_backlog=2, seat_seconds=1000.0)
+    member = group.join("a")
+    group.sit(member, now=0.0)
+    for number in range(6):
+        assert group.send(number, now=0.0) == []
+    assert group.expired(TIMEOUT) == []
+    seat = group.seat("a")
+    group.resume(seat, now=TIMEOUT)
+    assert group.send(6, now=TIMEOUT) == []
+    assert group.pull(seat) == 0
+    assert group.expired(2 * TIMEOUT - 0.1) == []
+    assert group.expired(2 * TIMEOUT) == [("a", Cause.TIMEOUT)]
+
+
+def test_who_came_back_and_caught_up_overflows_like_all_others() -> None:
+    group = Group(max_backlog=2, seat_seconds=1000.0)
+    group.sit(group.join("a"), now=0.0)
+    for number in range(4):
+        group.send(number)
+    seat = group.seat("a")
+    group.resume(seat, now=1.0)
+    for _ in range(5):
+        group.pull(seat)
+    assert [group.send(number, now=1.0) for number in range(3)] == [[], [], [("a", Cause.OVERFLOW)]]
+
+
+def test_a_seat_ends_after_its_time_and_what_it_held_is_unread() -> None:
+    group = Group(seat_seconds=60.0)
+    group.sit(group.join("a"), now=0.0)
+    group.send("e1", now=1.0)
+    assert group.expired(59.9) == []
+    group.keep_seat(group.seat("a"), until=80.0)
+    assert group.expired(60.0) == []
+    assert group.expired(80.0) == [("a", Cause.SEAT_TIMEOUT)]
+    batch = group.take()
+    assert outcomes(batch) == [("e1", 0, 1, 0)]
+    assert group.blame(batch.entries[0]) == Blame({}, ("a",))
+    assert group.seat("a") is None
+
+
+def test_a_seat_ends_that_alone_keeps_the_stream_full() -> None:
+    group = Group(max_outstanding=2, seat_seconds=60.0, seat_full_seconds=5.0)
+    first, second, quick = group.join("first"), group.join("second"), group.join("quick")
+    group.sit(first, now=0.0)
+    group.send("e1"), group.send("e2")
+    group.pull(quick), group.pull(quick), group.pull(second)
+    # It is not alone while others have something to do.
+    assert group.expired(1.0) == group.expired(9.0) == []
+    group.sit(second, now=9.0)
+    group.pull(quick)
+    assert group.expired(10.0) == group.expired(14.9) == []
+    assert group.expired(15.0) == [("first", Cause.SEAT_FULL)]
+    assert group.one_lane() == [("e1", 2, 1, 0)]
+    assert group.full_since is None
+    assert group.expired(20.0) == []
+
+
+def test_a_seat_is_not_blamed_for_an_advance_that_is_slow() -> None:
+    group = Group(max_outstanding=2, seat_seconds=60.0, seat_full_seconds=5.0)
+    member = group.join("a")
+    group.send("e1")
+    group.pull(member)
+    group.sit(member, now=0.0)
+    group.send("e2")
+    batch = group.take()
+    assert group.expired(0.0) == group.expired(8.0) == []
+    group.settle(batch)
+    group.send("e3")
+    group.resume(group.seat("a"), now=8.0)
+    assert group.expired(8.0) == group.expired(17.0) == []
+
+
+def test_who_is_forced_to_fail_where_seats_are_kept_misses_nothing_that_comes_after() -> None:
+    group = Group(max_backlog=1, seat_seconds=60.0)
+    slow = group.join("slow")
+    group.send("e1")
+    assert group.send("e2") == [("slow", Cause.OVERFLOW)]
+    group.send("e3"), group.send("e4")
+    batch = group.take()
+    assert outcomes(batch) == [("e1", 0, 1, 0), ("e2", 0, 1, 0)]
+    assert group.blame(batch.entries[1]) == Blame({}, ("slow",))
+    assert group.pull(slow) is None
+    seat = group.seat("slow")
+    group.resume(seat, now=1.0)
+    assert [group.pull(seat), group.pull(seat)] == ["e3", "e4"]
+
+
+def test_a_seat_can_be_there_from_the_beginning() -> None:
+    group = Group(seat_seconds=60.0)
+    group.add_seat("a", until=30.0)
+    group.send("e1", now=1.0)
+    assert group.seats() == {"a": 30.0}
+    assert group.one_lane() == []
+    seat = group.seat("a")
+    group.resume(seat, now=2.0)
+    assert group.pull(seat) == "e1"
+
+
+# -- a stream whose reading has ended ----------------------------------------------------------------------------------
+
+
+def test_after_the_reading_has_ended_who_is_on_an_event_can_move_past_it_and_no_other_is_resolved() -> None:
+    group = Group(seat_seconds=60.0)
+    on_it, waits, away = group.join("on it"), group.join("waits"), group.join("away")
+    group.sit(away, now=0.0)
+    seat = group.seat("away")
+    group.send("e1"), group.send("e2")
+    group.resume(seat, now=0.0)
+    group.pull(on_it), group.pull(waits), group.pull(waits), group.pull(waits)
+    group.pull(seat), group.pull(seat)
+    group.stop_reading()
+    assert group.busy
+    assert (group.pull(on_it), group.pull(waits)) == (None, None)
+    assert group.one_lane() == [("e1", 3, 0, 0)]
+    seq = group.bind(seat)
+    assert group.pull(seat) is None
+    assert group.busy
+    group.confirm(seq)
+    assert not group.busy
+    assert group.one_lane() == []
+    group.close()
+    assert (group.take(), group.outstanding) == (None, 1)
 
 
 @pytest.mark.parametrize("kind", [GroupBesideNaive, SeatsBesideNaive])

@@ -191,3 +191,30 @@ async def test_a_reject_of_one_that_was_forced_to_fail_warns_and_does_nothing(lo
     assert scene.producer.advanced == [("e1", (0, 2, 0)), ("e2", (0, 0, 0))]
     assert other is not None
     await scene.manager.stop_all()
+
+
+async def test_a_helper_task_that_a_filter_left_behind_rejects_nothing_but_the_event_of_its_start(log: Log) -> None:
+    scene = Scene()
+    helpers: list[asyncio.Task[None]] = []
+    late = asyncio.Event()
+
+    async def helper() -> None:
+        await late.wait()
+        reject_shared_stream_event()
+
+    async def leave_behind(raw: str) -> None:
+        if raw == "e1":
+            helpers.append(asyncio.create_task(helper()))
+
+    events = filtered(scene, leave_behind)
+    scene.put("e1", "e2")
+    await pull(events, 2)
+    late.set()
+    await asyncio.gather(*helpers)
+    request = Request(events)
+    await turns(5)
+    assert scene.producer.advanced == [("e1", (1, 0, 0)), ("e2", (1, 0, 0))]
+    [warning] = log.said("warning")
+    assert warning.startswith("reject_shared_stream_event called outside an ack-mode binding window")
+    await request.cancel()
+    await scene.manager.stop_all()
