@@ -157,8 +157,8 @@ class Naive:
             if result == "failed" and member.released:
                 return
             event.results.append(result)
-            if result == "failed":
-                self.blame[event.number, member.name] = error
+            if result != "acked":
+                self.blame[event.number, member.name] = "rejected" if result == "rejected" else error
 
     def settle_member(self, member: NaiveMember) -> None:
         """Ack what the member has moved past with everything confirmed."""

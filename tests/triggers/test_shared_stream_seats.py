@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.triggers.streams import KEY, Producer, Request, Scene, pull, turns, until
 
-from tidemill.triggers.shared_stream import StreamEnded
+from tidemill.triggers.shared_stream import StreamEnded, reject_shared_stream_event
 from tidemill.triggers.stream_api import LIST_NAME
 
 
@@ -97,6 +97,20 @@ async def test_who_fails_an_event_and_keeps_its_seat_is_told_of_as_one_that_left
     await until(lambda: found.producer.advanced)
     assert found.producer.advanced == [("e1", (1, 1, 0))]
     assert found.producer.told[2:] == [("left", 1), ("joined", 1), ("failed", "payload of e1", {1: "broken"}, ())]
+    await request.cancel()
+    await end_of(found)
+
+
+async def test_a_producer_that_attends_is_told_who_rejected_an_event() -> None:
+    found = scene()
+    stream, other = found.join(1), found.join(2)
+    found.put("e1")
+    await anext(stream)
+    reject_shared_stream_event()
+    await pull(other)
+    request = Request(other)
+    await until(lambda: found.producer.advanced)
+    assert found.producer.told[2:] == [("failed", "payload of e1", {1: "it rejected the event"}, ())]
     await request.cancel()
     await end_of(found)
 

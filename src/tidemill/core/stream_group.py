@@ -53,6 +53,9 @@ LaneT = TypeVar("LaneT", bound=Hashable)
 EventT = TypeVar("EventT")
 PayloadT = TypeVar("PayloadT")
 
+#: The error of who rejected an event.
+REJECTED: Final = "it rejected the event"
+
 _new = object.__new__
 
 
@@ -322,6 +325,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
             return Refusal.REJECTED_BEFORE if before else Refusal.STALE
         sent.acked -= 1
         sent.rejected += 1
+        self._blame.setdefault(sent, {})[member.name] = REJECTED
         self._give_up_of(member, sent)
         member.refused = sent
         return Refusal.REJECTED
@@ -380,7 +384,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         return batch
 
     def blame(self, entry: Entry[LaneT, PayloadT]) -> Blame:
-        """Return who failed on an event that is not settled, and who never read it."""
+        """Return who failed on an event that is not settled, or rejected it, and who never read it."""
         found = self._blame.get(entry, {})
         failures = {name: error for name, error in found.items() if error is not None}
         return Blame(failures, tuple(name for name, error in found.items() if error is None))

@@ -61,7 +61,7 @@ class Blame(NamedTuple):
     """Why an event is not clean for its failed members.
 
     Attributes:
-        failures: Who failed on it, and with what error.
+        failures: Who failed on it or rejected it, and with what error.
         unread: Who never read it, or was interrupted on it through no fault of its own.
     """
 

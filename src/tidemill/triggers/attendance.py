@@ -30,4 +30,4 @@ class Attendance(Protocol):
     def event_failed(
         self, broker_payload: object, failures: Mapping[Hashable, str], unread: Collection[Hashable]
     ) -> None:
-        """Take who failed an event, with the error, and who never read it; called before the `advance` that has it."""
+        """Take who failed or rejected an event, with the error, and who never read it; its `advance` follows."""

@@ -7,6 +7,7 @@ Invariants:
 2. The producer is closed once, after the poll and the last advance have ended, however the stream came to its end.
 3. Where seats are kept, the producer is pulled only while somebody is there to read.
 4. When the poll fails, those that are on an event can still finish it: what they move past meanwhile is advanced.
+   Where seats are kept, so is what the last one that leaves has moved past.
 5. A task of the stream that raises ends the stream, and every subscriber gets the error.
 """
 
@@ -33,7 +34,7 @@ from tidemill.triggers.stream_api import (
 from tidemill.triggers.stream_life import Life, Stream, StreamSettings, overflow_of, wake_all
 from tidemill.triggers.subscription import AckSubscription, Bell, Subscription
 
-#: When the poll has failed, what subscribers are on may be finished for so long.
+#: When the reading has ended, what subscribers are on may be finished, and be stored, for so long.
 DRAIN_SECONDS: Final = 5.0
 _SEAT_ENDS: Final = (Cause.SEAT_TIMEOUT, Cause.SEAT_FULL)
 
@@ -318,7 +319,7 @@ class AckStream:
 
     def _tell_failures(self, attendance: Attendance, batch: Batch[Hashable, Any]) -> None:
         for entry in batch.entries:
-            if entry.failed:
+            if entry.failed or entry.rejected:
                 blame = self.group.blame(entry)
                 attendance.event_failed(entry.item, blame.failures, blame.unread)
 
@@ -340,7 +341,7 @@ class AckStream:
 
     def _end(self, error: BaseException | None) -> None:
         self._on_end(self, error)
-        if error is None or self._failed:
+        if self._failed or (error is None and not self._settings.seat_seconds):
             self.group.close()
         else:
             self.group.stop_reading()
