@@ -31,18 +31,17 @@ class Feed:
         self.standings: list[Standing] = []
         self.outcomes = Outcomes()
         self.store = EventStore(database, self.standings.append, LIMITS)
-        self.store.own(tokens)
         self.store.start()
-        self._ids = list(tokens)
+        self._tokens = tokens
         self.added = 0
         self.producing = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
         while True:
             await self.store.wait_open()
-            for trigger_id in self._ids:
+            for trigger_id, token in self._tokens.items():
                 # Without an identity: what is stored twice would be seen.
-                self.store.add(trigger_id, str(self.added), None, self.outcomes.of(self.added))
+                self.store.add(trigger_id, token, str(self.added), None, self.outcomes.of(self.added))
             self.added += 1
             await asyncio.sleep(0.001)
 
@@ -122,7 +121,7 @@ async def test_closing_does_not_wait_for_a_server_that_answers_nothing(own_postg
     await asyncio.gather(*[database.read(count_events) for _ in range(3)])
     pids = own_postgres.freeze()
     feed.producing.cancel()
-    feed.store.add(1, "1", None, feed.outcomes.of("last"))
+    feed.store.add(1, 1, "1", None, feed.outcomes.of("last"))
 
     began = time.monotonic()
     assert await feed.store.close(0.2) > 0

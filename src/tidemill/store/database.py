@@ -75,4 +75,5 @@ def _blames_content(cause: BaseException) -> bool:
     state = getattr(cause, "sqlstate", None)
     if isinstance(state, str):
         return state[:2] in _CONTENT_CLASSES
-    return isinstance(cause, _SQLITE_CONTENT)
+    # A text with lone surrogates fails before it reaches a database.
+    return isinstance(cause, (*_SQLITE_CONTENT, UnicodeError))

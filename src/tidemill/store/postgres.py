@@ -33,7 +33,7 @@ _CONNECTIONS = 3
 #: Every statement here finds some rows by their keys. The planner must not sort or hash the whole table for that,
 #: which it would do for a batch of hundreds in a table that it last looked at when it was small.
 _PLANNING = {"enable_mergejoin": "off", "enable_hashjoin": "off", "plan_cache_mode": "force_custom_plan", "jit": "off"}
-_FAILURES = (SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
+_FAILURES = (SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError, UnicodeError)
 
 
 class PostgresDatabase:

@@ -200,7 +200,6 @@ class TriggerHost:
             return records, claim_triggers(connection, wanted, session, now_us)
 
         records, tokens = await write_patiently(self._database, take)
-        self.events.own(tokens)
         self._known.update((spec.name, spec) for spec in specs)
         runs = [
             TriggerRun(self, record.spec, record.id, tokens[record.id], _continued(record))
