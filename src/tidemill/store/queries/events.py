@@ -54,8 +54,11 @@ def _landed(connection: Connection, earlier: Plan) -> bool:
     first = earlier.first
     if first is None:
         return False
-    statement = select(*[trigger_event.c[name] for name in _COLUMNS]).where(
-        and_(trigger_event.c.trigger_id == first.trigger_id, first.sequence_index == _INDEX)
+    number, index = trigger_event.c.trigger_id, trigger_event.c.sequence_index
+    statement = (
+        select(*[trigger_event.c[name] for name in _COLUMNS])
+        .where(number == first.trigger_id)
+        .where(index == first.sequence_index)
     )
     row = connection.execute(statement).first()
     return earlier.landed(None if row is None else EventRow(*row))
