@@ -33,7 +33,7 @@ class Crowded:
         self.group: StreamGroup[str, int, int] = StreamGroup(
             StreamLimits(BACKLOG, TIMEOUT, 10**6), self.bindings, Home()
         )
-        self.bindings.members["key"] = self.group.members
+        self.bindings.open("key", self.group.members)
         self.good, self.due = self.group.join("good"), self.group.join("due")
         self.publish(0.0)
         self.read(self.due, bind=True)

@@ -51,7 +51,7 @@ class Group(StreamGroup):
             self.bindings,
             self.shell,
         )
-        self.bindings.members[id(self)] = self.members
+        self.bindings.open(id(self), self.members)
 
     def send(self, event, lane="x", now=0.0):
         return [(one.member.name, one.cause) for one in self.publish(event, f"payload of {event}", lane, now)]
@@ -68,7 +68,7 @@ class Group(StreamGroup):
                 return None
         raise AssertionError("more said that there was more")
 
-    def bind(self, member: Member) -> int | None:
+    def bound(self, member: Member) -> int | None:
         return self.bindings.bind_pending_event(trigger_id=member.name, key=id(self))
 
     def confirm(self, *seqs: int) -> None:
@@ -577,9 +577,9 @@ def test_confirmations_come_in_any_order_and_all_are_awaited() -> None:
     member = group.join("a")
     group.send("e1"), group.send("e2")
     group.pull(member)
-    first, second = group.bind(member), group.bind(member)
+    first, second = group.bound(member), group.bound(member)
     group.pull(member)
-    third = group.bind(member)
+    third = group.bound(member)
     group.pull(member)
     group.confirm(third, second, third)
     assert group.one_lane() == []
@@ -593,7 +593,7 @@ def test_a_confirmation_while_the_member_is_still_on_the_event_resolves_nothing_
     member = group.join("a")
     group.send("e1")
     group.pull(member)
-    group.confirm(group.bind(member))
+    group.confirm(group.bound(member))
     assert group.one_lane() == []
     group.pull(member)
     assert group.one_lane() == [("e1", 1, 0, 0)]
@@ -604,7 +604,7 @@ def test_who_leaves_fails_what_it_never_read_and_acks_what_it_read_once_confirme
     member, other = group.join("a"), group.join("b")
     group.send("e1"), group.send("e2")
     group.pull(member)
-    seq = group.bind(member)
+    seq = group.bound(member)
     group.leave(member)
     group.leave(member)  # changes nothing
     for _ in range(3):
@@ -620,9 +620,9 @@ def test_what_a_member_that_left_has_not_confirmed_fails_at_the_ack_timeout_and_
     member = group.join("a")
     group.send("e1", now=0.0), group.send("e2", now=5.0)
     group.pull(member)
-    group.bind(member)
+    group.bound(member)
     group.pull(member)
-    late = group.bind(member)
+    late = group.bound(member)
     group.leave(member)
     assert group.expired(9.9) == []
     assert group.expired(10.0) == []
@@ -636,14 +636,14 @@ def test_the_ack_timeout_fails_only_who_is_pending_and_all_that_it_holds() -> No
     group.send("e1", now=0.0), group.send("e2", now=8.0)
     group.pull(slow)
     group.pull(unconfirmed)
-    seq = group.bind(unconfirmed)
+    seq = group.bound(unconfirmed)
     group.pull(unconfirmed), group.pull(unconfirmed)
     for _ in range(3):
         group.pull(good)
     assert group.expired(9.999) == []
     assert sorted(group.expired(10.0)) == [("slow", Cause.TIMEOUT), ("unconfirmed", Cause.TIMEOUT)]
     group.confirm(seq)
-    assert group.bind(slow) is None
+    assert group.bound(slow) is None
     assert list(group.members) == ["good"]
     # The one that was not confirmed had moved past the second event.
     assert group.one_lane() == [("e1", 1, 2, 0), ("e2", 2, 1, 0)]
@@ -657,7 +657,7 @@ def test_what_everybody_has_moved_past_and_nobody_confirms_fails_at_the_ack_time
     member = group.join("a")
     group.send("e1"), group.send("e2")
     group.pull(member)
-    group.bind(member), group.bind(member)
+    group.bound(member), group.bound(member)
     group.pull(member), group.pull(member)
     assert group.take() is None
     assert group.expired(TIMEOUT) == [("a", Cause.TIMEOUT)]
@@ -690,7 +690,7 @@ def test_an_overflow_fails_that_member_alone_in_all_it_holds_and_in_the_event_th
         group.pull(good)
         if number == 0:
             group.pull(slow)
-            seq = group.bind(slow)
+            seq = group.bound(slow)
     assert forced == [("slow", Cause.OVERFLOW)]
     group.pull(good)
     group.confirm(seq)
@@ -717,9 +717,9 @@ def test_a_reject_resolves_at_once_and_binds_nothing_and_is_a_reject_only_once()
     group.send("e1"), group.send("e2")
     group.pull(member)
     first = member.window
-    early = [group.bind(member), group.bind(member)]
+    early = [group.bound(member), group.bound(member)]
     assert group.reject(member, first) is Refusal.REJECTED
-    assert group.bind(member) is None
+    assert group.bound(member) is None
     assert group.reject(member, first) is Refusal.REJECTED_BEFORE
     assert group.one_lane() == [("e1", 0, 0, 1)]
     group.confirm(*early)
@@ -778,7 +778,7 @@ def test_closing_gives_up_what_is_not_resolved_and_leaves_the_rest_to_be_taken()
     group.send("e1"), group.send("e2")
     for member in (on_it, waiting, gone):
         group.pull(member), group.pull(member)
-    seqs = [group.bind(on_it), group.bind(gone), group.bind(waiting)]
+    seqs = [group.bound(on_it), group.bound(gone), group.bound(waiting)]
     group.pull(waiting)
     group.leave(gone)
     group.close()
@@ -799,7 +799,7 @@ def test_numbers_are_unique_over_all_groups_and_confirmed_together() -> None:
     for group, member in zip(groups, members, strict=True):
         group.send("e1")
         group.pull(member)
-        seqs += [group.bind(member), group.bind(member)]
+        seqs += [group.bound(member), group.bound(member)]
         group.pull(member)
     assert len(set(seqs)) == 4
     bindings.confirm_persisted(iter(seqs))
@@ -812,13 +812,13 @@ def test_numbers_that_are_done_take_no_room() -> None:
     member, other = group.join("a"), group.join("b")
     group.send("e1")
     group.pull(member), group.pull(other)
-    stuck = group.bind(other)
+    stuck = group.bound(other)
     for _ in range(3000):
-        group.confirm(group.bind(member))
+        group.confirm(group.bound(member))
     assert bindings.trim() == 3001
     group.confirm(stuck)
     assert bindings.trim() == 0
-    newest = group.bind(member)
+    newest = group.bound(member)
     group.confirm(stuck)
     group.confirm(newest)
     group.pull(member), group.pull(other)
@@ -830,7 +830,7 @@ def test_a_lane_says_who_holds_its_head_and_since_when() -> None:
     slow, unconfirmed, good = group.join("slow"), group.join("unconfirmed"), group.join("good")
     group.send("e1", now=3.0), group.send("e2", now=4.0)
     group.pull(unconfirmed)
-    group.bind(unconfirmed)
+    group.bound(unconfirmed)
     for member in (unconfirmed, good, good, good):
         group.pull(member)
     (line,) = group.report()
@@ -865,9 +865,9 @@ def test_who_is_interrupted_fails_the_event_it_is_on_at_once_and_nothing_else() 
     for number in range(3):
         group.send(number)
     group.pull(member)
-    moved_past = group.bind(member)
+    moved_past = group.bound(member)
     group.pull(member)
-    on_it = group.bind(member)
+    on_it = group.bound(member)
     for _ in range(4):
         group.pull(other)
     group.fail_held(member, "broken")
@@ -899,7 +899,7 @@ def test_an_event_fails_at_once_when_what_was_derived_from_it_is_refused(still_o
     member = group.join("a")
     group.send("e1"), group.send("e2")
     group.pull(member)
-    first, second = group.bind(member), group.bind(member)
+    first, second = group.bound(member), group.bound(member)
     if not still_on_it:
         group.pull(member)
     told = group.shell.told
@@ -919,8 +919,8 @@ def test_who_is_gone_for_good_counts_in_nothing_that_it_holds_and_is_awaited_for
     for number in range(3):
         group.send(number)
     group.pull(gone)
-    seq = group.bind(gone)
-    group.pull(gone), group.bind(gone)
+    seq = group.bound(gone)
+    group.pull(gone), group.bound(gone)
     for _ in range(4):
         group.pull(stays)
     group.release(gone)
@@ -936,7 +936,7 @@ def test_what_who_is_gone_derived_and_the_store_refuses_fails_nobody() -> None:
     gone, stays = group.join("gone"), group.join("stays")
     group.send("e1"), group.send("e2")
     group.pull(gone)
-    seq = group.bind(gone)
+    seq = group.bound(gone)
     group.pull(gone)
     for _ in range(3):
         group.pull(stays)
@@ -971,7 +971,6 @@ def test_what_is_published_meanwhile_waits_in_a_seat_and_is_read_by_its_owner_al
     assert group.one_lane() == [("e1", 2, 0, 0)]
     back = group.seat("away")
     group.resume(back, now=5.0)
-    assert StreamGroup.bind(group, back) is None
     assert [group.pull(back) for _ in range(4)] == ["e2", "e3", "e4", None]
     assert group.one_lane() == [("e2", 2, 0, 0), ("e3", 2, 0, 0), ("e4", 2, 0, 0)]
     assert (group.seats(), group.has_seats) == ({}, False)

@@ -23,13 +23,9 @@ _TRIM_FROM: Final = 1024
 
 
 class Bindings:
-    """Numbers, and whose they are.
+    """Numbers, and whose they are."""
 
-    Attributes:
-        members: The members of each group, by key and name. A key that is not here binds nothing.
-    """
-
-    __slots__ = ("_first", "_last", "_owners", "members")
+    __slots__ = ("_first", "_groups", "_last", "_owners", "_recent", "_recent_key")
 
     def __init__(self) -> None:
         """Start with number 1."""
@@ -37,7 +33,31 @@ class Bindings:
         # Whose the numbers from `_first` on are; None once confirmed or given up.
         self._owners: list[Member[Any, Any, Any] | None] = []
         self._first = 1
-        self.members: dict[Hashable, dict[Hashable, Member[Any, Any, Any]]] = {}
+        # The members of each group, by key and name.
+        self._groups: dict[Hashable, dict[Hashable, Member[Any, Any, Any]]] = {}
+        self._recent: dict[Hashable, Member[Any, Any, Any]] = {}
+        self._recent_key: Hashable = None
+
+    def open(self, key: Hashable, members: dict[Hashable, Member[Any, Any, Any]]) -> None:
+        """Let a key mean a group from now on; any other key binds nothing.
+
+        Args:
+            key: Not None.
+            members: Those of the group, by name, as they change.
+        """
+        self._groups[key] = members
+        self._recent_key = None
+
+    def close(self, key: Hashable, members: dict[Hashable, Member[Any, Any, Any]]) -> None:
+        """Let a key mean nothing any more, if it means that group."""
+        if self._groups.get(key) is members:
+            del self._groups[key]
+            self._recent_key = None
+
+    def _find(self, key: Hashable) -> dict[Hashable, Member[Any, Any, Any]]:
+        self._recent = found = self._groups[key]
+        self._recent_key = key
+        return found
 
     def bind_pending_event(self, *, trigger_id: Hashable, key: Hashable) -> int | None:
         """Let the raw event that a trigger is on wait until what it has just yielded is stored.
@@ -49,10 +69,20 @@ class Bindings:
             is not acknowledged, or the trigger is on no event, has rejected it or has failed.
         """
         try:
-            member = self.members[key][trigger_id]
+            # A tuple is hashed anew for each look-up; the key that comes again and again is one object.
+            members = self._recent if key is self._recent_key else self._find(key)
+            member = members[trigger_id]
         except KeyError:
             return None
-        return self.bind(member)
+        # As `bind` does, which would cost another call for every event.
+        if member.window is None:
+            return None
+        self._last = seq = self._last + 1
+        self._owners.append(member)
+        if member.newest:
+            member.carry()
+        member.newest = seq
+        return seq
 
     def bind(self, member: Member[Any, Any, Any]) -> int | None:
         """Do so for a member, whichever group it belongs to."""

@@ -89,6 +89,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         "_on_event",
         "_seats",
         "_timed",
+        "bind",
         "full_since",
         "members",
     )
@@ -99,6 +100,8 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
             raise ValueError(f"max_outstanding must be at least 1, not {limits.max_outstanding}")
         self._limits: Final = limits
         self._bindings = bindings
+        #: Binds a number to the event that a member is on; see `Bindings`.
+        self.bind = bindings.bind
         self._home = home
         self._fanout: Fanout[Sent[LaneT, PayloadT, EventT], Member[LaneT, PayloadT, EventT]] = Fanout(
             limits.max_backlog
@@ -145,10 +148,6 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         self._laggards.add(member)
         self._timed.add(member)
         return member
-
-    def bind(self, member: Member[LaneT, PayloadT, EventT]) -> int | None:
-        """Bind a number to the event that a member is on; see `Bindings.bind_pending_event`."""
-        return self._bindings.bind(member)
 
     def fail_held(self, member: Member[LaneT, PayloadT, EventT], error: str | None) -> None:
         """Fail the event that a member is on, at once; one that is on no event changes nothing.

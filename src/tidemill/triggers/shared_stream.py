@@ -37,7 +37,7 @@ from tidemill.triggers.stream_api import (
 )
 from tidemill.triggers.stream_fast import FastStream
 from tidemill.triggers.stream_life import STEP_SECONDS, Stream, StreamSettings
-from tidemill.triggers.subscription import CURRENT, AckSubscription, FastSubscription
+from tidemill.triggers.subscription import CURRENT, CURRENT_EVENT, AckSubscription, FastSubscription
 
 __all__ = [
     "DEFAULT_SUBSCRIBER_QUEUE_MAX",
@@ -71,20 +71,18 @@ def reject_shared_stream_event() -> None:
     producer is told that it was rejected and is expected to make a dead letter of it. Anywhere else it logs a warning
     and does nothing; a second time it does nothing.
     """
-    current = CURRENT.get()
-    if current is None:
+    subscription, sent = CURRENT.get(), CURRENT_EVENT.get()
+    if subscription is None:
         log.warning(
             "reject_shared_stream_event called outside an ack-mode binding window; ignored: call it in "
             "filter_shared_stream, while it is on the event"
         )
-        return
-    subscription, sent = current
-    if subscription.reject(sent) is Refusal.STALE:
+    elif subscription.reject(sent) is Refusal.STALE:
         log.warning(
             "reject_shared_stream_event called outside an ack-mode binding window; ignored: the filter has moved past "
             "the event, or does not hold it any more",
             trigger_id=subscription.member.name,
-            position=sent.position,
+            position=None if sent is None else sent.position,
         )
 
 
@@ -362,7 +360,7 @@ class SharedStreamManager:
             # From here on the names of the key mean members of this one.
             if earlier.key == key and isinstance(earlier, AckStream) and not self._settings.seat_seconds:
                 earlier.cut_short()
-        self._bindings.members[key] = stream.group.members
+        self._bindings.open(key, stream.group.members)
         now = self._settings.now()
         for name, until in self._seats.pop(key, {}).items():
             if until > now:
@@ -380,8 +378,8 @@ class SharedStreamManager:
 
     def _note_closed(self, stream: Stream) -> None:
         del self._closing[stream]
-        if isinstance(stream, AckStream) and self._bindings.members.get(stream.key) is stream.group.members:
-            del self._bindings.members[stream.key]
+        if isinstance(stream, AckStream):
+            self._bindings.close(stream.key, stream.group.members)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextvars import ContextVar
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -82,9 +83,6 @@ class Subscription(Protocol):
     def taken(self) -> int:
         """How many events it has read."""
 
-    def bind(self) -> int | None:
-        """Let the event that it is on wait for what was derived from it."""
-
     def fail_held(self, error: str | None) -> None:
         """Fail the event that it is on."""
 
@@ -115,10 +113,6 @@ class FastSubscription:
     def taken(self) -> int:
         """How many events it has read."""
         return self.reader.position - self._from
-
-    def bind(self) -> None:
-        """Bind nothing: there is nothing to acknowledge."""
-        return
 
     def fail_held(self, error: str | None) -> None:
         """Fail nothing: there is nothing to acknowledge."""
@@ -159,7 +153,7 @@ class AckSubscription:
         pump: What to tell that it moved.
     """
 
-    __slots__ = ("_from", "_group", "_pump", "_waiting", "end", "member")
+    __slots__ = ("_from", "_group", "_pump", "_waiting", "bind", "end", "member")
 
     def __init__(
         self,
@@ -175,6 +169,8 @@ class AckSubscription:
         self._waiting = waiting
         self._pump = pump
         self._from = member.position
+        #: Let the event that it is on wait for what was derived from it; see `Bindings.bind_pending_event`.
+        self.bind: Callable[[], int | None] = partial(group.bind, member)
 
     @property
     def taken(self) -> int:
@@ -192,8 +188,8 @@ class AckSubscription:
             if member.newest:
                 member.carry()
             member.window = sent
-            # Whoever drives the filter now, and the tasks that it starts from here, can reject this event.
-            _set_current((self, sent))
+            # The task that drives the filter now, and the tasks that it starts from here, can reject this event.
+            _set_event(sent)
             if not self._pump.rung:
                 self._pump.ring()
             return sent.event
@@ -208,12 +204,9 @@ class AckSubscription:
             await self.end.wait()
         self._pump.ring()
         member.window = sent = next(member.unread)
-        _set_current((self, sent))
+        CURRENT.set(self)
+        _set_event(sent)
         return sent.event
-
-    def bind(self) -> int | None:
-        """Let the event that it is on wait for what was derived from it; see `Bindings.bind_pending_event`."""
-        return self._group.bind(self.member)
 
     def fail_held(self, error: str | None) -> None:
         """Fail the event that it is on, now; what it moved past is acked once stored, and fails if that is refused.
@@ -224,7 +217,7 @@ class AckSubscription:
         self._group.fail_held(self.member, error)
         self._pump.ring()
 
-    def reject(self, sent: Sent[Any, Any, Any]) -> Refusal:
+    def reject(self, sent: Sent[Any, Any, Any] | None) -> Refusal:
         """Reject an event, if it is still on it."""
         refusal = self._group.reject(self.member, sent)
         self._pump.ring()
@@ -258,6 +251,9 @@ class Bell:
         self.rung = False
 
 
-#: The event that the running filter is on, and whose it is; a task that the filter started keeps that of its start.
-CURRENT: ContextVar[tuple[AckSubscription, Sent[Any, Any, Any]] | None] = ContextVar("tidemill_event", default=None)
-_set_current = CURRENT.set
+#: The subscription that the running filter reads from, and the event that it is on; a task that it started keeps
+#: those of its start. Two variables, because setting a pair for each event costs twice as much.
+CURRENT: ContextVar[AckSubscription | None] = ContextVar("tidemill_subscription", default=None)
+CURRENT_EVENT: ContextVar[Sent[Any, Any, Any] | None] = ContextVar("tidemill_event", default=None)
+_current = CURRENT.get
+_set_event = CURRENT_EVENT.set

@@ -37,6 +37,7 @@ from tidemill.triggers.making import TriggerError, identity_of, make_trigger, pa
 from tidemill.triggers.marks import Mark
 from tidemill.triggers.place import Place
 from tidemill.triggers.shared_stream import Routed, route
+from tidemill.triggers.subscription import AckSubscription
 
 log = structlog.get_logger(__name__)
 
@@ -279,7 +280,7 @@ class TriggerRun:
         if self.reason is not None:
             return
         place, subscription = self._place, self._routed.subscription
-        bind = subscription.bind if subscription is not None else _bind_nothing
+        bind = subscription.bind if isinstance(subscription, AckSubscription) else _bind_nothing
         add, events = place.events.add, place.events
         number, token, left = self._number, self._token, _BURST
         async for event in self._routed.events:
