@@ -319,9 +319,8 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
             member: Who.
             sent: What it rejects; if it is not on that any more, nothing changes.
         """
-        if sent is None or member.window is not sent:
-            before = sent is not None and member.refused is sent
-            return Refusal.REJECTED_BEFORE if before else Refusal.STALE
+        if member.window is not sent:
+            return Refusal.REJECTED_BEFORE if member.refused is sent else Refusal.STALE
         sent.acked -= 1
         sent.rejected += 1
         self._blame.setdefault(sent, {})[member.name] = REJECTED

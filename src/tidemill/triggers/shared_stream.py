@@ -37,7 +37,7 @@ from tidemill.triggers.stream_api import (
 )
 from tidemill.triggers.stream_fast import FastStream
 from tidemill.triggers.stream_life import STEP_SECONDS, Stream, StreamSettings
-from tidemill.triggers.subscription import CURRENT, CURRENT_EVENT, AckSubscription, FastSubscription
+from tidemill.triggers.subscription import CURRENT, AckSubscription, FastSubscription
 
 __all__ = [
     "DEFAULT_SUBSCRIBER_QUEUE_MAX",
@@ -71,18 +71,20 @@ def reject_shared_stream_event() -> None:
     producer is told that it was rejected and is expected to make a dead letter of it. Anywhere else it logs a warning
     and does nothing; a second time it does nothing.
     """
-    subscription, sent = CURRENT.get(), CURRENT_EVENT.get()
-    if subscription is None:
+    current = CURRENT.get()
+    if current is None:
         log.warning(
             "reject_shared_stream_event called outside an ack-mode binding window; ignored: call it in "
             "filter_shared_stream, while it is on the event"
         )
-    elif subscription.reject(sent) is Refusal.STALE:
+        return
+    subscription, sent = current
+    if subscription.reject(sent) is Refusal.STALE:
         log.warning(
             "reject_shared_stream_event called outside an ack-mode binding window; ignored: the filter has moved past "
             "the event, or does not hold it any more",
             trigger_id=subscription.member.name,
-            position=None if sent is None else sent.position,
+            position=sent.position,
         )
 
 
