@@ -13,7 +13,7 @@ from typing import TypeVar
 import asyncpg
 import pytest
 from sqlalchemy import Connection
-from tests.store.helpers import NOW_US, Outcomes, all_events, claim, claimed, until
+from tests.store.helpers import NOW_US, Outcomes, all_events, claim, claimed, new_session, registered, until
 from tests.store.pooler import pooler
 from tests.store.server import PostgresServer
 
@@ -26,6 +26,14 @@ from tidemill.store.opening import open_reader, open_store
 from tidemill.store.postgres import PostgresDatabase, open_postgres
 from tidemill.store.queries.cursors import lock_cursors
 from tidemill.store.queries.events import count_events, store_events
+from tidemill.store.queries.triggers import (
+    cancel_unlisted,
+    claim_triggers,
+    mark_triggers,
+    note_made,
+    register_triggers,
+)
+from tidemill.store.records import TriggerReport, TriggerSpec, TriggerState
 
 T = TypeVar("T")
 #: Short, so that the tests are.
@@ -303,6 +311,52 @@ async def test_a_deadlock_is_no_outage_and_both_transactions_are_committed(postg
     assert sorted(each.attempts for each in crossing) == [1, 2]
     await feed.end()
     assert feed.standings == []
+    await database.close()
+
+
+@pytest.mark.parametrize(
+    "touch",
+    [
+        lambda c, ids, tokens, session: store_events(c, [NewEvent(n, tokens[n], "1", None, NOW_US) for n in ids]),
+        lambda c, ids, tokens, session: mark_triggers(
+            c, [TriggerReport(n, tokens[n], TriggerState.FINISHED, NOW_US) for n in ids]
+        ),
+        lambda c, ids, tokens, session: claim_triggers(c, ids, session, NOW_US),
+        lambda c, ids, tokens, session: note_made(c, dict.fromkeys(ids, "[]")),
+        lambda c, ids, tokens, session: cancel_unlisted(c, "list", [], NOW_US),
+        lambda c, ids, tokens, session: register_triggers(
+            c, [TriggerSpec(name, "another.Class") for name in "zyx"], "list", NOW_US
+        ),
+    ],
+    ids=["store", "mark", "claim", "note made", "cancel unlisted", "register"],
+)
+async def test_cursors_are_locked_by_rising_id_before_any_wide_row(postgres: PostgresServer, touch) -> None:
+    url = await postgres.new_database()
+    database = await open_postgres(url)
+    tokens = {number: 1 for name in "zyx" for number in (await registered(database, name)).values()}
+    first, middle, last = sorted(tokens)
+    session = await new_session(database)
+    assert await claim(database, *tokens, session=session) == tokens
+    holding = Holding(database, middle)
+    await until(lambda: bool(holding.locked))
+    other = await asyncpg.connect(url)
+
+    touching = asyncio.create_task(database.write(lambda c: touch(c, [last, first, middle], tokens, session)))
+    async with asyncio.timeout(20):
+        waiting = (
+            "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        )
+        while not await other.fetchval(waiting):
+            await asyncio.sleep(0.01)
+
+    await other.execute("SELECT FROM trigger FOR UPDATE NOWAIT")
+    await other.execute(f"SELECT FROM trigger_cursor WHERE trigger_id = {last} FOR UPDATE NOWAIT")
+    with pytest.raises(asyncpg.LockNotAvailableError):
+        await other.execute(f"SELECT FROM trigger_cursor WHERE trigger_id = {first} FOR UPDATE NOWAIT")
+    holding.step()
+    await holding.done
+    await touching
+    await other.close()
     await database.close()
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import pytest
-from tests.store.helpers import NOW_US, claim, claimed, new_session
+from tests.store.helpers import NOW_US, claim, claimed, new_session, registered
 
 from tidemill.core.event_plan import NewEvent
 from tidemill.store.database import Database
+from tidemill.store.postgres import open_postgres
 from tidemill.store.queries.events import count_events, list_trigger_events, store_events
 from tidemill.store.queries.triggers import (
+    cancel_unlisted,
     count_triggers,
     find_triggers,
     list_triggers,
@@ -102,6 +105,63 @@ async def test_reports_are_taken_from_the_last_claim_only(database: Database) ->
     assert await mark(database, 999, 1, TriggerState.FAILED) is Marked.UNKNOWN
     [record] = await database.read(lambda c: find_triggers(c, ["one"]))
     assert (record.state, record.error) == (TriggerState.RUNNING, None)
+
+
+async def test_of_several_reports_the_last_with_the_present_token_counts(database: Database) -> None:
+    [(number, old)] = (await claimed(database, "one")).items()
+    [other] = (await registered(database, "two")).values()
+    [token] = (await claim(database, number)).values()
+    reports = [
+        TriggerReport(number, token, TriggerState.FAILED, NOW_US, None, "first"),
+        TriggerReport(number, token, TriggerState.FINISHED, NOW_US + 1),
+        TriggerReport(number, old, TriggerState.FAILED, NOW_US + 2, None, "late"),
+        TriggerReport(other, 5, TriggerState.FAILED, NOW_US),
+        TriggerReport(999, 1, TriggerState.FAILED, NOW_US),
+    ]
+
+    told = await database.write(lambda c: mark_triggers(c, reports))
+
+    assert told == {number: Marked.MARKED, other: Marked.FENCED, 999: Marked.UNKNOWN}
+    [record] = await database.read(lambda c: find_triggers(c, ["one"]))
+    assert (record.state, record.error, record.changed_us) == (TriggerState.FINISHED, None, NOW_US + 1)
+    assert await database.write(lambda c: mark_triggers(c, [])) == {}
+
+
+async def test_only_what_a_list_owns_and_would_run_is_cancelled_when_it_is_gone_from_it(database: Database) -> None:
+    mine = await registered(database, "runs", "stays", "stopped", "ended", "never ran", list="mine")
+    tokens = await claim(database, *list(mine.values())[:4], *(await registered(database, "a", list="other")).values())
+    await mark(database, mine["stopped"], tokens[mine["stopped"]], TriggerState.CANCELLED, reason="shutdown")
+    await mark(database, mine["ended"], tokens[mine["ended"]], TriggerState.FINISHED)
+
+    cancelled = await database.write(lambda c: cancel_unlisted(c, "mine", ["stays"], NOW_US))
+
+    assert cancelled == ["runs", "stopped"]
+    assert await database.write(lambda c: cancel_unlisted(c, "mine", ["stays"], NOW_US)) == []
+    assert await database.write(lambda c: cancel_unlisted(c, "nobody's", [], NOW_US)) == []
+
+
+async def test_a_trigger_moves_to_the_list_that_registers_it(database: Database) -> None:
+    [number] = (await registered(database, "one", list="old")).values()
+
+    assert (await registered(database, "one", list="new")) == {"one": number}
+
+    [record] = await database.read(lambda c: find_triggers(c, ["one"]))
+    assert (record.list, record.state) == ("new", TriggerState.REGISTERED)
+
+
+async def test_hosts_that_register_the_same_new_triggers_at_once_agree(postgres) -> None:
+    url = await postgres.new_database()
+    databases = [await open_postgres(url) for _ in range(4)]
+    names = [f"t{n}" for n in range(500)]
+
+    found = await asyncio.gather(
+        *[registered(each, *(names[::-1] if n % 2 else names)) for n, each in enumerate(databases)]
+    )
+
+    assert all(one == found[0] for one in found)
+    assert len(set(found[0].values())) == 500
+    for each in databases:
+        await each.close()
 
 
 async def test_an_error_text_with_what_databases_refuse_is_stored_nevertheless(database: Database) -> None:

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import random
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -64,7 +64,10 @@ class PostgresDatabase:
         # Rises with every failure; an idle connection from before is not trusted.
         self._epoch = 0
         self._begin = _beginning(read_only, attempt_seconds, _PLANNING)
+        # Where the server knows it (17): the other limit does not hold between the messages of one statement.
+        self._begin_17 = f"{self._begin}; SET LOCAL transaction_timeout = {round(attempt_seconds * 1000)}"
         self._prepared_count = 0
+        self._connections: weakref.WeakSet[Any] = weakref.WeakSet()
         self._engine = self._make_engine(url)
         event.listen(self._engine.sync_engine, "connect", self._opened)
         event.listen(self._engine.sync_engine, "checkout", self._used_again)
@@ -91,17 +94,17 @@ class PostgresDatabase:
         elif not await self.read(is_current):
             # As long as it takes: a large table is copied, and other processes wait for the one that does it. What
             # is good for batches of keys is not good for whole tables.
-            await self._run(_beginning(False, self._attempt_seconds, {}), upgrade, None)
+            await self._run(upgrade, None, _beginning(False, self._attempt_seconds, {}))
 
     async def write(self, work: Callable[[Connection], T]) -> T:
         """Run work in a transaction; see `Database.write`."""
         if self._read_only:
             raise ConfigError(f"the store {self._label} is open for reading only")
-        return await self._run(self._begin, work, self._attempt_seconds)
+        return await self._run(work, self._attempt_seconds)
 
     async def read(self, work: Callable[[Connection], T]) -> T:
         """Run work in a transaction; see `Database.read`."""
-        return await self._run(self._begin, work, self._attempt_seconds)
+        return await self._run(work, self._attempt_seconds)
 
     async def close(self) -> None:
         """Close all connections; a server that does not answer is not waited for."""
@@ -109,21 +112,25 @@ class PostgresDatabase:
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await self._engine.dispose()
         except TimeoutError:
-            log.warning("the store does not answer; its connections are cut", store=self._label)
+            for connection in list(self._connections):
+                connection.terminate()
 
-    async def _run(self, begin: str, work: Callable[[Connection], T], limit_seconds: float | None) -> T:
+    async def _run(self, work: Callable[[Connection], T], limit_seconds: float | None, begin: str | None = None) -> T:
         refused: BaseException | None = None
+        conflicts = 0
         try:
             async with asyncio.timeout(limit_seconds):
-                for conflicts in itertools.count(1):
+                while True:
                     try:
-                        return await self._attempt(begin, work)
+                        return await self._attempt(work, begin)
                     except _FAILURES as error:
                         if not gives_way(error):
                             raise
                         refused = error
+                    conflicts += 1
                     limited(log, 10.0).info("a transaction gave way to another one and is repeated", times=conflicts)
                     await asyncio.sleep(_CONFLICT_BACKOFF.delay(conflicts, random.getrandbits(JITTER_BITS)))
+                    refused = None
         except TimeoutError as error:
             self._epoch += 1
             if refused is not None:
@@ -134,12 +141,13 @@ class PostgresDatabase:
             if failure.retryable:
                 self._epoch += 1
             raise failure from error
-        raise AssertionError("unreachable")
 
-    async def _attempt(self, begin: str, work: Callable[[Connection], T]) -> T:
+    async def _attempt(self, work: Callable[[Connection], T], begin: str | None) -> T:
         async with self._transactions.connect() as connection:
             driver: asyncpg.Connection = (await connection.get_raw_connection()).driver_connection
             try:
+                if begin is None:
+                    begin = self._begin_17 if driver.get_server_version().major >= 17 else self._begin
                 await driver.execute(begin)
                 result = await connection.run_sync(work)
                 await driver.execute("COMMIT")
@@ -189,6 +197,7 @@ class PostgresDatabase:
 
     def _opened(self, adapted: Any, record: Any) -> None:
         record.info["epoch"] = self._epoch
+        self._connections.add(adapted.driver_connection)
 
     def _used_again(self, adapted: Any, record: Any, proxy: Any) -> None:
         if record.info["epoch"] != self._epoch:
