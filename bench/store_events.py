@@ -17,6 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.store.helpers import new_session
 from tests.store.server import PostgresServer
 
 from tidemill.core.event_plan import Stored
@@ -77,10 +78,11 @@ async def measure(name: str, url: str, events: int, rate: float | None) -> None:
     database = await open_store(url)
     now_us = time.time_ns() // 1000
     specs = [TriggerSpec(f"trigger-{number}", "bench.Trigger") for number in range(TRIGGERS)]
-    records = await database.write(lambda connection: register_triggers(connection, specs, now_us))
+    records = await database.write(lambda connection: register_triggers(connection, specs, "bench", now_us))
     ids = [record.id for record in records]
     store = EventStore(database)
-    store.own(await database.write(lambda connection: claim_triggers(connection, ids, "bench", now_us)))
+    session = await new_session(database)
+    store.own(await database.write(lambda connection: claim_triggers(connection, ids, session, now_us)))
     store.start()
     latencies: list[float] = []
     clock = time.perf_counter

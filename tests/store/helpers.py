@@ -4,22 +4,52 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from tidemill.core.event_plan import Outcome
 from tidemill.store.database import Database
 from tidemill.store.queries.events import list_events
+from tidemill.store.queries.sessions import begin_session
 from tidemill.store.queries.triggers import claim_triggers, register_triggers
 from tidemill.store.records import EventRecord, TriggerSpec
 
 NOW_US = 1_700_000_000_000_000
 
 
+async def new_session(database: Database, list: str = "list", **details: Any) -> int:
+    """Begin a session."""
+    values = {
+        "kind": "triggerer",
+        "name": "host",
+        "host": "machine",
+        "boot_id": "boot",
+        "pid": 17,
+        "list": list,
+        "lock": "lock",
+        "digest": "digest",
+        "now_us": NOW_US,
+    }
+    return await database.write(lambda c: begin_session(c, **(values | details)))
+
+
+async def registered(database: Database, *names: str, list: str = "list") -> dict[str, int]:
+    """Register triggers; return id by name."""
+    specs = [TriggerSpec(name, "package.Class") for name in names]
+    records = await database.write(lambda c: register_triggers(c, specs, list, NOW_US))
+    return {record.spec.name: record.id for record in records}
+
+
+async def claim(database: Database, *ids: int, session: int | None = None) -> dict[int, int]:
+    """Claim triggers, with a session of their own if none is given; return token by id."""
+    session_id = await new_session(database) if session is None else session
+    return await database.write(lambda c: claim_triggers(c, ids, session_id, NOW_US))
+
+
 async def claimed(database: Database, *names: str) -> dict[int, int]:
     """Register triggers and claim them; return token by id, in the order of the names."""
-    specs = [TriggerSpec(name, "package.Class") for name in names]
-    records = await database.write(lambda c: register_triggers(c, specs, NOW_US))
-    tokens = await database.write(lambda c: claim_triggers(c, [r.id for r in records], "test", NOW_US))
-    return {record.id: tokens[record.id] for record in records}
+    ids = (await registered(database, *names)).values()
+    tokens = await claim(database, *ids)
+    return {number: tokens[number] for number in ids}
 
 
 async def all_events(database: Database) -> list[EventRecord]:

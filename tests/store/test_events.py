@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.store.helpers import NOW_US, all_events, claimed
+from tests.store.helpers import NOW_US, all_events, claim, claimed
 
 from tidemill.core.errors import RemoteError
 from tidemill.core.event_plan import Duplicate, NewEvent, Plan, Refusal, Refused, Stored
@@ -16,7 +16,6 @@ from tidemill.store.queries.events import (
     list_trigger_events,
     store_events,
 )
-from tidemill.store.queries.triggers import claim_triggers
 
 
 async def store(database: Database, *events: NewEvent, earlier: Plan | None = None) -> Plan:
@@ -44,7 +43,7 @@ async def test_numbers_continue_after_a_takeover_and_the_former_owner_is_refused
     [(number, old)] = (await claimed(database, "one")).items()
     await store(database, NewEvent(number, old, "1", None, NOW_US))
 
-    [new] = (await database.write(lambda c: claim_triggers(c, [number], "other", NOW_US))).values()
+    [new] = (await claim(database, number)).values()
     late = await store(database, NewEvent(number, old, "2", None, NOW_US))
     plan = await store(database, NewEvent(number, new, "3", None, NOW_US))
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import pytest
 from sqlalchemy import Connection, select
-from tests.store.helpers import NOW_US, Outcomes, all_events, claimed, until
+from tests.store.helpers import NOW_US, Outcomes, all_events, claim, claimed, until
 
 from tidemill.core.errors import InvariantError, RemoteError
 from tidemill.core.event_plan import Duplicate, Refusal, Refused, Stored
@@ -20,8 +20,8 @@ from tidemill.core.retry import Backoff
 from tidemill.store.database import Database
 from tidemill.store.group_commit import MAX_IDENTITY_BYTES, EventStore
 from tidemill.store.patience import write_patiently
-from tidemill.store.queries.triggers import claim_triggers, find_triggers, mark_trigger
-from tidemill.store.records import TriggerState
+from tidemill.store.queries.triggers import find_triggers, mark_triggers
+from tidemill.store.records import TriggerReport, TriggerState
 from tidemill.store.sqlite import open_sqlite
 from tidemill.store.tables import trigger_event
 
@@ -218,7 +218,7 @@ async def test_content_that_the_database_refuses_fails_that_event_alone(bench: B
 
 
 async def test_a_takeover_refuses_the_events_of_that_trigger(bench: Bench) -> None:
-    await bench.line.write(lambda c: claim_triggers(c, [bench.trigger_id], "other", NOW_US))
+    await claim(bench.line, bench.trigger_id)
     bench.add(1)
     await bench.store.settled()
 
@@ -318,7 +318,9 @@ async def test_reports_wait_for_the_database_as_events_do(bench: Bench) -> None:
     bench.line.before = [down(), down()]
     bench.line.after = [down()]
     await write_patiently(
-        bench.line, lambda c: mark_trigger(c, bench.trigger_id, 1, TriggerState.FINISHED, NOW_US), QUICK
+        bench.line,
+        lambda c: mark_triggers(c, [TriggerReport(bench.trigger_id, 1, TriggerState.FINISHED, NOW_US)]),
+        QUICK,
     )
 
     assert bench.line.writes == 4

@@ -5,20 +5,27 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
+from tests.store.helpers import NOW_US, all_events, claim
 
 from tidemill.core.errors import ConfigError
+from tidemill.core.event_plan import Duplicate, NewEvent, Stored
 from tidemill.store.database import Database
 from tidemill.store.migrate import MIGRATIONS, revision_of
 from tidemill.store.opening import open_reader, open_store
 from tidemill.store.postgres import open_postgres
+from tidemill.store.queries.events import list_events, store_events
+from tidemill.store.queries.triggers import cancel_unlisted, list_triggers
+from tidemill.store.records import EventRecord, TriggerRecord, TriggerSpec, TriggerState
 from tidemill.store.tables import HEAD, VERSION_TABLE, metadata
 
 OPENS = """
@@ -94,6 +101,106 @@ async def test_a_store_that_a_newer_tidemill_upgraded_is_refused_by_name(url: st
         await open_store(url)
     with pytest.raises(ConfigError, match="9999"):
         await open_reader(url)
+
+
+def as_revision_1(connection: Connection) -> None:
+    """Make the tables of revision 0001, and fill them."""
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    config.attributes["connection"] = connection
+    command.upgrade(config, "0001")
+    columns = "name, classpath, kwargs, restart, state, reason, error, owner, made, token, next_index"
+    for row in (
+        "('ran', 'a.B', '{\"n\": 1}', 'always', 'running', NULL, NULL, 'box-1:/srv/a:b/list.yaml', '[\"a.B\"]', 7, 3)",
+        "('gone', 'a.C', '{}', 'never', 'cancelled', 'user', 'Traceback', 'box-2:/srv/list.yaml', NULL, 2, 2)",
+        "('new', 'a.D', '{}', 'never', 'registered', NULL, NULL, NULL, NULL, 0, 0)",
+    ):
+        connection.execute(
+            text(f"INSERT INTO trigger ({columns}, created_us, changed_us) VALUES {row[:-1]}, {NOW_US}, {NOW_US + 1})")
+        )
+    connection.execute(
+        text(
+            "INSERT INTO trigger_event (trigger_id, sequence_index, identity, payload, created_us) "
+            "SELECT id, 0, 'x', '0', 5 FROM trigger WHERE name <> 'new' UNION ALL "
+            "SELECT id, 1, NULL, '1', 6 FROM trigger WHERE name <> 'new' UNION ALL "
+            "SELECT id, 2, 'y', '2', 7 FROM trigger WHERE name = 'ran'"
+        )
+    )
+
+
+async def test_an_old_store_is_migrated_with_all_that_is_in_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        for room in ("sqlite", "postgres"):
+            patched.setattr(f"tidemill.store.{room}.upgrade", as_revision_1)
+        old = await open_store(url)
+        columns = "e.id, trigger_id, name, sequence_index, identity, payload, e.created_us"
+        listed = text(f"SELECT {columns} FROM trigger_event e JOIN trigger t ON t.id = trigger_id ORDER BY e.id")
+        events = await old.read(lambda c: [tuple(row) for row in c.execute(listed)])
+        assert len(events) == 5
+        await old.close()
+
+    database = await open_store(url)
+
+    assert await database.read(differences) == []
+    ran, gone, new = await database.read(lambda c: list_triggers(c).rows)
+    assert ran == TriggerRecord(
+        id=ran.id,
+        spec=TriggerSpec("ran", "a.B", '{"n": 1}', "always"),
+        state=TriggerState.RUNNING,
+        reason=None,
+        error=None,
+        list="/srv/a:b/list.yaml",
+        session=None,
+        made='["a.B"]',
+        token=7,
+        next_index=3,
+        created_us=NOW_US,
+        changed_us=NOW_US + 1,
+    )
+    assert (gone.list, gone.token, gone.next_index) == ("/srv/list.yaml", 2, 2)
+    assert (gone.state, gone.reason, gone.error) == (TriggerState.CANCELLED, "user", "Traceback")
+    assert (new.list, new.token, new.next_index) == (None, 0, 0)
+    assert [tuple(getattr(row, name) for name in EventRecord.__slots__) for row in await all_events(database)] == events
+
+    # It goes on where it was: numbers, identities and the list's triggers.
+    assert await database.write(lambda c: cancel_unlisted(c, "/srv/a:b/list.yaml", [], NOW_US)) == ["ran"]
+    assert await claim(database, ran.id) == {ran.id: 8}
+    fired = [NewEvent(ran.id, 8, "3", identity, NOW_US) for identity in ("y", "z")]
+    plan = await database.write(lambda c: store_events(c, fired))
+    assert plan.outcomes == [Duplicate(2), Stored(3)]
+    assert (await all_events(database))[-1].id > events[-1][0]
+    await database.close()
+
+
+@pytest.mark.alone
+async def test_a_store_with_a_hundred_thousand_events_is_migrated_within_ten_seconds(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def large(connection: Connection) -> None:
+        as_revision_1(connection)
+        numbers = (
+            "generate_series(10, 100009) AS n(i)"
+            if connection.dialect.name == "postgresql"
+            else "(WITH RECURSIVE n(i) AS (SELECT 10 UNION ALL SELECT i + 1 FROM n WHERE i < 100009) SELECT i FROM n)"
+        )
+        connection.execute(
+            text(
+                "INSERT INTO trigger_event (trigger_id, sequence_index, identity, payload, created_us) "
+                f"SELECT (SELECT id FROM trigger WHERE name = 'ran'), i, 'id ' || i, '0', i FROM {numbers}"
+            )
+        )
+
+    with monkeypatch.context() as patched:
+        for room in ("sqlite", "postgres"):
+            patched.setattr(f"tidemill.store.{room}.upgrade", large)
+        await (await open_store(url)).close()
+
+    began = time.perf_counter()
+    database = await open_store(url)
+
+    assert time.perf_counter() - began < 10
+    assert len((await database.read(lambda c: list_events(c, limit=200_000))).rows) == 100_005
+    await database.close()
 
 
 async def test_an_empty_database_is_no_store_for_a_reader(postgres) -> None:

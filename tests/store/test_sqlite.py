@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Connection
-from tests.store.helpers import Outcomes, all_events, claimed, until
+from tests.store.helpers import Outcomes, all_events, claim, claimed, until
 
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.group_commit import Standing
@@ -21,7 +21,6 @@ from tidemill.store.group_commit import EventStore
 from tidemill.store.lock import StoreInUseError
 from tidemill.store.opening import open_reader, open_store, store_url
 from tidemill.store.queries.events import count_events
-from tidemill.store.queries.triggers import claim_triggers
 from tidemill.store.sqlite import open_sqlite
 
 #: Adds events without end, and writes the number of each one to stdout once it is confirmed.
@@ -81,7 +80,7 @@ async def test_what_was_confirmed_before_a_kill_is_there_and_numbers_continue(tm
         of_one = [row for row in rows if row.trigger_id == trigger_id]
         assert [row.sequence_index for row in of_one] == list(range(len(of_one)))
         assert [row.payload for row in of_one] == [str(number) for number in range(len(of_one))]
-    tokens = await database.write(lambda c: claim_triggers(c, [rows[0].trigger_id], "again", 0))
+    tokens = await claim(database, rows[0].trigger_id)
     store, outcomes = EventStore(database), Outcomes()
     store.own(tokens)
     store.start()

@@ -5,28 +5,29 @@ from __future__ import annotations
 import time
 
 import pytest
-from tests.store.helpers import NOW_US, claimed
+from tests.store.helpers import NOW_US, claim, claimed, new_session
 
 from tidemill.core.event_plan import NewEvent
 from tidemill.store.database import Database
 from tidemill.store.queries.events import count_events, list_trigger_events, store_events
 from tidemill.store.queries.triggers import (
-    claim_triggers,
     count_triggers,
     find_triggers,
     list_triggers,
-    mark_trigger,
+    mark_triggers,
     register_triggers,
 )
-from tidemill.store.records import Marked, TriggerRecord, TriggerSpec, TriggerState
+from tidemill.store.records import Marked, TriggerRecord, TriggerReport, TriggerSpec, TriggerState
 
 
 async def register(database: Database, *specs: TriggerSpec, now_us: int = NOW_US) -> list[TriggerRecord]:
-    return await database.write(lambda c: register_triggers(c, specs, now_us))
+    return await database.write(lambda c: register_triggers(c, specs, "list", now_us))
 
 
 async def mark(database: Database, number: int, token: int, state: TriggerState, **details: str) -> Marked:
-    return await database.write(lambda c: mark_trigger(c, number, token, state, NOW_US + 5, **details))
+    report = TriggerReport(number, token, state, NOW_US + 5, **details)
+    [marked] = (await database.write(lambda c: mark_triggers(c, [report]))).values()
+    return marked
 
 
 async def test_what_is_registered_comes_back_in_the_order_in_which_it_was_given(database: Database) -> None:
@@ -39,7 +40,9 @@ async def test_what_is_registered_comes_back_in_the_order_in_which_it_was_given(
 
     assert [record.spec for record in records] == specs
     assert {record.state for record in records} == {TriggerState.REGISTERED}
-    assert [(r.token, r.next_index, r.owner, r.created_us) for r in records] == [(0, 0, None, NOW_US)] * 2
+    assert [(r.token, r.next_index, r.list, r.session, r.created_us) for r in records] == [
+        (0, 0, "list", None, NOW_US)
+    ] * 2
 
 
 async def test_registering_again_keeps_id_and_state(database: Database) -> None:
@@ -82,16 +85,17 @@ async def test_a_name_that_is_given_twice_is_named(database: Database) -> None:
 async def test_every_claim_raises_the_token(database: Database) -> None:
     [(number, first)] = (await claimed(database, "one")).items()
 
-    second = await database.write(lambda c: claim_triggers(c, [number, 999], "host:2", NOW_US))
+    session = await new_session(database, host="other", pid=99)
+    second = await claim(database, number, 999, session=session)
 
     assert second == {number: first + 1}
     [record] = await database.read(lambda c: find_triggers(c, ["one", "unknown"]))
-    assert (record.token, record.owner) == (first + 1, "host:2")
+    assert (record.token, record.session) == (first + 1, "other, process 99")
 
 
 async def test_reports_are_taken_from_the_last_claim_only(database: Database) -> None:
     [(number, old)] = (await claimed(database, "one")).items()
-    [token] = (await database.write(lambda c: claim_triggers(c, [number], "other", NOW_US))).values()
+    [token] = (await claim(database, number)).values()
 
     assert await mark(database, number, token, TriggerState.RUNNING) is Marked.MARKED
     assert await mark(database, number, old, TriggerState.FAILED, error="late") is Marked.FENCED

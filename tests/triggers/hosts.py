@@ -26,13 +26,13 @@ class Hosts:
         self.database = database
         self.running: list[TriggerHost] = []
 
-    def make(self, owner: str = "test:list", **settings: Any) -> TriggerHost:
-        host = TriggerHost(self.database, TriggererSettings(**settings), owner)
+    async def make(self, list_name: str = "list", **settings: Any) -> TriggerHost:
+        host = TriggerHost(self.database, TriggererSettings(**settings), list_name)
         self.running.append(host)
         return host
 
-    async def start(self, *specs: TriggerSpec, owner: str = "test:list", **settings: Any) -> TriggerHost:
-        host = self.make(owner, **settings)
+    async def start(self, *specs: TriggerSpec, list_name: str = "list", **settings: Any) -> TriggerHost:
+        host = await self.make(list_name, **settings)
         await host.start(specs)
         return host
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 
 import pytest
-from tests.store.helpers import all_events
+from tests.store.helpers import all_events, claim, new_session
 from tests.store.server import PostgresServer
 from tests.triggers import hosted
 from tests.triggers.hosted import DID
@@ -15,7 +15,6 @@ from tests.triggers.hosts import Hosts, spec, until
 from tidemill.core.group_commit import Standing
 from tidemill.core.trigger_life import CancelReason
 from tidemill.store.opening import open_store
-from tidemill.store.queries.triggers import claim_triggers
 from tidemill.store.records import TriggerSpec, TriggerState
 from tidemill.triggers import host as host_module
 from tidemill.triggers import trigger_run
@@ -188,11 +187,11 @@ async def test_a_kill_that_hangs_and_a_cleanup_that_raises_hold_up_nobody_for_lo
 async def test_who_another_host_has_claimed_ends_here_without_a_word_in_the_store(hosts, database, upstream):
     host = await hosts.start(spec("moved", hosted.Sharing, upstream=upstream.name))
     record = await hosts.record("moved")
-    await database.write(lambda c: claim_triggers(c, [record.id], "another", 1))
+    await claim(database, record.id, session=await new_session(database, host="another"))
     upstream.items.put_nowait(0)
     await until(lambda: not host.running)
     record = await hosts.record("moved")
-    assert (record.state, record.owner, record.next_index) == (TriggerState.RUNNING, "another", 0)
+    assert (record.state, record.session, record.next_index) == (TriggerState.RUNNING, "another, process 17", 0)
     assert upstream.advanced == []  # it was not stored, so nothing was acknowledged
 
 

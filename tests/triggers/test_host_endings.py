@@ -196,7 +196,7 @@ async def test_what_was_removed_while_no_host_ran_is_cancelled_by_the_next_one(h
 
 
 async def test_what_belongs_to_another_list_is_left_alone(hosts):
-    host = await hosts.start(spec("theirs", hosted.Counting, then="wait"), owner="other:list")
+    host = await hosts.start(spec("theirs", hosted.Counting, then="wait"), list_name="other")
     await until(lambda: "yielded" in DID["theirs"])
     await hosts.stop(host)
 

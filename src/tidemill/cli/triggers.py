@@ -173,7 +173,8 @@ def _trigger_row(record: TriggerRecord) -> dict[str, Any]:
         "since": _time(record.changed_us),
         "reason": record.reason,
         "error": record.error,
-        "owner": record.owner,
+        "list": record.list,
+        "session": record.session,
     }
 
 

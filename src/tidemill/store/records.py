@@ -27,7 +27,7 @@ class TriggerState(enum.StrEnum):
 
 
 class Marked(enum.Enum):
-    """What became of a report about a trigger: taken, or refused because its token is old or its id unknown."""
+    """What became of a report about a trigger: accepted, or refused because its token is old or its id unknown."""
 
     MARKED = "marked"
     FENCED = "fenced"
@@ -61,7 +61,8 @@ class TriggerRecord:
         state: Where it is in its life.
         reason: Why it was cancelled.
         error: The traceback it failed with.
-        owner: Who claimed it last, for people to read.
+        list: The list that it belongs to; None: none yet.
+        session: Where it runs, for people to read: host and process of the live session that claimed it last.
         made: What it is made of again where that is not its spec: JSON text of classpath and kwargs (JSON text).
         token: Rises with every claim.
         next_index: How many events of it are stored.
@@ -74,12 +75,71 @@ class TriggerRecord:
     state: TriggerState
     reason: str | None
     error: str | None
-    owner: str | None
+    list: str | None
+    session: str | None
     made: str | None
     token: int
     next_index: int
     created_us: int
     changed_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerReport:
+    """What a trigger is from now on, as the run of it says that has the token.
+
+    Attributes:
+        trigger_id: Which.
+        token: That of the claim under which it runs.
+        state: Its new state.
+        now_us: When it changed, in UTC microseconds since the epoch.
+        reason: Why it was cancelled.
+        error: The traceback it failed with.
+    """
+
+    trigger_id: int
+    token: int
+    state: TriggerState
+    now_us: int
+    reason: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRecord:
+    """One start of a process that runs triggers.
+
+    Attributes:
+        id: Its number; never used again.
+        kind: What runs: "triggerer".
+        name: What it is called.
+        host: The machine's name.
+        boot_id: Changes with every boot of the machine.
+        pid: The process.
+        list: The name of the list that it runs.
+        lock: Identifies the list's lock file on its machine.
+        digest: That of the list's content.
+        beat: Rises while it lives.
+        started_us: When it began, in UTC microseconds since the epoch, by its own clock.
+        beat_us: When it beat last, likewise.
+        ended_us: When it ended; None: it has not.
+        ended_by: The session that declared it dead; None: it ended by itself, or has not.
+    """
+
+    id: int
+    kind: str
+    name: str
+    host: str
+    boot_id: str
+    pid: int
+    list: str
+    lock: str
+    digest: str
+    beat: int
+    started_us: int
+    beat_us: int
+    ended_us: int | None
+    ended_by: int | None
 
 
 @dataclass(frozen=True, slots=True)

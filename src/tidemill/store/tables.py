@@ -20,7 +20,7 @@ from sqlalchemy import (
 )
 
 #: The revision that this program reads and writes; the last one in `migrations/versions`.
-HEAD = "0001"
+HEAD = "0002"
 #: Not alembic's own name: the database may be shared with another program that uses alembic.
 VERSION_TABLE = "tidemill_version"
 
@@ -28,7 +28,54 @@ metadata = MetaData()
 
 _Id = BigInteger().with_variant(Integer, "sqlite")
 
-#: One row per trigger that was ever registered, by its stable name.
+#: One row per start of a trigger host. `beat` rises while it lives; once `ended_us` is set, the session stays dead.
+session = Table(
+    "session",
+    metadata,
+    Column("id", _Id, primary_key=True),
+    Column("kind", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("host", Text, nullable=False),
+    Column("boot_id", Text, nullable=False),
+    Column("pid", BigInteger, nullable=False),
+    Column("list", Text, nullable=False),
+    Column("lock", Text, nullable=False),
+    Column("digest", Text, nullable=False),
+    Column("beat", BigInteger, nullable=False, server_default=text("0")),
+    Column("started_us", BigInteger, nullable=False),
+    Column("beat_us", BigInteger, nullable=False),
+    Column("ended_us", BigInteger),
+    Column("ended_by", _Id),
+    # An id is never used again: what a dead session held must not become another session's.
+    sqlite_autoincrement=True,
+)
+
+Index(
+    "ix_session_live",
+    session.c.kind,
+    postgresql_where=session.c.ended_us.is_(None),
+    sqlite_where=session.c.ended_us.is_(None),
+)
+
+#: One row per list of triggers: the session that runs it.
+trigger_list = Table(
+    "trigger_list",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("session_id", _Id, ForeignKey("session.id")),
+)
+
+#: What only one live list may read from upstream, by the session that reads it.
+list_claim = Table(
+    "list_claim",
+    metadata,
+    Column("claim", Text, primary_key=True),
+    Column("session_id", _Id, ForeignKey("session.id"), primary_key=True, autoincrement=False),
+)
+
+Index("ix_list_claim_session", list_claim.c.session_id)
+
+#: One row per trigger that was ever registered, by its stable name. Wide, and written only when a trigger's life turns.
 trigger = Table(
     "trigger",
     metadata,
@@ -40,32 +87,56 @@ trigger = Table(
     Column("state", Text, nullable=False),
     Column("reason", Text),
     Column("error", Text),
-    Column("owner", Text),
     Column("made", Text),
-    Column("token", BigInteger, nullable=False, server_default=text("0")),
-    Column("next_index", BigInteger, nullable=False, server_default=text("0")),
     Column("created_us", BigInteger, nullable=False),
     Column("changed_us", BigInteger, nullable=False),
+    Column("list", Text),
 )
+
+Index("ix_trigger_list_state", trigger.c.list, trigger.c.state)
+
+#: One narrow row per trigger: who may store events for it, and the number of its next one. It is locked before
+#: anything else of the trigger is, and written with every batch of events.
+trigger_cursor = Table(
+    "trigger_cursor",
+    metadata,
+    Column("trigger_id", _Id, ForeignKey("trigger.id"), primary_key=True, autoincrement=False),
+    Column("token", BigInteger, nullable=False, server_default=text("0")),
+    Column("next_index", BigInteger, nullable=False, server_default=text("0")),
+    Column("session_id", _Id),
+)
+
+#: Covers what a session counts with each beat.
+Index("ix_trigger_cursor_session", trigger_cursor.c.session_id, trigger_cursor.c.token)
 
 #: One row per event that a trigger fired. `id` orders all events of a store, `sequence_index` those of a trigger.
 trigger_event = Table(
     "trigger_event",
     metadata,
     Column("id", _Id, primary_key=True),
-    Column("trigger_id", _Id, ForeignKey("trigger.id"), nullable=False),
+    # The cursor's row, which is locked already; a reference to `trigger` would lock the wide row as well.
+    Column("trigger_id", _Id, ForeignKey("trigger_cursor.trigger_id"), nullable=False),
     Column("sequence_index", BigInteger, nullable=False),
     Column("identity", Text),
     Column("payload", Text, nullable=False),
     Column("created_us", BigInteger, nullable=False),
     UniqueConstraint("trigger_id", "sequence_index", name="uq_trigger_event_sequence"),
+    # The ids of events that retention has removed are not used again: lists are continued behind them.
+    sqlite_autoincrement=True,
 )
 
-Index(
-    "uq_trigger_event_identity",
-    trigger_event.c.trigger_id,
-    trigger_event.c.identity,
-    unique=True,
-    postgresql_where=trigger_event.c.identity.is_not(None),
-    sqlite_where=trigger_event.c.identity.is_not(None),
+Index("ix_trigger_event_created", trigger_event.c.created_us)
+
+#: One row per identity that a trigger has fired with; kept for as long as repetitions are to be recognised, which may
+#: be longer than the event itself.
+trigger_identity = Table(
+    "trigger_identity",
+    metadata,
+    Column("trigger_id", _Id, primary_key=True, autoincrement=False),
+    Column("identity", Text, primary_key=True),
+    Column("sequence_index", BigInteger, nullable=False),
+    Column("created_us", BigInteger, nullable=False),
+    sqlite_with_rowid=False,
 )
+
+Index("ix_trigger_identity_created", trigger_identity.c.created_us)

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import socket
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -31,6 +33,7 @@ from tidemill.runtime.log import limited
 from tidemill.store.database import Database
 from tidemill.store.group_commit import EventStore
 from tidemill.store.patience import write_patiently
+from tidemill.store.queries.sessions import begin_session, end_session
 from tidemill.store.queries.triggers import cancel_unlisted, claim_triggers, register_triggers
 from tidemill.store.queries.triggers import note_made as store_made
 from tidemill.store.records import TriggerRecord, TriggerSpec, TriggerState
@@ -72,13 +75,14 @@ class TriggerHost:
     Args:
         database: The store, open for writing.
         settings: `triggerer`.
-        owner: Which list this is, and where it runs; the same each time the list is run. For people to read, too.
+        list_name: Which list this is; the same each time the list is run.
     """
 
-    def __init__(self, database: Database, settings: TriggererSettings, owner: str) -> None:
+    def __init__(self, database: Database, settings: TriggererSettings, list_name: str) -> None:
         """Run nothing yet."""
         self._database = database
-        self._owner = owner
+        self._list = list_name
+        self._session: int | None = None
         self._clock = HeldClock()
         self.manager = SharedStreamManager(
             max_subscriber_queue=settings.shared_stream_subscriber_queue_size,
@@ -158,6 +162,7 @@ class TriggerHost:
         self.events.start()
         self._watch.start()
         self._looking = asyncio.get_running_loop().create_task(self._look(), name="trigger host")
+        await self._begin_session()
         await self._cancel_unlisted(specs)
         await self._add(specs)
 
@@ -202,6 +207,7 @@ class TriggerHost:
         try:
             async with asyncio.timeout(max(0.1, until - time.monotonic())):
                 await self._marks.settled()
+                await self._end_session()
         except TimeoutError:
             log.warning("the store does not take the last reports about triggers; they are taken up as running")
         self._watch.close()
@@ -212,10 +218,13 @@ class TriggerHost:
             return
         now_us = time.time_ns() // 1000
 
+        session = self._session
+        assert session is not None
+
         def take(connection: Connection) -> tuple[list[TriggerRecord], dict[int, int]]:
-            records = register_triggers(connection, specs, now_us)
+            records = register_triggers(connection, specs, self._list, now_us)
             wanted = [record.id for record in records if record.spec.name not in self._runs and _runs_now(record)]
-            return records, claim_triggers(connection, wanted, self._owner, now_us)
+            return records, claim_triggers(connection, wanted, session, now_us)
 
         records, tokens = await write_patiently(self._database, take)
         self.events.own(tokens)
@@ -312,11 +321,34 @@ class TriggerHost:
         elif (error := closing.exception()) is not None:
             log.error("closing the shared streams failed; this is a fault of tidemill", exc_info=error)
 
+    async def _begin_session(self) -> None:
+        def begin(connection: Connection) -> int:
+            return begin_session(
+                connection,
+                kind="triggerer",
+                name=socket.gethostname(),
+                host=socket.gethostname(),
+                boot_id="",
+                pid=os.getpid(),
+                list=self._list,
+                lock="",
+                digest="",
+                now_us=time.time_ns() // 1000,
+            )
+
+        self._session = await write_patiently(self._database, begin)
+
+    async def _end_session(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            now_us = time.time_ns() // 1000
+            await write_patiently(self._database, lambda connection: end_session(connection, session, now_us))
+
     async def _cancel_unlisted(self, specs: Sequence[TriggerSpec]) -> None:
         """Note that what this list has lost while no host ran it is cancelled."""
         names, now_us = [spec.name for spec in specs], time.time_ns() // 1000
         gone = await write_patiently(
-            self._database, lambda connection: cancel_unlisted(connection, self._owner, names, now_us)
+            self._database, lambda connection: cancel_unlisted(connection, self._list, names, now_us)
         )
         if gone:
             log.info("triggers were removed from the list while no host ran it; they are cancelled", removed=gone)

@@ -1,28 +1,36 @@
 """Writes down what becomes of triggers: many reports in one transaction, in order, waiting for the store.
 
-Invariants: a later report of a trigger is written after an earlier one; nothing here is lost to an outage, it waits.
+Invariants: a later report of a trigger is written after an earlier one; nothing here is lost to an outage, it waits. A
+chunk that fails is halved before it is tried again: one that takes longer than a transaction may is not tried for ever,
+and what the database refuses is in the end refused alone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import time
+from functools import partial
 from typing import NamedTuple
 
 import structlog
-from sqlalchemy import Connection
 
 from tidemill.core.errors import RemoteError
+from tidemill.core.retry import JITTER_BITS, Backoff
+from tidemill.runtime.log import limited
 from tidemill.store.database import Database
-from tidemill.store.patience import write_patiently
-from tidemill.store.queries.triggers import mark_trigger
-from tidemill.store.records import TriggerState
+from tidemill.store.patience import BACKOFF
+from tidemill.store.queries.triggers import mark_triggers
+from tidemill.store.records import TriggerReport, TriggerState
 
 log = structlog.get_logger(__name__)
 
+#: Most reports of one transaction: some tens of milliseconds, during which events of these triggers wait.
+CHUNK_COUNT = 1_000
+
 
 class Mark(NamedTuple):
-    """What a trigger is from now on; the arguments of `mark_trigger`."""
+    """What a trigger is from now on; see `TriggerReport`."""
 
     trigger_id: int
     token: int
@@ -36,17 +44,20 @@ class Marks:
 
     Args:
         database: Where to.
+        backoff: The waits between attempts.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, backoff: Backoff = BACKOFF) -> None:
         """Have none."""
         self._database = database
-        self._waiting: list[tuple[Mark, int]] = []
+        self._backoff = backoff
+        self._waiting: list[TriggerReport] = []
         self._task: asyncio.Task[None] | None = None
 
     def put(self, mark: Mark) -> None:
-        """Take a report; it is written soon."""
-        self._waiting.append((mark, time.time_ns() // 1000))
+        """Accept a report; it is written soon."""
+        number, token, state, reason, error = mark
+        self._waiting.append(TriggerReport(number, token, state, time.time_ns() // 1000, reason, error))
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._write(), name="trigger reports")
 
@@ -56,17 +67,25 @@ class Marks:
             await asyncio.shield(self._task)
 
     async def _write(self) -> None:
+        size, failures = CHUNK_COUNT, 0
         try:
             while self._waiting:
-                marks, self._waiting = self._waiting, []
-
-                def write(connection: Connection, marks: list[tuple[Mark, int]] = marks) -> None:
-                    for (trigger_id, token, state, reason, error), now_us in marks:
-                        mark_trigger(connection, trigger_id, token, state, now_us, reason=reason, error=error)
-
+                chunk = self._waiting[:size]
                 try:
-                    await write_patiently(self._database, write)
-                except RemoteError:
-                    log.exception("reports about triggers are refused by the store", count=len(marks))
+                    await self._database.write(partial(mark_triggers, reports=chunk))
+                except RemoteError as error:
+                    size = max(1, len(chunk) // 2)
+                    if error.retryable:
+                        failures += 1
+                        limited(log, 10.0).warning("the store cannot be written; reports wait", error=str(error))
+                        await asyncio.sleep(self._backoff.delay(failures, random.getrandbits(JITTER_BITS)))
+                        continue
+                    if len(chunk) > 1:
+                        continue
+                    log.exception("a report about a trigger is refused by the store", report=chunk[0])
+                else:
+                    size = min(CHUNK_COUNT, 2 * size)
+                failures = 0
+                del self._waiting[: len(chunk)]
         finally:
             self._task = None

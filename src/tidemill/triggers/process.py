@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -51,11 +50,11 @@ def run_host(settings: Settings, specs: Path) -> ExitCode:
             sys.path.insert(0, folder)
     found = read_specs(specs)  # before anything is started
     url = store_url(settings.store.url, specs.resolve().parent)
-    owner = f"{socket.gethostname()}:{specs.resolve()}"
+    list_name = str(specs.resolve())
     runner = asyncio.Runner()
     code = ExitCode.INTERNAL
     try:
-        code = runner.run(_run(settings, specs, found, url, owner))
+        code = runner.run(_run(settings, specs, found, url, list_name))
     except BaseException as error:
         code = exit_code_of(error)
         raise
@@ -83,14 +82,14 @@ def end_anyway(code: ExitCode) -> threading.Timer:
     return timer
 
 
-async def _run(settings: Settings, specs: Path, found: list[TriggerSpec], url: str, owner: str) -> ExitCode:
+async def _run(settings: Settings, specs: Path, found: list[TriggerSpec], url: str, list_name: str) -> ExitCode:
     host: TriggerHost | None = None
     control = ControlServer(specs, lambda: _report(host))
     control.acquire()
     try:
         database = await open_store(url)
         try:
-            host = TriggerHost(database, settings.triggerer, owner)
+            host = TriggerHost(database, settings.triggerer, list_name)
             signals = _Signals(lambda: _reload(host, specs))
             signals.listen()
             log.info("the trigger host starts", triggers=len(found), store=database.label)

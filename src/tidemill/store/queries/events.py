@@ -1,7 +1,7 @@
 """Trigger events: store and list them.
 
-What is stored, under which number, and what is refused is decided by `core.event_plan`; the rows of the triggers are
-locked before it is asked, so what it is told stays true until the transaction ends.
+What is stored, under which number, and what is refused is decided by `core.event_plan`; the cursors of the triggers are
+locked before it is asked, so what it is told stays true until the transaction ends. The wide rows are not touched.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 
 from sqlalchemy import Column, Connection, Row, Select, and_, func, insert, select, update
 
-from tidemill.core.event_plan import Counter, NewEvent, Plan, make_plan
+from tidemill.core.event_plan import NewEvent, Plan, make_plan
 from tidemill.store.batches import RowSet, dialect_of
-from tidemill.store.queries.triggers import lock_triggers
+from tidemill.store.queries.cursors import lock_cursors
 from tidemill.store.records import EventRecord, Page
-from tidemill.store.tables import trigger, trigger_event
+from tidemill.store.tables import trigger, trigger_cursor, trigger_event, trigger_identity
 
 _ID: Column[int] = trigger_event.c.id
 _INDEX: Column[int] = trigger_event.c.sequence_index
@@ -24,6 +24,8 @@ _EVENTS = select(trigger_event, trigger.c.name).join(trigger, trigger.c.id == tr
 _IDENTITIES = RowSet("identities", trigger_id=int, identity=str)
 _COUNTERS = RowSet("counters", id=int, next_index=int)
 _COLUMNS = ("trigger_id", "sequence_index", "identity", "payload", "created_us")
+_NEW_COLUMNS = ("trigger_id", "identity", "sequence_index", "created_us")
+_NEW = RowSet("new", trigger_id=int, identity=str, sequence_index=int, created_us=int)
 _ROWS = RowSet("rows", trigger_id=int, sequence_index=int, identity=str, payload=str, created_us=int)
 
 
@@ -39,10 +41,7 @@ def store_events(connection: Connection, events: Sequence[NewEvent], earlier: Pl
     Returns:
         What became of each; true once the transaction is committed.
     """
-    counters = {
-        row.id: Counter(row.next_index, row.token)
-        for row in lock_triggers(connection, {event.trigger_id for event in events})
-    }
+    counters = lock_cursors(connection, {event.trigger_id for event in events})
     if earlier is not None and earlier.landed(counters):
         return earlier
     plan = make_plan(events, counters, _known(connection, events))
@@ -57,15 +56,10 @@ def _known(connection: Connection, events: Sequence[NewEvent]) -> dict[tuple[int
         return {}
     dialect = dialect_of(connection)
     given = _IDENTITIES.source(dialect)
-    # The second condition is what the partial index asks for.
-    same = and_(
-        trigger_event.c.trigger_id == given.c.trigger_id,
-        trigger_event.c.identity == given.c.identity,
-        trigger_event.c.identity.is_not(None),
-    )
-    statement = select(trigger_event.c.trigger_id, trigger_event.c.identity, trigger_event.c.sequence_index).join(
-        given, same
-    )
+    same = and_(trigger_identity.c.trigger_id == given.c.trigger_id, trigger_identity.c.identity == given.c.identity)
+    statement = select(
+        trigger_identity.c.trigger_id, trigger_identity.c.identity, trigger_identity.c.sequence_index
+    ).join(given, same)
     found = connection.execute(statement, _IDENTITIES.parameters(dialect, wanted))
     return {(trigger_id, identity): index for trigger_id, identity, index in found}
 
@@ -73,9 +67,20 @@ def _known(connection: Connection, events: Sequence[NewEvent]) -> dict[tuple[int
 def _insert(connection: Connection, plan: Plan) -> None:
     dialect = dialect_of(connection)
     rows, moved = _ROWS.source(dialect), _COUNTERS.source(dialect)
+    given = _ROWS.parameters(dialect, plan.rows)
     values = select(*[rows.c[name] for name in _COLUMNS]).order_by(rows.c.position)
-    connection.execute(insert(trigger_event).from_select(_COLUMNS, values), _ROWS.parameters(dialect, plan.rows))
-    counters = update(trigger).where(trigger.c.id == moved.c.id).values(next_index=moved.c.next_index)
+    connection.execute(insert(trigger_event).from_select(_COLUMNS, values), given)
+    known = [row for row in plan.rows if row.identity is not None]
+    if known:
+        named = _NEW.source(dialect)
+        values = select(*[named.c[name] for name in _NEW_COLUMNS])
+        rows_named = [(row.trigger_id, row.identity, row.sequence_index, row.created_us) for row in known]
+        connection.execute(
+            insert(trigger_identity).from_select(_NEW_COLUMNS, values), _NEW.parameters(dialect, rows_named)
+        )
+    counters = (
+        update(trigger_cursor).where(trigger_cursor.c.trigger_id == moved.c.id).values(next_index=moved.c.next_index)
+    )
     after = [(number, counter.next_index) for number, counter in plan.counters.items()]
     connection.execute(counters, _COUNTERS.parameters(dialect, after))
 
@@ -120,10 +125,10 @@ def list_latest_trigger_events(
 
 
 def count_events(connection: Connection, trigger_id: int | None = None) -> int:
-    """Return how many events are stored, of one trigger or of all: the sum of the triggers' counters."""
-    statement = select(func.coalesce(func.sum(trigger.c.next_index), 0))
+    """Return how many events of one trigger or of all have been stored, those that retention removed included."""
+    statement = select(func.coalesce(func.sum(trigger_cursor.c.next_index), 0))
     if trigger_id is not None:
-        statement = statement.where(trigger.c.id == trigger_id)
+        statement = statement.where(trigger_cursor.c.trigger_id == trigger_id)
     return int(connection.execute(statement).scalar_one())
 
 

@@ -1,7 +1,7 @@
 """Triggers: register, claim, mark and list them.
 
 Invariants: a name keeps its id, its counter of events and its token for ever; a token only rises; a report that
-carries an old token changes nothing; rows are locked in the order of their ids, so that hosts cannot deadlock.
+carries an old token changes nothing; the cursors of triggers are locked before their wide rows (`queries.cursors`).
 """
 
 from __future__ import annotations
@@ -9,32 +9,44 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Executable, Row, and_, case, func, literal, or_, select, true, update
+from sqlalchemy import Connection, Executable, Row, and_, case, exists, func, literal, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from tidemill.core.trigger_life import CancelReason
 from tidemill.store.batches import RowSet, dialect_of
-from tidemill.store.records import Marked, Page, TriggerRecord, TriggerSpec, TriggerState
-from tidemill.store.tables import trigger
+from tidemill.store.queries.cursors import IDS, id_rows, lock_cursors, locking
+from tidemill.store.queries.sessions import session_lives
+from tidemill.store.records import Marked, Page, TriggerRecord, TriggerReport, TriggerSpec, TriggerState
+from tidemill.store.tables import session, trigger, trigger_cursor
 
 #: Why a trigger was cancelled that goes on elsewhere, or later.
 _GOES_ON = (CancelReason.SHUTDOWN, CancelReason.HAND_OVER)
 
 _SPECS = RowSet("specs", name=str, classpath=str, kwargs=str, restart=str)
 _NAMES = RowSet("names", name=str)
-_IDS = RowSet("ids", id=int)
 _MADE = RowSet("made", id=int, made=str)
+_REPORTS = RowSet("reports", id=int, state=str, reason=str, error=str, changed_us=int)
+
+_RECORDS = (
+    select(trigger, trigger_cursor.c.token, trigger_cursor.c.next_index, session.c.host, session.c.pid)
+    .join(trigger_cursor, trigger_cursor.c.trigger_id == trigger.c.id)
+    .outerjoin(session, and_(session.c.id == trigger_cursor.c.session_id, session.c.ended_us.is_(None)))
+)
 
 
-def register_triggers(connection: Connection, specs: Sequence[TriggerSpec], now_us: int) -> list[TriggerRecord]:
+def register_triggers(
+    connection: Connection, specs: Sequence[TriggerSpec], list: str, now_us: int
+) -> list[TriggerRecord]:
     """Make sure that the store knows these triggers as they are given.
 
     A trigger that is known keeps its state, unless it is another one under the old name (its class or arguments
     differ) or was cancelled by a user: then it is registered anew. Its events and their numbers stay in any case.
+    Where a transaction does more with triggers than this, this comes first.
 
     Args:
         connection: In a transaction.
         specs: No name twice.
+        list: The list that they belong to from now on.
         now_us: The time, in UTC microseconds since the epoch.
 
     Returns:
@@ -51,48 +63,75 @@ def register_triggers(connection: Connection, specs: Sequence[TriggerSpec], now_
         return []
     dialect = dialect_of(connection)
     rows = sorted((spec.name, spec.classpath, spec.kwargs, spec.restart) for spec in specs)
-    connection.execute(_registration(dialect, now_us), _SPECS.parameters(dialect, rows))
+    given = _SPECS.parameters(dialect, rows)
+    # New names first, in one order, while nothing of a trigger is locked: others wait here for their commit only.
+    connection.execute(_addition(dialect, now_us), given)
+    name_rows = _NAMES.parameters(dialect, [(name,) for name in names])
+    connection.execute(_cursors_added(dialect), name_rows)
+    known = select(trigger.c.id).where(trigger.c.name.in_(select(_NAMES.source(dialect).c.name)))
+    connection.execute(locking(known), name_rows)
+    connection.execute(_registration(dialect, list, now_us), given)
     found = _by_names(connection, names)
     return [found[name] for name in names]
 
 
-def _registration(dialect: str, now_us: int) -> Executable:
+def _addition(dialect: str, now_us: int) -> Executable:
     given = _SPECS.source(dialect)
     columns = ["name", "classpath", "kwargs", "restart", "state", "created_us", "changed_us"]
-    values = select(
-        given.c.name,
-        given.c.classpath,
-        given.c.kwargs,
-        given.c.restart,
-        literal(TriggerState.REGISTERED.value).label("state"),
-        literal(now_us).label("created_us"),
-        literal(now_us).label("changed_us"),
-    ).where(true())  # SQLite would take ON CONFLICT for the condition of a join
-    insert = (postgresql if dialect == "postgresql" else sqlite).insert(trigger).from_select(columns, values)
-    new = insert.excluded
+    values = (
+        select(
+            given.c.name,
+            given.c.classpath,
+            given.c.kwargs,
+            given.c.restart,
+            literal(TriggerState.REGISTERED.value).label("state"),
+            literal(now_us).label("created_us"),
+            literal(now_us).label("changed_us"),
+        )
+        # Otherwise a known name would use up an id each time.
+        .where(~exists().where(trigger.c.name == given.c.name))
+        .order_by(given.c.position)
+    )
+    return _insert(dialect)(trigger).from_select(columns, values).on_conflict_do_nothing()  # type: ignore[no-any-return]
+
+
+def _cursors_added(dialect: str) -> Executable:
+    missing = (
+        select(trigger.c.id, literal(0).label("token"), literal(0).label("next_index"))
+        .where(trigger.c.name.in_(select(_NAMES.source(dialect).c.name)))
+        .where(~exists().where(trigger_cursor.c.trigger_id == trigger.c.id))
+        .order_by(trigger.c.id)
+    )
+    insert = _insert(dialect)(trigger_cursor).from_select(["trigger_id", "token", "next_index"], missing)
+    return insert.on_conflict_do_nothing()  # type: ignore[no-any-return]
+
+
+def _registration(dialect: str, list: str, now_us: int) -> Executable:
+    given = _SPECS.source(dialect)
     anew = or_(
         # One whose host stopped goes on.
         and_(
             trigger.c.state == TriggerState.CANCELLED.value,
             func.coalesce(trigger.c.reason, "").not_in([reason.value for reason in _GOES_ON]),
         ),
-        trigger.c.classpath != new.classpath,
-        trigger.c.kwargs != new.kwargs,
+        trigger.c.classpath != given.c.classpath,
+        trigger.c.kwargs != given.c.kwargs,
     )
-    statement: Executable = insert.on_conflict_do_update(
-        index_elements=[trigger.c.name],
-        set_={
-            "classpath": new.classpath,
-            "kwargs": new.kwargs,
-            "restart": new.restart,
-            "state": case((anew, new.state), else_=trigger.c.state),
-            "reason": case((anew, None), else_=trigger.c.reason),
-            "error": case((anew, None), else_=trigger.c.error),
-            "made": case((anew, None), else_=trigger.c.made),
-            "changed_us": case((anew, new.changed_us), else_=trigger.c.changed_us),
-        },
+    return (
+        update(trigger)
+        .where(trigger.c.name == given.c.name)
+        .values(
+            list=list,
+            classpath=given.c.classpath,
+            kwargs=given.c.kwargs,
+            restart=given.c.restart,
+            state=case((anew, TriggerState.REGISTERED.value), else_=trigger.c.state),
+            reason=case((anew, None), else_=trigger.c.reason),
+            error=case((anew, None), else_=trigger.c.error),
+            made=case((anew, None), else_=trigger.c.made),
+            changed_us=case((anew, now_us), else_=trigger.c.changed_us),
+        )
     )
-    return statement
 
 
 def find_triggers(connection: Connection, names: Collection[str]) -> list[TriggerRecord]:
@@ -102,128 +141,126 @@ def find_triggers(connection: Connection, names: Collection[str]) -> list[Trigge
 
 def _by_names(connection: Connection, names: Collection[str]) -> dict[str, TriggerRecord]:
     dialect = dialect_of(connection)
-    given = _NAMES.source(dialect)
-    statement = select(trigger).join(given, given.c.name == trigger.c.name)
+    statement = _RECORDS.where(trigger.c.name.in_(select(_NAMES.source(dialect).c.name)))
     rows = connection.execute(statement, _NAMES.parameters(dialect, [(name,) for name in names]))
     return {row.name: _record(row) for row in rows}
 
 
-def claim_triggers(connection: Connection, ids: Collection[int], owner: str, now_us: int) -> dict[int, int]:
+def claim_triggers(connection: Connection, ids: Collection[int], session_id: int, now_us: int) -> dict[int, int]:
     """Take triggers over and run them: from now on only the holder of the new token may store and report for them.
 
     Args:
         connection: In a transaction.
         ids: Which.
-        owner: Who takes them, for people to read.
+        session_id: The session that takes them.
         now_us: The time, in UTC microseconds since the epoch.
 
     Returns:
-        The new token of each; an unknown id has none.
+        The new token of each; an unknown id has none. Empty if the session has ended: it takes nothing any more.
     """
-    tokens = {row.id: row.token + 1 for row in lock_triggers(connection, ids)}
+    if not session_lives(connection, session_id):
+        return {}
+    tokens = {number: counter.token + 1 for number, counter in lock_cursors(connection, ids).items()}
     dialect = dialect_of(connection)
-    given = _IDS.source(dialect)
-    statement = (
-        update(trigger)
-        .where(trigger.c.id.in_(select(given.c.id)))
-        .values(
-            token=trigger.c.token + 1,
-            owner=owner,
-            state=TriggerState.RUNNING.value,
-            reason=None,
-            changed_us=now_us,
-        )
+    wanted, given = select(IDS.source(dialect).c.id), IDS.parameters(dialect, id_rows(tokens))
+    claimed = (
+        update(trigger_cursor)
+        .where(trigger_cursor.c.trigger_id.in_(wanted))
+        .values(token=trigger_cursor.c.token + 1, session_id=session_id)
     )
-    connection.execute(statement, _IDS.parameters(dialect, [(number,) for number in tokens]))
+    connection.execute(claimed, given)
+    running = TriggerState.RUNNING.value
+    # The wide row of one that is said to run already says all that there is to say.
+    turned = (
+        update(trigger)
+        .where(and_(trigger.c.id.in_(wanted), or_(trigger.c.state != running, trigger.c.reason.is_not(None))))
+        .values(state=running, reason=None, changed_us=now_us)
+    )
+    connection.execute(turned, given)
     return tokens
 
 
-def lock_triggers(connection: Connection, ids: Collection[int]) -> Sequence[Row[int, int, int]]:
-    """Return id, token and next_index of the triggers that exist; nobody changes them before the transaction ends."""
-    dialect = dialect_of(connection)
-    given = _IDS.source(dialect)
-    statement = (
-        select(trigger.c.id, trigger.c.token, trigger.c.next_index)
-        .where(trigger.c.id.in_(select(given.c.id)))
-        .order_by(trigger.c.id)
-        # Without effect on SQLite, where the whole transaction is the only one that writes.
-        .with_for_update(of=trigger, key_share=True)
-    )
-    return connection.execute(statement, _IDS.parameters(dialect, [(number,) for number in set(ids)])).all()
-
-
-def cancel_unlisted(connection: Connection, owner: str, names: Collection[str], now_us: int) -> list[str]:
-    """Cancel what an owner would run, and is not to run any more.
+def cancel_unlisted(connection: Connection, list: str, names: Collection[str], now_us: int) -> list[str]:
+    """Cancel what belongs to a list, would run, and is in the list no more.
 
     Args:
         connection: In a transaction.
-        owner: Whose triggers are looked at.
-        names: Those that it is to run.
+        list: Whose triggers are looked at.
+        names: Those that are in it.
         now_us: The time, in UTC microseconds since the epoch.
 
     Returns:
         The names of those that are cancelled by this, sorted.
     """
     dialect = dialect_of(connection)
-    given = _NAMES.source(dialect)
-    waiting = or_(
-        trigger.c.state == TriggerState.RUNNING.value,
-        and_(
-            trigger.c.state == TriggerState.CANCELLED.value,
-            trigger.c.reason.in_([reason.value for reason in _GOES_ON]),
+    listed = select(_NAMES.source(dialect).c.name)
+    goes_on = [reason.value for reason in _GOES_ON]
+    gone = and_(
+        trigger.c.list == list,
+        or_(
+            trigger.c.state == TriggerState.RUNNING.value,
+            and_(trigger.c.state == TriggerState.CANCELLED.value, trigger.c.reason.in_(goes_on)),
         ),
     )
+    unlisted = select(trigger.c.id).where(and_(gone, trigger.c.name.not_in(listed)))
+    found = connection.execute(unlisted, _NAMES.parameters(dialect, [(name,) for name in names])).scalars()
+    ids = IDS.parameters(dialect, id_rows(lock_cursors(connection, found.all())))
+    wanted = select(IDS.source(dialect).c.id)
     statement = (
         update(trigger)
-        .where(and_(trigger.c.owner == owner, waiting, trigger.c.name.not_in(select(given.c.name))))
+        # Once more: they were not locked when they were found.
+        .where(and_(trigger.c.id.in_(wanted), gone))
         .values(state=TriggerState.CANCELLED.value, reason=CancelReason.USER.value, changed_us=now_us)
         .returning(trigger.c.name)
     )
-    found = connection.execute(statement, _NAMES.parameters(dialect, [(name,) for name in names]))
-    return sorted(row.name for row in found)
+    return sorted(row.name for row in connection.execute(statement, ids))
 
 
 def note_made(connection: Connection, made: Mapping[int, str]) -> None:
     """Keep what triggers are made of again, by their ids; see `TriggerRecord.made`."""
+    lock_cursors(connection, made)
     dialect = dialect_of(connection)
     given = _MADE.source(dialect)
     statement = update(trigger).where(trigger.c.id == given.c.id).values(made=given.c.made)
-    connection.execute(statement, _MADE.parameters(dialect, list(made.items())))
+    connection.execute(statement, _MADE.parameters(dialect, sorted(made.items())))
 
 
-def mark_trigger(
-    connection: Connection,
-    trigger_id: int,
-    token: int,
-    state: TriggerState,
-    now_us: int,
-    *,
-    reason: str | None = None,
-    error: str | None = None,
-) -> Marked:
-    """Report the state of a trigger.
+def mark_triggers(connection: Connection, reports: Sequence[TriggerReport]) -> dict[int, Marked]:
+    """Write down what has become of triggers.
 
     Args:
         connection: In a transaction.
-        trigger_id: Which.
-        token: That of the claim under which it runs.
-        state: Its new state.
-        now_us: The time, in UTC microseconds since the epoch.
-        reason: Why it was cancelled.
-        error: The traceback it failed with.
+        reports: In the order in which they were made; of several about one trigger the last counts whose token is
+            that of the last claim.
 
     Returns:
-        Whether the report was taken; saying the same again is taken too.
+        What became of the reports about each trigger, by its id; to report the same again is accepted, too.
     """
-    statement = (
-        update(trigger)
-        .where(and_(trigger.c.id == trigger_id, trigger.c.token == token))
-        .values(state=state.value, reason=storable(reason), error=storable(error), changed_us=now_us)
-    )
-    if connection.execute(statement).rowcount:
-        return Marked.MARKED
-    known = connection.execute(select(trigger.c.id).where(trigger.c.id == trigger_id)).first()
-    return Marked.UNKNOWN if known is None else Marked.FENCED
+    counters = lock_cursors(connection, {report.trigger_id for report in reports})
+    told: dict[int, Marked] = {}
+    last: dict[int, TriggerReport] = {}
+    for report in reports:
+        number = report.trigger_id
+        counter = counters.get(number)
+        if counter is not None and counter.token == report.token:
+            last[number] = report
+            told[number] = Marked.MARKED
+        else:
+            told.setdefault(number, Marked.UNKNOWN if counter is None else Marked.FENCED)
+    if last:
+        dialect = dialect_of(connection)
+        rows = [
+            (number, one.state.value, storable(one.reason), storable(one.error), one.now_us)
+            for number, one in sorted(last.items())
+        ]
+        connection.execute(_marking(dialect), _REPORTS.parameters(dialect, rows))
+    return told
+
+
+def _marking(dialect: str) -> Executable:
+    given = _REPORTS.source(dialect)
+    names = ("state", "reason", "error", "changed_us")
+    return update(trigger).where(trigger.c.id == given.c.id).values({name: given.c[name] for name in names})
 
 
 def list_triggers(
@@ -237,7 +274,7 @@ def list_triggers(
         after: Begin behind this id (`Page.next`).
         limit: At most so many.
     """
-    statement = select(trigger).order_by(trigger.c.id).limit(limit + 1)
+    statement = _RECORDS.order_by(trigger.c.id).limit(limit + 1)
     if after is not None:
         statement = statement.where(trigger.c.id > after)
     if states:
@@ -273,10 +310,15 @@ def _record(row: Row[Any]) -> TriggerRecord:
         state,
         row.reason,
         row.error,
-        row.owner,
+        row.list,
+        None if row.host is None else f"{row.host}, process {row.pid}",
         row.made,
         row.token,
         row.next_index,
         row.created_us,
         row.changed_us,
     )
+
+
+def _insert(dialect: str) -> Any:
+    return postgresql.insert if dialect == "postgresql" else sqlite.insert

@@ -1,0 +1,168 @@
+"""Sessions, the lists that they run, and what they read from upstream, on both databases."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.store.helpers import NOW_US, claim, new_session, registered
+
+from tidemill.store.database import Database
+from tidemill.store.postgres import open_postgres
+from tidemill.store.queries.sessions import (
+    beat_session,
+    claim_upstreams,
+    end_session,
+    foreign_names,
+    held_triggers,
+    live_sessions,
+    lost_triggers,
+    release_upstreams,
+    take_list,
+)
+from tidemill.store.queries.triggers import find_triggers
+from tidemill.store.records import SessionRecord
+
+
+async def take(database: Database, session: int, name: str = "list") -> int | None:
+    return await database.write(lambda c: take_list(c, name, session))
+
+
+async def end(database: Database, session: int, by: int | None = None) -> bool:
+    return await database.write(lambda c: end_session(c, session, NOW_US + 9, by))
+
+
+async def claims(database: Database, session: int, *names: str) -> list[tuple[str, str]]:
+    return await database.write(lambda c: claim_upstreams(c, session, names))
+
+
+async def test_a_session_comes_back_as_it_began_and_its_beat_rises(database: Database) -> None:
+    number = await new_session(database)
+    await new_session(database, kind="other")
+    for beat in (1, 2):
+        assert await database.write(lambda c, beat=beat: beat_session(c, number, NOW_US + beat))
+
+    assert await database.read(lambda c: live_sessions(c, "triggerer")) == [
+        SessionRecord(
+            number,
+            "triggerer",
+            "host",
+            "machine",
+            "boot",
+            17,
+            "list",
+            "lock",
+            "digest",
+            2,
+            NOW_US,
+            NOW_US + 2,
+            None,
+            None,
+        )
+    ]
+
+
+async def test_a_session_that_was_ended_stays_dead(database: Database) -> None:
+    dead, other = await new_session(database), await new_session(database)
+
+    assert await end(database, dead, by=other)
+
+    assert not await database.write(lambda c: beat_session(c, dead, NOW_US))
+    assert not await end(database, dead)
+    assert [one.id for one in await database.read(lambda c: live_sessions(c, "triggerer"))] == [other]
+    assert await new_session(database) > other
+
+
+async def test_a_list_has_one_session_until_that_one_ends(database: Database) -> None:
+    one, two = await new_session(database), await new_session(database)
+
+    assert [await take(database, one), await take(database, one)] == [None, None]
+    assert await take(database, two) == one
+    assert await take(database, two, "another list") is None
+    await end(database, one, by=two)
+    assert await take(database, two) is None
+    assert await take(database, one) == two
+
+
+async def test_of_many_that_take_a_list_at_once_one_gets_it(postgres) -> None:
+    url = await postgres.new_database()
+    databases = [await open_postgres(url) for _ in range(6)]
+    sessions = [await new_session(database) for database in databases]
+
+    taken = await asyncio.gather(*[take(*pair) for pair in zip(databases, sessions, strict=True)])
+
+    assert taken.count(None) == 1
+    holder = sessions[taken.index(None)]
+    assert set(taken) == {None, holder}
+    for database in databases:
+        await database.close()
+
+
+async def test_an_upstream_is_claimed_by_one_live_list(database: Database) -> None:
+    mine, replica = await new_session(database, "mine"), await new_session(database, "mine")
+    other = await new_session(database, "other")
+
+    assert await claims(database, mine, "kafka a", "kafka b") == []
+    assert await claims(database, mine, "kafka a") == []
+    assert await claims(database, replica, "kafka a") == []
+    assert await claims(database, other, "kafka c", "kafka b", "kafka a") == [("kafka a", "mine"), ("kafka b", "mine")]
+    assert await claims(database, other) == []
+    # Nothing was noted for the one that was refused.
+    assert await claims(database, mine, "kafka c") == []
+
+    await end(database, mine)
+    await database.write(lambda c: release_upstreams(c, replica, ["kafka a"]))
+    assert await claims(database, other, "kafka a", "kafka b", "kafka c") == []
+
+
+async def test_of_lists_that_claim_one_upstream_at_once_one_gets_it(postgres) -> None:
+    url = await postgres.new_database()
+    databases = [await open_postgres(url) for _ in range(6)]
+    sessions = [await new_session(database, f"list {n}") for n, database in enumerate(databases)]
+
+    found = await asyncio.gather(
+        *[claims(database, session, "kafka a") for database, session in zip(databases, sessions, strict=True)]
+    )
+
+    assert found.count([]) == 1
+    for database in databases:
+        await database.close()
+
+
+async def test_names_that_other_lists_have_are_told_with_their_lists(database: Database) -> None:
+    await registered(database, "a", "b", list="mine")
+    await registered(database, "c", list="other")
+
+    assert await database.read(lambda c: foreign_names(c, ["a", "c", "unknown"], "mine")) == {"c": "other"}
+
+
+async def test_a_session_learns_what_it_has_lost(database: Database) -> None:
+    session = await new_session(database)
+    ids = await registered(database, "a", "b", "c")
+    held = await claim(database, *ids.values(), session=session)
+    assert await database.read(lambda c: held_triggers(c, session)) == (3, 3)
+    assert await database.read(lambda c: lost_triggers(c, session, held)) == []
+
+    await claim(database, ids["b"])
+    again = await claim(database, ids["c"], session=session)
+
+    assert await database.read(lambda c: held_triggers(c, session)) == (2, 3)
+    assert await database.read(lambda c: lost_triggers(c, session, held | {999: 1})) == [ids["b"], ids["c"], 999]
+    assert await database.read(lambda c: lost_triggers(c, session, held | again)) == [ids["b"]]
+    assert await database.read(lambda c: held_triggers(c, 999)) == (0, 0)
+
+
+@pytest.mark.parametrize("by", [None, 1])
+async def test_a_session_that_has_ended_takes_no_trigger(database: Database, by: int | None) -> None:
+    ids = await registered(database, "a")
+    living, dead = await new_session(database), await new_session(database)
+    tokens = await claim(database, *ids.values(), session=living)
+
+    await end(database, dead, by)
+
+    assert await claim(database, *ids.values(), session=dead) == {}
+    [record] = await database.read(lambda c: find_triggers(c, ["a"]))
+    assert record.token == tokens[record.id]
+    await end(database, living)
+    [record] = await database.read(lambda c: find_triggers(c, ["a"]))
+    assert record.session is None
