@@ -52,6 +52,11 @@ class PostgresDatabase:
         """The address, without its password."""
         return self._label
 
+    @property
+    def exclusive(self) -> bool:
+        """False: a server is for many."""
+        return False
+
     async def write(self, work: Callable[[Connection], T]) -> T:
         """Run work in a transaction; see `Database.write`."""
         if self._read_only:
