@@ -84,7 +84,7 @@ async def test_a_stop_interrupts_a_start_that_waits_for_the_store(hosts, door):
     starting = asyncio.create_task(host.start([ticks()]))
     await until(lambda: door.waiting)
 
-    await asyncio.wait_for(hosts.stop(host), 5)
+    await asyncio.wait_for(host.stop(), 5)
 
     with pytest.raises(HostStopsError):
         await starting
