@@ -82,7 +82,7 @@ async def measure(name: str, url: str, events: int, rate: float | None) -> None:
     ids = [record.id for record in records]
     store = EventStore(database)
     session = await new_session(database)
-    store.own(await database.write(lambda connection: claim_triggers(connection, ids, session, now_us)))
+    tokens = await database.write(lambda connection: claim_triggers(connection, ids, session, now_us))
     store.start()
     latencies: list[float] = []
     clock = time.perf_counter
@@ -101,7 +101,7 @@ async def measure(name: str, url: str, events: int, rate: float | None) -> None:
         await store.wait_open()
         for trigger_id in ids:
             identity = f"{number}" if number % 2 else None
-            store.add(trigger_id, payload(trigger_id, number), identity, stored(clock()))
+            store.add(trigger_id, tokens[trigger_id], payload(trigger_id, number), identity, stored(clock()))
         if rate is not None:
             await asyncio.sleep(max(0.0, began + (number + 1) * TRIGGERS / rate - clock()))
         else:

@@ -6,7 +6,7 @@ import pytest
 from tests.store.helpers import NOW_US, all_events, claim, claimed
 
 from tidemill.core.errors import RemoteError
-from tidemill.core.event_plan import Duplicate, NewEvent, Plan, Refusal, Refused, Stored
+from tidemill.core.event_plan import Counter, Duplicate, NewEvent, Plan, Refusal, Refused, Stored, make_plan
 from tidemill.store.database import Database
 from tidemill.store.queries.events import (
     count_events,
@@ -102,6 +102,34 @@ async def test_an_attempt_that_was_rolled_back_is_stored_when_it_is_tried_again(
 
     assert again.outcomes == [Stored(0), Stored(1), Stored(2)]
     assert len(await all_events(database)) == 3
+
+
+async def test_a_lost_commit_is_recognised_although_all_its_triggers_were_claimed_since(database: Database) -> None:
+    tokens = await claimed(database, "a", "b")
+    events = [NewEvent(number, token, "1", None, NOW_US) for number, token in tokens.items()]
+    landed = await store(database, *events)
+    later = await claim(database, *tokens)
+    await store(database, *[NewEvent(number, token, "2", None, NOW_US) for number, token in later.items()])
+
+    again = await store(database, *events, earlier=landed)
+
+    assert again is landed
+    assert len(await all_events(database)) == 4
+
+
+async def test_a_lost_attempt_that_did_not_land_is_not_mistaken_for_what_the_next_owner_stored(
+    database: Database,
+) -> None:
+    [(number, old)] = (await claimed(database, "one")).items()
+    event = NewEvent(number, old, "1", None, NOW_US)
+    lost = make_plan([event], {number: Counter(0, old)}, {})
+    [new] = (await claim(database, number)).values()
+    await store(database, NewEvent(number, new, "2", None, NOW_US))
+
+    again = await store(database, event, earlier=lost)
+
+    assert again.outcomes == [Refused(Refusal.FENCED)]
+    assert [row.payload for row in await all_events(database)] == ["2"]
 
 
 async def test_pages_cover_every_event_once_in_both_directions(database: Database) -> None:

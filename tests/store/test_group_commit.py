@@ -13,12 +13,13 @@ import pytest
 from sqlalchemy import Connection, select
 from tests.store.helpers import NOW_US, Outcomes, all_events, claim, claimed, until
 
-from tidemill.core.errors import InvariantError, RemoteError
+from tidemill.core.errors import RemoteError
 from tidemill.core.event_plan import Duplicate, Refusal, Refused, Stored
 from tidemill.core.group_commit import CommitLimits, Standing
 from tidemill.core.retry import Backoff
+from tidemill.store.content import MAX_IDENTITY_BYTES
 from tidemill.store.database import Database
-from tidemill.store.group_commit import MAX_IDENTITY_BYTES, EventStore
+from tidemill.store.group_commit import EventStore
 from tidemill.store.patience import write_patiently
 from tidemill.store.queries.triggers import find_triggers, mark_triggers
 from tidemill.store.records import TriggerReport, TriggerState
@@ -74,16 +75,15 @@ class Bench:
 
     def __init__(self, line: Unsteady, tokens: dict[int, int], limits: CommitLimits) -> None:
         self.line = line
-        self.trigger_id = next(iter(tokens))
+        [(self.trigger_id, self.token)] = tokens.items()
         self.standings: list[Standing] = []
         self.outcomes = Outcomes()
         self.store = EventStore(line, self.standings.append, limits)
-        self.store.own(tokens)
         self.store.start()
 
     def add(self, *payloads: object, identity: str | None = None) -> None:
         for payload in payloads:
-            self.store.add(self.trigger_id, str(payload), identity, self.outcomes.of(payload))
+            self.store.add(self.trigger_id, self.token, str(payload), identity, self.outcomes.of(payload))
 
     async def rows(self) -> list[str]:
         return [row.payload for row in await all_events(self.line)]
@@ -239,7 +239,7 @@ async def test_a_confirmation_that_raises_keeps_no_other_from_being_told(bench: 
     def breaks(outcome: object) -> None:
         raise RuntimeError("a fault")
 
-    bench.store.add(bench.trigger_id, "1", None, breaks)
+    bench.store.add(bench.trigger_id, bench.token, "1", None, breaks)
     bench.add(2)
     await bench.store.settled()
 
@@ -247,35 +247,32 @@ async def test_a_confirmation_that_raises_keeps_no_other_from_being_told(bench: 
 
 
 async def test_events_that_are_added_by_confirmations_are_stored(bench: Bench) -> None:
-    bench.store.add(bench.trigger_id, "1", None, lambda outcome: bench.add(2))
+    bench.store.add(bench.trigger_id, bench.token, "1", None, lambda outcome: bench.add(2))
     await bench.store.settled()
 
     assert await bench.rows() == ["1", "2"]
 
 
-@pytest.mark.parametrize(
-    ("payload", "identity", "told"),
-    [
-        ('"\0"', None, "NUL"),
-        ('"\ud800"', None, "Unicode"),
-        ("1", "a\0b", "NUL"),
-        ("1", "\udfff", "Unicode"),
-        ("1", "ü" * (MAX_IDENTITY_BYTES // 2 + 1), "digest"),
-    ],
-)
-async def test_text_that_no_database_takes_is_refused_at_once(
-    bench: Bench, payload: str, identity: str | None, told: str
-) -> None:
-    with pytest.raises(ValueError, match=told):
-        bench.add(payload, identity=identity)
-    assert bench.store.pending == 0
+async def test_an_event_of_an_earlier_claim_is_refused_beside_one_of_the_present_claim(bench: Bench) -> None:
+    old = bench.token
+    [bench.token] = (await claim(bench.line, bench.trigger_id)).values()
+    bench.add("new")
+    bench.store.add(bench.trigger_id, old, '"stale"', None, bench.outcomes.of("stale"))
+    bench.add("newer")
+    await bench.store.settled()
+
+    assert bench.outcomes.all == [("new", Stored(0)), ("stale", Refused(Refusal.FENCED)), ("newer", Stored(1))]
 
 
-async def test_only_what_this_process_has_claimed_can_fire(bench: Bench) -> None:
-    bench.store.disown(bench.trigger_id)
+async def test_what_the_checks_let_through_wrongly_fails_by_its_outcome(bench: Bench) -> None:
+    bench.store.add(bench.trigger_id, bench.token, '"\ud800"', None, bench.outcomes.of("bad"))
+    bench.add("good")
+    await bench.store.settled()
 
-    with pytest.raises(InvariantError, match="has not claimed"):
-        bench.add(1)
+    [(_, bad), good] = bench.outcomes.all
+    assert isinstance(bad, Refused)
+    assert bad.reason is Refusal.CONTENT
+    assert good == ("good", Stored(0))
 
 
 async def test_at_the_end_what_waits_is_stored_without_lingering(tmp_path: Path) -> None:
@@ -300,14 +297,13 @@ async def test_at_the_end_an_outage_is_not_waited_for_and_nothing_is_confirmed(b
 
 
 async def test_the_largest_identity_is_stored_in_both_databases(database: Database) -> None:
-    tokens = await claimed(database, "one")
+    [(trigger_id, token)] = (await claimed(database, "one")).items()
     store, outcomes = EventStore(database), Outcomes()
-    store.own(tokens)
     store.start()
     # Random enough that no compression makes it small.
     identity = "".join(chr(0x4E00 + (number * 7919) % 20_000) for number in range(MAX_IDENTITY_BYTES // 3))
     for number in range(2):
-        store.add(next(iter(tokens)), "1", identity, outcomes.of(number))
+        store.add(trigger_id, token, "1", identity, outcomes.of(number))
     await store.close(10)
 
     assert outcomes.all == [(0, Stored(0)), (1, Duplicate(0))]

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
+import threading
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 import asyncpg
 import pytest
-from tests.store.helpers import NOW_US, Outcomes, all_events, claimed, until
+from sqlalchemy import Connection
+from tests.store.helpers import NOW_US, Outcomes, all_events, claim, claimed, until
+from tests.store.pooler import pooler
 from tests.store.server import PostgresServer
 
 from tidemill.core.errors import ConfigError, RemoteError
@@ -18,8 +24,10 @@ from tidemill.core.retry import Backoff
 from tidemill.store.group_commit import EventStore
 from tidemill.store.opening import open_reader, open_store
 from tidemill.store.postgres import PostgresDatabase, open_postgres
+from tidemill.store.queries.cursors import lock_cursors
 from tidemill.store.queries.events import count_events, store_events
 
+T = TypeVar("T")
 #: Short, so that the tests are.
 LIMITS = CommitLimits(stall_seconds=0.5, backoff=Backoff(0.05, 0.3))
 
@@ -31,18 +39,17 @@ class Feed:
         self.standings: list[Standing] = []
         self.outcomes = Outcomes()
         self.store = EventStore(database, self.standings.append, LIMITS)
-        self.store.own(tokens)
         self.store.start()
-        self._ids = list(tokens)
+        self._tokens = tokens
         self.added = 0
         self.producing = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
         while True:
             await self.store.wait_open()
-            for trigger_id in self._ids:
+            for trigger_id, token in self._tokens.items():
                 # Without an identity: what is stored twice would be seen.
-                self.store.add(trigger_id, str(self.added), None, self.outcomes.of(self.added))
+                self.store.add(trigger_id, token, str(self.added), None, self.outcomes.of(self.added))
             self.added += 1
             await asyncio.sleep(0.001)
 
@@ -122,7 +129,7 @@ async def test_closing_does_not_wait_for_a_server_that_answers_nothing(own_postg
     await asyncio.gather(*[database.read(count_events) for _ in range(3)])
     pids = own_postgres.freeze()
     feed.producing.cancel()
-    feed.store.add(1, "1", None, feed.outcomes.of("last"))
+    feed.store.add(1, 1, "1", None, feed.outcomes.of("last"))
 
     began = time.monotonic()
     assert await feed.store.close(0.2) > 0
@@ -191,6 +198,195 @@ async def test_no_batch_reads_the_whole_table_however_it_grew(postgres: Postgres
 
     assert await scans() == before
     await database.close()
+
+
+async def test_behind_a_pooler_that_keeps_no_session_events_are_stored_durably(postgres: PostgresServer) -> None:
+    url = await postgres.new_database()
+    name = url.removeprefix("postgresql://postgres@/").partition("?")[0]
+    async with pooler(f"{postgres.folder}/.s.PGSQL.5432") as port:
+        behind = f"postgresql://postgres@127.0.0.1:{port}/{name}"
+        connection = await asyncpg.connect(url)
+        await connection.execute(f"ALTER DATABASE {name} SET synchronous_commit = off")
+        await connection.close()
+        database = await open_postgres(behind)
+        feed = Feed(database, await claimed(database, "one", "two"))
+        await until(lambda: len(feed.outcomes.all) > 300)
+        await asyncio.gather(*[database.read(count_events) for _ in range(10)])
+        await feed.end()
+
+        for setting, value in (("synchronous_commit", "on"), ("enable_hashjoin", "off"), ("jit", "off")):
+            shown = await database.write(lambda c, s=setting: c.exec_driver_sql(f"SHOW {s}").scalar())
+            assert (setting, shown) == (setting, value)
+        assert feed.standings == []
+        assert await database.read(count_events) == feed.added * 2
+        reader = await open_reader(behind)
+        with pytest.raises(RemoteError, match="read-only"):
+            await reader.read(lambda c: c.exec_driver_sql("DELETE FROM trigger_event"))
+        await reader.close()
+        await database.close()
+
+
+class Holding:
+    """A transaction that has locked the cursor of a trigger, and stays open until it is told to go on."""
+
+    def __init__(self, database: PostgresDatabase, *ids: int) -> None:
+        self.pid = 0
+        self._steps = [threading.Event() for _ in ids]
+        self.locked = 0
+        self._ids = ids
+        self.attempts = 0
+        self.done = asyncio.create_task(database.write(self._work))
+
+    def step(self, number: int = 0) -> None:
+        self._steps[number].set()
+
+    def _work(self, connection: Connection) -> int:
+        self.attempts += 1
+        self.pid = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
+        for number, step in zip(self._ids, self._steps, strict=True):
+            lock_cursors(connection, [number])
+            self.locked += 1
+            while not step.is_set():
+                connection.exec_driver_sql("SELECT pg_sleep(0.005)")
+        return self.pid
+
+
+async def test_a_writer_that_fails_leaves_the_transaction_of_another_alone(postgres: PostgresServer) -> None:
+    url = await postgres.new_database()
+    database = await open_postgres(url)
+    one, two = await claimed(database, "one", "two")
+    holding, failing = Holding(database, one), Holding(database, two)
+    await until(lambda: bool(holding.locked and failing.locked))
+
+    other = await asyncpg.connect(url)
+    await other.execute("SELECT pg_terminate_backend($1)", failing.pid)
+    with pytest.raises(RemoteError) as caught:
+        await failing.done
+    assert caught.value.retryable
+    with pytest.raises(RemoteError, match="in time"):
+        await open_and_wait(database)
+    holding.step()
+
+    assert await holding.done == holding.pid
+    assert holding.attempts == 1
+    # What was idle meanwhile is not trusted, and the next transactions find the server.
+    assert await database.read(count_events) == 0
+    await other.close()
+    await database.close()
+
+
+async def open_and_wait(database: PostgresDatabase) -> None:
+    """Have a transaction run into the time limit."""
+    database._attempt_seconds, before = 0.2, database._attempt_seconds
+    try:
+        await database.write(lambda c: c.exec_driver_sql("SELECT pg_sleep(60)"))
+    finally:
+        database._attempt_seconds = before
+
+
+async def test_a_deadlock_is_no_outage_and_both_transactions_are_committed(postgres: PostgresServer) -> None:
+    url = await postgres.new_database()
+    database = await open_postgres(url)
+    one, two = await claimed(database, "one", "two")
+    tokens = await claimed(database, "three")
+    feed = Feed(database, tokens)
+    await until(lambda: len(feed.outcomes.all) > 10)
+    # Against the order in which locks are taken: no query does this.
+    crossing = [Holding(database, one, two), Holding(database, two, one)]
+    await until(lambda: all(each.locked for each in crossing))
+    pids = {each.pid for each in crossing}
+    for each in crossing:
+        each.step(0)
+        each.step(1)
+
+    assert {await each.done for each in crossing} == pids
+    assert sorted(each.attempts for each in crossing) == [1, 2]
+    await feed.end()
+    assert feed.standings == []
+    await database.close()
+
+
+async def test_events_that_meet_a_deadlock_are_stored_without_an_outage(postgres: PostgresServer) -> None:
+    database = await open_postgres(await postgres.new_database())
+    [(number, token)] = (await claimed(database, "one")).items()
+    standings: list[Standing] = []
+    outcomes = Outcomes()
+    store = EventStore(Conflicting(database, 5), standings.append)
+    store.start()
+    store.add(number, token, "1", None, outcomes.of(1))
+    store.add(number, token, "2", None, outcomes.of(2))
+    await store.settled()
+
+    assert outcomes.all == [(1, Stored(0)), (2, Stored(1))]
+    assert standings == []
+    assert [row.payload for row in await all_events(database)] == ["1", "2"]
+    await store.close(1)
+    await database.close()
+
+
+class Conflicting:
+    """A database that rolls back the first transactions, as after a deadlock, when their work is done."""
+
+    def __init__(self, database: PostgresDatabase, times: int) -> None:
+        self._database = database
+        self.label = database.label
+        self._times = times
+
+    async def write(self, work: Callable[[Connection], T]) -> T:
+        def rolled_back(connection: Connection) -> T:
+            result = work(connection)
+            self._times -= 1
+            if self._times >= 0:
+                state = ("40P01", "40001")[self._times % 2]
+                connection.exec_driver_sql(f"DO $$ BEGIN RAISE EXCEPTION 'x' USING ERRCODE = '{state}'; END $$")
+            return result
+
+        return await self._database.write(rolled_back)
+
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        return await self._database.read(work)
+
+    async def close(self) -> None:
+        await self._database.close()
+
+
+async def test_a_process_that_stands_still_in_a_transaction_gives_up_its_locks(postgres: PostgresServer) -> None:
+    url = await postgres.new_database()
+    other = await open_postgres(url)
+    [(number, token)] = (await claimed(other, "one")).items()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", STANDS_STILL, url, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        assert await process.stdout.readline() == b"locked\n"
+        process.send_signal(signal.SIGSTOP)
+
+        async with asyncio.timeout(10):
+            assert await claim(other, number) == {number: token + 1}
+    finally:
+        process.kill()
+        await process.wait()
+    await other.close()
+
+
+STANDS_STILL = """
+import asyncio, sys
+from tidemill.store.postgres import open_postgres
+from tidemill.store.queries.cursors import lock_cursors
+
+def work(connection):
+    lock_cursors(connection, [1])
+    print("locked", flush=True)
+    while True:
+        connection.exec_driver_sql("SELECT 1")
+
+async def main():
+    database = await open_postgres(sys.argv[1], attempt_seconds=1.0)
+    await database.write(work)
+
+asyncio.run(main())
+"""
 
 
 async def test_two_hosts_store_events_of_many_triggers_at_once(postgres: PostgresServer) -> None:

@@ -35,7 +35,6 @@ async def main():
     database = await open_store(sys.argv[1])
     tokens = await claimed(database, "one", "two")
     store = EventStore(database)
-    store.own(tokens)
     store.start()
     def confirm(number, trigger_id):
         def done(outcome):
@@ -44,8 +43,8 @@ async def main():
         return done
     number = 0
     while True:
-        for trigger_id in tokens:
-            store.add(trigger_id, str(number), None, confirm(number, trigger_id))
+        for trigger_id, token in tokens.items():
+            store.add(trigger_id, token, str(number), None, confirm(number, trigger_id))
         number += 1
         await asyncio.sleep(0.0005)
 
@@ -82,9 +81,8 @@ async def test_what_was_confirmed_before_a_kill_is_there_and_numbers_continue(tm
         assert [row.payload for row in of_one] == [str(number) for number in range(len(of_one))]
     tokens = await claim(database, rows[0].trigger_id)
     store, outcomes = EventStore(database), Outcomes()
-    store.own(tokens)
     store.start()
-    store.add(rows[0].trigger_id, '"next"', None, outcomes.of("next"))
+    store.add(rows[0].trigger_id, tokens[rows[0].trigger_id], '"next"', None, outcomes.of("next"))
     await store.close(10)
     last = (await all_events(database))[-1]
     assert last.sequence_index == sum(row.trigger_id == rows[0].trigger_id for row in rows)
@@ -161,11 +159,10 @@ async def test_a_lock_that_another_program_holds_delays_events_and_fails_none(tm
     tokens = await claimed(database, "one")
     await database.write(lambda c: c.exec_driver_sql("PRAGMA busy_timeout=10"))
     store, outcomes = EventStore(database), Outcomes()
-    store.own(tokens)
     store.start()
     other = sqlite3.connect(tmp_path / "tidemill.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    store.add(next(iter(tokens)), "1", None, outcomes.of(1))
+    store.add(*next(iter(tokens.items())), "1", None, outcomes.of(1))
     await until(lambda: store.standing is Standing.DOWN)
     assert outcomes.all == []
 
@@ -187,10 +184,9 @@ async def test_a_full_disk_delays_events_and_fails_none(tmp_path: Path) -> None:
 
     await database.write(set_limit(1))  # it cannot be less than what the file has
     store, outcomes = EventStore(database), Outcomes()
-    store.own(tokens)
     store.start()
     for number in range(200):
-        store.add(next(iter(tokens)), f'"{"x" * 1000}"', None, outcomes.of(number))
+        store.add(*next(iter(tokens.items())), f'"{"x" * 1000}"', None, outcomes.of(number))
     await until(lambda: store.standing is Standing.DOWN)
     assert outcomes.all == []
 

@@ -273,8 +273,8 @@ async def test_a_trigger_whose_last_event_is_refused_has_not_finished(hosts, mon
     host = await hosts.start()
     add = host.events.add
 
-    def refused(number, payload, identity, done):
-        add(number, payload, identity, lambda _: done(Refused(Refusal.CONTENT, "too odd")))
+    def refused(number, token, payload, identity, done):
+        add(number, token, payload, identity, lambda _: done(Refused(Refusal.CONTENT, "too odd")))
 
     monkeypatch.setattr(host.events, "add", refused)
     await host.reload([spec("odd", hosted.Counting)])

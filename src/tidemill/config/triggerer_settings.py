@@ -26,6 +26,14 @@ class StoreSettings(Section):
         description="sqlite:///file.db, sqlite:////absolute/file.db or postgresql://user:password@host/name; "
         "'' means tidemill.db beside the list of triggers.",
     )
+    retention_events_days: NonNegativeFloat = Field(
+        0.0, description="Events are removed from the store after this many days; 0 keeps them."
+    )
+    retention_identities_days: NonNegativeFloat = Field(
+        0.0,
+        description="Identities are removed after this many days, and are not recognised any more when they come "
+        "again; 0 keeps them.",
+    )
 
 
 class TriggererSettings(Section):

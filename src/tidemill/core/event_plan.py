@@ -105,17 +105,18 @@ class Plan:
     outcomes: list[Outcome]
     counters: dict[int, Counter]
 
-    def landed(self, counters: Mapping[int, Counter]) -> bool:
-        """Tell from the triggers' rows, read anew, whether this plan was committed.
+    def landed(self, found: EventRow | None) -> bool:
+        """Tell from what is stored under the number of `first` whether this plan was committed.
 
-        Only the owner of a token moves a counter, one plan at a time, and a plan is committed as a whole: one
-        counter of the same token tells it for all.
+        A plan is committed as a whole: one row tells for all. That its trigger was claimed again since, or has fired
+        more, does not matter.
         """
-        for trigger_id, after in self.counters.items():
-            now = counters.get(trigger_id)
-            if now is not None and now.token == after.token:
-                return now.next_index >= after.next_index
-        return False
+        return found is not None and found == self.first
+
+    @property
+    def first(self) -> EventRow | None:
+        """Its first row; None: it stores nothing, and may be carried out again."""
+        return self.rows[0] if self.rows else None
 
 
 def make_plan(

@@ -1,8 +1,9 @@
 """What every database of the store can do, and how its failures are told apart.
 
 Invariants: `write` returns only what is committed, durably; work is a function over a connection, called inside one
-transaction, and called once. A `RemoteError` that is retryable says nothing about whether a commit took place: the
-answer may have been lost. One that is not retryable means that the database refuses the content.
+transaction, and called again in another one only if the first gave way to other transactions. A `RemoteError` that is
+retryable says nothing about whether a commit took place: the answer may have been lost. One that is not retryable means
+that the database refuses the content.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ T = TypeVar("T")
 
 #: Classes of SQLSTATE that blame the content: data exceptions, constraints, a row that is too large for its limits.
 _CONTENT_CLASSES = frozenset({"22", "23", "54"})
+#: SQLSTATEs of a serialization failure and of a deadlock.
+_CONFLICTS = frozenset({"40001", "40P01"})
 _SQLITE_CONTENT = (sqlite3.DataError, sqlite3.IntegrityError, OverflowError)
 _TEXT_LIMIT = 2_000
 
@@ -66,18 +69,30 @@ def as_remote_error(label: str, error: BaseException) -> RemoteError:
         label: What the database is called.
         error: From SQLAlchemy, a driver or the network.
     """
-    cause: BaseException = error
-    if isinstance(error, DBAPIError) and error.orig is not None:
-        # The driver's own text: SQLAlchemy adds the statement and its parameters, which are users' data.
-        cause = error.orig
+    cause = _cause(error)
     text = redact_text(f"{type(cause).__name__}: {cause}"[:_TEXT_LIMIT])
+    if gives_way(error):
+        return RemoteError(f"the store {label} prefers other transactions again and again: {text}")
     if _blames_content(cause):
         return RemoteError(f"the store {label} refuses what was given to it: {text}", retryable=False)
     return RemoteError(f"the store {label} cannot be reached or does not work: {text}")
+
+
+def gives_way(error: BaseException) -> bool:
+    """Tell whether a transaction was rolled back in favour of another one, and can be carried out again at once."""
+    return getattr(_cause(error), "sqlstate", None) in _CONFLICTS
+
+
+def _cause(error: BaseException) -> BaseException:
+    if isinstance(error, DBAPIError) and error.orig is not None:
+        # The driver's own text: SQLAlchemy adds the statement and its parameters, which are users' data.
+        return error.orig
+    return error
 
 
 def _blames_content(cause: BaseException) -> bool:
     state = getattr(cause, "sqlstate", None)
     if isinstance(state, str):
         return state[:2] in _CONTENT_CLASSES
-    return isinstance(cause, _SQLITE_CONTENT)
+    # A text with lone surrogates fails before it reaches a database.
+    return isinstance(cause, (*_SQLITE_CONTENT, UnicodeError))

@@ -15,13 +15,13 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 import structlog
 from sqlalchemy import Connection
 
-from tidemill.core.errors import InvariantError, RemoteError
+from tidemill.core.errors import RemoteError
 from tidemill.core.event_plan import NewEvent, Outcome, Plan, Refusal, Refused
 from tidemill.core.group_commit import Batch, CommitLimits, GroupCommit, Standing
 from tidemill.core.retry import JITTER_BITS
@@ -33,8 +33,6 @@ log = structlog.get_logger(__name__)
 
 Done = Callable[[Outcome], None]
 
-#: PostgreSQL's indexes take 2,704 bytes; with less than half of it an identity is never the one that does not fit.
-MAX_IDENTITY_BYTES = 1_024
 #: What an event costs in memory beyond its payload, about.
 _EVENT_BYTES = 200
 #: An outage is logged once in so many seconds.
@@ -55,11 +53,10 @@ class EventStore:
         limits: When to write, and how much may wait.
 
     Example:
-        >>> async def host(database, tokens):
+        >>> async def host(database, trigger_id, token):
         ...     events = EventStore(database)
-        ...     events.own(tokens)
         ...     events.start()
-        ...     events.add(1, '{"n": 1}', None, print)
+        ...     events.add(trigger_id, token, '{"n": 1}', None, print)
         ...     await events.close(5.0)
     """
 
@@ -73,7 +70,6 @@ class EventStore:
         self._database = database
         self._on_standing = on_standing
         self._machine: GroupCommit[_Entry] = GroupCommit(limits or CommitLimits())
-        self._tokens: dict[int, int] = {}
         self._told = Standing.OPEN
         self._down_since = 0.0
         self._open = asyncio.Event()
@@ -100,37 +96,21 @@ class EventStore:
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._run(), name="store events")
 
-    def own(self, tokens: Mapping[int, int]) -> None:
-        """Note the tokens under which triggers were claimed (`claim_triggers`); only these can add events."""
-        self._tokens.update(tokens)
+    def add(self, trigger_id: int, token: int, payload: str, identity: str | None, done: Done) -> None:
+        """Accept an event; it is written with others within 20 ms, if the database is at rest.
 
-    def disown(self, trigger_id: int) -> None:
-        """Forget a trigger that is not run here any more; events that it added are stored still."""
-        self._tokens.pop(trigger_id, None)
-
-    def add(self, trigger_id: int, payload: str, identity: str | None, done: Done) -> None:
-        """Take an event; it is written with others within 20 ms, if the database is at rest.
-
-        Never waits and never refuses because of what waits already: the caller looks at `wait_open` before it
-        makes the next event.
+        Never waits, and never refuses because of what waits already: the caller looks at `wait_open` before it
+        makes the next event. What is wrong with an event is told by its outcome.
 
         Args:
-            trigger_id: A trigger that is owned.
-            payload: JSON text.
-            identity: What makes it one with a repeated event of this trigger; None: nothing does.
+            trigger_id: The trigger that fired it.
+            token: That of the claim under which it fired (`claim_triggers`); an old one is refused (FENCED) in the
+                transaction that would store the event.
+            payload: JSON text that `content.check_payload` accepts.
+            identity: What makes it one with a repeated event of this trigger, and `content.check_identity` accepts;
+                None: nothing does.
             done: Called once on the loop with what became of it.
-
-        Raises:
-            ValueError: No database takes such a text, or the identity is too long. Nothing was added.
-            InvariantError: The trigger is not owned.
         """
-        token = self._tokens.get(trigger_id)
-        if token is None:
-            raise InvariantError(f"an event of trigger {trigger_id} came, and this process has not claimed it")
-        if not payload.isascii() or "\0" in payload:
-            _check_text("payload", payload)
-        if identity is not None:
-            _check_identity(identity)
         event = NewEvent(trigger_id, token, payload, identity, time.time_ns() // 1000)
         self._machine.add(_Entry(event, done), len(payload) + _EVENT_BYTES, self._loop.time())
         if self._idle is not None and self._timer is None:
@@ -271,22 +251,3 @@ def _call(done: Done, outcome: Outcome) -> None:
     except Exception:
         # One that raises must not keep the others from being told.
         log.exception("the confirmation of an event failed; this is a fault of tidemill")
-
-
-def _check_text(what: str, text: str) -> None:
-    if "\0" in text:
-        raise ValueError(f"the {what} of an event has a NUL character, which databases refuse; JSON escapes it")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"the {what} of an event is no Unicode text: {error}") from None
-
-
-def _check_identity(identity: str) -> None:
-    if not identity.isascii() or "\0" in identity:
-        _check_text("identity", identity)
-    if len(identity.encode()) > MAX_IDENTITY_BYTES:
-        raise ValueError(
-            f"the identity of an event has {len(identity.encode())} bytes, {MAX_IDENTITY_BYTES} are allowed; "
-            "use a digest of it"
-        )

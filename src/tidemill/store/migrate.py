@@ -28,6 +28,11 @@ def revision_of(connection: Connection) -> str | None:
     return str(found) if found is not None else None
 
 
+def is_current(connection: Connection) -> bool:
+    """Tell whether the database has the newest revision."""
+    return revision_of(connection) == HEAD
+
+
 def upgrade(connection: Connection) -> None:
     """Bring the database to the newest revision.
 
@@ -37,11 +42,11 @@ def upgrade(connection: Connection) -> None:
     Raises:
         ConfigError: A newer tidemill has upgraded it.
     """
-    if revision_of(connection) == HEAD:
+    if is_current(connection):
         return
     if dialect_of(connection) == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK_KEY})
-        if revision_of(connection) == HEAD:
+        if is_current(connection):
             return
     _run_alembic(connection)
 

@@ -1,26 +1,39 @@
-"""The store in PostgreSQL, over asyncpg.
+"""The store in PostgreSQL, over asyncpg; directly, or through a pooler that gives each transaction any connection.
 
 Invariants: a commit is on the server's disk when it returns (`synchronous_commit=on`, whatever the role's default
-says); no attempt takes longer than `attempt_seconds`; after a failure every connection is made anew, so that a server
-that was restarted or replaced is found again.
+says); no attempt takes longer than `attempt_seconds`. A transaction that gives way to another one (a deadlock, a
+serialization failure) is carried out again at once, on its connection: that is not an outage. After any other failure
+of the server its connection is dropped, and the idle ones before they are used again, so that a server that was
+restarted or replaced is found; a transaction that another task has under way is never cut off.
+
+Behind a pooler the next transaction may have another session of the server. So settings are local to each transaction,
+sent in one message with its BEGIN, and statements are prepared for later ones only where a connection has been seen to
+lead to the server itself. (Per transaction of 50 events the settings cost 2 %, and preparing each time 17 %.)
 """
 
 from __future__ import annotations
 
 import asyncio
-import weakref
-from collections.abc import Callable
+import contextlib
+import itertools
+import random
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import asyncpg
-from sqlalchemy import Connection
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+import structlog
+from sqlalchemy import Connection, event, func, select
+from sqlalchemy.exc import DisconnectionError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from tidemill.config.redaction import redact_text
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.store.database import as_remote_error
-from tidemill.store.migrate import check_readable, upgrade
+from tidemill.core.retry import JITTER_BITS, Backoff
+from tidemill.runtime.log import limited
+from tidemill.store.database import as_remote_error, gives_way
+from tidemill.store.migrate import check_readable, is_current, upgrade
+
+log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -28,12 +41,16 @@ T = TypeVar("T")
 ATTEMPT_SECONDS = 10.0
 _CONNECT_SECONDS = 5.0
 _CLOSE_SECONDS = 2.0
-#: One writes, the others read.
+#: One writes events, one reports and claims, one reads.
 _CONNECTIONS = 3
+#: Statements that a connection keeps prepared; there are about thirty.
+_PREPARED = 100
+#: Between attempts of a transaction that gave way; by then the other one is mostly over.
+_CONFLICT_BACKOFF = Backoff(0.005, 0.2)
 #: Every statement here finds some rows by their keys. The planner must not sort or hash the whole table for that,
 #: which it would do for a batch of hundreds in a table that it last looked at when it was small.
 _PLANNING = {"enable_mergejoin": "off", "enable_hashjoin": "off", "plan_cache_mode": "force_custom_plan", "jit": "off"}
-_FAILURES = (SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
+_FAILURES = (SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError, UnicodeError)
 
 
 class PostgresDatabase:
@@ -44,8 +61,15 @@ class PostgresDatabase:
         self._label = redact_text(url)
         self._attempt_seconds = attempt_seconds
         self._read_only = read_only
-        self._connections: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._engine = _engine(url, read_only, self._connections.add)
+        # Rises with every failure; an idle connection from before is not trusted.
+        self._epoch = 0
+        self._begin = _beginning(read_only, attempt_seconds, _PLANNING)
+        self._prepared_count = 0
+        self._engine = self._make_engine(url)
+        event.listen(self._engine.sync_engine, "connect", self._opened)
+        event.listen(self._engine.sync_engine, "checkout", self._used_again)
+        # Transactions are begun and ended below, not by SQLAlchemy.
+        self._transactions = self._engine.execution_options(isolation_level="AUTOCOMMIT")
 
     @property
     def label(self) -> str:
@@ -57,15 +81,32 @@ class PostgresDatabase:
         """False: a server is for many."""
         return False
 
+    async def prepare(self) -> None:
+        """Bring the tables up to date, or make sure that they are those that are read.
+
+        Raises:
+            ConfigError: They are those of another version.
+            RemoteError: The database cannot be reached.
+        """
+        if await self.read(_is_direct):
+            self._prepared_count = _PREPARED
+            self._epoch += 1  # the connection that found out is replaced by one that prepares
+        if self._read_only:
+            await self.read(lambda connection: check_readable(connection, self._label))
+        elif not await self.read(is_current):
+            # As long as it takes: a large table is copied, and other processes wait for the one that does it. What
+            # is good for batches of keys is not good for whole tables.
+            await self._run(_beginning(False, self._attempt_seconds, {}), upgrade, None)
+
     async def write(self, work: Callable[[Connection], T]) -> T:
         """Run work in a transaction; see `Database.write`."""
         if self._read_only:
             raise ConfigError(f"the store {self._label} is open for reading only")
-        return await self._run(work)
+        return await self._run(self._begin, work, self._attempt_seconds)
 
     async def read(self, work: Callable[[Connection], T]) -> T:
         """Run work in a transaction; see `Database.read`."""
-        return await self._run(work)
+        return await self._run(self._begin, work, self._attempt_seconds)
 
     async def close(self) -> None:
         """Close all connections; a server that does not answer is not waited for."""
@@ -73,27 +114,91 @@ class PostgresDatabase:
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await self._engine.dispose()
         except TimeoutError:
-            await self._start_anew()
+            log.warning("the store does not answer; its connections are cut", store=self._label)
 
-    async def _run(self, work: Callable[[Connection], T]) -> T:
+    async def _run(self, begin: str, work: Callable[[Connection], T], limit_seconds: float | None) -> T:
+        refused: BaseException | None = None
         try:
-            async with asyncio.timeout(self._attempt_seconds), self._engine.begin() as connection:
-                return await connection.run_sync(work)
+            async with asyncio.timeout(limit_seconds):
+                for conflicts in itertools.count(1):
+                    try:
+                        return await self._attempt(begin, work)
+                    except _FAILURES as error:
+                        if not gives_way(error):
+                            raise
+                        refused = error
+                    limited(log, 10.0).info("a transaction gave way to another one and is repeated", times=conflicts)
+                    await asyncio.sleep(_CONFLICT_BACKOFF.delay(conflicts, random.getrandbits(JITTER_BITS)))
         except TimeoutError as error:
-            await self._start_anew()
+            self._epoch += 1
+            if refused is not None:
+                raise as_remote_error(self._label, refused) from refused
             raise RemoteError(f"the store {self._label} did not answer in time") from error
         except _FAILURES as error:
             failure = as_remote_error(self._label, error)
             if failure.retryable:
-                await self._start_anew()
+                self._epoch += 1
             raise failure from error
+        raise AssertionError("unreachable")
 
-    async def _start_anew(self) -> None:
-        """Drop every connection: the others most likely lead to nowhere too."""
-        for connection in list(self._connections):
-            # Not closed: that would wait for a server that may never answer.
-            connection.terminate()
-        await self._engine.dispose()
+    async def _attempt(self, begin: str, work: Callable[[Connection], T]) -> T:
+        async with self._transactions.connect() as connection:
+            driver: asyncpg.Connection = (await connection.get_raw_connection()).driver_connection
+            try:
+                await driver.execute(begin)
+                result = await connection.run_sync(work)
+                await driver.execute("COMMIT")
+            except BaseException as error:
+                await self._give_up(connection, driver, error)
+                raise
+            return result
+
+    async def _give_up(self, connection: AsyncConnection, driver: asyncpg.Connection, error: BaseException) -> None:
+        """Roll back; drop the connection if it may lead to nowhere."""
+        if isinstance(error, Exception) and not (
+            isinstance(error, _FAILURES) and as_remote_error(self._label, error).retryable and not gives_way(error)
+        ):
+            with contextlib.suppress(*_FAILURES):
+                await driver.execute("ROLLBACK")
+                return
+        # Not closed: that would wait for a server that may never answer.
+        driver.terminate()
+        await connection.invalidate()
+
+    def _make_engine(self, url: str) -> AsyncEngine:
+        async def connect() -> Any:
+            # asyncpg reads the address itself: libpq's forms (several hosts, sslmode, a service, a socket's folder)
+            # work. PgBouncer refuses most settings at the start of a session, but not the name.
+            settings = {"application_name": "tidemill"}
+            return await asyncpg.connect(
+                url, timeout=_CONNECT_SECONDS, statement_cache_size=0, server_settings=settings
+            )
+
+        def create() -> Any:
+            return engine.sync_engine.dialect.dbapi.connect(  # type: ignore[union-attr]
+                async_creator_fn=connect,
+                prepared_statement_cache_size=self._prepared_count,
+                # Without a name a statement is used at once, and replaced by the next one.
+                prepared_statement_name_func=None if self._prepared_count else str,
+            )
+
+        engine = create_async_engine(
+            "postgresql+asyncpg://",
+            creator=create,
+            pool_size=_CONNECTIONS,
+            max_overflow=0,
+            # Every transaction here is ended by whoever began it.
+            pool_reset_on_return=None,
+        )
+        return engine
+
+    def _opened(self, adapted: Any, record: Any) -> None:
+        record.info["epoch"] = self._epoch
+
+    def _used_again(self, adapted: Any, record: Any, proxy: Any) -> None:
+        if record.info["epoch"] != self._epoch:
+            adapted.driver_connection.terminate()
+            raise DisconnectionError("another connection has failed since")
 
 
 async def open_postgres(url: str, *, attempt_seconds: float = ATTEMPT_SECONDS) -> PostgresDatabase:
@@ -122,36 +227,26 @@ async def open_postgres_reader(url: str) -> PostgresDatabase:
 
 async def _opened(database: PostgresDatabase) -> PostgresDatabase:
     try:
-        if database._read_only:
-            await database.read(lambda connection: check_readable(connection, database.label))
-        else:
-            await database.write(upgrade)
+        await database.prepare()
     except BaseException:
         await database.close()
         raise
     return database
 
 
-def _engine(url: str, read_only: bool, made: Callable[[Any], None]) -> AsyncEngine:
-    session = {
-        "application_name": "tidemill",
-        # Given at the start of a session this wins over the defaults of the server, the database and the role.
+def _beginning(read_only: bool, attempt_seconds: float, planning: Mapping[str, str]) -> str:
+    settings = {
         "synchronous_commit": "on",
-        "default_transaction_read_only": "on" if read_only else "off",
-        **_PLANNING,
+        # A process that stands still must not keep the rows of its triggers from the host that takes over.
+        "idle_in_transaction_session_timeout": str(round(attempt_seconds * 1000)),
+        **planning,
     }
+    access = "READ ONLY" if read_only else "READ WRITE"
+    settings_local = [f"SET LOCAL {name} = {value}" for name, value in settings.items()]
+    return "; ".join([f"BEGIN ISOLATION LEVEL READ COMMITTED {access}", *settings_local])
 
-    async def connect() -> Any:
-        # asyncpg reads the address itself: libpq's forms (several hosts, sslmode, a service, a socket's folder) work.
-        connection = await asyncpg.connect(url, timeout=_CONNECT_SECONDS, server_settings=session)
-        made(connection)
-        return connection
 
-    return create_async_engine(
-        "postgresql+asyncpg://",
-        async_creator=connect,
-        pool_size=_CONNECTIONS,
-        max_overflow=0,
-        # Every transaction here is ended by whoever began it.
-        pool_reset_on_return=None,
-    )
+def _is_direct(connection: Connection) -> bool:
+    """Tell whether the server's process is the one that answered at the start: a pooler tells a number of its own."""
+    told = connection.connection.driver_connection.get_server_pid()  # type: ignore[union-attr]
+    return bool(connection.execute(select(func.pg_backend_pid())).scalar() == told)

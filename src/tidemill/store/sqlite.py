@@ -79,7 +79,7 @@ class SqliteDatabase:
         try:
             with engine.begin() as connection:
                 return work(connection)
-        except (SQLAlchemyError, sqlite3.Error, OSError) as error:
+        except (SQLAlchemyError, sqlite3.Error, OSError, UnicodeError) as error:
             raise as_remote_error(self.label, error) from error
 
 

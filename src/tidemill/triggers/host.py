@@ -273,7 +273,6 @@ class TriggerHost:
 
         records, tokens = await self._admission.write(specs, take)
         self.tokens.update(tokens)
-        self.events.own(tokens)
         self._known.update((spec.name, spec) for spec in specs)
         runs = [
             TriggerRun(self, record.spec, record.id, tokens[record.id], continued(record))

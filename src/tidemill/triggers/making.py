@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from tidemill.core.errors import HandlerError, said
+from tidemill.store.content import check_identity, check_payload
 from tidemill.triggers.base import BaseTrigger, TriggerEvent
 from tidemill.triggers.spec import kwargs_text
 
@@ -73,28 +74,36 @@ def payload_of(event: object) -> str:
     """Return the payload of what a trigger fired as JSON text.
 
     Raises:
-        TriggerError: It is no event, or JSON cannot hold its payload.
+        TriggerError: It is not an event, or its payload cannot be written as JSON or stored.
     """
     if type(event) is not TriggerEvent and not isinstance(event, TriggerEvent):
         raise TriggerError(f"a trigger yields TriggerEvents, not {type(event).__name__}")
     try:
-        return _encode(event.payload).decode()
+        payload = _encode(event.payload).decode()
+        check_payload(payload)
     except Exception as error:
         raise TriggerError(
             f"the payload of an event cannot be written as JSON: {type(error).__name__}: {error}; yield plain values"
         ) from error
+    return payload
 
 
 def identity_of(event: TriggerEvent) -> str | None:
     """Return the identity of an event.
 
     Raises:
-        TriggerError: It is no text.
+        TriggerError: It is not text, or cannot be stored.
     """
     # Trigger classes may bring an event class of their own.
     identity = getattr(event, "identity", None)
-    if identity is not None and not isinstance(identity, str):
+    if identity is None:
+        return None
+    if not isinstance(identity, str):
         raise TriggerError(f"the identity of an event is a text or None, not {type(identity).__name__}")
+    try:
+        check_identity(identity)
+    except ValueError as error:
+        raise TriggerError(str(error)) from error
     return identity
 
 

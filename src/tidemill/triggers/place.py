@@ -21,8 +21,10 @@ class Events(Protocol):
     def standing(self) -> Standing:
         """Whether to go on."""
 
-    def add(self, trigger_id: int, payload: str, identity: str | None, done: Callable[[Outcome], None]) -> None:
-        """Take an event; `done` is called once."""
+    def add(
+        self, trigger_id: int, token: int, payload: str, identity: str | None, done: Callable[[Outcome], None]
+    ) -> None:
+        """Accept an event; `done` is called once."""
 
     async def wait_open(self) -> None:
         """Wait until the next event may be made."""

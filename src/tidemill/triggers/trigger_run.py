@@ -249,12 +249,12 @@ class TriggerRun:
             return
         place, key, name = self._place, self.key, self.spec.name
         bind, add, events = place.manager.bind_pending_event, place.events.add, place.events
-        number, left = self._number, _BURST
+        number, token, left = self._number, self._token, _BURST
         async for event in self._routed.events:
             if self.reason is not None:
                 return  # it was asked to end, and fires nevertheless
             seq = bind(trigger_id=name, key=key) if key is not None else None
-            add(number, payload_of(event), identity_of(event), partial(self._settle, seq))
+            add(number, token, payload_of(event), identity_of(event), partial(self._settle, seq))
             self._pending += 1
             self.fired += 1
             if events.standing is not Standing.OPEN:

@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Column, Connection, Row, Select, and_, func, insert, select, update
 
-from tidemill.core.event_plan import NewEvent, Plan, make_plan
+from tidemill.core.event_plan import EventRow, NewEvent, Plan, make_plan
 from tidemill.store.batches import RowSet, dialect_of
 from tidemill.store.queries.cursors import lock_cursors
 from tidemill.store.records import EventRecord, Page
@@ -42,12 +42,26 @@ def store_events(connection: Connection, events: Sequence[NewEvent], earlier: Pl
         What became of each; true once the transaction is committed.
     """
     counters = lock_cursors(connection, {event.trigger_id for event in events})
-    if earlier is not None and earlier.landed(counters):
+    if earlier is not None and _landed(connection, earlier):
         return earlier
     plan = make_plan(events, counters, _known(connection, events))
     if plan.rows:
         _insert(connection, plan)
     return plan
+
+
+def _landed(connection: Connection, earlier: Plan) -> bool:
+    first = earlier.first
+    if first is None:
+        return False
+    number, index = trigger_event.c.trigger_id, trigger_event.c.sequence_index
+    statement = (
+        select(*[trigger_event.c[name] for name in _COLUMNS])
+        .where(number == first.trigger_id)
+        .where(index == first.sequence_index)
+    )
+    row = connection.execute(statement).first()
+    return earlier.landed(None if row is None else EventRow(*row))
 
 
 def _known(connection: Connection, events: Sequence[NewEvent]) -> dict[tuple[int, str], int]:

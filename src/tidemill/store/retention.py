@@ -1,0 +1,104 @@
+"""Removes events and identities when they are old enough: the task that a trigger host runs beside its triggers.
+
+Invariants: with nothing to remove it reads one entry of an index per round; batches are short transactions with pauses
+between them, so that events are stored meanwhile; a store that does not work is left alone until the next round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import structlog
+from sqlalchemy import Connection
+
+from tidemill.config.triggerer_settings import StoreSettings
+from tidemill.core.errors import RemoteError
+from tidemill.runtime.log import limited
+from tidemill.store.database import Database
+from tidemill.store.queries.retention import BATCH_COUNT, Removed, remove_events, remove_identities
+
+log = structlog.get_logger(__name__)
+
+#: Between rounds. What is removed is days old: it does not matter how soon.
+ROUND_SECONDS = 60.0
+#: Between batches of a round, which leaves most of the time to the host's own writes.
+PAUSE_SECONDS = 0.02
+_DAY_US = 24 * 60 * 60 * 1_000_000
+
+Remove = Callable[[Connection, int, int], Removed]
+
+
+class Retention:
+    """Removes what is older than the settings say.
+
+    Args:
+        database: The store, open for writing.
+        settings: `retention_events_days` and `retention_identities_days` are read; with 0 nothing is removed.
+        round_seconds: The time between rounds.
+        pause_seconds: The time between batches.
+
+    Example:
+        >>> async def host(database, settings):
+        ...     task = asyncio.create_task(Retention(database, settings).run(), name="retention")
+        ...     ...
+        ...     task.cancel()
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        settings: StoreSettings,
+        *,
+        round_seconds: float = ROUND_SECONDS,
+        pause_seconds: float = PAUSE_SECONDS,
+    ) -> None:
+        """Remove nothing yet."""
+        self._database = database
+        self._round_seconds = round_seconds
+        self._pause_seconds = pause_seconds
+        kinds: tuple[tuple[str, float, Remove], ...] = (
+            ("events", settings.retention_events_days, remove_events),
+            ("identities", settings.retention_identities_days, remove_identities),
+        )
+        self._kinds = [kind for kind in kinds if kind[1]]
+
+    async def run(self) -> None:
+        """Remove what is old, round after round, until cancelled; returns at once if everything is kept."""
+        while self._kinds:
+            try:
+                await self.round(time.time_ns() // 1000)
+            except RemoteError as error:
+                limited(log, 600.0).warning("old rows cannot be removed from the store", error=str(error))
+            await asyncio.sleep(self._round_seconds)
+
+    async def round(self, now_us: int) -> int:
+        """Remove all that is old, and return how many rows that were.
+
+        Args:
+            now_us: The time, in UTC microseconds since the epoch.
+
+        Raises:
+            RemoteError: The database failed; what was removed before stays so.
+        """
+        total = 0
+        for name, days, remove in self._kinds:
+            count = await self._remove(remove, now_us - round(days * _DAY_US))
+            if count:
+                log.info("old rows were removed from the store", what=name, count=count, older_than_days=days)
+            total += count
+        return total
+
+    async def _remove(self, remove: Remove, before_us: int) -> int:
+        total, since_us = 0, 0
+        while True:
+            count, since_us = await self._database.write(_batch(remove, before_us, since_us))
+            total += count
+            if count < BATCH_COUNT:
+                return total
+            await asyncio.sleep(self._pause_seconds)
+
+
+def _batch(remove: Remove, before_us: int, since_us: int) -> Callable[[Connection], Removed]:
+    return lambda connection: remove(connection, before_us, since_us)

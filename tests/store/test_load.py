@@ -1,0 +1,224 @@
+"""Many triggers at once, on both databases: no deadlock, no transaction twice, no scan, and fast enough."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
+
+import pytest
+from sqlalchemy import Connection, text
+from tests.store.helpers import NOW_US, claim, new_session, registered
+
+from tidemill.core.event_plan import NewEvent, Stored
+from tidemill.core.group_commit import Standing
+from tidemill.store.database import Database
+from tidemill.store.group_commit import EventStore
+from tidemill.store.opening import open_store
+from tidemill.store.queries.events import count_events, store_events
+from tidemill.store.queries.sessions import held_triggers
+from tidemill.store.queries.triggers import cancel_unlisted, count_triggers, mark_triggers, note_made
+from tidemill.store.records import TriggerReport, TriggerState
+from tidemill.triggers.marks import CHUNK_COUNT, Mark, Marks
+
+T = TypeVar("T")
+
+
+class Counting:
+    """A database that counts how often work was begun, and committed."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.label = database.label
+        self.begun = self.committed = 0
+
+    async def write(self, work: Callable[[Connection], T]) -> T:
+        def counted(connection: Connection) -> T:
+            self.begun += 1
+            return work(connection)
+
+        result = await self._database.write(counted)
+        self.committed += 1
+        return result
+
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        return await self._database.read(work)
+
+    async def close(self) -> None:
+        await self._database.close()
+
+
+@pytest.fixture
+async def counting(database: Database) -> Counting:
+    return Counting(database)
+
+
+def deadlocks(connection: Connection) -> int:
+    if connection.dialect.name != "postgresql":
+        return 0
+    connection.exec_driver_sql("SELECT pg_stat_force_next_flush()")
+    found = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+    return int(connection.exec_driver_sql(found).scalar_one())
+
+
+@pytest.mark.parametrize("rounds", [3])
+async def test_two_thousand_triggers_that_end_while_they_fire_meet_no_deadlock_and_repeat_nothing(
+    counting: Counting, rounds: int
+) -> None:
+    ids = list((await registered(counting, *[f"t{n:04}" for n in range(2_000)])).values())
+    session = await new_session(counting)
+    tokens = await claim(counting, *ids, session=session)
+    before = (counting.begun, counting.committed)
+    standings: list[Standing] = []
+    outcomes: list[object] = []
+    events, marks = EventStore(counting, standings.append), Marks(counting)
+    events.start()
+
+    async def live(some: list[int]) -> None:
+        """Fire, end, begin again under another token, in an order of its own."""
+        for _ in range(rounds):
+            for count, number in enumerate(some):
+                for n in range(2):
+                    events.add(number, tokens[number], str(n), f"{tokens[number]}-{n}", outcomes.append)
+                marks.put(Mark(number, tokens[number], TriggerState.FINISHED))
+                if count % 50 == 0:
+                    await asyncio.sleep(0)
+            await events.settled()
+            await marks.settled()
+            tokens.update(await claim(counting, *some, session=session))
+            await counting.write(lambda c, some=some: note_made(c, dict.fromkeys(some, "[]")))
+
+    # Each trigger in one task, the tasks across each other's ids; events and reports of all share transactions.
+    await asyncio.gather(*[live(ids[start::8][:: 1 if start % 2 else -1]) for start in range(8)])
+
+    assert len(outcomes) == 2_000 * rounds * 2
+    assert all(isinstance(outcome, Stored) for outcome in outcomes)
+    assert await counting.read(count_events) == len(outcomes)
+    assert (counting.begun - before[0]) == (counting.committed - before[1])
+    assert await counting.write(deadlocks) == 0
+    assert Standing.DOWN not in standings
+    assert await counting.read(count_triggers) == {TriggerState.RUNNING: 2_000}
+    assert await counting.read(lambda c: held_triggers(c, session)) == (2_000, 2_000 * (rounds + 1))
+    await events.close(5)
+
+
+@pytest.mark.alone
+async def test_thirty_thousand_endings_are_written_in_chunks_within_six_seconds(counting: Counting) -> None:
+    ids = list((await registered(counting, *[f"t{n}" for n in range(30_000)])).values())
+    tokens = await claim(counting, *ids)
+    before = counting.begun
+    marks = Marks(counting)
+    began = time.perf_counter()
+    for number in ids:
+        marks.put(Mark(number, tokens[number], TriggerState.FAILED, None, "Traceback " * 30))
+    await marks.settled()
+    seconds = time.perf_counter() - began
+
+    assert counting.begun - before == 30_000 // CHUNK_COUNT
+    assert await counting.read(count_triggers) == {TriggerState.FAILED: 30_000}
+    print(json.dumps({"endings_per_second": round(30_000 / seconds), "database": counting.label[:10]}))
+    assert seconds < 6
+
+
+def fill(connection: Connection) -> None:
+    """Have 100,000 triggers of ten lists, with arguments of 500 characters."""
+    numbers = (
+        "generate_series(1, 100000) AS n(i)"
+        if connection.dialect.name == "postgresql"
+        else "(WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100000) SELECT i FROM n)"
+    )
+    connection.execute(
+        text(
+            "INSERT INTO trigger (name, classpath, kwargs, restart, state, list, created_us, changed_us) "
+            f"SELECT 'trigger ' || i, 'a.B', :kwargs, 'always', 'registered', 'list ' || (i % 10), 0, 0 FROM {numbers}"
+        ),
+        {"kwargs": json.dumps({"x": "y" * 490})},
+    )
+    connection.execute(text("INSERT INTO trigger_cursor (trigger_id, token, next_index) SELECT id, 0, 0 FROM trigger"))
+
+
+@pytest.fixture
+async def filled(url: str) -> AsyncIterator[Database]:
+    database = await open_store(url)
+    await database.write(fill)
+    yield database
+    await database.close()
+
+
+@pytest.mark.alone
+async def test_ten_thousand_of_a_hundred_thousand_triggers_are_claimed_at_five_thousand_a_second(
+    filled: Database,
+) -> None:
+    session = await new_session(filled)
+    ids = [number for (number,) in await filled.read(lambda c: c.execute(text(_TENTH)).all())]
+    rates = []
+    for _ in range(3):
+        began = time.perf_counter()
+        tokens = await claim(filled, *ids, session=session)
+        rates.append(len(tokens) / (time.perf_counter() - began))
+
+    print(json.dumps({"claims_per_second": [round(rate) for rate in rates], "database": filled.label[:10]}))
+    assert len(tokens) == 10_000
+    assert min(rates) >= 5_000
+
+
+_TENTH = "SELECT id FROM trigger WHERE list = 'list 3' ORDER BY id"
+
+
+async def test_what_is_done_to_some_triggers_scans_neither_triggers_nor_cursors(filled: Database) -> None:
+    session = await new_session(filled)
+    ids = [number for (number,) in await filled.read(lambda c: c.execute(text(_TENTH + " LIMIT 500")).all())]
+    plans: list[str] = []
+    if filled.label.startswith("postgresql"):
+        await filled.write(scans)
+        before = await filled.write(scans)
+    await registered(filled, *[f"trigger {n}" for n in range(500)], "new", list="list 3")
+    tokens = await claim(filled, *ids, session=session)
+    fired = [NewEvent(number, token, "1", None, NOW_US) for number, token in tokens.items()]
+    ended = [TriggerReport(number, token, TriggerState.FINISHED, NOW_US) for number, token in tokens.items()]
+    works: list[Callable[[Connection], object]] = [
+        lambda c: store_events(c, fired),
+        lambda c: mark_triggers(c, ended[:250]),
+        lambda c: note_made(c, dict.fromkeys(ids, "[]")),
+        lambda c: held_triggers(c, session),
+        lambda c: cancel_unlisted(c, "list 3", ["new"], NOW_US),
+    ]
+    for work in works:
+        await filled.write(explained(work, plans))
+
+    if filled.label.startswith("postgresql"):
+        await filled.write(scans)
+        assert await filled.write(scans) == before
+    else:
+        assert plans
+        assert [plan for plan in plans if plan.startswith("SCAN trigger")] == []
+
+
+def scans(connection: Connection) -> int:
+    connection.exec_driver_sql("SELECT pg_stat_force_next_flush()")
+    counted = (
+        "SELECT sum(seq_scan) FROM pg_stat_user_tables WHERE relname IN ('trigger', 'trigger_cursor', 'trigger_event')"
+    )
+    return int(connection.exec_driver_sql(counted).scalar_one())
+
+
+def explained(work: Callable[[Connection], T], plans: list[str]) -> Callable[[Connection], T]:
+    """Return the work; on SQLite it notes how each statement is carried out."""
+
+    def done(connection: Connection) -> T:
+        if connection.dialect.name != "sqlite":
+            return work(connection)
+        statements: list[str] = []
+        driver = connection.connection.driver_connection
+        driver.set_trace_callback(statements.append)
+        try:
+            return work(connection)
+        finally:
+            driver.set_trace_callback(None)
+            for statement in statements:
+                if statement.startswith(("SELECT", "UPDATE", "INSERT", "DELETE")):
+                    plans.extend(row[3] for row in driver.execute(f"EXPLAIN QUERY PLAN {statement}"))
+
+    return done
