@@ -64,7 +64,7 @@ async def test_a_clean_end_is_followed_at_once(stage):
     await until(lambda: DID["waits"].count("yielded") == 2)
 
 
-async def test_a_death_is_noticed_by_the_beat_and_whoever_died_can_write_nothing_more(stage):
+async def test_a_death_is_noticed_by_the_beat_and_the_dead_session_can_write_nothing_more(stage):
     first = await stage.started(WAITS)
     await until(lambda: first.owns and "yielded" in DID["waits"])
     second = await stage.started(WAITS)

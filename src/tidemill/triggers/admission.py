@@ -1,8 +1,8 @@
 """What two lists may not share while both are run: the name of a trigger, and an upstream that only one may read.
 
 Invariants: a list is admitted in the transaction that registers its triggers, one list after another, so that two that
-start at the same time cannot both be; the triggers of a list without a live session belong to whoever lists them; a
-list is refused only because of a session that was seen to live.
+start at the same time cannot both be; the triggers of a list without a live session belong to the next list that names
+them; a list is refused only because of a session that was seen to live.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from tidemill.runtime.identity import worker_name
 from tidemill.store.database import Database
 from tidemill.store.opening import one_writer, open_store, store_url
 from tidemill.store.records import TriggerSpec
+from tidemill.store.retention import Retention
 from tidemill.triggers.control import ControlServer
 from tidemill.triggers.host import TriggerHost
 from tidemill.triggers.list_lock import ListLock
@@ -81,7 +82,7 @@ def _url(settings: Settings, specs: Path) -> str:
 
 def list_name(settings: Settings, specs: Path) -> str:
     """Return the name of a list: what is configured, else where its file is."""
-    # A path need not be text; what is no UTF-8 in it is written as an escape.
+    # A path need not be text; bytes that are not UTF-8 are written as escapes.
     return settings.triggerer.list_name or os.fsencode(specs.resolve()).decode("utf-8", "backslashreplace")
 
 
@@ -123,6 +124,7 @@ async def _run(
                 ownership,
                 lambda: TriggerHost(database, settings.triggerer, ownership),
                 lambda: read_specs(specs),
+                Retention(database, settings.store).run,
             )
             log.info("the trigger host starts", triggers=len(found), store=database.label, list=name)
             unconfirmed = await _take_part(replica, specs, found, signals)

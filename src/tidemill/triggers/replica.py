@@ -7,7 +7,7 @@ was read last without a mistake; a list that is refused while another content of
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import structlog
@@ -30,12 +30,18 @@ class Replica:
         ownership: Says whose turn it is.
         create: Returns a host for the current session.
         read: Returns the list as it is now; called on a thread.
+        beside: What else is done for as long as the list is run here.
     """
 
     def __init__(
-        self, ownership: Ownership, create: Callable[[], TriggerHost], read: Callable[[], list[TriggerSpec]]
+        self,
+        ownership: Ownership,
+        create: Callable[[], TriggerHost],
+        read: Callable[[], list[TriggerSpec]],
+        beside: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         """Run nothing yet."""
+        self._beside = beside
         self._ownership = ownership
         self._create = create
         self._read = read
@@ -65,6 +71,7 @@ class Replica:
         """Wait until there is nothing left to do (True) or another process has the list (False)."""
         living = asyncio.ensure_future(self._live(host))
         lost = asyncio.ensure_future(self._ownership.lost())
+        beside = asyncio.create_task(self._do_beside(), name="beside the list")
         try:
             await asyncio.wait({living, lost}, return_when=asyncio.FIRST_COMPLETED)
             if lost.done():
@@ -75,11 +82,19 @@ class Replica:
                 return False
             return True
         finally:
-            for task in (living, lost):
+            for task in (living, lost, beside):
                 task.cancel()
-            await asyncio.wait({living, lost})
+            await asyncio.wait({living, lost, beside})
             if not living.cancelled():
                 living.exception()
+
+    async def _do_beside(self) -> None:
+        if self._beside is None:
+            return
+        try:
+            await self._beside()
+        except Exception:
+            log.exception("what is done beside the triggers failed; they go on without it")
 
     async def _live(self, host: TriggerHost) -> None:
         await host.start(self._specs)
