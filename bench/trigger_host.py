@@ -31,6 +31,7 @@ from tidemill.store.queries.events import list_events
 from tidemill.store.records import TriggerSpec
 from tidemill.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 from tidemill.triggers.host import TriggerHost
+from tidemill.triggers.ownership import Ownership
 from tidemill.triggers.shared_stream import AdvanceItem, SharedStreamProducer
 
 PAYLOAD_BYTES = 512
@@ -156,7 +157,7 @@ async def idle(count: int, folder: Path) -> None:
     specs = [spec(f"idle-{number}", Idle, number=number) for number in range(count)]
     database = await open_store(f"sqlite:///{folder}/idle.db")
     # What comes with the first trigger is not what each takes.
-    host = TriggerHost(database, TriggererSettings(), "bench")
+    host = await host_of(database)
     await host.start([spec("first", Idle, number=-1)])
     await asyncio.sleep(0.1)
     before = resident_bytes()
@@ -205,10 +206,18 @@ async def read_back(database: Database, triggers: int, each: int) -> int:
     return sum(next_of.values())
 
 
+async def host_of(database: Database) -> TriggerHost:
+    ownership = Ownership(database, "bench")
+    await ownership.acquire()
+    host = TriggerHost(database, TriggererSettings(), ownership)
+    ownership.attend(lambda: host.tokens, host.hand_over)
+    return host
+
+
 async def durable(name: str, url: str, events: int) -> None:
     each = events // PRODUCERS
     database = await open_store(url)
-    host = TriggerHost(database, TriggererSettings(), "bench")
+    host = await host_of(database)
     began, cpu = time.perf_counter(), time.process_time()
     await host.start([spec(f"fires-{number}", Firing, count=each) for number in range(PRODUCERS)])
     await host.wait_idle()  # a trigger has ended when all it fired is stored
@@ -233,7 +242,7 @@ async def durable(name: str, url: str, events: int) -> None:
 async def memory(count: int, folder: Path) -> None:
     database = await open_store(f"sqlite:///{folder}/memory.db")
     Numbers.count = count
-    host = TriggerHost(database, TriggererSettings(), "bench")
+    host = await host_of(database)
     began = time.perf_counter()
     await host.start(
         [

@@ -88,6 +88,18 @@ def test_a_second_host_of_a_list_is_refused_and_told_what_to_do(site):
     assert third.wait(30) == ExitCode.OK
 
 
+def test_a_host_removes_events_that_are_old_enough(site):
+    site.write("name: fires, classpath: mine.Fires")
+    host = site.host()
+    site.until(lambda: "triggers started" in site.log and len(site.rows("events", "spec.yaml")) == 3)
+    host.terminate()
+    assert host.wait(30) == ExitCode.OK
+    site.write("name: late, classpath: mine.Fires, kwargs: {count: 0}")
+    site.host(TIDEMILL_STORE__RETENTION_EVENTS_DAYS="0.00000001")
+    site.until(lambda: "old rows were removed from the store" in site.log)
+    assert [row for row in site.rows("events", "spec.yaml") if row["trigger"] == "fires"] == []
+
+
 def test_asyncio_s_own_debugging_is_left_on(site):
     site.write("name: debugged, classpath: mine.Debugged, restart: never")
     assert site.host(PYTHONASYNCIODEBUG="1").wait(30) == ExitCode.OK

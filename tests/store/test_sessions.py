@@ -8,6 +8,7 @@ import pytest
 from tests.store.helpers import NOW_US, claim, new_session, registered
 
 from tidemill.store.database import Database
+from tidemill.store.opening import one_writer, open_reader
 from tidemill.store.postgres import open_postgres
 from tidemill.store.queries.sessions import (
     beat_session,
@@ -16,11 +17,12 @@ from tidemill.store.queries.sessions import (
     foreign_names,
     held_triggers,
     live_sessions,
+    lock_lists,
     lost_triggers,
     release_upstreams,
     take_list,
 )
-from tidemill.store.queries.triggers import find_triggers
+from tidemill.store.queries.triggers import find_triggers, release_names
 from tidemill.store.records import SessionRecord
 
 
@@ -166,3 +168,50 @@ async def test_a_session_that_has_ended_takes_no_trigger(database: Database, by:
     await end(database, living)
     [record] = await database.read(lambda c: find_triggers(c, ["a"]))
     assert record.session is None
+
+
+async def test_the_digest_of_a_list_travels_with_the_beat(database: Database) -> None:
+    number = await new_session(database, digest="old")
+    for digest, known in ((None, "old"), ("new", "new"), (None, "new"), ("", "")):
+        assert await database.write(lambda c, digest=digest: beat_session(c, number, NOW_US, digest))
+        [record] = await database.read(lambda c: live_sessions(c, "triggerer"))
+        assert record.digest == known
+
+
+async def test_names_that_a_list_has_given_up_belong_to_none(database: Database) -> None:
+    await registered(database, "kept", "gone", list="mine")
+    await registered(database, "theirs", list="other")
+    for _ in range(2):
+        await database.write(lambda c: release_names(c, "mine", ["kept", "unknown"]))
+        assert await database.read(lambda c: foreign_names(c, ["kept", "gone", "theirs"], "another")) == {
+            "kept": "mine",
+            "theirs": "other",
+        }
+    await database.write(lambda c: release_names(c, "mine", []))
+    assert await database.read(lambda c: foreign_names(c, ["kept"], "another")) == {}
+
+
+async def test_lists_are_admitted_one_after_another(postgres) -> None:
+    url = await postgres.new_database()
+    databases = [await open_postgres(url) for _ in range(3)]
+    under_way, most = 0, 0
+
+    def admit(connection) -> None:
+        nonlocal under_way, most
+        lock_lists(connection)
+        under_way += 1
+        most = max(most, under_way)
+        connection.exec_driver_sql("SELECT pg_sleep(0.05)")
+        under_way -= 1
+
+    await asyncio.gather(*[database.write(admit) for database in databases for _ in range(3)])
+    assert most == 1
+    for database in databases:
+        await database.close()
+
+
+async def test_a_file_has_one_writer_and_a_server_many(url: str, database: Database) -> None:
+    assert one_writer(url) == database.exclusive == url.startswith("sqlite")
+    reader = await open_reader(url)
+    assert not reader.exclusive
+    await reader.close()

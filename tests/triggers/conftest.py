@@ -36,8 +36,8 @@ def quick_restarts(monkeypatch) -> None:
 async def hosts(database: Database, fresh: None) -> AsyncIterator[Hosts]:
     made = Hosts(database)
     yield made
-    for host in made.running:
-        await host.stop()
+    for host in list(made.running):
+        await made.stop(host)
 
 
 @pytest.fixture

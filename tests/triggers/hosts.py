@@ -14,6 +14,7 @@ from tidemill.store.database import Database
 from tidemill.store.queries.triggers import find_triggers
 from tidemill.store.records import TriggerRecord, TriggerSpec, TriggerState
 from tidemill.triggers.host import TriggerHost
+from tidemill.triggers.ownership import Ownership
 
 
 def spec(name: str, cls: type, restart: str = "never", **kwargs: Any) -> TriggerSpec:
@@ -29,20 +30,26 @@ class Hosts:
     def __init__(self, database: Database) -> None:
         self.database = database
         self.running: list[TriggerHost] = []
+        self.owned: dict[TriggerHost, Ownership] = {}
 
-    def make(self, list_name: str = "list", **settings: Any) -> TriggerHost:
-        host = TriggerHost(self.database, TriggererSettings(**settings), list_name, backoff=self.backoff)
+    async def make(self, list_name: str = "list", **settings: Any) -> TriggerHost:
+        ownership = Ownership(self.database, list_name)
+        await ownership.acquire()
+        host = TriggerHost(self.database, TriggererSettings(**settings), ownership, backoff=self.backoff)
+        ownership.attend(lambda: host.tokens, host.hand_over)
         self.running.append(host)
+        self.owned[host] = ownership
         return host
 
     async def start(self, *specs: TriggerSpec, list_name: str = "list", **settings: Any) -> TriggerHost:
-        host = self.make(list_name, **settings)
+        host = await self.make(list_name, **settings)
         await host.start(specs)
         return host
 
     async def stop(self, host: TriggerHost) -> None:
         self.running.remove(host)
         await host.stop()
+        await self.owned.pop(host).release()
 
     async def record(self, name: str) -> TriggerRecord:
         [record] = await self.database.read(lambda c: find_triggers(c, [name]))

@@ -49,7 +49,7 @@ def ticks(count: int = 5, **kwargs):
 
 
 async def test_a_reload_during_the_start_waits_for_it_and_nothing_runs_twice(hosts, door):
-    host = hosts.make()
+    host = await hosts.make()
     door.open.clear()
     starting = asyncio.create_task(host.start([ticks()]))
     await until(lambda: door.waiting)
@@ -79,12 +79,12 @@ async def test_reloads_at_the_same_time_come_one_after_another_and_the_last_one_
 
 
 async def test_a_stop_interrupts_a_start_that_waits_for_the_store(hosts, door):
-    host = hosts.make()
+    host = await hosts.make()
     door.open.clear()
     starting = asyncio.create_task(host.start([ticks()]))
     await until(lambda: door.waiting)
 
-    await asyncio.wait_for(hosts.stop(host), 5)
+    await asyncio.wait_for(host.stop(), 5)
 
     with pytest.raises(HostStopsError):
         await starting
@@ -150,7 +150,7 @@ async def test_a_start_that_is_interrupted_anywhere_leaves_nothing_that_has_run_
     hosts, turns, monkeypatch, upstream
 ):
     monkeypatch.setattr(host_module, "_BURST", 2)
-    host = hosts.make()
+    host = await hosts.make()
     specs = [spec(f"s{n}", hosted.Sharing, upstream=upstream.name) for n in range(10)]
     specs += [spec(f"c{n}", hosted.Counting, then="wait") for n in range(10)]
     starting = asyncio.create_task(host.start(specs))
@@ -167,7 +167,7 @@ async def test_a_start_that_is_interrupted_anywhere_leaves_nothing_that_has_run_
 
 @pytest.mark.parametrize("interrupted", ["start", "reload"])
 async def test_a_caller_that_is_cancelled_takes_its_step_along(hosts, door, interrupted):
-    host = hosts.make()
+    host = await hosts.make()
     if interrupted == "reload":
         await host.start([])
     door.open.clear()

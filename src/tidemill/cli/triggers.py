@@ -38,6 +38,11 @@ def run(specs: Specs, config: Config = None) -> None:
     SIGTERM or SIGINT (Ctrl-C) stops in good order, a second one at once. SIGHUP reads the list again.
     """
     with reporting():
+        import signal
+
+        # Until the host listens: the list is read after that anyway, and a hangup would end the process.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
         from tidemill.config.loading import load_settings
         from tidemill.runtime.identity import worker_name
         from tidemill.runtime.log import configure
@@ -96,28 +101,47 @@ def events(
 
 @app.command()
 def streams(specs: Specs, as_json: AsJson = False) -> None:
-    """Ask the running host what its shared streams wait for: per lane the oldest event, who holds it and how long."""
-    with reporting():
-        from tidemill.triggers.control import ask
+    """Ask the hosts of this machine what their shared streams wait for: per lane the oldest event, and who holds it.
 
-        report = ask(specs)
-        if as_json:
-            typer.echo(json.dumps(report))
-            return
+    A host that waits for another one to end says for which.
+    """
+    with reporting():
+        from tidemill.triggers.control import ask, no_answer
+
+        answers = ask(specs)
+        for report in answers.reports:
+            if as_json:
+                typer.echo(json.dumps(report))
+            else:
+                _show_streams(report)
+        if answers.silent:
+            raise no_answer(specs)
+
+
+def _show_streams(report: dict[str, Any]) -> None:
+    holder = report["waits_for"]
+    if holder is not None:
+        typer.echo(
+            f"process {report['pid']} waits: process {holder['process']} on {holder['host']} runs the list "
+            f"{holder['list']} since {holder['since']}"
+        )
+    elif report["store"] is None:
+        typer.echo(f"process {report['pid']} starts")
+    else:
         typer.echo(f"process {report['pid']}: {report['running']} triggers, store {report['store']}")
-        for stream in report["streams"]:
-            full = "" if stream["full_seconds"] is None else f", not polled for {stream['full_seconds']:.1f} s (full)"
+    for stream in report["streams"]:
+        full = "" if stream["full_seconds"] is None else f", not polled for {stream['full_seconds']:.1f} s (full)"
+        typer.echo(
+            f"{stream['key']}: {len(stream['subscribers'])} subscribers, {stream['outstanding']} outstanding{full}"
+        )
+        for name, seconds in stream["failed"].items():
+            typer.echo(f"  {name} failed {seconds:.1f} s ago and has not ended")
+        for lane in stream["lanes"]:
+            holders = ", ".join(lane["holders"]) or "nobody: being advanced"
             typer.echo(
-                f"{stream['key']}: {len(stream['subscribers'])} subscribers, {stream['outstanding']} outstanding{full}"
+                f"  {lane['lane'] or 'lane'}: {lane['outstanding']} outstanding, event {lane['head']} "
+                f"since {lane['age_seconds']:.1f} s held by {holders}"
             )
-            for name, seconds in stream["failed"].items():
-                typer.echo(f"  {name} failed {seconds:.1f} s ago and has not ended")
-            for lane in stream["lanes"]:
-                holders = ", ".join(lane["holders"]) or "nobody: being advanced"
-                typer.echo(
-                    f"  {lane['lane'] or 'lane'}: {lane['outstanding']} outstanding, event {lane['head']} "
-                    f"since {lane['age_seconds']:.1f} s held by {holders}"
-                )
 
 
 def _pages(specs: Path, config: Path | None, page: Callable[[Connection, int | None], Page[T]]) -> Iterator[T]:
@@ -174,7 +198,7 @@ def _trigger_row(record: TriggerRecord) -> dict[str, Any]:
         "reason": record.reason,
         "error": record.error,
         "list": record.list,
-        "session": record.session,
+        "run_by": record.session,
     }
 
 

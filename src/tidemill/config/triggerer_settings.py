@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from tidemill.config.section import Section
+
+
+def _printable(name: str) -> str:
+    if not name.isprintable():
+        raise ValueError("a list's name is made of printable characters")
+    return name
+
+
+ListName = Annotated[str, Field(max_length=200), AfterValidator(_printable)]
 
 
 class StoreSettings(Section):
@@ -41,6 +52,14 @@ class TriggererSettings(Section):
         1000,
         description="Unresolved events of a stream beyond which it is not polled; below the queue size, so that a "
         "backlog waits instead of overflowing slow subscribers.",
+    )
+    list_name: ListName = Field(
+        "",
+        description="What the list of triggers is called in the store; hosts with one name are replicas, of which one "
+        "runs the list. '' means the absolute path of its file.",
+    )
+    seat_seconds: PositiveFloat = Field(
+        60.0, description="Seconds a shared stream keeps events for a trigger that is about to be restarted."
     )
     block_threshold_seconds: PositiveFloat = Field(
         0.2, description="A trigger that blocks the event loop for longer is named, with its stack."

@@ -312,7 +312,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
             self._hold_to_limits(member, since)
         return self._fanout.more(member)
 
-    def reject(self, member: Member[LaneT, PayloadT, EventT], sent: Sent[LaneT, PayloadT, EventT] | None) -> Refusal:
+    def reject(self, member: Member[LaneT, PayloadT, EventT], sent: Sent[LaneT, PayloadT, EventT]) -> Refusal:
         """Resolve an event as rejected by a member that is on it, whatever it has derived from it.
 
         Args:

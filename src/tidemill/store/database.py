@@ -36,6 +36,11 @@ class Database(Protocol):
         """What messages call it; no secrets."""
         ...
 
+    @property
+    def exclusive(self) -> bool:
+        """Whether no other process can write to it while this one has it open."""
+        ...
+
     async def write(self, work: Callable[[Connection], T]) -> T:
         """Return what the work returned, once its transaction is committed.
 

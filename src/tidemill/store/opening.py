@@ -34,6 +34,16 @@ def store_url(configured: str, folder: Path) -> str:
     return configured or f"sqlite:///{(folder / DEFAULT_NAME).absolute()}"
 
 
+def one_writer(url: str) -> bool:
+    """Tell whether one process at a time can write to a store.
+
+    Raises:
+        ConfigError: The URL names nothing that can be opened.
+    """
+    path, _ = _parsed(url)
+    return path is not None
+
+
 async def open_store(url: str) -> Database:
     """Open a store for writing, with its tables up to date.
 

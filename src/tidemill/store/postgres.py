@@ -79,6 +79,11 @@ class PostgresDatabase:
         """The address, without its password."""
         return self._label
 
+    @property
+    def exclusive(self) -> bool:
+        """False: a server is for many."""
+        return False
+
     async def prepare(self) -> None:
         """Bring the tables up to date, or make sure that they are those that are read.
 

@@ -49,6 +49,11 @@ class SqliteDatabase:
         """The file."""
         return str(self._path)
 
+    @property
+    def exclusive(self) -> bool:
+        """Whether this process holds the file's lock."""
+        return self._lock is not None
+
     async def write(self, work: Callable[[Connection], T]) -> T:
         """Run work in an immediate transaction on the writing thread; see `Database.write`."""
         if self._writer is None:

@@ -1,49 +1,34 @@
-"""Asks a running trigger host what it does, over a Unix socket of its own.
+"""Asks the trigger hosts of a list what they do, over Unix sockets, one per process.
 
-The socket's name comes from the path of the list of triggers, so that who knows the list finds the host. One host per
-list on a machine: a lock beside the socket, which the kernel releases.
+The names of the sockets begin with a digest of the list's path, so that who knows the list finds its hosts on this
+machine: the one that runs it, and those that wait to take over.
 
-Invariants: the host answers one JSON document per connection and reads nothing; only its own user can connect.
+Invariants: a host answers one JSON document per connection and reads nothing; only its own user can connect; a socket
+that can be seen is being listened to, unless its process was killed, and then the next host removes it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import json
 import os
+import secrets
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.runtime.lock import HeldError, lock_file, private_directory, refuse_foreign
+from tidemill.runtime.lock import private_directory, refuse_foreign
 
 ANSWER_SECONDS = 10.0
 _MAX_PATH_BYTES = 100
 
 
-class HostRunsError(ConfigError):
-    """Another host runs this list of triggers."""
-
-
-def socket_path(specs: Path) -> Path:
-    """Return where the host of a list answers.
-
-    Args:
-        specs: The list.
-    """
-    # A digest: such a path may not be longer than about a hundred characters.
-    digest = hashlib.blake2b(os.fsencode(specs.resolve()), digest_size=8).hexdigest()
-    path = private_directory() / f"triggers.{digest}.sock"
-    # The kernel takes about a hundred bytes.
-    return path if len(os.fsencode(path)) < _MAX_PATH_BYTES else private_directory({}) / path.name
-
-
 class ControlServer:
-    """Answers who asks.
+    """Tells anybody who connects what this process does.
 
     Args:
         specs: The list of triggers of this host.
@@ -53,49 +38,39 @@ class ControlServer:
     def __init__(self, specs: Path, report: Callable[[], dict[str, Any]]) -> None:
         """Listen to nobody yet."""
         self._specs = specs
-        self._path = socket_path(specs)
         self._report = report
+        self._path: Path | None = None
         self._server: asyncio.Server | None = None
-        self._fd: int | None = None
-
-    def acquire(self) -> None:
-        """Take the right to run this list here.
-
-        Raises:
-            HostRunsError: Another process has it.
-            ConfigError: The folder for sockets cannot be used.
-        """
-        try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            refuse_foreign(self._path.parent)
-            self._fd = lock_file(self._path.with_suffix(".lock"))
-        except HeldError as error:
-            raise HostRunsError(
-                f"{self._specs} is run by process {error.holder} on this machine; stop that one, or reload it: "
-                f"kill -HUP {error.holder}"
-            ) from None
-        except OSError as error:
-            raise ConfigError(
-                f"cannot use {self._path.parent}: {error.strerror}; set XDG_RUNTIME_DIR to a folder that this user "
-                "can write to"
-            ) from error
 
     async def start(self) -> None:
-        """Listen."""
-        with contextlib.suppress(FileNotFoundError):
-            self._path.unlink()  # of one that was killed; the lock is ours
-        self._server = await asyncio.start_unix_server(self._answer, self._path)
-        self._path.chmod(0o600)
+        """Listen.
+
+        Raises:
+            ConfigError: The folder for sockets cannot be used.
+        """
+        folder, prefix = _place(self._specs)
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            refuse_foreign(folder)
+            await asyncio.to_thread(_remove_dead, self._specs)
+            path = folder / f"{prefix}{secrets.token_hex(4)}.sock"
+            # It gets the name that others look for when it listens: until then it would look like a dead one.
+            hidden = path.with_suffix(".new")
+            self._server = await asyncio.start_unix_server(self._answer, hidden)
+            hidden.chmod(0o600)
+            hidden.rename(path)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot use {folder}: {error.strerror}; set XDG_RUNTIME_DIR to a folder that this user can write to"
+            ) from error
+        self._path = path
 
     async def close(self) -> None:
-        """Stop listening, and let another one run the list."""
+        """Stop listening."""
         if self._server is not None:
             self._server.close()
-            with contextlib.suppress(FileNotFoundError):
-                self._path.unlink()
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -105,24 +80,80 @@ class ControlServer:
             writer.close()
 
 
-def ask(specs: Path) -> dict[str, Any]:
-    """Return the report of the host that runs a list.
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What the hosts of a list on this machine said.
+
+    Attributes:
+        reports: Of those that answered; the one that runs the list first.
+        silent: How many did not answer in time.
+    """
+
+    reports: list[dict[str, Any]]
+    silent: int
+
+
+def ask(specs: Path) -> Answers:
+    """Return the reports of the hosts of a list.
 
     Raises:
-        RemoteError: There is none, or it does not answer.
+        RemoteError: There is none.
     """
+    reports, silent = [], 0
+    for path in _sockets(specs):
+        try:
+            reports.append(_ask(path))
+        except TimeoutError:
+            silent += 1
+        except (OSError, ValueError):
+            continue  # it has just ended, or was killed
+    if not reports and not silent:
+        raise RemoteError(f"no host runs {specs} on this machine; start one: tidemill triggers run {specs}")
+    return Answers(sorted(reports, key=lambda report: bool(report.get("waits_for"))), silent)
+
+
+def no_answer(specs: Path) -> RemoteError:
+    """Return the error that says that a host is there and silent."""
+    return RemoteError(
+        f"a host of {specs} does not answer within {ANSWER_SECONDS:g} s; look into its log for what blocks it"
+    )
+
+
+def _ask(path: Path) -> dict[str, Any]:
     parts = []
-    try:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(ANSWER_SECONDS)
+        connection.connect(str(path))
+        while part := connection.recv(65536):
+            parts.append(part)
+    report: dict[str, Any] = json.loads(b"".join(parts))
+    return report
+
+
+def _remove_dead(specs: Path) -> None:
+    """Remove the sockets of processes that were killed."""
+    for path in _sockets(specs):
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(ANSWER_SECONDS)
-            connection.connect(str(socket_path(specs)))
-            while part := connection.recv(65536):
-                parts.append(part)
-        report: dict[str, Any] = json.loads(b"".join(parts))
-    except TimeoutError:
-        raise RemoteError(
-            f"the host of {specs} does not answer within {ANSWER_SECONDS:g} s; look into its log for what blocks it"
-        ) from None
-    except (OSError, ValueError):
-        raise RemoteError(f"no host runs {specs} on this machine; start one: tidemill triggers run {specs}") from None
-    return report
+            try:
+                connection.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink(missing_ok=True)
+            except OSError:
+                continue
+
+
+def _sockets(specs: Path) -> list[Path]:
+    folder, prefix = _place(specs)
+    return sorted(folder.glob(f"{prefix}*.sock"))
+
+
+def _place(specs: Path) -> tuple[Path, str]:
+    """Return where the hosts of a list listen: the folder, and how the names of their sockets begin."""
+    # A digest: such a path may not be longer than about a hundred characters.
+    digest = hashlib.blake2b(os.fsencode(specs.resolve()), digest_size=8).hexdigest()
+    prefix = f"triggers.{digest}."
+    folder = private_directory()
+    # The kernel takes about a hundred bytes.
+    fits = len(os.fsencode(folder / f"{prefix}12345678.sock")) < _MAX_PATH_BYTES
+    return (folder if fits else private_directory({})), prefix

@@ -13,33 +13,31 @@ other. All of it belongs to one event loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-import os
-import socket
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import structlog
 from sqlalchemy import Connection
 
 from tidemill.config.triggerer_settings import TriggererSettings
-from tidemill.core.blocking import Cause
 from tidemill.core.group_commit import CommitLimits, Standing
 from tidemill.core.held_clock import HeldClock
 from tidemill.core.retry import Backoff
-from tidemill.core.trigger_life import BACKOFF, CancelReason, Restart
-from tidemill.runtime.blockwatch import Block, BlockWatch
-from tidemill.runtime.log import limited
+from tidemill.core.trigger_life import BACKOFF, CancelReason
 from tidemill.store.database import Database
 from tidemill.store.group_commit import EventStore
 from tidemill.store.patience import write_patiently
-from tidemill.store.queries.sessions import begin_session, end_session
-from tidemill.store.queries.triggers import cancel_unlisted, claim_triggers, register_triggers
+from tidemill.store.queries.triggers import cancel_unlisted, claim_triggers, register_triggers, release_names
 from tidemill.store.queries.triggers import note_made as store_made
-from tidemill.store.records import TriggerRecord, TriggerSpec, TriggerState
+from tidemill.store.records import TriggerRecord, TriggerSpec
+from tidemill.triggers.admission import Admission
+from tidemill.triggers.listing import Changes, continued, is_another, runs_now
+from tidemill.triggers.loop_watch import watch_loop
 from tidemill.triggers.making import TriggerError, written_down
 from tidemill.triggers.marks import Marks
+from tidemill.triggers.ownership import Ownership, SessionEndedError
 from tidemill.triggers.shared_stream import SharedStreamManager, StreamReport
 from tidemill.triggers.trigger_run import TriggerRun
 from tidemill.triggers.turns import Turns
@@ -57,20 +55,9 @@ DRAIN_SECONDS = 5.0
 STORE_SECONDS = 10.0
 #: And triggers may take so long to end.
 END_SECONDS = 65.0
-#: A trigger that is going to be restarted keeps its place in its stream for so long.
-SEAT_SECONDS = 60.0
 #: Triggers that are made or started at one go, before the loop gets its turn.
 _BURST = 256
 _NO_SEATS: Mapping[str, Hashable] = {}
-
-
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """What a reload did: the names that it touched."""
-
-    started: list[str]
-    removed: list[str]
-    replaced: list[str]
 
 
 class TriggerHost:
@@ -79,34 +66,39 @@ class TriggerHost:
     Args:
         database: The store, open for writing.
         settings: `triggerer`.
-        list_name: Which list this is; the same each time the list is run.
+        ownership: The session in which the list is run, which this process has acquired.
         backoff: The bounds of the pauses before a trigger runs again.
-        clock: Seconds, monotonic.
+        clock: A monotonic clock, in seconds.
+
+    Attributes:
+        tokens: Those of all triggers that were claimed, by their ids.
     """
 
     def __init__(
         self,
         database: Database,
         settings: TriggererSettings,
-        list_name: str,
+        ownership: Ownership,
         *,
         backoff: Backoff = BACKOFF,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Run nothing yet."""
         self._database = database
-        self._list = list_name
-        self._session: int | None = None
+        self._ownership = ownership
+        self._admission = Admission(database, ownership)
         self._backoff = backoff
         self._monotonic = clock
         self._clock = HeldClock()
+        self.tokens: dict[int, int] = {}
         self.manager = SharedStreamManager(
             max_subscriber_queue=settings.shared_stream_subscriber_queue_size,
             ack_timeout=settings.shared_stream_ack_timeout,
             cohort_grace_period=settings.shared_stream_cohort_grace_period,
             max_outstanding=settings.shared_stream_max_outstanding,
             now=self.now,
-            seat_seconds=SEAT_SECONDS,
+            seat_seconds=settings.seat_seconds,
+            list_name=ownership.list_name,
         )
         # An outage has to be noticed long before anybody is too late because of it.
         stall_seconds = min(STALL_SECONDS, settings.shared_stream_ack_timeout / 4)
@@ -115,8 +107,7 @@ class TriggerHost:
         self.mark = self._marks.put
         self._runs: dict[str, TriggerRun] = {}
         self._known: dict[str, TriggerSpec] = {}
-        self._block_seconds = settings.block_threshold_seconds
-        self._watch = BlockWatch(self._block_seconds, self._on_block, self._on_over)
+        self._watch = watch_loop(settings.block_threshold_seconds, self._runs)
         self._looking: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
@@ -144,6 +135,8 @@ class TriggerHost:
 
         Raises:
             HostStopsError: The host was stopped before that.
+            ConfigError: The list cannot be run beside another one.
+            SessionEndedError: Another process has taken the list over.
         """
         await self._turns.take(lambda: self._start(specs), "start of the trigger host")
 
@@ -152,6 +145,8 @@ class TriggerHost:
 
         Raises:
             HostStopsError: The host was stopped before that was done.
+            ConfigError: The list cannot be run beside another one; the old one goes on.
+            SessionEndedError: Another process has taken the list over.
         """
         return await self._turns.take(lambda: self._reload(specs), "reload of the trigger host")
 
@@ -167,6 +162,20 @@ class TriggerHost:
         if self._stopping is None:
             self._stopping = asyncio.get_running_loop().create_task(self._stop(reason), name="stop of the trigger host")
         return await asyncio.shield(self._stopping)
+
+    def hand_over(self, taken: Mapping[int, int]) -> None:
+        """End the runs of triggers that another session has claimed.
+
+        Args:
+            taken: The tokens that they had here, by their ids.
+        """
+        gone = {number for number, token in taken.items() if self.tokens.get(number) == token}
+        for number in gone:
+            del self.tokens[number]
+        for run in self._runs.values():
+            if run.number in gone:
+                log.warning("another host has claimed a trigger; it is handed over", trigger=run.spec.name)
+                run.cancel(CancelReason.HAND_OVER)
 
     async def wait_idle(self) -> None:
         """Wait until no trigger is left to run."""
@@ -184,16 +193,16 @@ class TriggerHost:
         self.events.start()
         self._watch.start()
         self._looking = asyncio.get_running_loop().create_task(self._look(), name="trigger host")
-        await self._begin_session()
-        await self._cancel_unlisted(specs)
         await self._add(specs)
+        await self._forget_unlisted(specs)
 
     async def _reload(self, specs: Sequence[TriggerSpec]) -> Changes:
         given = {spec.name: spec for spec in specs}
         removed = [name for name in self._known if name not in given]
         relisted = [name for name, spec in given.items() if (old := self._known.get(name)) and old != spec]
-        replaced = [name for name in relisted if _another(self._known[name], given[name])]
+        replaced = [name for name in relisted if is_another(self._known[name], given[name])]
         started = [name for name in given if name not in self._known]
+        await self._reserve([given[name] for name in (*replaced, *started)], started)
         ending = [run for name in (*removed, *replaced) if (run := self._runs.get(name)) is not None]
         for run in ending:
             run.cancel(CancelReason.USER, succeeded=run.spec.name in given)
@@ -202,6 +211,9 @@ class TriggerHost:
             if self._runs.get(run.spec.name) is run:  # left behind
                 del self._runs[run.spec.name]
         await self._marks.settled()
+        if removed or replaced:
+            await self._forget_unlisted(specs)
+            await self._admission.release([self._known[name] for name in (*removed, *replaced)], specs)
         for name in removed:
             del self._known[name]
         for name in relisted:
@@ -214,7 +226,8 @@ class TriggerHost:
     async def _stop(self, reason: CancelReason) -> int:
         self.manager.hold()
         await self._turns.close()
-        await self._drained()
+        if reason is not CancelReason.HAND_OVER:  # nothing more of it would be stored
+            await self._drained()
         for run in self._runs.values():
             run.cancel(reason)
         await self._ended()
@@ -229,11 +242,32 @@ class TriggerHost:
         try:
             async with asyncio.timeout(max(0.1, until - time.monotonic())):
                 await self._marks.settled()
-                await self._end_session()
         except TimeoutError:
             log.warning("the store does not take the last reports about triggers; they are taken up as running")
         self._watch.close()
         return unconfirmed
+
+    async def _reserve(self, specs: Sequence[TriggerSpec], new: Sequence[str]) -> None:
+        """Have the names of a list before anything of the old one ends, or be refused."""
+        if not specs:
+            return
+        unknown = [spec for spec in specs if spec.name in set(new)]
+        list_name, now_us = self._ownership.list_name, time.time_ns() // 1000
+        await self._admission.write(specs, lambda c: register_triggers(c, unknown, list_name, now_us))
+
+    async def _forget_unlisted(self, specs: Sequence[TriggerSpec]) -> None:
+        """Cancel what this list has lost while no host ran it, and let other lists have the names."""
+        list_name, names, now_us = self._ownership.list_name, [spec.name for spec in specs], time.time_ns() // 1000
+
+        def forget(connection: Connection) -> list[str]:
+            self._ownership.guard(connection)
+            gone = cancel_unlisted(connection, list_name, names, now_us)
+            release_names(connection, list_name, names)
+            return gone
+
+        gone = await write_patiently(self._database, forget)
+        if gone:
+            log.info("triggers were removed from the list while no host ran it; they are cancelled", removed=gone)
 
     async def _add(self, specs: Sequence[TriggerSpec], seats: Mapping[str, Hashable] = _NO_SEATS) -> None:
         """Register, claim and run triggers.
@@ -244,17 +278,15 @@ class TriggerHost:
         """
         if not specs:
             return
-        now_us = time.time_ns() // 1000
-
-        session = self._session
-        assert session is not None
+        now_us, list_name = time.time_ns() // 1000, self._ownership.list_name
 
         def take(connection: Connection) -> tuple[list[TriggerRecord], dict[int, int]]:
-            records = register_triggers(connection, specs, self._list, now_us)
-            wanted = [record.id for record in records if record.spec.name not in self._runs and _runs_now(record)]
-            return records, claim_triggers(connection, wanted, session, now_us)
+            records = register_triggers(connection, specs, list_name, now_us)
+            wanted = [record.id for record in records if record.spec.name not in self._runs and runs_now(record)]
+            return records, claim_triggers(connection, wanted, self._ownership.session_id, now_us)
 
-        records, tokens = await write_patiently(self._database, take)
+        records, tokens = await self._admission.write(specs, take)
+        self.tokens.update(tokens)
         self._known.update((spec.name, spec) for spec in specs)
         runs = [
             TriggerRun(
@@ -262,7 +294,7 @@ class TriggerHost:
                 record.spec,
                 record.id,
                 tokens[record.id],
-                _continued(record),
+                continued(record),
                 backoff=self._backoff,
                 clock=self._monotonic,
             )
@@ -319,7 +351,12 @@ class TriggerHost:
                 run.go_on_with(*found)
                 made[run.number] = json.dumps(found)
         if made:
-            await write_patiently(self._database, lambda connection: store_made(connection, made))
+            with contextlib.suppress(SessionEndedError):  # what follows of that is on its way
+                await write_patiently(self._database, lambda connection: self._note(connection, made))
+
+    def _note(self, connection: Connection, made: Mapping[int, str]) -> None:
+        self._ownership.guard(connection)
+        store_made(connection, made)
 
     def _forget(self, task: asyncio.Task[None], run: TriggerRun) -> None:
         self._tasks.discard(task)
@@ -357,94 +394,21 @@ class TriggerHost:
         for name in self._runs:
             log.error("a trigger does not end; it is left behind", trigger=name)
 
-    async def _begin_session(self) -> None:
-        def begin(connection: Connection) -> int:
-            return begin_session(
-                connection,
-                kind="triggerer",
-                name=socket.gethostname(),
-                host=socket.gethostname(),
-                boot_id="",
-                pid=os.getpid(),
-                list=self._list,
-                lock="",
-                digest="",
-                now_us=time.time_ns() // 1000,
-            )
-
-        self._session = await write_patiently(self._database, begin)
-
-    async def _end_session(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            now_us = time.time_ns() // 1000
-            await write_patiently(self._database, lambda connection: end_session(connection, session, now_us))
-
-    async def _cancel_unlisted(self, specs: Sequence[TriggerSpec]) -> None:
-        """Note that what this list has lost while no host ran it is cancelled."""
-        names, now_us = [spec.name for spec in specs], time.time_ns() // 1000
-        gone = await write_patiently(
-            self._database, lambda connection: cancel_unlisted(connection, self._list, names, now_us)
-        )
-        if gone:
-            log.info("triggers were removed from the list while no host ran it; they are cancelled", removed=gone)
-
     async def _look(self) -> None:
         """Cancel who was forced to fail and does not end, and ask again who was asked and does not either."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            for run in list(self._runs.values()):
-                run.insist(self._monotonic())
-            now = self.now()
-            for name, failed_at in self.manager.forced().items():
-                forced = self._runs.get(name)
-                if forced is not None and forced.reason is None and now - failed_at >= FORCED_SECONDS:
-                    log.error("a trigger failed its shared stream and does not end; it is cancelled", trigger=name)
-                    forced.cancel(CancelReason.TIMEOUT)
+            try:
+                self._look_once()
+            except Exception:
+                log.exception("a look at the triggers failed; this is a fault of tidemill")
 
-    def _on_block(self, block: Block) -> None:
-        if block.cause is Cause.STARVED:
-            limited(log, 10.0).warning(
-                "the event loop gets no CPU; the machine is busy with something else",
-                late_seconds=round(block.seconds, 3),
-            )
-            return
-        log.warning(
-            "a trigger blocks the event loop; all triggers wait for it"
-            if block.task in self._runs
-            else "the event loop is blocked; all triggers wait",
-            **self._blocking(block),
-            cause=block.cause.value,
-            seconds=round(block.seconds, 3),
-            threshold_seconds=self._block_seconds,
-            stack=block.stack,
-        )
-
-    def _on_over(self, block: Block) -> None:
-        if block.cause is not Cause.STARVED:
-            log.warning("the event loop goes on", **self._blocking(block), blocked_seconds=round(block.seconds, 3))
-
-    def _blocking(self, block: Block) -> dict[str, str | None]:
-        return {"trigger" if block.task in self._runs else "task": block.task}
-
-
-def _another(old: TriggerSpec, new: TriggerSpec) -> bool:
-    return (old.classpath, old.kwargs) != (new.classpath, new.kwargs)
-
-
-def _runs_now(record: TriggerRecord) -> bool:
-    """Tell whether a trigger is to be run by a host that starts."""
-    restart = Restart(record.spec.restart)
-    if record.state is TriggerState.FINISHED:
-        return restart is Restart.ALWAYS
-    if record.state is TriggerState.FAILED:
-        return restart is not Restart.NEVER
-    return True
-
-
-def _continued(record: TriggerRecord) -> tuple[str, str] | None:
-    """Return what a trigger goes on with that did not finish; one that did begins anew."""
-    if record.made is None or record.state is TriggerState.FINISHED:
-        return None
-    classpath, kwargs = json.loads(record.made)
-    return classpath, kwargs
+    def _look_once(self) -> None:
+        for run in list(self._runs.values()):
+            run.insist(self._monotonic())
+        now = self.now()
+        for name, failed_at in self.manager.forced().items():
+            forced = self._runs.get(name)
+            if forced is not None and forced.reason is None and now - failed_at >= FORCED_SECONDS:
+                log.error("a trigger failed its shared stream and does not end; it is cancelled", trigger=name)
+                forced.cancel(CancelReason.TIMEOUT)

@@ -1,4 +1,4 @@
-"""The process of a trigger host: opens the store, runs the list, and obeys signals.
+"""The process of a trigger host: opens the store, takes its part in running the list, and obeys signals.
 
 SIGTERM and SIGINT stop in good order, a second one at once; SIGHUP reads the list again. A list that is wrong changes
 nothing: the old one goes on.
@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +19,18 @@ import structlog
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.exitcode import ExitCode, exit_code_of
-from tidemill.store.opening import open_store, store_url
+from tidemill.runtime.identity import worker_name
+from tidemill.store.database import Database
+from tidemill.store.opening import one_writer, open_store, store_url
 from tidemill.store.records import TriggerSpec
+from tidemill.store.retention import Retention
 from tidemill.triggers.control import ControlServer
 from tidemill.triggers.host import TriggerHost
+from tidemill.triggers.list_lock import ListLock
+from tidemill.triggers.ownership import Ownership, Pace
+from tidemill.triggers.replica import Replica
 from tidemill.triggers.shared_stream import StreamReport
+from tidemill.triggers.signals import Signals
 from tidemill.triggers.spec import read_specs
 
 log = structlog.get_logger(__name__)
@@ -34,35 +39,51 @@ log = structlog.get_logger(__name__)
 _END_SECONDS = 5.0
 
 
-def run_host(settings: Settings, specs: Path) -> ExitCode:
+class HostRunsError(ConfigError):
+    """Another host runs this list of triggers, and its store is for one process."""
+
+
+def run_host(settings: Settings, specs: Path, pace: Pace | None = None) -> ExitCode:
     """Run the triggers of a list until a signal ends it, or none is left to run.
 
     Args:
         settings: `store`, `triggerer` and `logging` are read.
         specs: The YAML file.
+        pace: How fast the death of another host is noticed; None: within 35 seconds.
 
     Raises:
         ConfigError: The list or the settings are wrong, or another process runs it.
         RemoteError: The store cannot be reached at the start.
     """
+    signals = Signals()
+    signals.listen()
     for folder in (str(specs.resolve().parent), str(Path.cwd())):
         if folder not in sys.path:
             sys.path.insert(0, folder)
     found = read_specs(specs)  # before anything is started
-    url = store_url(settings.store.url, specs.resolve().parent)
-    list_name = str(specs.resolve())
     runner = asyncio.Runner()
     code = ExitCode.INTERNAL
     try:
-        code = runner.run(_run(settings, specs, found, url, list_name))
+        code = runner.run(_run(settings, specs, found, signals, pace))
     except BaseException as error:
         code = exit_code_of(error)
         raise
     finally:
+        signals.close()
         timer = end_anyway(code)
         runner.close()
         timer.cancel()
     return code
+
+
+def _url(settings: Settings, specs: Path) -> str:
+    return store_url(settings.store.url, specs.resolve().parent)
+
+
+def list_name(settings: Settings, specs: Path) -> str:
+    """Return the name of a list: what is configured, else where its file is."""
+    # A path need not be text; bytes that are not UTF-8 are written as escapes.
+    return settings.triggerer.list_name or os.fsencode(specs.resolve()).decode("utf-8", "backslashreplace")
 
 
 def end_anyway(code: ExitCode) -> threading.Timer:
@@ -82,27 +103,35 @@ def end_anyway(code: ExitCode) -> threading.Timer:
     return timer
 
 
-async def _run(settings: Settings, specs: Path, found: list[TriggerSpec], url: str, list_name: str) -> ExitCode:
-    host: TriggerHost | None = None
-    control = ControlServer(specs, lambda: _report(host))
-    control.acquire()
+async def _run(
+    settings: Settings, specs: Path, found: list[TriggerSpec], signals: Signals, pace: Pace | None
+) -> ExitCode:
+    url, name = _url(settings, specs), list_name(settings, specs)
+    alone = one_writer(url)
+    lock = ListLock(str(specs.resolve()) if alone else name)  # noqa: ASYNC240 - no I/O to speak of
     try:
-        database = await open_store(url)
+        if not lock.acquire() and alone:
+            raise HostRunsError(
+                f"{specs} is run by process {lock.holder} on this machine; stop that one, or reload it: "
+                f"kill -HUP {lock.holder}"
+            )
+        database = await _opened(url, signals)
+        if database is None:
+            return ExitCode.OK
         try:
-            host = TriggerHost(database, settings.triggerer, list_name)
-            signals = _Signals(lambda: _reload(host, specs))
-            signals.listen()
-            log.info("the trigger host starts", triggers=len(found), store=database.label)
-            try:
-                await control.start()
-                await _until_over(host, found, signals)
-            finally:
-                await signals.close()
-                unconfirmed = await host.stop()
+            ownership = Ownership(database, name, name=worker_name(settings), lock=lock, pace=pace)
+            replica = Replica(
+                ownership,
+                lambda: TriggerHost(database, settings.triggerer, ownership),
+                lambda: read_specs(specs),
+                Retention(database, settings.store).run,
+            )
+            log.info("the trigger host starts", triggers=len(found), store=database.label, list=name)
+            unconfirmed = await _take_part(replica, specs, found, signals)
         finally:
             await database.close()
     finally:
-        await control.close()
+        lock.release()
     if unconfirmed:
         raise RemoteError(
             f"{unconfirmed} events may not be stored, because the store {database.label} does not work; shared streams "
@@ -112,97 +141,39 @@ async def _run(settings: Settings, specs: Path, found: list[TriggerSpec], url: s
     return ExitCode.OK
 
 
-async def _until_over(host: TriggerHost, found: list[TriggerSpec], signals: _Signals) -> None:
-    """Run a list until a signal ends it, or no trigger is left, nor a list that is being read."""
+async def _opened(url: str, signals: Signals) -> Database | None:
+    """Open the store; None: a signal said to stop before it was open."""
+    signals.attach()
+    opening = asyncio.ensure_future(open_store(url))
     stopping = asyncio.ensure_future(signals.stop.wait())
-    starting = asyncio.ensure_future(host.start(found))
     try:
-        # A store that went away meanwhile is waited for, but not against the will of who wants to stop.
-        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if not starting.done():
-            return
-        starting.result()
-        while not stopping.done():
-            idle = asyncio.ensure_future(host.wait_idle())
-            await asyncio.wait({idle, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            idle.cancel()
-            if stopping.done():
-                return
-            if not signals.reloads:
-                log.info("no trigger is left to run; the host ends")
-                return
-            await asyncio.wait(signals.reloads)
+        await asyncio.wait({opening, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not opening.done():
+            opening.cancel()
+            await asyncio.wait({opening})
+        return None if opening.cancelled() else opening.result()
     finally:
         stopping.cancel()
-        starting.cancel()
-        await asyncio.wait({starting})
 
 
-async def _reload(host: TriggerHost | None, specs: Path) -> None:
+async def _take_part(replica: Replica, specs: Path, found: list[TriggerSpec], signals: Signals) -> int:
+    """Run the list, or wait for it, until a signal ends it or nothing is left to run; return what was not stored."""
+    control = ControlServer(specs, lambda: _report(replica))
+    await control.start()
+    running = asyncio.ensure_future(replica.run(found))
+    stopping = asyncio.ensure_future(signals.stop.wait())
+    signals.on_hangup(replica.read_again)
     try:
-        found = await asyncio.to_thread(read_specs, specs)
-    except ConfigError as error:
-        text = str(error)  # what is wrong is in the list: a traceback tells nothing more
-        log.error("the list of triggers is wrong; the old one goes on", error=text)  # noqa: TRY400
-        return
-    if host is not None:
-        changes = await host.reload(found)
-        log.info(
-            "the list of triggers was read again",
-            started=changes.started,
-            removed=changes.removed,
-            replaced=changes.replaced,
-        )
-
-
-class _Signals:
-    """What the process was told from outside."""
-
-    def __init__(self, reload: Callable[[], Any]) -> None:
-        self.stop = asyncio.Event()
-        self._ending = self._closed = False
-        self._loop = asyncio.get_running_loop()
-        self.reloads: set[asyncio.Task[None]] = set()
-        self._reload = reload
-        self._last: asyncio.Task[None] | None = None
-
-    def listen(self) -> None:
-        # Not the loop's own handlers: a trigger that blocks the loop is when a second signal is needed.
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._end)
-        self._loop.add_signal_handler(signal.SIGHUP, self._again)
-
-    def _end(self, number: int, frame: object) -> None:
-        if self._ending:
-            os._exit(ExitCode.STOPPED)
-        self._ending = True
-        self._loop.call_soon_threadsafe(self._stop)
-
-    def _stop(self) -> None:
-        log.info("stopping; a second signal stops at once")
-        self.stop.set()
-
-    async def close(self) -> None:
-        """Read no list any more."""
-        self._closed = True
-        if self.reloads:
-            for task in self.reloads:
-                task.cancel()
-            await asyncio.wait(self.reloads)
-
-    def _again(self) -> None:
-        before = self._last
-        if self._closed:
-            return
-
-        async def one_after_another() -> None:
-            if before is not None:
-                await asyncio.wait([before])
-            await self._reload()
-
-        self._last = task = asyncio.get_running_loop().create_task(one_after_another(), name="reload")
-        self.reloads.add(task)
-        task.add_done_callback(self.reloads.discard)
+        await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
+    finally:
+        stopping.cancel()
+        running.cancel()
+        await asyncio.wait({running})
+        unconfirmed = await replica.stop()
+        await control.close()
+    return unconfirmed
 
 
 def _name(lane: object) -> str:
@@ -211,12 +182,14 @@ def _name(lane: object) -> str:
     return "" if lane is None else str(lane)
 
 
-def _report(host: TriggerHost | None) -> dict[str, Any]:
-    if host is None:
-        return {"pid": os.getpid(), "streams": [], "running": 0}
-    now = host.now()
-    streams = [_stream(report, now) for report in host.report()]
-    return {"pid": os.getpid(), "running": host.running, "store": host.events.standing.value, "streams": streams}
+def _report(replica: Replica) -> dict[str, Any]:
+    host = replica.host
+    report = {"pid": os.getpid(), **replica.report(), "running": 0, "store": None, "streams": []}
+    if host is not None:
+        now = host.now()
+        streams = [_stream(stream, now) for stream in host.report()]
+        report |= {"running": host.running, "store": host.events.standing.value, "streams": streams}
+    return report
 
 
 def _stream(report: StreamReport, now: float) -> dict[str, Any]:

@@ -57,12 +57,19 @@ def begin_session(
     return int(connection.execute(insert(session).values(values).returning(session.c.id)).scalar_one())
 
 
-def beat_session(connection: Connection, session_id: int, now_us: int) -> bool:
-    """Raise the beat of a session by one; False: it has been ended by another one, and stays dead."""
+def beat_session(connection: Connection, session_id: int, now_us: int, digest: str | None = None) -> bool:
+    """Raise the beat of a session by one; False: it has been ended by another one, and stays dead.
+
+    Args:
+        connection: In a transaction; until it ends nobody ends the session.
+        session_id: Which.
+        now_us: The time, in UTC microseconds since the epoch.
+        digest: That of the list's content, if it may have changed.
+    """
     statement = (
         update(session)
         .where(and_(session.c.id == session_id, session.c.ended_us.is_(None)))
-        .values(beat=session.c.beat + 1, beat_us=now_us)
+        .values(beat=session.c.beat + 1, beat_us=now_us, digest=session.c.digest if digest is None else digest)
     )
     return connection.execute(statement).rowcount > 0
 
@@ -126,6 +133,12 @@ def take_list(connection: Connection, name: str, session_id: int) -> int | None:
     return None
 
 
+def lock_lists(connection: Connection) -> None:
+    """Let no other transaction that does the same go on before this one ends: lists are admitted one by one."""
+    if dialect_of(connection) == "postgresql":
+        connection.execute(select(func.pg_advisory_xact_lock(_CLAIMS_KEY)))
+
+
 def claim_upstreams(connection: Connection, session_id: int, claims: Collection[str]) -> list[tuple[str, str]]:
     """Note that a session reads upstreams which only one live list may read; what it has claimed before stays.
 
@@ -135,9 +148,8 @@ def claim_upstreams(connection: Connection, session_id: int, claims: Collection[
     """
     if not claims:
         return []
+    lock_lists(connection)
     dialect = dialect_of(connection)
-    if dialect == "postgresql":
-        connection.execute(select(func.pg_advisory_xact_lock(_CLAIMS_KEY)))
     given = _CLAIMS.source(dialect)
     parameters = _CLAIMS.parameters(dialect, [(claim,) for claim in sorted(set(claims))])
     own = select(session.c.list).where(session.c.id == session_id).scalar_subquery()

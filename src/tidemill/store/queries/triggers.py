@@ -216,6 +216,23 @@ def cancel_unlisted(connection: Connection, list: str, names: Collection[str], n
     return sorted(row.name for row in connection.execute(statement, ids))
 
 
+def release_names(connection: Connection, list: str, names: Collection[str]) -> None:
+    """Let triggers that a list has no more belong to none, so that another one may have their names.
+
+    Args:
+        connection: In a transaction.
+        list: Whose triggers are looked at.
+        names: Those that are in it.
+    """
+    dialect = dialect_of(connection)
+    unlisted = trigger.c.name.not_in(select(_NAMES.source(dialect).c.name))
+    given = _NAMES.parameters(dialect, [(name,) for name in names])
+    found = connection.execute(select(trigger.c.id).where(and_(trigger.c.list == list, unlisted)), given).scalars()
+    ids = IDS.parameters(dialect, id_rows(lock_cursors(connection, found.all())))
+    wanted = and_(trigger.c.id.in_(select(IDS.source(dialect).c.id)), trigger.c.list == list)
+    connection.execute(update(trigger).where(wanted).values(list=None), ids)
+
+
 def note_made(connection: Connection, made: Mapping[int, str]) -> None:
     """Keep what triggers are made of again, by their ids; see `TriggerRecord.made`."""
     lock_cursors(connection, made)

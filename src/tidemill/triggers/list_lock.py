@@ -1,0 +1,89 @@
+"""The lock of a list on one machine: who holds it knows that no earlier process of this machine runs the list any more.
+
+It speeds up a takeover and decides nothing else: who runs a list is settled in the store.
+
+Invariants: the kernel releases it, however its process ends; its identity differs wherever another file was locked
+(another boot, another machine, a container or a user with another folder), so equal identities mean that the earlier
+holder is gone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from tidemill.core.errors import ConfigError
+from tidemill.runtime.lock import HeldError, lock_file, private_directory, refuse_foreign
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def boot_id() -> str:
+    """Return what changes with every boot of this machine; empty where the kernel does not tell."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
+class ListLock:
+    """The right to be this machine's first process of a list.
+
+    Args:
+        list_name: The list.
+        directory: Where the lock's file lives; by default a folder that only this user can write to.
+
+    Attributes:
+        identity: Names the file that is locked, among all machines and boots; empty: it is not held.
+        holder: The process that held it at the last attempt; empty: none did.
+    """
+
+    def __init__(self, list_name: str, directory: Path | None = None) -> None:
+        """Name the lock; nothing is locked yet."""
+        digest = hashlib.blake2b(list_name.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+        self._path = (directory or private_directory()) / f"triggers.{digest}.lock"
+        self._fd: int | None = None
+        self.identity = ""
+        self.holder = ""
+
+    @property
+    def held(self) -> bool:
+        """Whether this process holds it."""
+        return self._fd is not None
+
+    def acquire(self) -> bool:
+        """Take the lock, and tell whether it is held now.
+
+        Raises:
+            ConfigError: The folder for locks cannot be used.
+        """
+        if self._fd is not None:
+            return True
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            refuse_foreign(self._path.parent)
+            self._fd = lock_file(self._path)
+        except HeldError as error:
+            self.holder = error.holder
+            return False
+        except OSError as error:
+            raise ConfigError(
+                f"cannot use {self._path.parent}: {error.strerror}; set XDG_RUNTIME_DIR to a folder that this user "
+                "can write to"
+            ) from error
+        self.holder = ""
+        self.identity = self._identify(self._fd)
+        return True
+
+    def release(self) -> None:
+        """Give it back; without effect if it is not held."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+            self.identity = ""
+
+    def _identify(self, fd: int) -> str:
+        boot = boot_id()
+        found = os.fstat(fd)
+        return f"{boot}:{found.st_dev}:{found.st_ino}:{self._path}" if boot else ""

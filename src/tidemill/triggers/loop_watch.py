@@ -1,0 +1,49 @@
+"""Names the trigger that blocks the event loop of a host, with the line where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+import structlog
+
+from tidemill.core.blocking import Cause
+from tidemill.runtime.blockwatch import Block, BlockWatch
+from tidemill.runtime.log import limited
+
+log = structlog.get_logger(__name__)
+
+
+def watch_loop(threshold_seconds: float, triggers: Container[object]) -> BlockWatch:
+    """Return a watch that logs blocks of the loop.
+
+    Args:
+        threshold_seconds: What is longer is told.
+        triggers: The names of the tasks that are triggers; looked at when something blocks.
+    """
+
+    def blocking(block: Block) -> dict[str, str | None]:
+        return {"trigger" if block.task in triggers else "task": block.task}
+
+    def on_block(block: Block) -> None:
+        if block.cause is Cause.STARVED:
+            limited(log, 10.0).warning(
+                "the event loop gets no CPU; the machine is busy with something else",
+                late_seconds=round(block.seconds, 3),
+            )
+            return
+        log.warning(
+            "a trigger blocks the event loop; all triggers wait for it"
+            if block.task in triggers
+            else "the event loop is blocked; all triggers wait",
+            **blocking(block),
+            cause=block.cause.value,
+            seconds=round(block.seconds, 3),
+            threshold_seconds=threshold_seconds,
+            stack=block.stack,
+        )
+
+    def on_over(block: Block) -> None:
+        if block.cause is not Cause.STARVED:
+            log.warning("the event loop goes on", **blocking(block), blocked_seconds=round(block.seconds, 3))
+
+    return BlockWatch(threshold_seconds, on_block, on_over)
