@@ -20,7 +20,7 @@ from tests.store.helpers import NOW_US, all_events, claim
 from tidemill.core.errors import ConfigError
 from tidemill.core.event_plan import Duplicate, NewEvent, Stored
 from tidemill.store.database import Database
-from tidemill.store.migrate import MIGRATIONS, revision_of
+from tidemill.store.migrate import MIGRATIONS, revision_of, upgrade
 from tidemill.store.opening import open_reader, open_store
 from tidemill.store.postgres import open_postgres
 from tidemill.store.queries.events import list_events, store_events
@@ -169,6 +169,19 @@ async def test_an_old_store_is_migrated_with_all_that_is_in_it(url: str, monkeyp
     plan = await database.write(lambda c: store_events(c, fired))
     assert plan.outcomes == [Duplicate(2), Stored(3)]
     assert (await all_events(database))[-1].id > events[-1][0]
+    await database.close()
+
+
+async def test_a_migration_may_take_longer_than_a_transaction(postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(connection: Connection) -> None:
+        connection.exec_driver_sql("SELECT pg_sleep(2.5)")
+        upgrade(connection)
+
+    monkeypatch.setattr("tidemill.store.postgres.upgrade", slow)
+
+    database = await open_postgres(await postgres.new_database(), attempt_seconds=2.0)
+
+    assert await database.read(revision_of) == HEAD
     await database.close()
 
 
