@@ -96,6 +96,8 @@ class TriggerHost:
             cohort_grace_period=settings.shared_stream_cohort_grace_period,
             max_outstanding=settings.shared_stream_max_outstanding,
             now=self.now,
+            seat_seconds=settings.seat_seconds,
+            list_name=ownership.list_name,
         )
         # An outage has to be noticed long before anybody is too late because of it.
         stall_seconds = min(STALL_SECONDS, settings.shared_stream_ack_timeout / 4)
