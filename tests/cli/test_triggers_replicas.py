@@ -120,7 +120,7 @@ def test_a_second_host_waits_for_the_first_and_takes_over_at_once_when_it_stops(
     assert (said["process"], said["list"]) == (first.pid, "orders")
     assert f"process {second.pid} waits: process {first.pid} on" in other.ask("streams", "spec.yaml").stdout
     [row] = other.rows("list", "spec.yaml")
-    assert (row["list"], str(row["run_by"]).endswith(f"process {first.pid}")) == ("orders", True)
+    assert (row["list"], str(row["session"]).endswith(f"process {first.pid}")) == ("orders", True)
 
     first.terminate()
     assert first.wait(30) == ExitCode.OK

@@ -198,7 +198,7 @@ def _trigger_row(record: TriggerRecord) -> dict[str, Any]:
         "reason": record.reason,
         "error": record.error,
         "list": record.list,
-        "run_by": record.session,
+        "session": record.session,
     }
 
 

@@ -30,7 +30,7 @@ from tidemill.store.queries.sessions import (
     lock_lists,
     release_upstreams,
 )
-from tidemill.store.queries.triggers import storable
+from tidemill.store.queries.triggers import cancel_unlisted, register_triggers, release_names, storable
 from tidemill.store.records import SessionRecord, TriggerSpec
 from tidemill.triggers.base import BaseEventTrigger
 from tidemill.triggers.making import TriggerError, make_trigger
@@ -105,6 +105,40 @@ class Admission:
             if not await self._resolved(conflict, watch):
                 await asyncio.sleep(pace.look_seconds)
 
+    async def reserve(self, new: Sequence[TriggerSpec], replaced: Sequence[TriggerSpec]) -> None:
+        """Have the names and upstreams of a changed list before anything of the old one ends, or be refused.
+
+        Raises:
+            ConfigError: As `write`.
+            SessionEndedError: As `write`.
+        """
+        if not new and not replaced:
+            return
+        list_name, now_us = self._ownership.list_name, _now_us()
+        await self.write([*new, *replaced], lambda c: register_triggers(c, new, list_name, now_us))
+
+    async def forget_unlisted(self, specs: Collection[TriggerSpec]) -> None:
+        """Cancel what the list has lost while no host ran it, and let other lists have the names; waits for the store.
+
+        Args:
+            specs: The whole list.
+        """
+        list_name, names, now_us = self._ownership.list_name, [spec.name for spec in specs], _now_us()
+
+        def cancel(connection: Connection) -> list[str]:
+            self._ownership.guard(connection)
+            return cancel_unlisted(connection, list_name, names, now_us)
+
+        def release(connection: Connection) -> None:
+            self._ownership.guard(connection)
+            release_names(connection, list_name, names)
+
+        gone = await write_patiently(self._database, cancel)
+        if gone:
+            log.info("triggers were removed from the list while no host ran it; they are cancelled", removed=gone)
+        # By itself: both lock triggers, each in the order of their ids.
+        await write_patiently(self._database, release)
+
     async def release(self, old: Collection[TriggerSpec], new: Collection[TriggerSpec]) -> None:
         """Let other lists read what this one reads no more; waits for the store.
 
@@ -155,7 +189,7 @@ class Admission:
         def end(connection: Connection) -> None:
             ownership.guard(connection)
             for number in dead:
-                end_session(connection, number, time.time_ns() // 1000, by=ownership.session_id)
+                end_session(connection, number, _now_us(), by=ownership.session_id)
 
         await write_patiently(self._database, end)
         return True
@@ -184,6 +218,10 @@ def list_digest(specs: Sequence[TriggerSpec]) -> str:
     """Return a digest of a list's content, whatever the order of its entries."""
     rows = sorted([spec.name, spec.classpath, spec.kwargs, spec.restart] for spec in specs)
     return hashlib.blake2b(json.dumps(rows).encode(), digest_size=16).hexdigest()
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
 
 
 def _storable(claim: str) -> str:

@@ -29,7 +29,7 @@ from tidemill.core.trigger_life import BACKOFF, CancelReason
 from tidemill.store.database import Database
 from tidemill.store.group_commit import EventStore
 from tidemill.store.patience import write_patiently
-from tidemill.store.queries.triggers import cancel_unlisted, claim_triggers, register_triggers, release_names
+from tidemill.store.queries.triggers import claim_triggers, register_triggers
 from tidemill.store.queries.triggers import note_made as store_made
 from tidemill.store.records import TriggerRecord, TriggerSpec
 from tidemill.triggers.admission import Admission
@@ -194,7 +194,7 @@ class TriggerHost:
         self._watch.start()
         self._looking = asyncio.get_running_loop().create_task(self._look(), name="trigger host")
         await self._add(specs)
-        await self._forget_unlisted(specs)
+        await self._admission.forget_unlisted(specs)
 
     async def _reload(self, specs: Sequence[TriggerSpec]) -> Changes:
         given = {spec.name: spec for spec in specs}
@@ -202,7 +202,7 @@ class TriggerHost:
         relisted = [name for name, spec in given.items() if (old := self._known.get(name)) and old != spec]
         replaced = [name for name in relisted if is_another(self._known[name], given[name])]
         started = [name for name in given if name not in self._known]
-        await self._reserve([given[name] for name in (*replaced, *started)], started)
+        await self._admission.reserve(*([given[name] for name in names] for names in (started, replaced)))
         ending = [run for name in (*removed, *replaced) if (run := self._runs.get(name)) is not None]
         for run in ending:
             run.cancel(CancelReason.USER, succeeded=run.spec.name in given)
@@ -212,7 +212,7 @@ class TriggerHost:
                 del self._runs[run.spec.name]
         await self._marks.settled()
         if removed or replaced:
-            await self._forget_unlisted(specs)
+            await self._admission.forget_unlisted(specs)
             await self._admission.release([self._known[name] for name in (*removed, *replaced)], specs)
         for name in removed:
             del self._known[name]
@@ -246,28 +246,6 @@ class TriggerHost:
             log.warning("the store does not take the last reports about triggers; they are taken up as running")
         self._watch.close()
         return unconfirmed
-
-    async def _reserve(self, specs: Sequence[TriggerSpec], new: Sequence[str]) -> None:
-        """Have the names of a list before anything of the old one ends, or be refused."""
-        if not specs:
-            return
-        unknown = [spec for spec in specs if spec.name in set(new)]
-        list_name, now_us = self._ownership.list_name, time.time_ns() // 1000
-        await self._admission.write(specs, lambda c: register_triggers(c, unknown, list_name, now_us))
-
-    async def _forget_unlisted(self, specs: Sequence[TriggerSpec]) -> None:
-        """Cancel what this list has lost while no host ran it, and let other lists have the names."""
-        list_name, names, now_us = self._ownership.list_name, [spec.name for spec in specs], time.time_ns() // 1000
-
-        def forget(connection: Connection) -> list[str]:
-            self._ownership.guard(connection)
-            gone = cancel_unlisted(connection, list_name, names, now_us)
-            release_names(connection, list_name, names)
-            return gone
-
-        gone = await write_patiently(self._database, forget)
-        if gone:
-            log.info("triggers were removed from the list while no host ran it; they are cancelled", removed=gone)
 
     async def _add(self, specs: Sequence[TriggerSpec], seats: Mapping[str, Hashable] = _NO_SEATS) -> None:
         """Register, claim and run triggers.
