@@ -403,6 +403,47 @@ SUBSCRIBERS = ("t", "u", "v")
 PARTITION = st.lists(st.sampled_from((True, True, False)), min_size=1, max_size=40)
 
 
+@pytest.mark.parametrize("kind", [Verdict.FAILED, Verdict.UNREAD])
+def test_what_others_accepted_is_clean_once_all_who_did_not_are_gone_for_good(kind):
+    log, (first, second) = log_of(0, 1, who=("a", "b"))
+    log.left("a"), log.joined("a")
+    log.resolve(first, kind, 0.0, HALF, ("a", "b"), accepted=True)
+    log.resolve(second, kind, 0.0, HALF, ("a",), accepted=False)
+    log.gone("a")
+    log.gone("a")
+    assert log.open == 2
+    log.gone("b")
+    assert log.open == 1
+    [commit] = log.commits()
+    assert commit.floor == 1
+    log.joined("c")
+    assert [again.offset for again in log.take(1000.0)] == [1]
+
+
+def test_what_fails_because_of_who_was_gone_by_then_is_clean_if_others_accepted_it():
+    log, (delivery,) = log_of(0, who=("a",))
+    log.gone("a")
+    log.resolve(delivery, Verdict.FAILED, 0.0, HALF, ("a",), accepted=True)
+    assert log.open == 0
+
+
+def test_who_is_gone_after_a_redelivery_or_a_revoke_changes_nothing():
+    log, (delivery, other) = log_of(0, 1, who=("a",))
+    log.left("a"), log.joined("a")
+    for one in (delivery, other):
+        log.resolve(one, Verdict.FAILED, 0.0, HALF, ("a",), accepted=True)
+    [again, _] = log.take(1000.0)
+    log.gone("a")
+    assert log.open == 2
+    log.resolve(again, Verdict.CLEAN, 1000.0, HALF)
+    assert log.open == 1
+    log.joined("b")
+    log.resolve(admitted(log, 2), Verdict.FAILED, 0.0, HALF, ("b",), accepted=True)
+    log.revoke("a")
+    log.gone("b")
+    assert log.open == 0
+
+
 @dataclass
 class World:
     """A partition with holes, its subscribers, a manager that fans out and resolves, and what really happened."""

@@ -17,7 +17,7 @@ Invariants:
 6. Every redelivery backs off, further with each failure, and with each time in a row that nobody failed it.
 
 A subscriber that left after a delivery and is not back, or was not seen to leave, is waited for; one that is gone for
-good is not. Times are seconds of one clock, `bits` are 32 random bits. Every call costs what it touches.
+good is not, and what others accepted is not given to them again on its behalf. Times are seconds of one clock, `bits` are 32 random bits. Every call costs what it touches.
 """
 
 from __future__ import annotations
@@ -29,27 +29,10 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from tidemill.core.intervals import Intervals
-from tidemill.core.redelivery_items import Commit, Delivery, Overdue, RedeliveryLimits, Skip, Verdict
+from tidemill.core.redelivery_items import Commit, Delivery, Overdue, RedeliveryLimits, Skip, Verdict, Waiting
 
 LaneT = TypeVar("LaneT", bound=Hashable)
 HeldT = TypeVar("HeldT")
-
-
-class _Waiting(Generic[LaneT, HeldT]):
-    """A delivery that is not done, before it is given again."""
-
-    __slots__ = ("anybody", "deadline", "delivery", "due", "missing")
-
-    def __init__(self, delivery: Delivery[LaneT, HeldT], due: float, deadline: float) -> None:
-        self.delivery = delivery
-        self.due = due
-        self.deadline = deadline
-        self.missing: set[Hashable] = set()
-        self.anybody = False
-
-    @property
-    def held_up(self) -> bool:
-        return self.anybody or bool(self.missing)
 
 
 @dataclass(slots=True)
@@ -124,11 +107,13 @@ class Redelivery(Generic[LaneT, HeldT]):
         self._gone: dict[Hashable, int] = {}
         self._prune_above = 64
         self._joined = 0
-        self._timers: list[tuple[float, int, _Waiting[LaneT, HeldT]]] = []
-        self._held_up: deque[_Waiting[LaneT, HeldT]] = deque()
-        self._missing: dict[Hashable, list[_Waiting[LaneT, HeldT]]] = {}
+        self._timers: list[tuple[float, int, Waiting[LaneT, HeldT]]] = []
+        self._held_up: deque[Waiting[LaneT, HeldT]] = deque()
+        self._missing: dict[Hashable, list[Waiting[LaneT, HeldT]]] = {}
+        # What waits because of whom.
+        self._concerns: dict[Hashable, set[Waiting[LaneT, HeldT]]] = {}
         # Deliveries that wait for anybody to join.
-        self._unseen: list[_Waiting[LaneT, HeldT]] = []
+        self._unseen: list[Waiting[LaneT, HeldT]] = []
 
     # -- lanes ------------------------------------------------------------------------------------------------
 
@@ -148,6 +133,7 @@ class Redelivery(Generic[LaneT, HeldT]):
         self._dirty.pop(lane, None)
         if state is not None:
             for delivery in state.open.values():
+                self._stop_waiting(delivery)
                 self._open_bytes -= delivery.size_bytes
                 del self._numbers[delivery.number]
 
@@ -198,6 +184,7 @@ class Redelivery(Generic[LaneT, HeldT]):
         now: float,
         bits: int,
         awaited: Collection[Hashable] = (),
+        accepted: bool = False,
     ) -> bool:
         """Take how a delivery ended.
 
@@ -207,6 +194,7 @@ class Redelivery(Generic[LaneT, HeldT]):
             now: The time.
             bits: For the backoff.
             awaited: Who failed it, or left it unread.
+            accepted: Whether anybody accepted it.
 
         Returns:
             Whether it is to be dead-lettered; call `lettered` when that is confirmed.
@@ -229,7 +217,14 @@ class Redelivery(Generic[LaneT, HeldT]):
             self._dirty[delivery.lane] = None
             if delivery.failures > self._limits.max_redeliveries:
                 return True
-        self._wait(delivery, verdict, now, bits, awaited)
+        concerns = {who for who in awaited if who not in self._gone}
+        if accepted and awaited and not concerns:
+            self._done(state, delivery)
+            return False
+        waiting = self._wait(delivery, verdict, now, bits, awaited)
+        waiting.concerns, waiting.accepted = concerns, accepted
+        for who in concerns:
+            self._concerns.setdefault(who, set()).add(waiting)
         return False
 
     def lettered(self, delivery: Delivery[LaneT, HeldT]) -> None:
@@ -245,6 +240,7 @@ class Redelivery(Generic[LaneT, HeldT]):
         self._dirty[delivery.lane] = None
 
     def _close(self, state: _Lane[LaneT, HeldT], delivery: Delivery[LaneT, HeldT]) -> None:
+        self._stop_waiting(delivery)
         del state.open[delivery.offset]
         del self._numbers[delivery.number]
         self._open_bytes -= delivery.size_bytes
@@ -294,6 +290,11 @@ class Redelivery(Generic[LaneT, HeldT]):
         number = self._absent.pop(who, 0)
         if number:
             self._gone[who] = number
+        for waiting in self._concerns.pop(who, ()):
+            waiting.concerns.discard(who)
+            if waiting.accepted and not waiting.concerns:
+                delivery = waiting.delivery
+                self._done(self._lanes[delivery.lane], delivery)
         self._found(who)
 
     def _prune(self) -> None:
@@ -323,9 +324,9 @@ class Redelivery(Generic[LaneT, HeldT]):
         now: float,
         bits: int,
         awaited: Collection[Hashable],
-    ) -> None:
+    ) -> Waiting[LaneT, HeldT]:
         delay = self._limits.backoff.delay(delivery.unread or delivery.failures, bits)
-        waiting = _Waiting(delivery, now + delay, now + self._limits.wait_seconds)
+        waiting = delivery.waiting = Waiting(delivery, now + delay, now + self._limits.wait_seconds)
         waiting.missing = {who for who in awaited if self._expected(who, delivery)}
         for who in waiting.missing:
             self._missing.setdefault(who, []).append(waiting)
@@ -336,12 +337,22 @@ class Redelivery(Generic[LaneT, HeldT]):
             self._held_up.append(waiting)
         else:
             self._schedule(waiting)
+        return waiting
 
-    def _schedule(self, waiting: _Waiting[LaneT, HeldT]) -> None:
+    def _stop_waiting(self, delivery: Delivery[LaneT, HeldT]) -> None:
+        if delivery.waiting is not None:
+            for who in delivery.waiting.concerns:
+                concerned = self._concerns[who]
+                concerned.discard(delivery.waiting)
+                if not concerned:
+                    del self._concerns[who]
+            delivery.waiting = None
+
+    def _schedule(self, waiting: Waiting[LaneT, HeldT]) -> None:
         if not waiting.held_up:
             heapq.heappush(self._timers, (waiting.due, waiting.delivery.number, waiting))
 
-    def _live(self, waiting: _Waiting[LaneT, HeldT]) -> bool:
+    def _live(self, waiting: Waiting[LaneT, HeldT]) -> bool:
         delivery = waiting.delivery
         state = self._lanes.get(delivery.lane)
         return state is not None and state.open.get(delivery.offset) is delivery
@@ -374,7 +385,7 @@ class Redelivery(Generic[LaneT, HeldT]):
             times.append(self._timers[0][0])
         return min(times) if times else None
 
-    def _first_held_up(self) -> _Waiting[LaneT, HeldT] | None:
+    def _first_held_up(self) -> Waiting[LaneT, HeldT] | None:
         while self._held_up and not (self._held_up[0].held_up and self._live(self._held_up[0])):
             self._held_up.popleft()
         return self._held_up[0] if self._held_up else None

@@ -92,9 +92,10 @@ class Delivery(Generic[LaneT, HeldT]):
         failures: How often the offset failed before.
         unread: How often in a row nobody failed it, and not everybody read it.
         resolved: Whether it ended.
+        waiting: How it waits to be given again, if it does.
     """
 
-    __slots__ = ("failures", "held", "lane", "number", "offset", "resolved", "size_bytes", "unread")
+    __slots__ = ("failures", "held", "lane", "number", "offset", "resolved", "size_bytes", "unread", "waiting")
 
     def __init__(
         self, lane: LaneT, offset: int, held: HeldT, size_bytes: int, number: int, failures: int, unread: int = 0
@@ -108,10 +109,42 @@ class Delivery(Generic[LaneT, HeldT]):
         self.failures = failures
         self.unread = unread
         self.resolved = False
+        self.waiting: Waiting[LaneT, HeldT] | None = None
 
     def __repr__(self) -> str:
         """Show what matters while debugging."""
         return f"<Delivery {self.number} of {self.lane!r} at {self.offset}, failed {self.failures} times>"
+
+
+class Waiting(Generic[LaneT, HeldT]):
+    """A delivery that is not done, before it is given again.
+
+    Attributes:
+        delivery: Which.
+        due: When its backoff is over.
+        deadline: Until when it waits for those that are missing.
+        missing: Who failed it or left it unread, and has to come back first.
+        anybody: Whether it waits for anybody to join.
+        concerns: Who failed it or left it unread, and is not gone for good.
+        accepted: Whether anybody accepted it, so that it is clean once it concerns nobody.
+    """
+
+    __slots__ = ("accepted", "anybody", "concerns", "deadline", "delivery", "due", "missing")
+
+    def __init__(self, delivery: Delivery[LaneT, HeldT], due: float, deadline: float) -> None:
+        """Wait for nobody yet."""
+        self.delivery = delivery
+        self.due = due
+        self.deadline = deadline
+        self.missing: set[Hashable] = set()
+        self.anybody = False
+        self.concerns: set[Hashable] = set()
+        self.accepted = False
+
+    @property
+    def held_up(self) -> bool:
+        """Whether it has to wait for somebody."""
+        return self.anybody or bool(self.missing)
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,7 +170,8 @@ class KafkaStreamProducer(SharedStreamProducer):
         for delivery, outcome in batch:
             blame = self._blame.pop(delivery.number, _NOBODY)
             ended = verdict(*outcome, unread=blame.left_unread)
-            if self._log.resolve(delivery, ended, now, random.getrandbits(32), blame.names):
+            bits = random.getrandbits(32)
+            if self._log.resolve(delivery, ended, now, bits, blame.names, outcome.acked > 0):
                 self._write(delivery, outcome, blame)
         self._wake.set()
         self._commit_soon()
