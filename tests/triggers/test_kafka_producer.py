@@ -31,6 +31,7 @@ from tidemill.triggers.stream_api import LIST_NAME
 
 CLEAN = AdvanceOutcome(1, 0, 0)
 FAILED = AdvanceOutcome(2, 1, 0)
+FAILED_BY_ALL = AdvanceOutcome(0, 1, 0)
 REJECTED = AdvanceOutcome(1, 1, 1)
 UNSEEN = AdvanceOutcome(0, 0, 0)
 AT_ONCE = Backoff(0.001, 0.002)
@@ -196,7 +197,22 @@ async def test_an_event_that_failed_is_never_passed_by_a_commit_and_is_the_only_
     assert len(stream.given) == 12
 
 
-async def test_an_event_is_given_again_once_a_trigger_that_failed_it_is_gone_for_good(places):
+async def test_an_event_that_nobody_accepted_is_given_again_once_who_failed_it_is_gone_for_good(places):
+    place = places()
+    place.feed(b"0")
+    stream = place.start()
+    stream.producer.subscriber_joined("u")
+    (event,) = await stream.take(1)
+    stream.producer.subscriber_left("u")
+    await stream.advance(event, outcome=FAILED_BY_ALL, failed_by=("u",))
+    with pytest.raises(TimeoutError):
+        await stream.take(1, seconds=0.2)
+    stream.producer.subscriber_gone("u")
+    await stream.advance(*await stream.take(1))
+    await place.committed(1)
+
+
+async def test_an_event_that_others_accepted_is_committed_once_who_failed_it_is_gone_for_good(places):
     place = places()
     place.feed(b"0")
     stream = place.start()
@@ -204,11 +220,10 @@ async def test_an_event_is_given_again_once_a_trigger_that_failed_it_is_gone_for
     (event,) = await stream.take(1)
     stream.producer.subscriber_left("u")
     await stream.advance(event, outcome=FAILED, failed_by=("u",))
+    stream.producer.subscriber_gone("u")
+    await place.committed(1)
     with pytest.raises(TimeoutError):
         await stream.take(1, seconds=0.2)
-    stream.producer.subscriber_gone("u")
-    await stream.advance(*await stream.take(1))
-    await place.committed(1)
 
 
 async def test_the_stream_ends_uncommitted_when_a_trigger_that_failed_does_not_come_back(places):
@@ -674,7 +689,7 @@ async def test_what_is_open_is_bounded_while_an_event_waits_for_its_redelivery(s
     one = scripted(*(message(n) for n in range(500)), max_open=100)
     events = await one.stream.take(100)
     one.stream.producer.subscriber_left("t")
-    await one.stream.advance(*events, outcome=FAILED, failed_by=("t",))
+    await one.stream.advance(*events, outcome=FAILED_BY_ALL, failed_by=("t",))
     with pytest.raises(TimeoutError):
         await one.stream.take(200, seconds=0.2)
     assert len(one.stream.given) < 100 + 64

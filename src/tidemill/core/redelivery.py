@@ -17,7 +17,8 @@ Invariants:
 6. Every redelivery backs off, further with each failure, and with each time in a row that nobody failed it.
 
 A subscriber that left after a delivery and is not back, or was not seen to leave, is waited for; one that is gone for
-good is not, and what others accepted is not given to them again on its behalf. Times are seconds of one clock, `bits` are 32 random bits. Every call costs what it touches.
+good is not, and what others accepted is not given to them again on its behalf. Times are seconds of one clock, `bits`
+are 32 random bits. Every call costs what it touches.
 """
 
 from __future__ import annotations

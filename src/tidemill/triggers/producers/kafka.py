@@ -209,6 +209,7 @@ class KafkaStreamProducer(SharedStreamProducer):
         """See `Attendance`."""
         self._log.gone(trigger_id)
         self._wake.set()
+        self._commit_soon()
 
     def event_failed(
         self, broker_payload: Event, failures: Mapping[Hashable, str], unread: Collection[Hashable]
