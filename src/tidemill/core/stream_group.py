@@ -157,7 +157,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         if member.window is not None:
             self._fail_event(member, member.window, error)
 
-    def refuse(self, member: Member[LaneT, PayloadT, EventT], seq: int, error: str) -> None:
+    def refuse(self, member: Member[LaneT, PayloadT, EventT], seq: int, error: str | None) -> None:
         """Fail the event that a number of a member is bound to, at once: what was derived will never be stored."""
         sent = member.window if member.newest == seq else member.carried[seq]
         assert sent is not None

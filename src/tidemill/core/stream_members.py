@@ -98,7 +98,7 @@ class Home(Protocol):
 class Refuses(Protocol):
     """What `Bindings` needs of the group of a member."""
 
-    def refuse(self, member: Any, seq: int, error: str) -> None:
+    def refuse(self, member: Any, seq: int, error: str | None) -> None:
         """Fail the event that a number is bound to."""
 
 
