@@ -231,7 +231,10 @@ class TriggerHost:
                 await self._marks.settled()
                 await self._end_session()
         except TimeoutError:
-            log.warning("the store does not take the last reports about triggers; they are taken up as running")
+            log.warning(
+                "the store does not take the last reports about triggers; they are taken up as running",
+                reports=await self._marks.close(),
+            )
         self._watch.close()
         return unconfirmed
 
