@@ -128,7 +128,7 @@ class NaiveMember:
         found = []
         if event is self.window or event in self.unread:
             found += [] if self.seat_until is not None else [max(event.at, self.back_at)]
-        return found + [event.at for bound in self.carried() if bound is event]
+        return found + [max(event.at, self.back_at) for bound in self.carried() if bound is event]
 
     def carried(self) -> list[NaiveEvent]:
         """What it waits for beside the event that it is on."""
@@ -180,13 +180,13 @@ class Naive:
         for member in list(self.present.values()):
             member.unread.append(event)
             if len(member.unread) > self.max_backlog and not member.exempt:
-                self.fail(member, now)
+                self.fail(member, now, [member.window])
                 forced.add((member.name, Cause.OVERFLOW))
         return forced
 
-    def fail(self, member: NaiveMember, now: float) -> None:
+    def fail(self, member: NaiveMember, now: float, blamed: list[NaiveEvent | None]) -> None:
         for event in self.events:
-            self.resolve(event, member, "failed", None if event in member.unread else "too late")
+            self.resolve(event, member, "failed", "too late" if event in blamed else None)
         member.unread, member.window, member.unconfirmed = [], None, {}
         if self.present.get(member.name) is member:
             del self.present[member.name]
@@ -299,10 +299,11 @@ class Naive:
     def expire(self, now: float) -> set[tuple]:
         forced = self.end_seats(now)
         for member in list(self.all):
-            if any(now - at >= TIMEOUT for event in self.events for at in member.deadlines(event)):
+            late = [event for event in self.events if any(now - at >= TIMEOUT for at in member.deadlines(event))]
+            if late:
                 if self.present.get(member.name) is member:
                     forced.add((member.name, Cause.TIMEOUT))
-                self.fail(member, now)
+                self.fail(member, now, [event for event in late if event not in member.unread])
         return forced
 
     def ready(self) -> dict[str, list[NaiveEvent]]:
@@ -652,6 +653,68 @@ def test_the_ack_timeout_fails_only_who_is_pending_and_all_that_it_holds() -> No
     assert group.send("e3", now=30.0) == []
     group.pull(good), group.pull(good)
     assert group.one_lane() == [("e3", 1, 0, 0)]
+
+
+def test_what_waited_in_a_seat_may_take_as_long_to_be_stored_as_anything_else() -> None:
+    group = Group(seat_seconds=60.0)
+    member, other = group.join("a"), group.join("b")
+    group.sit(member, 0.0)
+    for n in range(3):
+        group.send(n, now=0.0)
+        group.pull(other)
+    group.pull(other)
+    seat = group.seat("a")
+    assert seat is not None
+    group.resume(seat, 20.0)
+    seqs = []
+    for _ in range(3):
+        group.pull(seat)
+        seqs.append(group.bind(seat))
+    # It leaves, and what it derived waits to be stored.
+    group.sit(seat, 21.0)
+    assert group.expired(29.9) == []
+    group.confirm(*seqs[:2])
+    assert group.one_lane() == [(0, 2, 0, 0), (1, 2, 0, 0)]
+    assert group.expired(30.0) == []
+    assert group.one_lane() == [(2, 1, 1, 0)]
+
+
+def test_who_came_back_does_not_hide_who_holds_something_for_too_long() -> None:
+    group = Group(seat_seconds=60.0)
+    away, other = group.join("a"), group.join("b")
+    group.sit(away, 0.0)
+    group.send(0, now=0.0), group.send(1, now=5.0)
+    for _ in range(2):
+        group.pull(other)
+    group.bind(other)
+    seat = group.seat("a")
+    assert seat is not None
+    group.resume(seat, 9.0)
+    group.pull(seat)
+    group.bind(seat)
+    group.pull(seat)
+    assert group.expired(15.0) == [("b", Cause.TIMEOUT)]
+
+
+def test_only_what_is_too_late_or_kept_others_unread_is_blamed() -> None:
+    group = Group(max_backlog=2)
+    late, slow = group.join("late"), group.join("slow")
+    group.send(0, now=0.0), group.send(1, now=9.0)
+    for member in (late, slow):
+        group.pull(member)
+        group.bind(member)
+        group.pull(member)
+    group.confirm(2)
+    group.expire(10.0)
+    group.send(2, now=11.0), group.send(3, now=11.0)
+    assert group.send(4, now=11.0) == [("slow", Cause.OVERFLOW)]
+    batch = group.take()
+    assert batch is not None
+    assert [(set(group.blame(entry).failures), group.blame(entry).unread) for entry in batch.entries[:3]] == [
+        ({"late"}, ()),
+        ({"slow"}, ("late",)),
+        (set(), ("slow",)),
+    ]
 
 
 def test_what_everybody_has_moved_past_and_nobody_confirms_fails_at_the_ack_timeout() -> None:

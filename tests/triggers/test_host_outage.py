@@ -12,8 +12,10 @@ from tests.triggers import hosted
 from tests.triggers.hosted import DID, Upstream
 from tests.triggers.hosts import Hosts, spec, until
 
+from tidemill.core.errors import RemoteError
 from tidemill.core.group_commit import Standing
 from tidemill.store.opening import open_store
+from tidemill.triggers import host as host_module
 
 pytestmark = [pytest.mark.usefixtures("fresh"), pytest.mark.timeout(120)]
 
@@ -86,4 +88,20 @@ async def test_a_postgresql_that_is(how, own_postgres: PostgresServer, upstream,
             own_postgres.thaw(frozen)
 
     await outage(Hosts(database), upstream, ack_timeout, down, up)
+    await database.close()
+
+
+async def test_a_host_that_stops_while_its_store_is_away_leaves_nothing_running(tmp_path, monkeypatch):
+    async def away(work: Callable) -> None:
+        raise RemoteError("the store is away")
+
+    monkeypatch.setattr(host_module, "STORE_SECONDS", 0.2)
+    database = await open_store(f"sqlite:///{tmp_path}/tidemill.db")
+    before = asyncio.all_tasks()
+    host = await Hosts(database).start(spec("waits", hosted.Counting, count=0, then="wait"))
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "write", away)
+        await host.stop()
+
+    assert asyncio.all_tasks() == before
     await database.close()

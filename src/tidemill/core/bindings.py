@@ -123,12 +123,12 @@ class Bindings:
                         member.ledger.note_resolved(sent)
                         member.home.note_resolved()
 
-    def refuse_persisted(self, seqs: Iterable[int], error: str) -> None:
+    def refuse_persisted(self, seqs: Iterable[int], error: str | None) -> None:
         """Note that trigger events will never be stored: the raw events they were derived from fail at once.
 
         Args:
             seqs: Numbers of any groups; unknown and repeated ones, and those that are confirmed, change nothing.
-            error: Why they are refused.
+            error: Why they are refused; None: through no fault of whoever derived them, who is not blamed.
         """
         for seq in seqs:
             index = seq - self._first

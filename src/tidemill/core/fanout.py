@@ -102,7 +102,7 @@ class Fanout(Generic[ItemT, ReaderT]):
         if max_backlog < 1:
             raise ValueError(f"max_backlog must be at least 1, not {max_backlog}")
         self._max_backlog = max_backlog
-        self._slowest: Lowest[ReaderT] = Lowest(_bounded_position)
+        self._slowest: Lowest[ReaderT, int] = Lowest(_bounded_position)
         self._tail: _Chunk[ItemT] = _Chunk(0)
         #: The chunk that is written to, and how many more items can be published before one must `look`. For those
         #: who publish so often that the call matters, and write out the body of `publish`.

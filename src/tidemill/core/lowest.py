@@ -15,12 +15,13 @@ from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 MemberT = TypeVar("MemberT", bound=Hashable)
+KeyT = TypeVar("KeyT", bound=float)
 
 #: Fewer members than this are not worth a sweep.
 _SWEEP_FROM = 16
 
 
-class Lowest(Generic[MemberT]):
+class Lowest(Generic[MemberT, KeyT]):
     """Members by a key that only rises.
 
     Args:
@@ -38,10 +39,10 @@ class Lowest(Generic[MemberT]):
 
     __slots__ = ("_heap", "_key", "_out", "_serial", "members")
 
-    def __init__(self, key: Callable[[MemberT], int | None]) -> None:
+    def __init__(self, key: Callable[[MemberT], KeyT | None]) -> None:
         """Start empty."""
         self._key = key
-        self._heap: list[tuple[int, int, MemberT]] = []
+        self._heap: list[tuple[KeyT, int, MemberT]] = []
         self._serial = 0
         self._out = 0
         #: Who is in it; some may have no key any more.
@@ -74,7 +75,7 @@ class Lowest(Generic[MemberT]):
         """Take out the member that `top` has just returned."""
         self.members.discard(heapq.heappop(self._heap)[2])
 
-    def bound(self) -> int | None:
+    def bound(self) -> KeyT | None:
         """Return a number that no key is below, without looking at anybody; None when there is nobody."""
         return self._heap[0][0] if self._heap else None
 

@@ -16,10 +16,10 @@ Invariants:
 2. An event is resolved when every member has moved past it, left, failed or rejected it, and nothing derived from it
    waits for its confirmation.
 3. Who leaves fails what it never read; what it read is acked once confirmed, and failed at the ack timeout or when the
-   confirmation is refused.
+   confirmation is refused. The time for what waited in a seat counts from the return.
 4. Who is forced to fail (too late, too far behind) resolves all it holds as failed, at once; it is in no later event,
    unless it keeps a seat: then it is in all later ones.
-5. What was left unread is failed, and blamed on nobody.
+5. What was left unread is failed, and blamed on nobody; nor is what is held beside the event that is too late.
 6. Leaving, failing and timing out cost what they touch. Nothing scans what is outstanding.
 
 The shell tells the time, takes batches (`take`, `settle`), and lets the failed members know.
@@ -28,7 +28,7 @@ The shell tells the time, takes batches (`take`, `settle`), and lets the failed 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from itertools import islice
 from typing import Final, Generic, TypeVar
 
@@ -109,16 +109,16 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         self._ledger: Ledger[LaneT, PayloadT] = Ledger()
         self._in_flight = 0
         # Who is last in the log; of these, who can be too late; and who has the oldest unconfirmed number.
-        self._laggards: Lowest[Member[LaneT, PayloadT, EventT]] = Lowest(_moved)
-        self._timed: Lowest[Member[LaneT, PayloadT, EventT]] = Lowest(_timed)
-        self._holders: Lowest[Member[LaneT, PayloadT, EventT]] = Lowest(_carried)
+        self._laggards: Lowest[Member[LaneT, PayloadT, EventT], int] = Lowest(_moved)
+        self._timed: Lowest[Member[LaneT, PayloadT, EventT], int] = Lowest(_timed)
+        self._holders: Lowest[Member[LaneT, PayloadT, EventT], float] = Lowest(_carried)
         self._seats = Seats(limits.seat_full_seconds)
         # Reads behind everybody, what everybody has moved past.
         self._crowd: Reader[Sent[LaneT, PayloadT, EventT]] = Reader("the crowd")
         self._fanout.follow(self._crowd)
         # The position of the next event, in the log and here.
         self._next = 0
-        # Nothing that is held was fanned out before this.
+        # Nothing has been held since before this.
         self._oldest = math.inf
         # Who failed on what, and why (None: it never read it), until it is settled.
         self._blame: dict[Entry[LaneT, PayloadT], dict[Hashable, str | None]] = {}
@@ -159,7 +159,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         if member.window is not None:
             self._fail_event(member, member.window, error)
 
-    def refuse(self, member: Member[LaneT, PayloadT, EventT], seq: int, error: str) -> None:
+    def refuse(self, member: Member[LaneT, PayloadT, EventT], seq: int, error: str | None) -> None:
         """Fail the event that a number of a member is bound to, at once: what was derived will never be stored."""
         sent = member.window if member.newest == seq else member.carried[seq]
         assert sent is not None
@@ -218,6 +218,8 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
 
     def resume(self, seat: Member[LaneT, PayloadT, EventT], now: float) -> None:
         """Let somebody come back: the seat is a member from now on, and reads what waited for it."""
+        seat.since = now
+        self._oldest = min(self._oldest, now)
         if self._seats.take(seat, self._next, now):
             # It has caught up when it needs more than what waited.
             self._fanout.pause_readers()
@@ -301,7 +303,8 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
             return forced
         late = fanout.look()
         for member in late:
-            self._fail(member, f"it left more than {self._limits.max_backlog} events unread", now)
+            error = f"it left more than {self._limits.max_backlog} events unread"
+            self._fail(member, {member.window} if member.window is not None else (), error, now)
         return [*forced, *(Forced(member, Cause.OVERFLOW, position) for member in late)]
 
     def more(self, member: Member[LaneT, PayloadT, EventT]) -> bool:
@@ -341,15 +344,15 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         forced = self._end_seats(now) if self._seats else []
         for late in self._seats.too_late(now, timeout):
             forced.append(Forced(late, Cause.TIMEOUT, late.moved))
-            self._fail(late, error, now)
+            self._fail(late, self._too_late(late, now), error, now)
         while (found := self._longest()) is not None:
             member, sent = found
-            if now - sent.at < timeout:
-                self._oldest = sent.at
+            if now - member.held_since(sent) < timeout:
+                self._oldest = member.held_since(sent)
                 return forced
             if member.present:
                 forced.append(Forced(member, Cause.TIMEOUT, sent.position))
-            self._fail(member, error, now)
+            self._fail(member, self._too_late(member, now), error, now)
         self._oldest = math.inf
         return forced
 
@@ -416,7 +419,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         return tuple(dict.fromkeys(member.name for member in (*on_it, *unconfirmed)))
 
     def _longest(self) -> tuple[Member[LaneT, PayloadT, EventT], Sent[LaneT, PayloadT, EventT]] | None:
-        """Find the oldest event that somebody holds, and who."""
+        """Find the event that somebody has held for longest, and who."""
         found = None
         last = self._timed.top()
         if last is not None and (sent := last.next_held()) is not None:
@@ -424,9 +427,22 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         holder = self._holders.top()
         if holder is not None:
             sent = next(iter(holder.carried.values()))
-            if found is None or sent.position < found[1].position:
+            if found is None or holder.held_since(sent) < found[0].held_since(found[1]):
                 found = holder, sent
         return found
+
+    def _held(self, member: Member[LaneT, PayloadT, EventT]) -> list[Sent[LaneT, PayloadT, EventT]]:
+        """Return the events that a member has read and that wait for it."""
+        held = dict.fromkeys(member.carried.values())
+        if member.window is not None:
+            held[member.window] = None
+        return list(held)
+
+    def _too_late(
+        self, member: Member[LaneT, PayloadT, EventT], now: float
+    ) -> Collection[Sent[LaneT, PayloadT, EventT]]:
+        timeout = self._limits.ack_timeout_seconds
+        return {sent for sent in self._held(member) if now - member.held_since(sent) >= timeout}
 
     def _move_crowd(self) -> None:
         """Resolve what every member has moved past."""
@@ -504,13 +520,16 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         self._laggards.note_out()
         self._timed.note_out()
 
-    def _fail(self, member: Member[LaneT, PayloadT, EventT], error: str, now: float) -> None:
+    def _fail(
+        self,
+        member: Member[LaneT, PayloadT, EventT],
+        blamed: Collection[Sent[LaneT, PayloadT, EventT]],
+        error: str,
+        now: float,
+    ) -> None:
         """Resolve all that a member holds as failed; if it is in, take it out, or let it keep a seat."""
-        held = dict.fromkeys(member.carried.values())
-        if member.window is not None:
-            held[member.window] = None
-        for sent in held:
-            self._fail_event(member, sent, error)
+        for sent in self._held(member):
+            self._fail_event(member, sent, error if sent in blamed else None)
         if not member.present:
             return
         if not self._limits.seat_seconds:
@@ -530,7 +549,7 @@ def _timed(member: Member[LaneT, PayloadT, EventT]) -> int | None:
     return member.moved if member.present and not member.exempt else None
 
 
-def _carried(member: Member[LaneT, PayloadT, EventT]) -> int | None:
+def _carried(member: Member[LaneT, PayloadT, EventT]) -> float | None:
     for sent in member.carried.values():
-        return sent.position
+        return member.held_since(sent)
     return None

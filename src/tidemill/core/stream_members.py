@@ -8,6 +8,7 @@ but for `Member.window`, which its shell sets to each event that it hands out.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -98,7 +99,7 @@ class Home(Protocol):
 class Refuses(Protocol):
     """What `Bindings` needs of the group of a member."""
 
-    def refuse(self, member: Any, seq: int, error: str) -> None:
+    def refuse(self, member: Any, seq: int, error: str | None) -> None:
         """Fail the event that a number is bound to."""
 
 
@@ -115,9 +116,10 @@ class Member(Reader[Sent[LaneT, PayloadT, EventT]], Generic[LaneT, PayloadT, Eve
         newest: The number bound to the window that is not confirmed; of several the newest; 0: there is none.
         carried: The other numbers bound to it that are not confirmed, oldest first, and their events, which wait.
         released: Whether it is gone for good, and can fail nothing any more.
+        since: When it came back to its seat; what waited there counts as fanned out then.
     """
 
-    __slots__ = ("carried", "group", "holders", "home", "ledger", "newest", "refused", "released", "window")
+    __slots__ = ("carried", "group", "holders", "home", "ledger", "newest", "refused", "released", "since", "window")
 
     def __init__(
         self,
@@ -125,7 +127,7 @@ class Member(Reader[Sent[LaneT, PayloadT, EventT]], Generic[LaneT, PayloadT, Eve
         group: Refuses,
         home: Home,
         ledger: Ledger[LaneT, PayloadT],
-        holders: Lowest[Member[LaneT, PayloadT, EventT]],
+        holders: Lowest[Member[LaneT, PayloadT, EventT], float],
     ) -> None:
         """Be on no event."""
         super().__init__(name)
@@ -138,6 +140,7 @@ class Member(Reader[Sent[LaneT, PayloadT, EventT]], Generic[LaneT, PayloadT, Eve
         self.newest = 0
         self.carried: dict[int, Sent[LaneT, PayloadT, EventT]] = {}
         self.released = False
+        self.since = -math.inf
 
     @property
     def moved(self) -> int:
@@ -147,6 +150,10 @@ class Member(Reader[Sent[LaneT, PayloadT, EventT]], Generic[LaneT, PayloadT, Eve
     def next_held(self) -> Sent[LaneT, PayloadT, EventT] | None:
         """Return the first event that it has not moved past; None when there is none."""
         return self.window or next(self.rest(), None)
+
+    def held_since(self, sent: Sent[LaneT, PayloadT, EventT]) -> float:
+        """Return from when the time counts for which it holds an event."""
+        return max(sent.at, self.since)
 
     def carry(self) -> None:
         """Let the window wait for `newest`, which needs no record while the member is on it: the crowd waits anyway."""

@@ -243,7 +243,10 @@ class TriggerHost:
             async with asyncio.timeout(max(0.1, until - time.monotonic())):
                 await self._marks.settled()
         except TimeoutError:
-            log.warning("the store does not take the last reports about triggers; they are taken up as running")
+            log.warning(
+                "the store does not take the last reports about triggers; they are taken up as running",
+                reports=await self._marks.close(),
+            )
         self._watch.close()
         return unconfirmed
 

@@ -66,6 +66,13 @@ class Marks:
         while self._task is not None:
             await asyncio.shield(self._task)
 
+    async def close(self) -> int:
+        """Stop writing; return how many reports were not written."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        return len(self._waiting)
+
     async def _write(self) -> None:
         size, failures = CHUNK_COUNT, 0
         try:

@@ -8,7 +8,8 @@ Invariants:
 3. `cleanup` runs after every run, `on_kill` before it when a user cancelled; both are bounded.
 4. An event is encoded, then bound to the raw event it was derived from, before anything is awaited.
 5. The raw event that a trigger is on when its run ends otherwise than by finishing fails at once; it is blamed on the
-   trigger only if the trigger raised or was too late.
+   trigger only if the trigger raised or was too late. An event that the store refuses is blamed on the trigger in its
+   own raw event and in no other, and not at all when another host has claimed the trigger.
 6. A trigger that runs again keeps its seat in its stream; one that is gone for good is released from all it holds.
 """
 
@@ -53,6 +54,10 @@ _STATES = {
 }
 #: Why a run is cancelled that goes on elsewhere, or later.
 _ELSEWHERE = (CancelReason.HAND_OVER, CancelReason.SHUTDOWN)
+
+
+class RefusedEventError(TriggerError):
+    """The store refuses an event; its raw event has failed, and the one that its trigger is on now may be another."""
 
 
 class TriggerRun:
@@ -310,10 +315,11 @@ class TriggerRun:
             self._stored.set_result(None)
 
     def _refused(self, seq: int | None, outcome: Refused) -> None:
-        fault = TriggerError(f"an event is refused by the store: {outcome.reason.value}. {outcome.detail}")
+        fault = RefusedEventError(f"an event is refused by the store: {outcome.reason.value}. {outcome.detail}")
+        fenced = outcome.reason is Refusal.FENCED
         if seq is not None:
-            self._place.manager.refuse_persisted((seq,), said(fault))
-        if outcome.reason is Refusal.FENCED:
+            self._place.manager.refuse_persisted((seq,), None if fenced else said(fault))
+        if fenced:
             self.cancel(CancelReason.HAND_OVER)
         elif self._fault is None:
             self._fault = fault
@@ -360,7 +366,8 @@ class TriggerRun:
         finished = following.verdict is Verdict.FINISHED
         comes_back = self._succeeded or following.pause_seconds is not None
         if not finished and (comes_back or reason in _ELSEWHERE):
-            self._fail_held(said(self._fault) if reason is None and self._fault is not None else None)
+            fault = self._fault if reason is None and not isinstance(self._fault, RefusedEventError) else None
+            self._fail_held(said(fault) if fault is not None else None)
         if comes_back or (finished and reason is None):
             # Until it is known whether it runs again, nothing is to pass it by.
             self._keep_seat()
