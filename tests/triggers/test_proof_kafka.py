@@ -20,6 +20,10 @@ from typing import Any
 import confluent_kafka as ck
 import pytest
 import yaml
+from tests.chaos.conftest import read_all
+from tests.triggers.proving import Trying
+
+from tidemill.runtime.deadletter import Letter, decode_letter
 
 ROOT = Path(__file__).parent.parent.parent
 PARTITIONS = 4
@@ -51,18 +55,22 @@ class Proof:
             producer.poll(0)
         assert producer.flush(30) == 0
 
-    def triggers(self, entries: dict[str, dict[str, Any]]) -> None:
+    def triggers(self, entries: dict[str, dict[str, Any]], kind: str = "Noting", **restart: str) -> None:
+        """Write the list, for a host that may be reading it; `restart` says by name when a trigger runs again."""
         common = {"brokers": self.bootstrap, "topic": self.topic, "notes": str(self.notes)}
         spec = [
-            {"name": name, "classpath": "tests.triggers.proving.Noting", "kwargs": {**common, **kwargs}}
+            {"name": name, "classpath": f"tests.triggers.proving.{kind}", "kwargs": {**common, **kwargs},
+             "restart": restart.get(name, "on-failure")}
             for name, kwargs in entries.items()
-        ]
-        (self.folder / "spec.yaml").write_text(yaml.safe_dump(spec))
+        ]  # fmt: skip
+        written = self.folder / "spec.new"
+        written.write_text(yaml.safe_dump(spec))
+        written.replace(self.folder / "spec.yaml")
 
-    def start(self, **env: str) -> subprocess.Popen[bytes]:
+    def start(self, module: str = "tidemill", **env: str) -> subprocess.Popen[bytes]:
         with (self.folder / "log.txt").open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tidemill", "triggers", "run", "spec.yaml"],
+                [sys.executable, "-m", module, "triggers", "run", "spec.yaml"],
                 cwd=self.folder, env={**self.env, **env}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
         return self.process
@@ -98,6 +106,9 @@ class Proof:
         finally:
             consumer.close()
 
+    def letters(self) -> list[Letter]:
+        return [decode_letter(data) for data in read_all(self.bootstrap, f"{self.topic}_dlq")]
+
     def until(self, condition: Callable[[], Any], seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
@@ -105,9 +116,10 @@ class Proof:
             assert self.process is None or self.process.poll() is None, (self.folder / "log.txt").read_text()[-4000:]
             time.sleep(0.05)
 
-    def noted(self, what: str) -> set[int]:
+    def noted(self, what: str) -> Counter[int]:
+        """Return how often each number was noted."""
         notes = [line.split() for line in self.notes.read_text().splitlines()]
-        return {int(number) for noted, _, number in notes if noted == what}
+        return Counter(int(number) for noted, _, number in notes if noted == what)
 
 
 @pytest.fixture
@@ -191,7 +203,7 @@ def test_what_one_of_three_is_late_with_is_given_again_and_what_was_clean_to_nob
         # A hundred at a time: what is fanned out while the late one is away, for its restart, is not for it.
         proof.feed(every, start)
         proof.until(lambda fed=start + every: done(fed), 60)
-    wanted = proof.noted("late")
+    wanted = set(proof.noted("late"))
     assert wanted == set(range(0, count, every))
     fired = Counter((name, row["number"]) for name, row in proof.rows())
     assert wanted <= {number for name, number in fired if name == "late"}
@@ -206,3 +218,136 @@ def test_what_one_of_three_is_late_with_is_given_again_and_what_was_clean_to_nob
             clean.add(number)
     assert len(clean) == count
     print("given again", len([1 for what, name, _ in notes if what == "given" and name == "one"]) - count)
+
+
+class Trial:
+    """Three triggers over one topic: one raises now and then, one ends after each event, one is slow.
+
+    Args:
+        proof: Where.
+        count: How many messages.
+        hangup_seconds: How often the list is written and the host told to read it again.
+    """
+
+    RAISES, ALWAYS = 100, 200
+
+    def __init__(self, proof: Proof, count: int, hangup_seconds: float) -> None:
+        self.proof, self.count, self.hangup_seconds = proof, count, hangup_seconds
+        self.entries: dict[str, dict[str, Any]] = {
+            "raising": {"raise_every": self.RAISES, "raise_always_every": self.ALWAYS},
+            "ending": {"ends": True, "modulo": 3},
+            "slow": {"pause": 0.001, "modulo": 2},
+        }
+        self.hangups = 0
+        self._hung_up_at = 0.0
+        proof.notes.touch()
+        proof.feed(count)
+        self.write()
+
+    def write(self) -> None:
+        self.proof.triggers(self.entries, "Trying", ending="always")
+
+    def start(self) -> None:
+        listening = self.starts()
+        self.proof.start("tests.triggers.quick_host")
+        # Before that a SIGHUP ends it, as it ends any process.
+        self.proof.until(lambda: self.starts() > listening, 30)
+
+    def starts(self) -> int:
+        log = self.proof.folder / "log.txt"
+        return log.read_text().count("the trigger host starts") if log.exists() else 0
+
+    def hang_up(self) -> None:
+        """Have the list read again when it is time; one trigger of it is another version of itself."""
+        if time.monotonic() - self._hung_up_at < self.hangup_seconds or self.proof.process is None:
+            return
+        self.hangups += 1
+        name = list(self.entries)[self.hangups % len(self.entries)]
+        self.entries[name]["version"] = self.hangups
+        self.write()
+        self.proof.process.send_signal(signal.SIGHUP)
+        self._hung_up_at = time.monotonic()
+
+    def until(self, condition: Callable[[], Any], seconds: float) -> None:
+        def hung_up_or_met() -> Any:
+            self.hang_up()
+            return condition()
+
+        self.proof.until(hung_up_or_met, seconds)
+
+    def accepted(self, below: dict[int, int]) -> set[tuple[str, int]]:
+        """Return which trigger has to have an event of which message, of those below some offsets."""
+        return {
+            (name, number)
+            for name, kwargs in self.entries.items()
+            for number in range(0, self.count, kwargs.get("modulo", 1))
+            if number // PARTITIONS < below[number % PARTITIONS]
+        }
+
+    def check_letters(self) -> set[int]:
+        """Return which messages have letters: each for failures that happened, of the trigger that it names."""
+        raised = self.proof.noted("raised")
+        lettered = set()
+        for letter in self.proof.letters():
+            [source] = letter.sources
+            number = source.offset * PARTITIONS + source.partition
+            assert letter.kind == "failed"
+            assert f"trigger raising: ValueError: {number} is not to my taste" in letter.error
+            assert "ending" not in letter.error, letter.error
+            assert "slow" not in letter.error, letter.error
+            assert Trying.MAX_REDELIVERIES < letter.attempt_count <= raised[number]
+            lettered.add(number)
+        return lettered
+
+    def check_committed(self, committed: dict[int, int]) -> None:
+        """Hold what was committed against what is stored and dead-lettered by now."""
+        missing = self.accepted(committed) - {(name, row["number"]) for name, row in self.proof.rows()}
+        if missing:
+            lettered = self.check_letters()
+            lost = sorted((number, name) for name, number in missing if number not in lettered)
+            assert not lost, f"committed, and neither stored nor dead-lettered: {lost[:20]}"
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("count", "kills", "hangup_seconds"),
+    [
+        pytest.param(2_000, 2, 0.5, id="short"),
+        pytest.param(20_000, 5, 2.0, id="full", marks=pytest.mark.long),
+    ],
+)
+def test_each_event_is_stored_once_or_dead_lettered_for_a_failure_on_it_while_its_host_is_killed_and_told_to_reload(
+    proof, count, kills, hangup_seconds
+):
+    chance = random.Random(11)
+    trial = Trial(proof, count, hangup_seconds)
+    began = time.monotonic()
+    for kill in range(1, kills + 1):
+        trial.start()
+        share = count * kill // (kills + 1)
+        trial.until(lambda share=share: sum(proof.committed().values()) >= share, 120)
+        over = time.monotonic() + chance.uniform(0.0, 0.5)  # the moment of the kill is what is random
+        trial.until(lambda over=over: time.monotonic() >= over, 10)
+        proof.process.send_signal(signal.SIGKILL)
+        proof.process.wait()
+        committed = proof.committed()
+        assert sum(committed.values()) < count, "the kill came too late to prove anything"
+        trial.check_committed(committed)
+        print(f"kill {kill}: {sum(committed.values())} committed after {time.monotonic() - began:.1f} s")
+    trial.start()
+    trial.until(lambda: sum(proof.committed().values()) == count, 180)
+    seconds = time.monotonic() - began
+    proof.process.terminate()
+    assert proof.process.wait(30) == 0
+
+    fired = Counter((name, row["number"]) for name, row in proof.rows())
+    assert set(fired.values()) == {1}, "an identity was stored twice"
+    assert not set(fired) - trial.accepted(proof.committed())
+    trial.check_committed(proof.committed())
+    lettered = trial.check_letters()
+    assert lettered == set(range(0, count, trial.ALWAYS))
+    assert set(proof.noted("raised")) == set(range(0, count, trial.RAISES))
+    assert not [number for name, number in fired if name == "raising" and number in lettered]
+    others = [one for one in trial.accepted(proof.committed()) - set(fired) if one[0] != "raising"]
+    print(f"{count} messages in {seconds:.1f} s, {count / seconds:.0f}/s; {trial.hangups} reloads, "
+          f"{len(lettered)} letters; unread by others when dead-lettered: {len(others)}")  # fmt: skip
