@@ -1102,6 +1102,20 @@ def test_after_the_reading_has_ended_who_is_on_an_event_can_move_past_it_and_no_
     assert (group.take(), group.outstanding) == (None, 1)
 
 
+@pytest.mark.parametrize("seat_seconds", [0.0, 60.0])
+def test_after_the_reading_has_ended_who_is_too_late_fails_its_event_and_acks_nothing_that_it_left_unread(
+    seat_seconds: float,
+) -> None:
+    group = Group(seat_seconds=seat_seconds)
+    slow = group.join("slow")
+    group.send("e1"), group.send("e2")
+    group.pull(slow)
+    group.stop_reading()
+    assert [(one.member.name, one.cause) for one in group.expire(TIMEOUT)] == [("slow", Cause.TIMEOUT)]
+    assert group.one_lane() == [("e1", 0, 1, 0)]
+    assert (group.busy, group.take(), group.outstanding) == (False, None, 1)
+
+
 @pytest.mark.parametrize("kind", [GroupBesideNaive, SeatsBesideNaive])
 @pytest.mark.parametrize("seed", range(60))
 def test_both_say_the_same_over_long_schedules(kind: type[GroupBesideNaive], seed: int) -> None:

@@ -88,6 +88,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         "_oldest",
         "_on_event",
         "_seats",
+        "_stopped",
         "_timed",
         "bind",
         "full_since",
@@ -124,7 +125,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         self._blame: dict[Entry[LaneT, PayloadT], dict[Hashable, str | None]] = {}
         # Who was on an event when the reading ended.
         self._on_event: list[Member[LaneT, PayloadT, EventT]] = []
-        self._closed = False
+        self._stopped = self._closed = False
         self.full_since: float | None = None
         self.members: dict[Hashable, Member[LaneT, PayloadT, EventT]] = {}
 
@@ -226,6 +227,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
 
     def stop_reading(self) -> None:
         """Give nobody anything more to read; who is on an event can still move past it, or fail it."""
+        self._stopped = True
         for member in self.members.values():
             self._fanout.freeze(member)
         self._seats.clear()
@@ -511,7 +513,8 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
             held[member.window] = None
         for sent in held:
             self._fail_event(member, sent, error)
-        if not member.present:
+        if not member.present or self._stopped:
+            # When the reading has ended, what it left unread is nobody's any more, and stays where it is.
             return
         if not self._limits.seat_seconds:
             self._remove(member)
