@@ -128,7 +128,7 @@ class NaiveMember:
         found = []
         if event is self.window or event in self.unread:
             found += [] if self.seat_until is not None else [max(event.at, self.back_at)]
-        return found + [event.at for bound in self.carried() if bound is event]
+        return found + [max(event.at, self.back_at) for bound in self.carried() if bound is event]
 
     def carried(self) -> list[NaiveEvent]:
         """What it waits for beside the event that it is on."""
@@ -1074,6 +1074,24 @@ def test_a_seat_can_be_there_from_the_beginning() -> None:
     seat = group.seat("a")
     group.resume(seat, now=2.0)
     assert group.pull(seat) == "e1"
+
+
+def test_who_is_back_has_the_whole_ack_timeout_for_what_was_published_while_it_was_away() -> None:
+    group = Group(seat_seconds=60.0)
+    away, other = group.join("away"), group.join("other")
+    group.sit(away, now=0.0)
+    group.send("e1", now=1.0)
+    seat = group.seat("away")
+    group.resume(seat, now=TIMEOUT)
+    group.send("e2", now=TIMEOUT)
+    group.pull(seat)
+    unconfirmed = group.bound(seat)
+    group.pull(seat)
+    group.pull(other), group.pull(other)
+    assert group.expire(2 * TIMEOUT - 1.0) == []
+    assert {one.member.name for one in group.expire(2 * TIMEOUT)} == {"away", "other"}
+    group.confirm(unconfirmed)
+    assert group.one_lane() == [("e1", 1, 1, 0), ("e2", 0, 2, 0)]
 
 
 # -- a stream whose reading has ended ----------------------------------------------------------------------------------

@@ -219,6 +219,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
 
     def resume(self, seat: Member[LaneT, PayloadT, EventT], now: float) -> None:
         """Let somebody come back: the seat is a member from now on, and reads what waited for it."""
+        seat.back_at, seat.back_position = now, self._next
         if self._seats.take(seat, self._next, now):
             # It has caught up when it needs more than what waited.
             self._fanout.pause_readers()
@@ -345,9 +346,9 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
             forced.append(Forced(late, Cause.TIMEOUT, late.moved))
             self._fail(late, error, now)
         while (found := self._longest()) is not None:
-            member, sent = found
-            if now - sent.at < timeout:
-                self._oldest = sent.at
+            member, sent, since = found
+            if now - since < timeout:
+                self._oldest = since
                 return forced
             if member.present:
                 forced.append(Forced(member, Cause.TIMEOUT, sent.position))
@@ -417,17 +418,20 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         unconfirmed = [m for m in self._holders.members if any(one is sent for one in m.carried.values())]
         return tuple(dict.fromkeys(member.name for member in (*on_it, *unconfirmed)))
 
-    def _longest(self) -> tuple[Member[LaneT, PayloadT, EventT], Sent[LaneT, PayloadT, EventT]] | None:
-        """Find the oldest event that somebody holds, and who."""
+    def _longest(
+        self,
+    ) -> tuple[Member[LaneT, PayloadT, EventT], Sent[LaneT, PayloadT, EventT], float] | None:
+        """Find who has held an event for the longest time, which event, and since when that counts."""
         found = None
         last = self._timed.top()
         if last is not None and (sent := last.next_held()) is not None:
-            found = last, sent
+            found = last, sent, sent.at
         holder = self._holders.top()
         if holder is not None:
             sent = next(iter(holder.carried.values()))
-            if found is None or sent.position < found[1].position:
-                found = holder, sent
+            since = max(sent.at, holder.back_at)
+            if found is None or since < found[2]:
+                found = holder, sent, since
         return found
 
     def _move_crowd(self) -> None:
@@ -475,10 +479,11 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
 
     def _give_up_of(self, member: Member[LaneT, PayloadT, EventT], sent: Sent[LaneT, PayloadT, EventT]) -> None:
         """Forget all numbers of a member that are bound to an event, and move it past that."""
+        bound = member.bound_to(sent)
         if member.window is sent:
             self._give_up_newest(member)
             member.window = None
-        for seq in [seq for seq, bound in member.carried.items() if bound is sent]:
+        for seq in bound:
             self._give_up(member, seq)
 
     def _give_up_newest(self, member: Member[LaneT, PayloadT, EventT]) -> None:
@@ -535,5 +540,6 @@ def _timed(member: Member[LaneT, PayloadT, EventT]) -> int | None:
 
 def _carried(member: Member[LaneT, PayloadT, EventT]) -> int | None:
     for sent in member.carried.values():
-        return sent.position
+        # What was published before it came back counts from then: before what was published next.
+        return max(2 * sent.position + 1, 2 * member.back_position)
     return None

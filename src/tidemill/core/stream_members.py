@@ -8,6 +8,7 @@ but for `Member.window`, which its shell sets to each event that it hands out.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -115,9 +116,23 @@ class Member(Reader[Sent[LaneT, PayloadT, EventT]], Generic[LaneT, PayloadT, Eve
         newest: The number bound to the window that is not confirmed; of several the newest; 0: there is none.
         carried: The other numbers bound to it that are not confirmed, oldest first, and their events, which wait.
         released: Whether it is gone for good, and can fail nothing any more.
+        back_at: When it came back to its seat; before all times if it was not away.
+        back_position: The position of the first event that was published after that.
     """
 
-    __slots__ = ("carried", "group", "holders", "home", "ledger", "newest", "refused", "released", "window")
+    __slots__ = (
+        "back_at",
+        "back_position",
+        "carried",
+        "group",
+        "holders",
+        "home",
+        "ledger",
+        "newest",
+        "refused",
+        "released",
+        "window",
+    )
 
     def __init__(
         self,
@@ -138,6 +153,8 @@ class Member(Reader[Sent[LaneT, PayloadT, EventT]], Generic[LaneT, PayloadT, Eve
         self.newest = 0
         self.carried: dict[int, Sent[LaneT, PayloadT, EventT]] = {}
         self.released = False
+        self.back_at = -math.inf
+        self.back_position = 0
 
     @property
     def moved(self) -> int:
@@ -147,6 +164,18 @@ class Member(Reader[Sent[LaneT, PayloadT, EventT]], Generic[LaneT, PayloadT, Eve
     def next_held(self) -> Sent[LaneT, PayloadT, EventT] | None:
         """Return the first event that it has not moved past; None when there is none."""
         return self.window or next(self.rest(), None)
+
+    def bound_to(self, sent: Sent[LaneT, PayloadT, EventT]) -> list[int]:
+        """Return the numbers in `carried` that are bound to an event: the window, or one that something is bound to."""
+        on_it = sent is self.window
+        found: list[int] = []
+        # They are next to each other: those of the window come last, and what is given up is mostly the oldest.
+        for seq, bound in reversed(self.carried.items()) if on_it else self.carried.items():
+            if bound is sent:
+                found.append(seq)
+            elif found or on_it:
+                break
+        return found
 
     def carry(self) -> None:
         """Let the window wait for `newest`, which needs no record while the member is on it: the crowd waits anyway."""
