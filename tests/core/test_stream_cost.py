@@ -78,6 +78,18 @@ class Crowded:
 
         return act
 
+    def refuse(self) -> Callable[[], None]:
+        # The second number of all: the first one is that of `due`.
+        return lambda: self.bindings.refuse_persisted([2], "refused")
+
+    def reject(self) -> Callable[[], None]:
+        self.publish(5.0)
+        assert self.group.more(self.good)
+        self.good.window = sent = next(self.good.unread)
+        for _ in range(2):
+            self.bindings.bind_pending_event(trigger_id="good", key="key")
+        return lambda: self.group.reject(self.good, sent)
+
 
 def lines_run(act: Callable[[], Any]) -> int:
     """Return how many lines of Python an act takes."""
@@ -97,7 +109,7 @@ def lines_run(act: Callable[[], Any]) -> int:
     return count
 
 
-@pytest.mark.parametrize("prepare", [Crowded.leave, Crowded.time_out, Crowded.overflow])
+@pytest.mark.parametrize("prepare", [Crowded.leave, Crowded.time_out, Crowded.overflow, Crowded.refuse, Crowded.reject])
 def test_it_costs_the_same_with_a_thousand_times_as_much_outstanding(
     prepare: Callable[[Crowded], Callable[[], None]],
 ) -> None:

@@ -977,6 +977,42 @@ def test_an_event_fails_at_once_when_what_was_derived_from_it_is_refused(still_o
     assert group.bindings.trim() <= 2
 
 
+def test_what_is_refused_is_found_behind_older_events_that_still_wait() -> None:
+    group = Group()
+    member = group.join("a")
+    seqs = []
+    for number in range(3):
+        group.send(number)
+        group.pull(member)
+        seqs.append(group.bound(member))
+    group.pull(member)
+    group.bindings.refuse_persisted([seqs[1]], "too odd")
+    group.confirm(seqs[0], seqs[2])
+    assert group.one_lane() == [(0, 1, 0, 0), (1, 0, 1, 0), (2, 1, 0, 0)]
+
+
+def test_a_key_binds_for_the_group_that_it_means_last_and_a_member_for_its_own() -> None:
+    bindings = Bindings()
+    first, second = Group(bindings=bindings), Group(bindings=bindings)
+    members = first.join("a"), second.join("a")
+    for group, member in zip((first, second), members, strict=True):
+        group.send("e1")
+        group.pull(member)
+        bindings.open("key", group.members)
+    assert bindings.bind_pending_event(trigger_id="a", key="key") is not None
+    assert (members[0].newest, members[1].newest > 0) == (0, True)
+    assert bindings.bind_pending_event(trigger_id="b", key="key") is None
+    bindings.close("key", first.members)
+    assert bindings.bind_pending_event(trigger_id="a", key="key") is not None
+    bindings.close("key", second.members)
+    assert bindings.bind_pending_event(trigger_id="a", key="key") is None
+    one, other = first.bind(members[0]), first.bind(members[0])
+    assert one != other
+    assert list(members[0].carried) == [one]
+    first.pull(members[0])
+    assert first.bind(members[0]) is None
+
+
 def test_who_is_gone_for_good_counts_in_nothing_that_it_holds_and_is_awaited_for_what_it_moved_past() -> None:
     group = Group()
     gone, stays = group.join("gone"), group.join("stays")
@@ -1139,6 +1175,24 @@ def test_a_seat_can_be_there_from_the_beginning() -> None:
     assert group.pull(seat) == "e1"
 
 
+def test_who_is_back_has_the_whole_ack_timeout_for_what_was_published_while_it_was_away() -> None:
+    group = Group(seat_seconds=60.0)
+    away, other = group.join("away"), group.join("other")
+    group.sit(away, now=0.0)
+    group.send("e1", now=1.0)
+    seat = group.seat("away")
+    group.resume(seat, now=TIMEOUT)
+    group.send("e2", now=TIMEOUT)
+    group.pull(seat)
+    unconfirmed = group.bound(seat)
+    group.pull(seat)
+    group.pull(other), group.pull(other)
+    assert group.expire(2 * TIMEOUT - 1.0) == []
+    assert {one.member.name for one in group.expire(2 * TIMEOUT)} == {"away", "other"}
+    group.confirm(unconfirmed)
+    assert group.one_lane() == [("e1", 1, 1, 0), ("e2", 0, 2, 0)]
+
+
 # -- a stream whose reading has ended ----------------------------------------------------------------------------------
 
 
@@ -1163,6 +1217,20 @@ def test_after_the_reading_has_ended_who_is_on_an_event_can_move_past_it_and_no_
     assert group.one_lane() == []
     group.close()
     assert (group.take(), group.outstanding) == (None, 1)
+
+
+@pytest.mark.parametrize("seat_seconds", [0.0, 60.0])
+def test_after_the_reading_has_ended_who_is_too_late_fails_its_event_and_acks_nothing_that_it_left_unread(
+    seat_seconds: float,
+) -> None:
+    group = Group(seat_seconds=seat_seconds)
+    slow = group.join("slow")
+    group.send("e1"), group.send("e2")
+    group.pull(slow)
+    group.stop_reading()
+    assert [(one.member.name, one.cause) for one in group.expire(TIMEOUT)] == [("slow", Cause.TIMEOUT)]
+    assert group.one_lane() == [("e1", 0, 1, 0)]
+    assert (group.busy, group.take(), group.outstanding) == (False, None, 1)
 
 
 @pytest.mark.parametrize("kind", [GroupBesideNaive, SeatsBesideNaive])

@@ -88,6 +88,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         "_oldest",
         "_on_event",
         "_seats",
+        "_stopped",
         "_timed",
         "bind",
         "full_since",
@@ -124,7 +125,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         self._blame: dict[Entry[LaneT, PayloadT], dict[Hashable, str | None]] = {}
         # Who was on an event when the reading ended.
         self._on_event: list[Member[LaneT, PayloadT, EventT]] = []
-        self._closed = False
+        self._stopped = self._closed = False
         self.full_since: float | None = None
         self.members: dict[Hashable, Member[LaneT, PayloadT, EventT]] = {}
 
@@ -228,6 +229,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
 
     def stop_reading(self) -> None:
         """Give nobody anything more to read; who is on an event can still move past it, or fail it."""
+        self._stopped = True
         for member in self.members.values():
             self._fanout.freeze(member)
         self._seats.clear()
@@ -489,10 +491,11 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
 
     def _give_up_of(self, member: Member[LaneT, PayloadT, EventT], sent: Sent[LaneT, PayloadT, EventT]) -> None:
         """Forget all numbers of a member that are bound to an event, and move it past that."""
+        bound = member.bound_to(sent)
         if member.window is sent:
             self._give_up_newest(member)
             member.window = None
-        for seq in [seq for seq, bound in member.carried.items() if bound is sent]:
+        for seq in bound:
             self._give_up(member, seq)
 
     def _give_up_newest(self, member: Member[LaneT, PayloadT, EventT]) -> None:
@@ -530,7 +533,8 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         """Resolve all that a member holds as failed; if it is in, take it out, or let it keep a seat."""
         for sent in self._held(member):
             self._fail_event(member, sent, error if sent in blamed else None)
-        if not member.present:
+        if not member.present or self._stopped:
+            # When the reading has ended, what it left unread is nobody's any more, and stays where it is.
             return
         if not self._limits.seat_seconds:
             self._remove(member)

@@ -155,6 +155,18 @@ class Member(Reader[Sent[LaneT, PayloadT, EventT]], Generic[LaneT, PayloadT, Eve
         """Return from when the time counts for which it holds an event."""
         return max(sent.at, self.since)
 
+    def bound_to(self, sent: Sent[LaneT, PayloadT, EventT]) -> list[int]:
+        """Return the numbers in `carried` that are bound to an event: the window, or one that something is bound to."""
+        on_it = sent is self.window
+        found: list[int] = []
+        # They are next to each other: those of the window come last, and what is given up is mostly the oldest.
+        for seq, bound in reversed(self.carried.items()) if on_it else self.carried.items():
+            if bound is sent:
+                found.append(seq)
+            elif found or on_it:
+                break
+        return found
+
     def carry(self) -> None:
         """Let the window wait for `newest`, which needs no record while the member is on it: the crowd waits anyway."""
         if self.newest and self.window is not None:
