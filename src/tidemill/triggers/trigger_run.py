@@ -184,10 +184,10 @@ class TriggerRun:
         try:
             routed = self._routed = route(self._place.manager, self.spec.name, self._trigger)
             self.key = routed.key
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._fault = error
             # It may have been subscribed before its filter raised.
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception, SystemExit):
                 self.key = self._trigger.shared_stream_key() if isinstance(self._trigger, BaseEventTrigger) else None
             if self.key is None:
                 return
@@ -455,7 +455,7 @@ class TriggerRun:
             log.exception("a trigger does not end", trigger=self.spec.name, step=what, seconds=END_SECONDS)
         except asyncio.CancelledError:
             log.warning("a step of a trigger's end was cancelled", trigger=self.spec.name, step=what)
-        except Exception:
+        except (Exception, SystemExit):
             log.exception("a step of a trigger's end failed", trigger=self.spec.name, step=what)
 
 
