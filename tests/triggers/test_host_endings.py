@@ -6,6 +6,7 @@ import asyncio
 import json
 
 import pytest
+from tests.store.helpers import all_events
 from tests.triggers import hosted
 from tests.triggers.hosted import DID
 from tests.triggers.hosts import spec, until
@@ -330,3 +331,13 @@ async def test_a_trigger_whose_key_cannot_be_one_runs_by_itself(hosts):
     await hosts.state("bad", TriggerState.FINISHED)
 
     assert await hosts.payloads("bad") == ["by itself"]
+
+
+async def test_an_identity_of_a_subclass_of_str_is_stored_as_the_text_that_it_is(hosts):
+    host = await hosts.start(spec("odd", hosted.OddIdentity), spec("good", hosted.Counting, count=3))
+    await until(lambda: not host.events.pending)
+
+    [odd] = [row for row in await all_events(hosts.database) if row.trigger_name == "odd"]
+
+    assert odd.identity == "odd"
+    assert await hosts.payloads("good") == [{"n": 0}, {"n": 1}, {"n": 2}]

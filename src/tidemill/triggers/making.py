@@ -104,7 +104,8 @@ def identity_of(event: TriggerEvent) -> str | None:
         check_identity(identity)
     except ValueError as error:
         raise TriggerError(str(error)) from error
-    return identity
+    # A subclass of `str` (of NumPy, lxml, an enum) is nothing that a database takes.
+    return str.__str__(identity)
 
 
 def _plain(kwargs: Any) -> dict[str, Any]:
