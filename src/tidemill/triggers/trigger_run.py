@@ -161,7 +161,7 @@ class TriggerRun:
                 self._trigger = make_trigger(name, *self._continued)
             except TriggerError as error:
                 log.warning(
-                    "a trigger cannot be made of what it was written down as; it begins anew as it is listed",
+                    "a trigger cannot be created from what serialize() returned earlier; it starts over as listed",
                     trigger=name,
                     error=str(error),
                 )
