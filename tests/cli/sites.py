@@ -36,6 +36,14 @@ class Fires(BaseTrigger):
     async def cleanup(self):
         open(f"cleaned-{self.trigger_id}", "w").close()
 
+class Odd(BaseTrigger):
+    def serialize(self):
+        return "mine.Odd", {}
+    async def run(self):
+        for n in range(2000):
+            yield TriggerEvent("x" * 100, identity=f"\\x1b[2J{n}")
+        raise ExceptionGroup("both", [ValueError("first"), KeyError("last" * 1000)])
+
 class Debugged(BaseTrigger):
     def serialize(self):
         return "mine.Debugged", {}

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 
 import pytest
+from tests.cli.sites import MAIN
 
 from tidemill.runtime.exitcode import ExitCode
 
@@ -114,6 +117,8 @@ def test_asyncio_s_own_debugging_is_left_on(site):
         (("streams", "spec.yaml"), ExitCode.REMOTE, "start one: tidemill triggers run spec.yaml"),
         (("list", "spec.yaml"), ExitCode.CONFIG, "tidemill triggers run"),
         (("events", "spec.yaml"), ExitCode.CONFIG, "tidemill triggers run"),
+        (("events", "spec.yaml", "--after", "1" + "0" * 20), ExitCode.CONFIG, "--after"),
+        (("events", "spec.yaml", "--limit", "1" + "0" * 20), ExitCode.CONFIG, "--limit"),
     ],
 )
 def test_what_a_careless_user_does_is_answered_with_what_to_do(site, words, code, said):
@@ -131,3 +136,22 @@ def test_an_unknown_trigger_is_said_to_be_unknown(site):
     done = site.ask("events", "spec.yaml", "--trigger", "fire")
     assert done.returncode == ExitCode.CONFIG
     assert "knows no trigger 'fire'" in done.stderr
+
+
+def test_a_table_has_one_line_of_plain_text_for_each_row_and_stops_when_nobody_reads_on(site):
+    site.write("name: odd, classpath: mine.Odd, restart: never")
+    site.host().wait(30)
+
+    header, row = site.ask("list", "spec.yaml").stdout.splitlines()
+    error = dict(zip(header.split("\t"), row.split("\t"), strict=True))["error"]
+    assert error.startswith("KeyError: 'lastlast")
+    assert len(error) < 300
+    assert "\x1b" not in site.ask("events", "spec.yaml", "--limit", "3").stdout
+
+    command = [sys.executable, "-c", MAIN, "triggers", "events", "spec.yaml"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=site.folder, env=site.env, **pipes) as events:
+        events.stdout.readline()
+        events.stdout.close()
+        assert events.stderr.read() == b""
+        assert events.wait(30) == ExitCode.OK

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -259,6 +260,76 @@ class Badly(BaseEventTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         raise AssertionError("it shares a stream")
         yield
+
+
+class ExitingSomewhere(BaseEventTrigger, SharedStreamProducer):
+    """Shares a stream with itself, and calls `sys.exit` in the method that it is told."""
+
+    def __init__(self, where: str, upstream: str = "exits") -> None:
+        super().__init__()
+        self.where, self.upstream = where, upstream
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return "tests.triggers.hosted.ExitingSomewhere", {"where": self.where}
+
+    def _here(self, where: str) -> None:
+        if self.where == where:
+            DID["exits"].append(where)
+            sys.exit(where)
+
+    def shared_stream_key(self) -> str:
+        self._here("key")
+        return self.upstream
+
+    @classmethod
+    def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> SharedStreamProducer:
+        producer = cls(**kwargs)
+        producer._here("producer")
+        return producer
+
+    async def open_stream(self) -> AsyncIterator[tuple[Any, Any]]:
+        self._here("open")
+        yield 1, 1
+        await asyncio.Event().wait()
+
+    async def advance(self, batch: Sequence[AdvanceItem]) -> None:
+        self._here("advance")
+
+    async def aclose(self) -> None:
+        self._here("close")
+
+    def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:
+        self._here("filter")
+        return self._events(shared_stream)
+
+    async def _events(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:
+        async for n in shared_stream:
+            yield TriggerEvent(n)
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        yield TriggerEvent("by itself")
+
+    async def on_kill(self) -> None:
+        self._here("on_kill")
+
+    async def cleanup(self) -> None:
+        self._here("cleanup")
+
+
+class Unhashable(ExitingSomewhere):
+    """Has a key that cannot be one."""
+
+    def shared_stream_key(self) -> Any:
+        return [self.upstream]
+
+
+class Text(str):
+    """As those of NumPy or lxml: a text whose class no database knows."""
+
+
+class OddIdentity(Told):
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        yield TriggerEvent("odd", identity=Text("odd"))
 
 
 class Tidying(Told):

@@ -6,6 +6,7 @@ import asyncio
 import json
 
 import pytest
+from tests.store.helpers import all_events
 from tests.triggers import hosted
 from tests.triggers.hosted import DID
 from tests.triggers.hosts import spec, until
@@ -310,3 +311,33 @@ async def test_one_that_never_ends_is_left_behind_and_its_name_is_free(hosts, up
     await until(lambda: "yielded" in DID["deaf"])
     assert host.running == 1
     assert (await hosts.record("deaf")).state is TriggerState.RUNNING
+
+
+@pytest.mark.parametrize("where", ["key", "producer", "filter", "open", "advance", "close", "on_kill", "cleanup"])
+async def test_a_trigger_that_exits_python_anywhere_ends_nobody_but_itself(hosts, where):
+    good = spec("good", hosted.Counting, count=3, then="wait")
+    host = await hosts.start(good, spec("bad", hosted.ExitingSomewhere, where=where))
+    if where in {"close", "on_kill", "cleanup"}:
+        await host.reload([good])
+    await until(lambda: where in DID["exits"])
+    await until(lambda: host.running == 1 and not host.events.pending)
+
+    assert await hosts.payloads("good") == [{"n": 0}, {"n": 1}, {"n": 2}]
+
+
+async def test_a_trigger_whose_key_cannot_be_one_runs_by_itself(hosts):
+    await hosts.start(spec("bad", hosted.Unhashable, where=""))
+
+    await hosts.state("bad", TriggerState.FINISHED)
+
+    assert await hosts.payloads("bad") == ["by itself"]
+
+
+async def test_an_identity_of_a_subclass_of_str_is_stored_as_the_text_that_it_is(hosts):
+    host = await hosts.start(spec("odd", hosted.OddIdentity), spec("good", hosted.Counting, count=3))
+    await until(lambda: not host.events.pending)
+
+    [odd] = [row for row in await all_events(hosts.database) if row.trigger_name == "odd"]
+
+    assert odd.identity == "odd"
+    assert await hosts.payloads("good") == [{"n": 0}, {"n": 1}, {"n": 2}]

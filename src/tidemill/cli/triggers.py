@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,6 +31,10 @@ Config = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document per line.")]
 #: Rows that are read at once; every list goes on page by page.
 _PAGE = 500
+#: The largest number that databases have.
+_MOST = 2**63 - 1
+#: A table shows this many characters of an error.
+_ERROR_LENGTH = 200
 
 
 @app.command()
@@ -73,9 +79,10 @@ def events(
     config: Config = None,
     trigger: Annotated[str | None, typer.Option("--trigger", help="Only those of the trigger of this name.")] = None,
     after: Annotated[
-        int | None, typer.Option("--after", help="Only those behind this event id, or sequence with --trigger.")
+        int | None,
+        typer.Option("--after", min=-1, max=_MOST, help="Only those behind this event id, or sequence with --trigger."),
     ] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most so many.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, max=_MOST, help="At most so many.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show stored events, oldest first."""
@@ -169,6 +176,15 @@ def _from(page: Callable[[Connection, int | None], Page[T]], after: int | None) 
 
 
 def _show(rows: Iterator[T], row: Callable[[T], dict[str, Any]], as_json: bool, nothing: str) -> None:
+    try:
+        _print(rows, row, as_json, nothing)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # As `head` does: who reads has seen enough. Python would complain once more when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _print(rows: Iterator[T], row: Callable[[T], dict[str, Any]], as_json: bool, nothing: str) -> None:
     shown = False
     for record in rows:
         values = row(record)
@@ -177,15 +193,25 @@ def _show(rows: Iterator[T], row: Callable[[T], dict[str, Any]], as_json: bool, 
         else:
             if not shown:
                 typer.echo("\t".join(values))
-            typer.echo("\t".join(_cell(value) for value in values.values()))
+            typer.echo("\t".join(_cell(name, value) for name, value in values.items()))
         shown = True
     if not shown and not as_json:
         typer.echo(nothing)
 
 
-def _cell(value: object) -> str:
-    """Return what a table shows of a value: of a traceback its last line; all of it is in the JSON."""
-    return "" if value is None else str(value).rstrip().rpartition("\n")[2].replace("\t", " ")
+def _cell(column: str, value: object) -> str:
+    """Return what a table shows of a value, on one line and nothing but text; all of it is in the JSON."""
+    text = "" if value is None else str(value)
+    if column == "error":
+        text = _last_words(text)
+    return text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
+
+
+def _last_words(error: str) -> str:
+    """Return the last line of a traceback that has words in it; that of an exception group ends with a frame."""
+    said = next((line for line in reversed(error.splitlines()) if any(map(str.isalnum, line))), "")
+    said = said.strip(" |")
+    return said if len(said) <= _ERROR_LENGTH else f"{said[:_ERROR_LENGTH]}..."
 
 
 def _trigger_row(record: TriggerRecord) -> dict[str, Any]:

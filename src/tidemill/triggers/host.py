@@ -325,7 +325,9 @@ class TriggerHost:
                 found = written_down(run.trigger)
             except TriggerError as error:
                 log.warning(
-                    "a trigger cannot be written down; a restart makes it anew", trigger=run.spec.name, error=str(error)
+                    "what serialize() returned cannot be kept; a restart creates the trigger as it is listed",
+                    trigger=run.spec.name,
+                    error=str(error),
                 )
                 continue
             if found != (run.spec.classpath, run.spec.kwargs):

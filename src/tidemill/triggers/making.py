@@ -45,11 +45,11 @@ def make_trigger(name: str, classpath: str, kwargs: str) -> BaseTrigger:
     if cls is None:
         raise TriggerError(f"the module {module_name!r} has no {class_name!r}; correct the classpath {classpath}")
     if not (isinstance(cls, type) and issubclass(cls, BaseTrigger)):
-        raise TriggerError(f"{classpath} is no trigger class; it has to inherit from tidemill's BaseTrigger")
+        raise TriggerError(f"{classpath} is not a trigger class; it has to inherit from tidemill's BaseTrigger")
     try:
         trigger = cls(**json.loads(kwargs))
     except (Exception, SystemExit) as error:
-        raise TriggerError(f"{classpath} cannot be made of its kwargs: {said(error)}") from error
+        raise TriggerError(f"{classpath} cannot be created with its kwargs: {said(error)}") from error
     trigger.trigger_id = name
     return trigger
 
@@ -104,7 +104,8 @@ def identity_of(event: TriggerEvent) -> str | None:
         check_identity(identity)
     except ValueError as error:
         raise TriggerError(str(error)) from error
-    return identity
+    # A subclass of `str` (of NumPy, lxml, an enum) is nothing that a database takes.
+    return str.__str__(identity)
 
 
 def _plain(kwargs: Any) -> dict[str, Any]:

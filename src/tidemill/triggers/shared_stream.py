@@ -402,15 +402,21 @@ class Routed:
 def route(manager: SharedStreamManager, trigger_id: Any, trigger: BaseTrigger) -> Routed:
     """Start a trigger where it belongs: on the shared stream of its key, or by itself when it has none.
 
-    A key function that raises is logged, and the trigger runs by itself. After the events have ended, for whatever
-    reason, unsubscribe the trigger from its key.
+    A key function that raises, or returns what cannot be a key, is logged, and the trigger runs by itself. After the
+    events have ended, for whatever reason, unsubscribe the trigger from its key.
     """
     key = None
     if isinstance(trigger, BaseEventTrigger):
         try:
             key = trigger.shared_stream_key()
-        except Exception as error:
-            log.warning("shared_stream_key raised; the trigger runs by itself", trigger_id=trigger_id, exc_info=error)
+            hash(key)
+        except (Exception, SystemExit) as error:
+            key = None
+            log.warning(
+                "shared_stream_key raised, or returned a key that cannot be hashed; the trigger runs by itself",
+                trigger_id=trigger_id,
+                exc_info=error,
+            )
         if key is not None:
             stream = manager.subscribe(trigger_id=trigger_id, trigger=trigger, key=key)
             return Routed(key, trigger.filter_shared_stream(stream), stream)

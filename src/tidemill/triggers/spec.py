@@ -20,6 +20,8 @@ from tidemill.store.records import TriggerSpec
 _KEYS = ("name", "classpath", "kwargs", "restart")
 _CLASSPATH = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)+\Z")
 MAX_NAME_LENGTH = 200
+#: Longer ones are not repeated in a message.
+_SAID = 40
 
 
 def read_specs(path: Path) -> list[TriggerSpec]:
@@ -33,7 +35,11 @@ def read_specs(path: Path) -> list[TriggerSpec]:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}; name the file with the list of triggers") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is no UTF-8 text: {error.reason}") from None
+        raise ConfigError(f"{path} is not UTF-8 text: {error.reason}; save the file as UTF-8") from None
+    except RecursionError:
+        raise ConfigError(
+            f"{path} is nested too deeply to be read; arguments are plain values, lists and mappings"
+        ) from None
     problems = [str(_of_entry(problem)) for problem in document.problems]
     # An empty file reads as an empty mapping.
     value = document.value or []
@@ -72,7 +78,7 @@ def _entry(where: str, entry: Any, problems: list[str]) -> TriggerSpec | None:
         problems.append(f"{where}: expected name, classpath, kwargs and restart, not {_kind(entry)}")
         return None
     name = entry.get("name")
-    if isinstance(name, str):
+    if isinstance(name, str) and _is_name(name):
         where = f"{where} ({name})"
     before = len(problems)
     for key in entry:
@@ -80,8 +86,11 @@ def _entry(where: str, entry: Any, problems: list[str]) -> TriggerSpec | None:
             near = difflib.get_close_matches(str(key), _KEYS, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(_KEYS)}"
             problems.append(f"{where}: unknown key {key!r}; {hint}")
-    if not isinstance(name, str) or not name or len(name) > MAX_NAME_LENGTH or not name.isprintable():
-        problems.append(f"{where}: name has to be a text of 1 to {MAX_NAME_LENGTH} printable characters")
+    if not isinstance(name, str) or not _is_name(name):
+        said = _kind(name) if not isinstance(name, str) or len(name) <= _SAID else f"one of {len(name)} characters"
+        problems.append(
+            f"{where}: name has to be a text of 1 to {MAX_NAME_LENGTH} printable characters, not all spaces; not {said}"
+        )
     classpath = entry.get("classpath")
     if not isinstance(classpath, str) or not _CLASSPATH.match(classpath):
         problems.append(f"{where}: classpath has to be like package.module.Class, not {classpath!r}")
@@ -95,6 +104,10 @@ def _entry(where: str, entry: Any, problems: list[str]) -> TriggerSpec | None:
     return TriggerSpec(str(name), str(classpath), kwargs, str(restart))
 
 
+def _is_name(text: str) -> bool:
+    return 0 < len(text) <= MAX_NAME_LENGTH and text.isprintable() and not text.isspace()
+
+
 def _kwargs(where: str, value: Any, problems: list[str]) -> str:
     if value is None:
         return "{}"
@@ -104,7 +117,8 @@ def _kwargs(where: str, value: Any, problems: list[str]) -> str:
     try:
         return kwargs_text(value)
     except (TypeError, ValueError) as error:
-        problems.append(f"{where}: kwargs cannot be written as JSON: {error}; put times and dates in quotes")
+        advice = "put times and dates in quotes" if isinstance(error, TypeError) else "JSON has no .nan and no .inf"
+        problems.append(f"{where}: kwargs cannot be written as JSON: {error}; {advice}")
         return "{}"
 
 

@@ -229,7 +229,7 @@ class AckStream:
         async def watched() -> None:
             try:
                 await work
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 self._log.exception(
                     "a task of a shared stream failed; all its subscribers fail", key=self.key, task=what
                 )
@@ -305,7 +305,7 @@ class AckStream:
                     self._tell_failures(self._attendance, batch)
                 try:
                     await producer.advance(_items(batch))
-                except (Exception, asyncio.CancelledError) as error:
+                except (Exception, SystemExit, asyncio.CancelledError) as error:
                     self._advance_failed(batch, error)
                     return
                 full = group.full_since is not None

@@ -164,7 +164,7 @@ class Life:
         except asyncio.CancelledError:
             self.end(StreamEnded(f"the poll of the shared stream {self.key!r} was cancelled"))
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if not self.ended:
                 self._log.exception("the poll of a shared stream failed; all its subscribers fail", key=self.key)
             self.end(error)
@@ -211,7 +211,7 @@ class Life:
         async def step() -> None:
             try:
                 await closing()
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 self._log.warning(f"closing the {what} of a shared stream failed", key=self.key, exc_info=error)
 
         await self.join(f"close of the {what}", asyncio.create_task(step(), name=f"shared-stream-{what}[{self.key!r}]"))

@@ -166,7 +166,7 @@ class TriggerRun:
                 self._trigger = make_trigger(name, *self._continued)
             except TriggerError as error:
                 log.warning(
-                    "a trigger cannot be made of what it was written down as; it begins anew as it is listed",
+                    "a trigger cannot be created from what serialize() returned earlier; it starts over as listed",
                     trigger=name,
                     error=str(error),
                 )
@@ -189,10 +189,10 @@ class TriggerRun:
         try:
             routed = self._routed = route(self._place.manager, self.spec.name, self._trigger)
             self.key = routed.key
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._fault = error
             # It may have been subscribed before its filter raised.
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception, SystemExit):
                 self.key = self._trigger.shared_stream_key() if isinstance(self._trigger, BaseEventTrigger) else None
             if self.key is None:
                 return
@@ -462,7 +462,7 @@ class TriggerRun:
             log.exception("a trigger does not end", trigger=self.spec.name, step=what, seconds=END_SECONDS)
         except asyncio.CancelledError:
             log.warning("a step of a trigger's end was cancelled", trigger=self.spec.name, step=what)
-        except Exception:
+        except (Exception, SystemExit):
             log.exception("a step of a trigger's end failed", trigger=self.spec.name, step=what)
 
 
