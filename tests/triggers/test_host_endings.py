@@ -310,3 +310,18 @@ async def test_one_that_never_ends_is_left_behind_and_its_name_is_free(hosts, up
     await until(lambda: "yielded" in DID["deaf"])
     assert host.running == 1
     assert (await hosts.record("deaf")).state is TriggerState.RUNNING
+
+
+@pytest.mark.parametrize("how", ["stopped", "removed"])
+async def test_a_trigger_that_is_slow_to_end_after_a_timeout_does_not_run_again_once_it_is(how, hosts):
+    host = await hosts.start(spec("deaf", hosted.Deaf, "always", times=2))
+    await until(lambda: "there" in DID["deaf"])
+    host._runs["deaf"].cancel(CancelReason.TIMEOUT)
+
+    await until(lambda: DID["deaf"][-1] == "asked: timeout")
+
+    async with asyncio.timeout(20):
+        await (hosts.stop(host) if how == "stopped" else host.reload([]))
+
+    assert DID["deaf"].count("there") == 1
+    assert (await hosts.record("deaf")).state is TriggerState.CANCELLED
