@@ -29,7 +29,7 @@ from tidemill.runtime.deadletter import LetterKind
 from tidemill.store.database import Database
 from tidemill.store.queries.sessions import begin_session
 from tidemill.store.queries.triggers import claim_triggers, find_triggers
-from tidemill.store.records import TriggerSpec
+from tidemill.store.records import TriggerSpec, TriggerState
 from tidemill.triggers import host as host_module
 from tidemill.triggers.host import TriggerHost
 from tidemill.triggers.turns import HostStopsError
@@ -210,6 +210,15 @@ class Schedule:
             left = [task for task in asyncio.all_tasks() if task not in self.known_tasks | self.world.helpers]
             assert not left, f"tasks are left behind by a host that has stopped: {left}"
 
+    async def abandon(self) -> None:
+        """End what still runs after a failure."""
+        self.database.down = False
+        self.database.calm = self.world.calm = self.world.broker.calm = True
+        if self.host is not None:
+            await self.host.stop()
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+
     def _away(self, name: str, tick: int) -> None:
         if not self.away[name] or self.away[name][-1][1] != float("inf"):
             self.away[name].append([tick, float("inf")])
@@ -310,11 +319,14 @@ class Schedule:
                 connection, kind="triggerer", name="other", host="other", boot_id="", pid=1, list=self.list,
                 lock="", digest="", now_us=1,
             )  # fmt: skip
-            ids = [record.id for record in find_triggers(connection, names)]
+            records = find_triggers(connection, names)
+            ids = [record.id for record in records if record.state is TriggerState.RUNNING]
             return list(claim_triggers(connection, ids, number, 1))
 
         for name in names:
             self._away(name, self.world.tell(f"{name} is claimed by somebody else"))
+            # One that has just ended for good may not have been reported: then it runs again.
+            self.world.listing[name] += 1
         await self.database._write(take)
         await asyncio.sleep(self.rng.choice([0.01, 0.5, 5.0]) if loop.time() else 0)
         await self.restart()
@@ -530,6 +542,7 @@ async def play(seed: int, database: Database, stored: Callable[[], int], rows: C
             import traceback
 
             wrongs.append("".join(traceback.format_exception(error)))
+            await schedule.abandon()
         finally:
             host_module.time, host_module.SEAT_SECONDS = before  # type: ignore[assignment]
             del WORLDS[schedule.list]

@@ -269,6 +269,36 @@ async def test_who_was_forced_to_fail_and_does_not_end_is_cancelled_for_its_time
     assert "did not end" in (record.error or "")
 
 
+@pytest.mark.usefixtures("quick_restarts")
+async def test_who_is_on_an_event_when_its_stream_fails_and_does_not_end_is_cancelled_and_runs_again(
+    hosts, upstream, monkeypatch
+):
+    monkeypatch.setattr(host_module, "FORCED_SECONDS", 0.2)
+    monkeypatch.setattr(host_module, "LOOK_SECONDS", 0.05)
+    broken = asyncio.Event()
+    opened = upstream.open_stream
+
+    async def breaking():
+        if not broken.is_set():
+            yield 0, 0
+            await broken.wait()
+            raise OSError("the upstream is gone")
+        async for item in opened():
+            yield item
+
+    monkeypatch.setattr(upstream, "open_stream", breaking)
+    host = await hosts.start(
+        spec("deaf", hosted.Sharing, "on-failure", upstream=upstream.name, stuck_on=0, deaf=True),
+    )
+    await until(lambda: host.report()[0].outstanding)
+    broken.set()
+    upstream.items.put_nowait(1)
+
+    await until(lambda: (1, (1, 0, 0)) in upstream.advanced)
+
+    assert host.manager.forced() == {}
+
+
 async def test_a_stop_finishes_what_is_fanned_out_advances_it_and_closes_the_stream(hosts, upstream):
     host = await hosts.start(spec("shares", hosted.Sharing, upstream=upstream.name))
     for n in range(200):

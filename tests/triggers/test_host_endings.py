@@ -341,3 +341,18 @@ async def test_an_identity_of_a_subclass_of_str_is_stored_as_the_text_that_it_is
 
     assert odd.identity == "odd"
     assert await hosts.payloads("good") == [{"n": 0}, {"n": 1}, {"n": 2}]
+
+
+@pytest.mark.parametrize("how", ["stopped", "removed"])
+async def test_a_trigger_that_is_slow_to_end_after_a_timeout_does_not_run_again_once_it_is(how, hosts):
+    host = await hosts.start(spec("deaf", hosted.Deaf, "always", times=2))
+    await until(lambda: "there" in DID["deaf"])
+    host._runs["deaf"].cancel(CancelReason.TIMEOUT)
+
+    await until(lambda: DID["deaf"][-1] == "asked: timeout")
+
+    async with asyncio.timeout(20):
+        await (hosts.stop(host) if how == "stopped" else host.reload([]))
+
+    assert DID["deaf"].count("there") == 1
+    assert (await hosts.record("deaf")).state is TriggerState.CANCELLED

@@ -166,6 +166,8 @@ class SharedStreamManager:
         self._closing: dict[Stream, None] = {}
         # Who is expected back by which time, where there is no stream to keep the seat.
         self._seats: dict[Hashable, dict[Any, float]] = {}
+        # Who has not left yet what ended under them, and since when.
+        self._stranded: dict[tuple[Hashable, Any], float] = {}
         self._held = False
 
     def subscribe(
@@ -182,6 +184,7 @@ class SharedStreamManager:
         """
         if key is None:
             raise ValueError("the key of a shared stream must not be None: such a trigger runs by itself")
+        self._stranded.pop((key, trigger_id), None)
         stream = self._groups.get(key)
         if stream is None:
             stream = self._make(trigger, key)
@@ -196,6 +199,7 @@ class SharedStreamManager:
 
         Unknown triggers and keys change nothing.
         """
+        self._stranded.pop((key, trigger_id), None)
         stream = self._groups.get(key)
         if stream is None or trigger_id not in stream.subscriptions:
             return
@@ -224,6 +228,7 @@ class SharedStreamManager:
         The event that it is on counts as moved past; call `fail_held` first where it is not. A stream that is not
         acknowledged has no seats.
         """
+        self._stranded.pop((key, trigger_id), None)
         stream = self._groups.get(key)
         if stream is None:
             # It ended under its subscribers.
@@ -285,8 +290,12 @@ class SharedStreamManager:
         self._hold(False)
 
     def forced(self) -> dict[Any, float]:
-        """Return who was forced to fail and has not left yet, and when, in seconds of the manager's clock."""
-        return {
+        """Return who was forced to fail and has not left yet, and when, in seconds of the manager's clock.
+
+        Those are among them whose stream has failed.
+        """
+        stranded = {name: failed_at for (_, name), failed_at in self._stranded.items()}
+        return stranded | {
             name: one.end.failed_at
             for stream in self._groups.values()
             for name, one in stream.subscriptions.items()
@@ -308,6 +317,7 @@ class SharedStreamManager:
 
     def _forget_seat(self, trigger_id: Any, key: Hashable) -> Stream | None:
         """Expect a trigger back no more; return the stream of the key."""
+        self._stranded.pop((key, trigger_id), None)
         if (seats := self._seats.get(key)) is not None:
             seats.pop(trigger_id, None)
             if not seats:
@@ -342,7 +352,7 @@ class SharedStreamManager:
                 key,
                 lambda: cls.open_shared_stream(kwargs),
                 self._settings,
-                lambda stream: self._note_end(stream, None),
+                self._note_end,
                 self._note_closed,
                 self._log,
             )
@@ -367,11 +377,22 @@ class SharedStreamManager:
         for name, until in self._seats.pop(key, {}).items():
             if until > now:
                 stream.group.add_seat(name, until)
+            else:
+                self._log.warning(
+                    "the seat of a trigger in its shared stream has ended before the trigger is back; the stream "
+                    "begins again without it",
+                    key=key,
+                    trigger_id=name,
+                )
         return stream
 
     def _note_end(self, stream: Stream, error: BaseException | None) -> None:
         if self._groups.get(stream.key) is stream:
             del self._groups[stream.key]
+            if error is not None:
+                now = self._settings.now()
+                for name, one in stream.subscriptions.items():
+                    self._stranded[stream.key, name] = now if one.end.failed_at is None else one.end.failed_at
             if error is not None and isinstance(stream, AckStream) and self._settings.seat_seconds > 0:
                 # Whoever takes part will be back, as long as nobody says otherwise.
                 until = self._seat_end()

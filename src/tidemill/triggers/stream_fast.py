@@ -31,7 +31,7 @@ class FastStream:
         key: Hashable,
         open_source: Callable[[], AsyncIterator[Any]],
         settings: StreamSettings,
-        on_end: Callable[[Stream], None],
+        on_end: Callable[[Stream, BaseException | None], None],
         on_closed: Callable[[Stream], None],
         log: Any,
     ) -> None:
@@ -102,7 +102,7 @@ class FastStream:
         self._log.warning("a subscriber of a shared stream is too slow; it fails", key=self.key, trigger_id=reader.name)
 
     def _end(self, error: BaseException | None) -> None:
-        self._on_end(self)
+        self._on_end(self, error)
         for subscription in self.subscriptions.values():
             assert isinstance(subscription, FastSubscription)
             self._drop(subscription)

@@ -215,13 +215,13 @@ class TriggerRun:
         self._life.restart = Restart(spec.restart)
 
     def cancel(self, reason: CancelReason, *, succeeded: bool = False) -> None:
-        """Ask it to end; the first reason counts.
+        """Ask it to end; the first reason counts, but a timeout gives way: it alone lets a trigger run again.
 
         Args:
             reason: Why.
             succeeded: Whether another one takes its place, and its seat.
         """
-        if self.reason is None and self._alive:
+        if self.reason in (None, CancelReason.TIMEOUT) and self.reason is not reason and self._alive:
             self.reason = reason
             self._succeeded = succeeded
             self._asked_at = self._clock()
