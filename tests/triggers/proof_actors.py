@@ -68,6 +68,7 @@ class World:
     restarts: dict[str, str]
     applied: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     seatless: dict[str, list[list[float]]] = field(default_factory=lambda: defaultdict(list))
+    overflows: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     ticks: int = 0
     read: dict[tuple[str, int], list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
     real: dict[tuple[str, int], list[tuple[int, float, str]]] = field(default_factory=lambda: defaultdict(list))
