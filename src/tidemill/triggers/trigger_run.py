@@ -55,6 +55,10 @@ _STATES = {
 _ELSEWHERE = (CancelReason.HAND_OVER, CancelReason.SHUTDOWN)
 
 
+class _RefusedError(TriggerError):
+    """The store will never store an event of this trigger."""
+
+
 class TriggerRun:
     """One trigger on this host.
 
@@ -135,8 +139,8 @@ class TriggerRun:
         self._since = 0.0
         # In the trigger's own code, and not in what follows it.
         self._waits = False
-        # Where a cancellation may reach it: not while it cleans up.
-        self._open = True
+        # Where a cancellation may reach it: not before its task has begun, nor while it cleans up.
+        self._open = False
         self._asked_at = 0.0
         self._abandoned = False
         self._succeeded = False
@@ -210,13 +214,13 @@ class TriggerRun:
         self._life.restart = Restart(spec.restart)
 
     def cancel(self, reason: CancelReason, *, succeeded: bool = False) -> None:
-        """Ask it to end; the first reason counts.
+        """Ask it to end; the first reason counts, but for a timeout, after which it may run again.
 
         Args:
             reason: Why.
             succeeded: Whether another one takes its place, and its seat.
         """
-        if self.reason is None and self._alive:
+        if self.reason in (None, CancelReason.TIMEOUT) and self._alive:
             self.reason = reason
             self._succeeded = succeeded
             self._asked_at = self._clock()
@@ -251,7 +255,7 @@ class TriggerRun:
         while True:
             self._since = self._clock()
             ending = Ending.RETURNED
-            self._waits = True
+            self._waits = self._open = True
             try:
                 await self._events()
             except asyncio.CancelledError as error:
@@ -274,11 +278,11 @@ class TriggerRun:
 
     async def _events(self) -> None:
         """Let the trigger run, and hand over its events, until it ends."""
+        if self.reason is not None:
+            return
         if self._fault is not None:
             raise self._fault
         assert self._routed is not None
-        if self.reason is not None:
-            return
         place, subscription = self._place, self._routed.subscription
         bind = subscription.bind if isinstance(subscription, AckSubscription) else _bind_nothing
         add, events = place.events.add, place.events
@@ -310,7 +314,7 @@ class TriggerRun:
             self._stored.set_result(None)
 
     def _refused(self, seq: int | None, outcome: Refused) -> None:
-        fault = TriggerError(f"an event is refused by the store: {outcome.reason.value}. {outcome.detail}")
+        fault = _RefusedError(f"an event is refused by the store: {outcome.reason.value}. {outcome.detail}")
         if seq is not None:
             self._place.manager.refuse_persisted((seq,), said(fault))
         if outcome.reason is Refusal.FENCED:
@@ -346,7 +350,7 @@ class TriggerRun:
         if following.verdict is Verdict.FINISHED:
             await self._all_stored()
             if self._fault is not None:
-                following = self._decide(Ending.RAISED)
+                following, reason = self._decide(Ending.RAISED), self.reason
         self._trigger = self._routed = None
         self._leave(for_good=following.pause_seconds is None)
         unsure = following.verdict is Verdict.FINISHED and self._pending
@@ -360,7 +364,9 @@ class TriggerRun:
         finished = following.verdict is Verdict.FINISHED
         comes_back = self._succeeded or following.pause_seconds is not None
         if not finished and (comes_back or reason in _ELSEWHERE):
-            self._fail_held(said(self._fault) if reason is None and self._fault is not None else None)
+            # The raw event that a refused one was derived from has failed already; this may be another one.
+            fault = self._fault if reason is None and not isinstance(self._fault, _RefusedError) else None
+            self._fail_held(said(fault) if fault is not None else None)
         if comes_back or (finished and reason is None):
             # Until it is known whether it runs again, nothing is to pass it by.
             self._keep_seat()
