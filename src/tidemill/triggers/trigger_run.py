@@ -140,8 +140,8 @@ class TriggerRun:
         self._since = 0.0
         # In the trigger's own code, and not in what follows it.
         self._waits = False
-        # Where a cancellation may reach it: not while it cleans up.
-        self._open = True
+        # Where a cancellation may reach it: not before its task has begun, nor while it cleans up.
+        self._open = False
         self._asked_at = 0.0
         self._abandoned = False
         self._succeeded = False
@@ -256,7 +256,7 @@ class TriggerRun:
         while True:
             self._since = self._clock()
             ending = Ending.RETURNED
-            self._waits = True
+            self._waits = self._open = True
             try:
                 await self._events()
             except asyncio.CancelledError as error:
@@ -279,11 +279,11 @@ class TriggerRun:
 
     async def _events(self) -> None:
         """Let the trigger run, and hand over its events, until it ends."""
+        if self.reason is not None:
+            return
         if self._fault is not None:
             raise self._fault
         assert self._routed is not None
-        if self.reason is not None:
-            return
         place, subscription = self._place, self._routed.subscription
         bind = subscription.bind if isinstance(subscription, AckSubscription) else _bind_nothing
         add, events = place.events.add, place.events
@@ -352,7 +352,7 @@ class TriggerRun:
         if following.verdict is Verdict.FINISHED:
             await self._all_stored()
             if self._fault is not None:
-                following = self._decide(Ending.RAISED)
+                following, reason = self._decide(Ending.RAISED), self.reason
         self._trigger = self._routed = None
         self._leave(for_good=following.pause_seconds is None)
         unsure = following.verdict is Verdict.FINISHED and self._pending
