@@ -130,6 +130,8 @@ class Source:
         self.broker = broker
         self.fenced = False
         self.closed = False
+        self._answered_at = 0.0
+        self._generation = 0
         self._next: dict[TopicPartition, int] = {}
         self._notes: dict[TopicPartition, str] = {}
         self._noted: dict[TopicPartition, str] = {}
@@ -178,11 +180,16 @@ class Source:
         rng = self.broker.rng
         status = CommitStatus.AGAIN if not self.broker.calm and rng.random() < 0.1 else CommitStatus.DONE
         given = {lane: (floor, self._notes.get(lane, "")) for lane, floor in offsets.items()}
-        asyncio.get_running_loop().call_later(rng.choice([0.0, 0.001, 0.02]), self._answer, given, status)
+        loop = asyncio.get_running_loop()
+        # In their order.
+        self._answered_at = max(self._answered_at + 1e-6, loop.time() + rng.choice([0.0, 0.001, 0.02]))
+        loop.call_at(self._answered_at, self._answer, given, status, self._generation)
 
-    def _answer(self, given: dict[TopicPartition, tuple[int, str]], status: CommitStatus) -> None:
+    def _answer(self, given: dict[TopicPartition, tuple[int, str]], status: CommitStatus, generation: int) -> None:
         if self.fenced or self.closed or self._events is None:
             return
+        if generation != self._generation:
+            status = CommitStatus.AGAIN
         if status is CommitStatus.DONE:
             for lane, (floor, note) in given.items():
                 if lane in self._next:
@@ -199,6 +206,7 @@ class Source:
         """Take lanes away, and give them back a moment later."""
         if not self.live or self._events is None or any(lane not in self._next for lane in lanes):
             return
+        self._generation += 1
         for lane in lanes:
             del self._next[lane]
         if lost:

@@ -161,7 +161,7 @@ class Schedule:
         #: When names were away: gone from the list, handed over, without their seats; each (first, last) tick.
         self.away: dict[str, list[list[float]]] = defaultdict(list)
         self.host: TriggerHost | None = None
-        self.steps = rng.randint(12, 36)
+        self.steps = rng.randint(12, 32)
         self.reloads: set[asyncio.Task[None]] = set()
         self.log: list[Any] = []
 

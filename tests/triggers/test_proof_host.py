@@ -11,6 +11,7 @@ import os
 import shutil
 import sqlite3
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ from tests.triggers.virtual_time import run_virtually
 from tidemill.store.opening import open_store
 
 SHORT, LONG = 300, 5_000
+PLAYED: Counter[int] = Counter()
 _REFUSING = """
 CREATE TRIGGER IF NOT EXISTS poison BEFORE INSERT ON trigger_event WHEN NEW.payload LIKE '%poison%'
 BEGIN SELECT RAISE(ABORT, 'this content is refused'); END
@@ -45,7 +47,9 @@ def play_in(folder: Path, seed: int) -> None:
     """Play a schedule over a SQLite file of its folder."""
 
     async def played() -> None:
-        path = folder / "tidemill.db"
+        # One that is played again, because it failed, begins with an empty store.
+        PLAYED[seed] += 1
+        path = folder / f"{PLAYED[seed]}.db"
         database = await open_store(f"sqlite:///{path}")
         look = sqlite3.connect(path, isolation_level=None)
         try:
