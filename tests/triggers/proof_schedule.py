@@ -34,6 +34,7 @@ from tidemill.store.queries.triggers import claim_triggers, find_triggers
 from tidemill.store.records import TriggerSpec, TriggerState
 from tidemill.triggers import host as host_module
 from tidemill.triggers.host import TriggerHost
+from tidemill.triggers.ownership import Ownership
 from tidemill.triggers.turns import HostStopsError
 
 T = TypeVar("T")
@@ -65,6 +66,10 @@ class FaultyDatabase:
     @property
     def label(self) -> str:
         return "faulty"
+
+    @property
+    def exclusive(self) -> bool:
+        return self.real.exclusive
 
     async def write(self, work: Callable[[Connection], T]) -> T:
         rng = self.rng
@@ -143,8 +148,8 @@ class Schedule:
             shared_stream_subscriber_queue_size=rng.choice([8, 1024]),
             shared_stream_cohort_grace_period=rng.choice([0.0, 0.0, 0.1]),
             block_threshold_seconds=1000.0,
+            seat_seconds=rng.choice([60.0, 60.0, 60.0, 1.0]),
         )
-        self.seat_seconds = rng.choice([60.0, 60.0, 60.0, 1.0])
         self.stored = stored
         #: How many rows were stored when a number was first covered by a commit.
         self.stored_at: dict[int, int] = {}
@@ -180,15 +185,19 @@ class Schedule:
 
     # -- hosts ------------------------------------------------------------------------------------------------
 
-    def make_host(self) -> TriggerHost:
+    async def make_host(self) -> TriggerHost:
         loop = asyncio.get_running_loop()
         self.world.host += 1
-        return TriggerHost(self.database, self.settings, self.list, backoff=PAUSES, clock=loop.time)
+        self.ownership = ownership = Ownership(self.database, self.list, clock=loop.time)
+        await ownership.acquire()
+        host = TriggerHost(self.database, self.settings, ownership, backoff=PAUSES, clock=loop.time)
+        ownership.attend(lambda: host.tokens, host.hand_over)
+        return host
 
     async def start(self) -> None:
         wanted = set(self.listed)
         self._apply()
-        self.host = self.make_host()
+        self.host = await self.make_host()
         await self.host.start([self.spec(name) for name in self.names if name in wanted])
         tick = self.world.tell(f"a host has started: {sorted(wanted)}")
         for name in wanted:
@@ -205,6 +214,7 @@ class Schedule:
         if host is not None:
             self.world.tell("the host is stopped")
             await host.stop()
+            await self.ownership.release()
             self.world.tell("the host has stopped")
             await asyncio.gather(*self.reloads)
             left = [task for task in asyncio.all_tasks() if task not in self.known_tasks | self.world.helpers]
@@ -541,8 +551,8 @@ async def play(seed: int, database: Database, stored: Callable[[], int], rows: C
     faults: list[Any] = []
     loop.set_exception_handler(lambda _, context: faults.append(context))
     WORLDS[schedule.list] = schedule.world
-    before = host_module.time, host_module.SEAT_SECONDS
-    host_module.time, host_module.SEAT_SECONDS = _Time(loop), schedule.seat_seconds  # type: ignore[assignment]
+    before = host_module.time
+    host_module.time = _Time(loop)  # type: ignore[assignment]
     wrongs: list[str] = []
     with captured(schedule):
         try:
@@ -551,7 +561,7 @@ async def play(seed: int, database: Database, stored: Callable[[], int], rows: C
             wrongs.append("".join(traceback.format_exception(error)))
             await schedule.abandon()
         finally:
-            host_module.time, host_module.SEAT_SECONDS = before  # type: ignore[assignment]
+            host_module.time = before  # type: ignore[assignment]
             del WORLDS[schedule.list]
     if not wrongs:
         found = [Stored(name, identity, **_of(payload)) for name, identity, payload in await rows(f"s{seed}t")]

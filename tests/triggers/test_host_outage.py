@@ -98,10 +98,11 @@ async def test_a_host_that_stops_while_its_store_is_away_leaves_nothing_running(
     monkeypatch.setattr(host_module, "STORE_SECONDS", 0.2)
     database = await open_store(f"sqlite:///{tmp_path}/tidemill.db")
     before = asyncio.all_tasks()
-    host = await Hosts(database).start(spec("waits", hosted.Counting, count=0, then="wait"))
+    hosts = Hosts(database)
+    host = await hosts.start(spec("waits", hosted.Counting, count=0, then="wait"))
     with monkeypatch.context() as patch:
         patch.setattr(database, "write", away)
-        await host.stop()
+        await hosts.stop(host)
 
     assert asyncio.all_tasks() == before
     await database.close()

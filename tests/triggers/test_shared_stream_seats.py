@@ -201,25 +201,28 @@ async def test_a_seat_from_a_stream_that_failed_ends_too() -> None:
     await end_of(found)
 
 
-async def test_who_goes_elsewhere_keeps_no_seat() -> None:
+async def test_a_trigger_that_another_process_claims_takes_its_stream_along_and_nothing_more_is_advanced() -> None:
     found = scene()
     first, second = found.join(1), found.join(2)
     found.put("e1", "e2")
     await pull(first), await pull(second, 2)
     found.manager.fail_held(1, KEY, None)
-    found.manager.leave(1, KEY)
-    found.manager.leave(1, KEY)
-    request = Request(second)
-    await until(lambda: len(found.producer.advanced) == 2)
-    assert found.producer.advanced == [("e1", (1, 1, 0)), ("e2", (1, 1, 0))]
-    assert [told for told in found.producer.told if told[0] == "failed"] == [
-        ("failed", "payload of e1", {}, (1,)),
-        ("failed", "payload of e2", {}, (1,)),
-    ]
-    found.manager.keep_seat(2, KEY)
-    found.manager.leave(2, KEY)
+    found.manager.hand_over(1, KEY)
+    found.manager.hand_over(1, KEY)
+    with pytest.raises(StreamEnded, match="another process has claimed trigger 1"):
+        await pull(second)
     await until(lambda: found.producer.closed)
-    await request.cancel()
+    assert (found.producer.advanced, found.polls) == ([], False)
+    await end_of(found)
+
+
+async def test_a_claimed_trigger_of_a_stream_that_is_only_read_leaves_it() -> None:
+    found = Scene(ack=False, seat_seconds=60.0)
+    found.join(1)
+    found.put("e1")
+    found.manager.hand_over(1, KEY)
+    found.manager.hand_over(1, KEY)
+    assert not found.polls
     await end_of(found)
 
 

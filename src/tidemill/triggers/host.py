@@ -177,6 +177,10 @@ class TriggerHost:
                 log.warning("another host has claimed a trigger; it is handed over", trigger=run.spec.name)
                 run.cancel(CancelReason.HAND_OVER)
 
+    def note_fenced(self) -> None:
+        """Ask at once whose the list is: the store has refused an event, because another process owns its trigger."""
+        self._ownership.check()
+
     async def wait_idle(self) -> None:
         """Wait until no trigger is left to run."""
         while self._runs:

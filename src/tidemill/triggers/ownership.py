@@ -120,6 +120,7 @@ class Ownership:
         self._digest = ""
         self._session: int | None = None
         self._lost = asyncio.Event()
+        self._doubted = asyncio.Event()
         self._beating: asyncio.Task[None] | None = None
         self._held: Callable[[], Mapping[int, int]] = dict
         self._on_taken: Callable[[Mapping[int, int]], None] = lambda taken: None
@@ -269,6 +270,10 @@ class Ownership:
         """Tell the others with the next beat that the content of the list is another one."""
         self._digest = digest
 
+    def check(self) -> None:
+        """Beat now: there is reason to doubt that this session goes on."""
+        self._doubted.set()
+
     async def lost(self) -> None:
         """Wait until another process has ended this session."""
         await self._lost.wait()
@@ -276,7 +281,10 @@ class Ownership:
     async def _beat(self) -> None:
         pause = self.pace.beat_seconds
         while True:
-            await asyncio.sleep(pause)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._doubted.wait()
+            self._doubted.clear()
             pause = self.pace.beat_seconds
             held = dict(self._held())
             try:

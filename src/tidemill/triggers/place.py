@@ -43,6 +43,9 @@ class Place(Protocol):
     def stopping(self) -> bool:
         """Whether the host stops: then it ends the streams, when all is stored."""
 
+    def note_fenced(self) -> None:
+        """Take that another process has claimed a trigger that runs here."""
+
     def mark(self, mark: Mark) -> None:
         """Have a report written."""
 

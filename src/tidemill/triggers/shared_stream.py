@@ -244,19 +244,24 @@ class SharedStreamManager:
             # The stream ended under its subscribers, and another one has brought it back.
             stream.group.keep_seat(seat, self._seat_end())
 
-    def leave(self, trigger_id: Any, key: Hashable) -> None:
-        """Let a trigger go that may subscribe again, but elsewhere or much later: what it never read has failed.
+    def hand_over(self, trigger_id: Any, key: Hashable) -> None:
+        """Let a trigger go that another process has claimed; its stream ends at once, and advances nothing more.
 
-        The event that it is on counts as moved past; call `fail_held` first where it is not.
+        All triggers of a key belong to one process. What the others do with later events would be advanced without the
+        one that has gone, so they get an error, and take part in the next stream.
         """
-        stream = self._forget_seat(trigger_id, key)
-        if stream is None:
-            return
-        if trigger_id in stream.subscriptions:
+        stream = self._groups.get(key)
+        if isinstance(stream, AckStream):
+            stream.abandon(
+                StreamEnded(
+                    f"another process has claimed trigger {trigger_id} of the shared stream {key!r}, which ends here; "
+                    f"the broker gives the events again that are not acknowledged"
+                )
+            )
+        elif stream is not None and trigger_id in stream.subscriptions:
             stream.unsubscribe(trigger_id)
-        elif isinstance(stream, AckStream):
-            stream.drop_seat(trigger_id)
-        self._end_deserted(stream)
+            self._end_deserted(stream)
+        self._forget_seat(trigger_id, key)
 
     def note_gone(self, trigger_id: Any, key: Hashable) -> None:
         """Let a trigger go that will not subscribe to a key again: it finished, was removed, or is not restarted.

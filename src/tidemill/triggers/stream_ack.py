@@ -89,7 +89,7 @@ class AckStream:
         self._deadlines = Bell()
         self._held = False
         self._drained = Bell()
-        # An advance has raised: there is no other.
+        # There is no further advance: one has raised, or the stream was abandoned.
         self._failed = False
         # Nothing more can be resolved.
         self._final = False
@@ -142,13 +142,6 @@ class AckStream:
             self._note_left(trigger_id)
         if self._attendance is not None:
             self._attendance.subscriber_gone(trigger_id)
-
-    def drop_seat(self, trigger_id: Any) -> None:
-        """End a seat: what waited for it is unread."""
-        seat = self.group.seat(trigger_id)
-        if seat is not None:
-            self.group.leave(seat)
-            self._note_left(trigger_id)
 
     def _drop(self, trigger_id: Any) -> AckSubscription:
         subscription = self.subscriptions.pop(trigger_id)
@@ -300,7 +293,7 @@ class AckStream:
         group = self.group
         while True:
             final = self._final
-            while (batch := group.take()) is not None:
+            while not self._failed and (batch := group.take()) is not None:
                 if self._attendance is not None:
                     self._tell_failures(self._attendance, batch)
                 try:
@@ -333,9 +326,7 @@ class AckStream:
         )
         if isinstance(error, asyncio.CancelledError):
             error = StreamEnded(f"the advance of the shared stream {self.key!r} was cancelled")
-        self._failed = True
-        self._drained.ring()
-        self._life.end(error)
+        self.abandon(error)
 
     # -- the end
 
@@ -362,6 +353,16 @@ class AckStream:
         if self._producer is not None:
             await self._life.close_step("producer", self._producer.aclose)
         self._on_closed(self)
+
+    def abandon(self, error: BaseException) -> None:
+        """End at once, and advance nothing more; synchronous.
+
+        Args:
+            error: What every subscriber gets.
+        """
+        self._failed = True
+        self._drained.ring()
+        self._life.end(error)
 
     def cut_short(self) -> None:
         """Let nobody finish anything any more; synchronous, for a stream that has ended."""

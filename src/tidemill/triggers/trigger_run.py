@@ -320,6 +320,7 @@ class TriggerRun:
         if seq is not None:
             self._place.manager.refuse_persisted((seq,), None if fenced else said(fault))
         if fenced:
+            self._place.note_fenced()
             self.cancel(CancelReason.HAND_OVER)
         elif self._fault is None:
             self._fault = fault
@@ -394,7 +395,7 @@ class TriggerRun:
         if self._succeeded:
             self._keep_seat()
         elif reason is CancelReason.HAND_OVER:
-            manager.leave(name, key)
+            manager.hand_over(name, key)
             self.key = self.seat = None
         elif for_good:
             manager.note_gone(name, key)
