@@ -118,6 +118,9 @@ class AckStream:
         """Let it go; what it never read has failed."""
         subscription = self._drop(trigger_id)
         self.group.leave(subscription.member)
+        if (seat := self.group.seat(trigger_id)) is not None:
+            # It was forced to fail, and has had its seat since.
+            self.group.leave(seat)
         self._note_left(trigger_id)
 
     def keep_seat(self, trigger_id: Any) -> None:

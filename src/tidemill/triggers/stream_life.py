@@ -145,7 +145,8 @@ class Life:
             return
         self.ended = True
         self._on_end(error)
-        if self._polling is not None and self._polling is not asyncio.current_task():
+        if self._polling is not None:
+            # Also when the poll itself calls: the event that it fanned out may have ended the last seat.
             self._polling.cancel()
         self._closing = asyncio.create_task(self._finish(), name=f"shared-stream-close[{self.key!r}]")
 
