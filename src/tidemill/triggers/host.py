@@ -210,6 +210,8 @@ class TriggerHost:
         for run in ending:
             if self._runs.get(run.spec.name) is run:  # left behind
                 del self._runs[run.spec.name]
+        if not self._runs:
+            self._idle.set()
         await self._marks.settled()
         if removed or replaced:
             await self._admission.forget_unlisted(specs)
