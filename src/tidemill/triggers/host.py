@@ -44,16 +44,16 @@ from tidemill.triggers.turns import Turns
 
 log = structlog.get_logger(__name__)
 
-#: A trigger that was forced to fail its stream and has not ended after so long is cancelled.
+#: A trigger that was forced to fail its stream and has not ended after this many seconds is cancelled.
 FORCED_SECONDS = 30.0
 #: How often that is looked at.
 LOOK_SECONDS = 1.0
 #: A write that takes longer counts as an outage.
 STALL_SECONDS = 1.0
-#: At a stop: what streams have outstanding may be finished for so long, and events be stored.
+#: At a stop: how long what streams have outstanding may be finished, and events be stored.
 DRAIN_SECONDS = 5.0
 STORE_SECONDS = 10.0
-#: And triggers may take so long to end.
+#: And how long triggers may take to end.
 END_SECONDS = 65.0
 #: Triggers that are made or started at one go, before the loop gets its turn.
 _BURST = 256
@@ -324,7 +324,9 @@ class TriggerHost:
                 found = written_down(run.trigger)
             except TriggerError as error:
                 log.warning(
-                    "a trigger cannot be written down; a restart makes it anew", trigger=run.spec.name, error=str(error)
+                    "a trigger cannot be written down; after a restart it begins as it is listed",
+                    trigger=run.spec.name,
+                    error=str(error),
                 )
                 continue
             if found != (run.spec.classpath, run.spec.kwargs):

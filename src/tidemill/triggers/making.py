@@ -45,7 +45,7 @@ def make_trigger(name: str, classpath: str, kwargs: str) -> BaseTrigger:
     if cls is None:
         raise TriggerError(f"the module {module_name!r} has no {class_name!r}; correct the classpath {classpath}")
     if not (isinstance(cls, type) and issubclass(cls, BaseTrigger)):
-        raise TriggerError(f"{classpath} is no trigger class; it has to inherit from tidemill's BaseTrigger")
+        raise TriggerError(f"{classpath} is not a trigger class; it has to inherit from tidemill's BaseTrigger")
     try:
         trigger = cls(**json.loads(kwargs))
     except (Exception, SystemExit) as error:

@@ -373,7 +373,7 @@ class SharedStreamManager:
         if self._groups.get(stream.key) is stream:
             del self._groups[stream.key]
             if error is not None and isinstance(stream, AckStream) and self._settings.seat_seconds > 0:
-                # Whoever takes part will be back, as long as nobody says otherwise.
+                # All that take part will be back, unless the manager is told otherwise.
                 until = self._seat_end()
                 self._seats[stream.key] = stream.group.seats() | dict.fromkeys(stream.subscriptions, until)
         self._closing[stream] = None

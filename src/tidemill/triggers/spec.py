@@ -33,7 +33,7 @@ def read_specs(path: Path) -> list[TriggerSpec]:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}; name the file with the list of triggers") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is no UTF-8 text: {error.reason}") from None
+        raise ConfigError(f"{path} is not UTF-8 text: {error.reason}") from None
     problems = [str(_of_entry(problem)) for problem in document.problems]
     # An empty file reads as an empty mapping.
     value = document.value or []

@@ -34,7 +34,7 @@ from tidemill.triggers.stream_api import (
 from tidemill.triggers.stream_life import Life, Stream, StreamSettings, overflow_of, wake_all
 from tidemill.triggers.subscription import AckSubscription, Bell, Subscription
 
-#: When the reading has ended, what subscribers are on may be finished, and be stored, for so long.
+#: How long subscribers may finish the events that they are on, and have them stored, when the reading has ended.
 DRAIN_SECONDS: Final = 5.0
 _SEAT_ENDS: Final = (Cause.SEAT_TIMEOUT, Cause.SEAT_FULL)
 
