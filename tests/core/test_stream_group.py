@@ -1175,6 +1175,20 @@ def test_a_seat_can_be_there_from_the_beginning() -> None:
     assert group.pull(seat) == "e1"
 
 
+def test_a_refused_event_fails_alone_though_older_ones_are_not_confirmed() -> None:
+    group = Group()
+    member = group.join("a")
+    group.send("e1"), group.send("e2"), group.send("e3")
+    group.pull(member)
+    first = group.bound(member)
+    group.pull(member)
+    second, third = group.bound(member), group.bound(member)
+    group.pull(member)
+    group.bindings.refuse_persisted([third, second], "too large")
+    group.confirm(first)
+    assert group.one_lane() == [("e1", 1, 0, 0), ("e2", 0, 1, 0)]
+
+
 def test_who_is_back_has_the_whole_ack_timeout_for_what_was_published_while_it_was_away() -> None:
     group = Group(seat_seconds=60.0)
     away, other = group.join("away"), group.join("other")

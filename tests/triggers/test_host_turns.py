@@ -198,3 +198,17 @@ async def test_a_host_that_stops_pulls_no_producer_again_however_its_store_does(
     # One may have been on its way before the stop.
     assert len(upstream.pulled) <= pulled + 1
     await stopping
+
+
+async def test_a_host_is_idle_when_its_last_trigger_is_removed_and_left_behind(hosts, monkeypatch):
+    monkeypatch.setattr(host_module, "END_SECONDS", 0.05)
+    host = await hosts.start(spec("deaf", hosted.Deaf, times=1))
+    await until(lambda: "there" in DID["deaf"])
+    blocked = asyncio.Event()
+    monkeypatch.setattr(hosted.Deaf, "cleanup", lambda self: blocked.wait())
+    idle = asyncio.create_task(host.wait_idle())
+    await asyncio.sleep(0)
+    await host.reload([])
+    async with asyncio.timeout(20):
+        await idle
+    blocked.set()

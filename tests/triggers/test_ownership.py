@@ -305,3 +305,32 @@ async def test_the_new_holder_of_a_sqlite_file_ends_all_sessions_at_once(tmp_pat
     await ownership.release()
     assert await database.read(lambda c: live_sessions(c, KIND)) == []
     await database.close()
+
+
+async def test_a_list_that_is_read_again_as_its_host_is_about_to_start_is_run_whole(stage, monkeypatch):
+    read = asyncio.get_running_loop().create_future()
+
+    async def to_thread(work):
+        await read
+        return work()
+
+    monkeypatch.setattr(asyncio, "to_thread", to_thread)
+    part = await stage.part(WAITS)
+    create = part.replica._create
+
+    def create_as_the_list_is_read():
+        read.set_result(None)
+        return create()
+
+    part.replica._create = create_as_the_list_is_read
+    part.replica.read_again()
+    part.listed = [WAITS, spec("new", hosted.Counting, then="wait")]
+    part.begin()
+    await until(lambda: DID["waits"] and DID["new"])
+    await until(lambda: part.replica._reading is None)
+    await part.replica.host.events.settled()
+    records = await part.store.read(lambda c: find_triggers(c, ["waits", "new"]))
+    assert {(record.spec.name, record.state, record.next_index) for record in records} == {
+        ("waits", TriggerState.RUNNING, 1),
+        ("new", TriggerState.RUNNING, 1),
+    }

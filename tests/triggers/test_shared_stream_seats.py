@@ -240,6 +240,40 @@ async def test_who_is_forced_to_fail_keeps_its_seat_from_then_on() -> None:
     await end_of(found)
 
 
+async def test_who_is_forced_to_fail_and_leaves_keeps_no_seat() -> None:
+    found = scene(max_subscriber_queue=2)
+    slow, good = found.join(1), found.join(2)
+    for event in ("e1", "e2", "e3"):
+        found.put(event)
+        assert await pull(good) == [event]
+    assert isinstance((await ended(slow))[0], Exception)
+    found.manager.leave(1, KEY)
+    found.put("e4")
+    assert await pull(good) == ["e4"]
+    request = Request(good)
+    await until(lambda: ("e4", (1, 0, 0)) in found.producer.advanced)
+    found.manager.note_gone(2, KEY)
+    await until(lambda: found.producer.closed)
+    await request.cancel()
+    await end_of(found)
+
+
+async def test_a_stream_whose_last_seat_ends_as_an_event_is_fanned_out_ends_at_once() -> None:
+    found = scene(ack_timeout=10.0)
+    stream = found.join(1)
+    found.put("e1")
+    await pull(stream)
+    assert stream.bind() is not None
+    await until(lambda: found.upstream.pulled == 2)
+    found.manager.keep_seat(1, KEY)
+    await turns()
+    found.clock.now = 61.0
+    found.put("e2")
+    await until(lambda: found.producer.closed)
+    assert not found.polls
+    await end_of(found)
+
+
 async def test_where_no_seats_are_kept_who_keeps_one_just_leaves() -> None:
     for found in (Scene(), Scene(ack=False, seat_seconds=60.0)):
         stream = found.join(1)

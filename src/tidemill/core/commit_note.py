@@ -1,7 +1,7 @@
 """What is known above a commit floor, as a short text that is kept beside the committed offset.
 
 A broker keeps one number per partition and a little text with it. The text says which offsets above the floor are
-clean and how often others failed, so that whoever reads the partition next gives nothing clean again and goes on
+clean and how often others failed, so that the next reader of the partition gives nothing clean again and goes on
 counting. Invariants: a note never exceeds its limit: what does not fit is left out from the end, which costs a
 repetition and loses nothing; what it holds can be read back: numbers that no log has are left out; a text that is not
 a note is not an error, and says nothing.

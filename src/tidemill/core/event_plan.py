@@ -4,7 +4,7 @@ Pure: what the database says of the triggers (locked) and of known identities co
 to write come out.
 
 Invariants:
-- Events of a trigger are numbered from 0 without gaps, in order, whoever stores them: a takeover continues.
+- Events of a trigger are numbered from 0 without gaps, in order, whichever process stores them: a takeover continues.
 - An identity is stored once per trigger; later ones are told the number of the first.
 - Nothing is stored for a trigger that is unknown, or that another process has claimed since (an old token).
 - A plan that was committed although nobody heard of it is recognised, so that trying again stores nothing twice.

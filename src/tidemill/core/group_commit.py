@@ -48,8 +48,8 @@ class CommitLimits:
             stay below 20 ms, so it is half of that.
         max_batch_count: Most items of one transaction; only a backlog has more, and leaves in several.
         max_batch_bytes: Most bytes of one transaction, but for a single item that is larger.
-        high_count: Items in hand from which the standing is FULL.
-        low_count: Items in hand down to which it stays so.
+        high_count: Pending items from which the standing is FULL.
+        low_count: Pending items down to which it stays so.
         high_bytes: Likewise in bytes; the low mark is half of it.
         stall_seconds: A write that takes longer counts as an outage until it is answered.
         backoff: The waits between attempts.
@@ -109,7 +109,7 @@ class GroupCommit(Generic[T]):
     )
 
     def __init__(self, limits: CommitLimits) -> None:
-        """Start with nothing in hand."""
+        """Start with nothing pending."""
         self._limits = limits
         self._waiting: deque[tuple[T, int, float]] = deque()
         self._again: deque[Batch[T]] = deque()

@@ -52,7 +52,7 @@ class _Lane(Generic[LaneT, HeldT]):
     def begin(self, offset: int) -> None:
         self.read = self.floor = offset
         if self.past is None or offset < self.past.floor:
-            return  # never committed, or the log was made anew: what was known is about other messages
+            return  # never committed, or the log was created again: what was known is about other messages
         for start, end in self.past.clean:
             self.done(start, end)
         self.failures = {at: n for at, n in self.past.failures if at >= self.floor and at not in self.clean}

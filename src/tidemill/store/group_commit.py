@@ -66,7 +66,7 @@ class EventStore:
         on_standing: Callable[[Standing], None] | None = None,
         limits: CommitLimits | None = None,
     ) -> None:
-        """Start with nothing in hand, without a task."""
+        """Start with nothing pending, without a task."""
         self._database = database
         self._on_standing = on_standing
         self._machine: GroupCommit[_Entry] = GroupCommit(limits or CommitLimits())

@@ -195,7 +195,7 @@ class PostgresDatabase:
             creator=create,
             pool_size=_CONNECTIONS,
             max_overflow=0,
-            # Every transaction here is ended by whoever began it.
+            # Every transaction here is ended where it began.
             pool_reset_on_return=None,
         )
         return engine

@@ -44,16 +44,16 @@ from tidemill.triggers.turns import Turns
 
 log = structlog.get_logger(__name__)
 
-#: A trigger that was forced to fail its stream and has not ended after so long is cancelled.
+#: A trigger that was forced to fail its stream and has not ended after this many seconds is cancelled.
 FORCED_SECONDS = 30.0
 #: How often that is looked at.
 LOOK_SECONDS = 1.0
 #: A write that takes longer counts as an outage.
 STALL_SECONDS = 1.0
-#: At a stop: what streams have outstanding may be finished for so long, and events be stored.
+#: At a stop: how long what streams have outstanding may be finished, and events be stored.
 DRAIN_SECONDS = 5.0
 STORE_SECONDS = 10.0
-#: And triggers may take so long to end.
+#: And how long triggers may take to end.
 END_SECONDS = 65.0
 #: Triggers that are made or started at one go, before the loop gets its turn.
 _BURST = 256
@@ -214,6 +214,8 @@ class TriggerHost:
         for run in ending:
             if self._runs.get(run.spec.name) is run:  # left behind
                 del self._runs[run.spec.name]
+        if not self._runs:
+            self._idle.set()
         await self._marks.settled()
         if removed or replaced:
             await self._admission.forget_unlisted(specs)

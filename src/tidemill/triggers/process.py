@@ -35,7 +35,7 @@ from tidemill.triggers.spec import read_specs
 
 log = structlog.get_logger(__name__)
 
-#: What triggers leave behind may take so long to end.
+#: How long what triggers leave behind may take to end.
 _END_SECONDS = 5.0
 
 

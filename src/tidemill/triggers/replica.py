@@ -59,7 +59,7 @@ class Replica:
         self._specs = specs
         while True:
             await self._ownership.acquire(list_digest(self._specs))
-            host = self.host = self._create()
+            host = self._create()
             self._ownership.attend(lambda host=host: host.tokens, host.hand_over)  # type: ignore[misc]
             if await self._until_over(host):
                 return
@@ -97,6 +97,8 @@ class Replica:
             log.exception("what is done beside the triggers failed; they go on without it")
 
     async def _live(self, host: TriggerHost) -> None:
+        # Not before it takes its first turn to start: nothing that is read meanwhile may be run before that.
+        self.host = host
         await host.start(self._specs)
         while True:
             await host.wait_idle()

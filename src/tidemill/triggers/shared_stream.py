@@ -399,7 +399,7 @@ class SharedStreamManager:
                 for name, one in stream.subscriptions.items():
                     self._stranded[stream.key, name] = now if one.end.failed_at is None else one.end.failed_at
             if error is not None and isinstance(stream, AckStream) and self._settings.seat_seconds > 0:
-                # Whoever takes part will be back, as long as nobody says otherwise.
+                # All that take part will be back, unless the manager is told otherwise.
                 until = self._seat_end()
                 self._seats[stream.key] = stream.group.seats() | dict.fromkeys(stream.subscriptions, until)
         self._closing[stream] = None

@@ -34,7 +34,7 @@ from tidemill.triggers.stream_api import (
 from tidemill.triggers.stream_life import Life, Stream, StreamSettings, overflow_of, wake_all
 from tidemill.triggers.subscription import AckSubscription, Bell, Subscription
 
-#: When the reading has ended, what subscribers are on may be finished, and be stored, for so long.
+#: How long subscribers may finish the events that they are on, and have them stored, when the reading has ended.
 DRAIN_SECONDS: Final = 5.0
 _SEAT_ENDS: Final = (Cause.SEAT_TIMEOUT, Cause.SEAT_FULL)
 
@@ -118,6 +118,9 @@ class AckStream:
         """Let it go; what it never read has failed."""
         subscription = self._drop(trigger_id)
         self.group.leave(subscription.member)
+        if (seat := self.group.seat(trigger_id)) is not None:
+            # It was forced to fail, and has had its seat since.
+            self.group.leave(seat)
         self._note_left(trigger_id)
 
     def keep_seat(self, trigger_id: Any) -> None:

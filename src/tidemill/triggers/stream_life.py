@@ -21,9 +21,9 @@ from tidemill.triggers.subscription import AckSubscription, FastSubscription, Su
 
 #: How many events are fanned out before the subscribers get a turn, if their source never waits for anything.
 _BURST = 512
-#: A broker that does not answer may hold up each step of the end for so long; a producer settles within 5 s of its own.
+#: How long a broker that does not answer may hold up each step of the end; a producer settles within 5 s of its own.
 STEP_SECONDS: Final = 15.0
-#: What is cancelled after that may take so long to notice.
+#: How long what is cancelled after that may take to notice.
 _CANCEL_SECONDS: Final = 1.0
 #: How often seats and deadlines are looked at while there are seats.
 _SEAT_CHECK_SECONDS: Final = 0.5
@@ -43,7 +43,7 @@ class StreamSettings:
 
     @property
     def burst(self) -> int:
-        """How many events may be fanned out at one go: never so many that who keeps up overflows."""
+        """How many events may be fanned out at one go: never so many that a subscriber that keeps up overflows."""
         return max(1, min(_BURST, self.max_subscriber_queue // 2))
 
     @property
@@ -145,7 +145,8 @@ class Life:
             return
         self.ended = True
         self._on_end(error)
-        if self._polling is not None and self._polling is not asyncio.current_task():
+        if self._polling is not None:
+            # Also when the poll itself calls: the event that it fanned out may have ended the last seat.
             self._polling.cancel()
         self._closing = asyncio.create_task(self._finish(), name=f"shared-stream-close[{self.key!r}]")
 

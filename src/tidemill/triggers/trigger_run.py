@@ -42,9 +42,9 @@ from tidemill.triggers.subscription import AckSubscription
 
 log = structlog.get_logger(__name__)
 
-#: `on_kill`, `cleanup` and the end of the trigger's own generator may take so long, each.
+#: `on_kill`, `cleanup` and the end of the trigger's own generator may take this many seconds, each.
 END_SECONDS = 30.0
-#: A trigger that never waits gives the loop back after so many events.
+#: A trigger that never waits gives the loop back after this many events.
 _BURST = 64
 
 _STATES = {
@@ -357,7 +357,7 @@ class TriggerRun:
         self._trigger = self._routed = None
         self._leave(for_good=following.pause_seconds is None)
         unsure = following.verdict is Verdict.FINISHED and self._pending
-        # The last word has another host, or nobody yet, or whoever left this one behind.
+        # The last word has another host, or nobody yet, or the call that left this one behind.
         if not (self.reason is CancelReason.HAND_OVER or unsure or self._abandoned or following.pause_seconds == 0):
             self._report(following, reason)
         return following

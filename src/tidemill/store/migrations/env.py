@@ -1,4 +1,4 @@
-"""How alembic runs here: over the connection, and in the transaction, of whoever opens the store."""
+"""How alembic runs here: over the connection, and in the transaction, that the opening of the store gives it."""
 
 from alembic import context
 

@@ -137,7 +137,7 @@ class KafkaStreamProducer(SharedStreamProducer):
             AbsentSubscriberError: A trigger that failed an event, or left it unread, did not return in time.
             FencedError: Another process reads under this member's id.
             ConfigError: The dead-letter topic cannot be used.
-            RemoteError: The brokers refuse, or the topic was made anew.
+            RemoteError: The brokers refuse, or the topic was created again.
         """
         self._started = True
         await self._letters.open()
@@ -242,7 +242,7 @@ class KafkaStreamProducer(SharedStreamProducer):
                 # The source drops what it fetched twice.
                 raise RemoteError(
                     f"topic {message.topic!r}, partition {message.partition} went back to offset {message.offset}: "
-                    f"it was made anew; the stream ends and begins again there"
+                    f"the topic was created again; the stream ends and begins again there"
                 )
         return None
 
@@ -347,7 +347,7 @@ class KafkaStreamProducer(SharedStreamProducer):
         return past
 
     async def on_revoked(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """Give the floors to commit; what is outstanding is given again by whoever reads the partitions next."""
+        """Give the floors to commit; what is outstanding is given again by the next reader of the partitions."""
         for lane in partitions:
             self._log.again(lane)
         floors = self._floors()
