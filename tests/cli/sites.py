@@ -44,6 +44,18 @@ class Odd(BaseTrigger):
             yield TriggerEvent("x" * 100, identity=f"\\x1b[2J{n}")
         raise ExceptionGroup("both", [ValueError("first"), KeyError("last" * 1000)])
 
+class Leaves(BaseTrigger):
+    def serialize(self):
+        return "mine.Leaves", {}
+    async def leave(self):
+        raise SystemExit(5)
+    async def run(self):
+        loop = asyncio.get_running_loop()
+        self.left = loop.create_task(self.leave())
+        loop.call_soon(exit, 5)
+        await asyncio.sleep(0.1)
+        yield TriggerEvent("went on")
+
 class Debugged(BaseTrigger):
     def serialize(self):
         return "mine.Debugged", {}

@@ -155,3 +155,10 @@ def test_a_table_has_one_line_of_plain_text_for_each_row_and_stops_when_nobody_r
         events.stdout.close()
         assert events.stderr.read() == b""
         assert events.wait(30) == ExitCode.OK
+
+
+def test_a_task_that_a_trigger_left_behind_cannot_exit_the_host(site):
+    site.write("name: leaves, classpath: mine.Leaves, restart: never")
+    assert site.host().wait(30) == ExitCode.OK
+    assert [row["payload"] for row in site.rows("events", "spec.yaml")] == ['"went on"']
+    assert site.log.count("called sys.exit") == 2

@@ -20,6 +20,7 @@ from sqlalchemy import Connection
 
 from tidemill.core.errors import ConfigError
 from tidemill.core.session_watch import Life, SessionWatch
+from tidemill.runtime.log import limited
 from tidemill.store.database import Database
 from tidemill.store.patience import write_patiently
 from tidemill.store.queries.sessions import (
@@ -180,8 +181,8 @@ class Admission:
                 raise ConfigError(_refusal(ownership.list_name, session, sorted(conflict.wanted[session.list])))
         dead = [session.id for session in rivals if watch.life(session.id) is Life.DEAD]
         if len(dead) < len(rivals):
-            log.info(
-                "another list has some of what this one names; waiting to see whether a host runs it",
+            limited(log, 10.0).info(
+                "another list has a trigger or a stream of this one; waiting up to 30 s to see whether a host runs it",
                 other=sorted(conflict.wanted),
             )
             return False

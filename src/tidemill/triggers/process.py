@@ -11,6 +11,7 @@ import contextlib
 import os
 import sys
 import threading
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def run_host(settings: Settings, specs: Path, pace: Pace | None = None) -> ExitC
     runner = asyncio.Runner()
     code = ExitCode.INTERNAL
     try:
-        code = runner.run(_run(settings, specs, found, signals, pace))
+        code = _run_all(runner.get_loop(), _run(settings, specs, found, signals, pace))
     except BaseException as error:
         code = exit_code_of(error)
         raise
@@ -74,6 +75,20 @@ def run_host(settings: Settings, specs: Path, pace: Pace | None = None) -> ExitC
         runner.close()
         timer.cancel()
     return code
+
+
+def _run_all(loop: asyncio.AbstractEventLoop, host: Coroutine[Any, Any, ExitCode]) -> ExitCode:
+    """Run a host until it ends, and not only until a task that a trigger left behind calls `sys.exit`."""
+    running = loop.create_task(host)
+    while True:
+        try:
+            return loop.run_until_complete(running)
+        except SystemExit:
+            if running.done():
+                raise
+            log.exception(
+                "a task or callback that a trigger left behind called sys.exit; it is ignored, and the host goes on"
+            )
 
 
 def _url(settings: Settings, specs: Path) -> str:
