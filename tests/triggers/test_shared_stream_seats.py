@@ -247,7 +247,7 @@ async def test_who_is_forced_to_fail_and_leaves_keeps_no_seat() -> None:
         found.put(event)
         assert await pull(good) == [event]
     assert isinstance((await ended(slow))[0], Exception)
-    found.manager.leave(1, KEY)
+    await found.leave(1)
     found.put("e4")
     assert await pull(good) == ["e4"]
     request = Request(good)

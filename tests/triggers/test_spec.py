@@ -29,7 +29,13 @@ def test_a_list_is_read_in_its_order_with_its_defaults(tmp_path):
 
 
 def test_an_empty_list_is_a_list(tmp_path):
-    assert read_specs(written(tmp_path, "")) == []
+    assert read_specs(written(tmp_path, "[]")) == []
+
+
+@pytest.mark.parametrize("text", ["", "\n", "# nothing yet\n", "{}"])
+def test_a_file_without_a_list_is_refused_so_that_one_that_is_cut_off_removes_nothing(tmp_path, text):
+    with pytest.raises(ConfigError, match=r"is empty; write \[\]"):
+        read_specs(written(tmp_path, text))
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,11 @@ def read_specs(path: Path) -> list[TriggerSpec]:
             f"{path} is nested too deeply to be read; arguments are plain values, lists and mappings"
         ) from None
     problems = [str(_of_entry(problem)) for problem in document.problems]
-    # An empty file reads as an empty mapping.
-    value = document.value or []
+    value = document.value
+    if value == {}:
+        # A file that is being written, or was cut off, must not remove every trigger; [] does.
+        problems.append(f"{path} is empty; write [] for a list without triggers")
+        value = []
     if not isinstance(value, list):
         problems.append(f"{path}: expected a list of triggers, each with name and classpath, not {_kind(value)}")
         value = []

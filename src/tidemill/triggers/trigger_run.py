@@ -95,6 +95,7 @@ class TriggerRun:
         "_routed",
         "_since",
         "_stored",
+        "_stored_error",
         "_succeeded",
         "_task",
         "_token",
@@ -145,6 +146,8 @@ class TriggerRun:
         self._asked_at = 0.0
         self._abandoned = False
         self._succeeded = False
+        # The error that the store has of it while it runs.
+        self._stored_error: str | None = None
 
     # -- from outside -----------------------------------------------------------------------------------------
 
@@ -439,7 +442,10 @@ class TriggerRun:
                 self._place.mark(Mark(self._number, self._token, TriggerState.CANCELLED, self.reason.value))
             return False
         text = _told(error) if error is not None else None
-        self._place.mark(Mark(self._number, self._token, TriggerState.RUNNING, None, text))
+        if following.pause_seconds or text != self._stored_error:
+            # One that begins again at once, event by event, has been running all the time.
+            self._stored_error = text
+            self._place.mark(Mark(self._number, self._token, TriggerState.RUNNING, None, text))
         self._fault = None
         self.fired = 0
         if following.anew:
