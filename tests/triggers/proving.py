@@ -181,7 +181,7 @@ class Trying(BaseEventTrigger):
                 await asyncio.sleep(self.pause)
             self.fail(number)
             if number % self.modulo == 0:
-                place = {"number": number, "partition": message.partition, "offset": message.offset}
+                place = {"number": number, "partition": message.partition, "offset": message.offset, "pid": os.getpid()}
                 yield TriggerEvent(place, identity=f"{message.partition}/{message.offset}")
                 if self.ends:
                     return

@@ -11,35 +11,25 @@ import sqlite3
 import subprocess
 import sys
 import time
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import confluent_kafka as ck
 import pytest
-import yaml
-from tests.chaos.conftest import read_all
-from tests.triggers.proving import Trying
-
-from tidemill.runtime.deadletter import Letter, decode_letter
+from tests.triggers.proof_topic import PARTITIONS, NumberedTopic, Trio
 
 ROOT = Path(__file__).parent.parent.parent
-PARTITIONS = 4
 MAX_OUTSTANDING = 200
 
 
-class Proof:
+class Proof(NumberedTopic):
     """A topic of numbers, a list of triggers over it, and hosts that run the list, one after another."""
 
     def __init__(self, folder: Path, broker: Any) -> None:
+        super().__init__(folder / "notes", broker)
         self.folder = folder
-        self.bootstrap = broker.bootstrap
-        self.topic = f"proof-{uuid.uuid4().hex[:8]}"
-        self.notes = folder / "notes"
         self.process: subprocess.Popen[bytes] | None = None
-        broker.create_topic(self.topic, partitions=PARTITIONS)
         runtime = folder / "run"
         runtime.mkdir(mode=0o700)
         self.env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
@@ -47,25 +37,8 @@ class Proof:
                     "TIDEMILL_TRIGGERER__SHARED_STREAM_MAX_OUTSTANDING": str(MAX_OUTSTANDING)}  # fmt: skip
         self.env.pop("TIDEMILL_CONFIG", None)
 
-    def feed(self, count: int, start: int = 0) -> None:
-        """Write numbers; each tells its partition and offset, so no batch may overtake one that is sent again."""
-        producer = ck.Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 5, "enable.idempotence": True})
-        for n in range(start, start + count):
-            producer.produce(self.topic, str(n).encode(), partition=n % PARTITIONS)
-            producer.poll(0)
-        assert producer.flush(30) == 0
-
-    def triggers(self, entries: dict[str, dict[str, Any]], kind: str = "Noting", **restart: str) -> None:
-        """Write the list, for a host that may be reading it; `restart` says by name when a trigger runs again."""
-        common = {"brokers": self.bootstrap, "topic": self.topic, "notes": str(self.notes)}
-        spec = [
-            {"name": name, "classpath": f"tests.triggers.proving.{kind}", "kwargs": {**common, **kwargs},
-             "restart": restart.get(name, "on-failure")}
-            for name, kwargs in entries.items()
-        ]  # fmt: skip
-        written = self.folder / "spec.new"
-        written.write_text(yaml.safe_dump(spec))
-        written.replace(self.folder / "spec.yaml")
+    def triggers(self, entries: dict[str, dict[str, Any]]) -> None:
+        self.write_list(self.folder, "Noting", entries, {})
 
     def start(self, module: str = "tidemill", **env: str) -> subprocess.Popen[bytes]:
         with (self.folder / "log.txt").open("ab") as log:
@@ -94,32 +67,12 @@ class Proof:
                 return []  # the tables are being made
         return [(name, json.loads(payload)) for name, payload in found]
 
-    def committed(self) -> dict[int, int]:
-        consumer = ck.Consumer({"bootstrap.servers": self.bootstrap, "group.id": self.topic})
-        try:
-            wanted = [ck.TopicPartition(self.topic, n) for n in range(PARTITIONS)]
-            return {p.partition: max(0, p.offset) for p in consumer.committed(wanted, timeout=10)}
-        except ck.KafkaException as error:
-            if error.args[0].code() != ck.KafkaError.NOT_COORDINATOR:
-                raise
-            return dict.fromkeys(range(PARTITIONS), 0)  # nobody has heard of the group yet
-        finally:
-            consumer.close()
-
-    def letters(self) -> list[Letter]:
-        return [decode_letter(data) for data in read_all(self.bootstrap, f"{self.topic}_dlq")]
-
     def until(self, condition: Callable[[], Any], seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, (self.folder / "log.txt").read_text()[-4000:]
             assert self.process is None or self.process.poll() is None, (self.folder / "log.txt").read_text()[-4000:]
             time.sleep(0.05)
-
-    def noted(self, what: str) -> Counter[int]:
-        """Return how often each number was noted."""
-        notes = [line.split() for line in self.notes.read_text().splitlines()]
-        return Counter(int(number) for noted, _, number in notes if noted == what)
 
 
 @pytest.fixture
@@ -220,8 +173,8 @@ def test_what_one_of_three_is_late_with_is_given_again_and_what_was_clean_to_nob
     print("given again", len([1 for what, name, _ in notes if what == "given" and name == "one"]) - count)
 
 
-class Trial:
-    """Three triggers over one topic: one raises now and then, one ends after each event, one is slow.
+class Trial(Trio):
+    """Three triggers over one topic, whose host is told again and again to read its list.
 
     Args:
         proof: Where.
@@ -229,23 +182,13 @@ class Trial:
         hangup_seconds: How often the list is written and the host told to read it again.
     """
 
-    RAISES, ALWAYS = 100, 200
-
     def __init__(self, proof: Proof, count: int, hangup_seconds: float) -> None:
-        self.proof, self.count, self.hangup_seconds = proof, count, hangup_seconds
-        self.entries: dict[str, dict[str, Any]] = {
-            "raising": {"raise_every": self.RAISES, "raise_always_every": self.ALWAYS},
-            "ending": {"ends": True, "modulo": 3},
-            "slow": {"pause": 0.001, "modulo": 2},
-        }
+        super().__init__(proof, count)
+        self.proof, self.hangup_seconds = proof, hangup_seconds
         self.hangups = 0
         self._hung_up_at = 0.0
-        proof.notes.touch()
         proof.feed(count)
-        self.write()
-
-    def write(self) -> None:
-        self.proof.triggers(self.entries, "Trying", ending="always")
+        self.write(proof.folder)
 
     def start(self) -> None:
         listening = self.starts()
@@ -264,7 +207,7 @@ class Trial:
         self.hangups += 1
         name = list(self.entries)[self.hangups % len(self.entries)]
         self.entries[name]["version"] = self.hangups
-        self.write()
+        self.write(self.proof.folder)
         self.proof.process.send_signal(signal.SIGHUP)
         self._hung_up_at = time.monotonic()
 
@@ -274,38 +217,6 @@ class Trial:
             return condition()
 
         self.proof.until(hung_up_or_met, seconds)
-
-    def accepted(self, below: dict[int, int]) -> set[tuple[str, int]]:
-        """Return which trigger has to have an event of which message, of those below some offsets."""
-        return {
-            (name, number)
-            for name, kwargs in self.entries.items()
-            for number in range(0, self.count, kwargs.get("modulo", 1))
-            if number // PARTITIONS < below[number % PARTITIONS]
-        }
-
-    def check_letters(self) -> set[int]:
-        """Return which messages have letters: each for failures that happened, of the trigger that it names."""
-        raised = self.proof.noted("raised")
-        lettered = set()
-        for letter in self.proof.letters():
-            [source] = letter.sources
-            number = source.offset * PARTITIONS + source.partition
-            assert letter.kind == "failed"
-            assert f"trigger raising: ValueError: {number} is not to my taste" in letter.error
-            assert "ending" not in letter.error, letter.error
-            assert "slow" not in letter.error, letter.error
-            assert Trying.MAX_REDELIVERIES < letter.attempt_count <= raised[number]
-            lettered.add(number)
-        return lettered
-
-    def check_committed(self, committed: dict[int, int]) -> None:
-        """Hold what was committed against what is stored and dead-lettered by now."""
-        missing = self.accepted(committed) - {(name, row["number"]) for name, row in self.proof.rows()}
-        if missing:
-            lettered = self.check_letters()
-            lost = sorted((number, name) for name, number in missing if number not in lettered)
-            assert not lost, f"committed, and neither stored nor dead-lettered: {lost[:20]}"
 
 
 @pytest.mark.timeout(900)
@@ -332,7 +243,7 @@ def test_each_event_is_stored_once_or_dead_lettered_for_a_failure_on_it_while_it
         proof.process.wait()
         committed = proof.committed()
         assert sum(committed.values()) < count, "the kill came too late to prove anything"
-        trial.check_committed(committed)
+        trial.check_committed(committed, proof.rows())
         print(f"kill {kill}: {sum(committed.values())} committed after {time.monotonic() - began:.1f} s")
     trial.start()
     trial.until(lambda: sum(proof.committed().values()) == count, 180)
@@ -340,14 +251,5 @@ def test_each_event_is_stored_once_or_dead_lettered_for_a_failure_on_it_while_it
     proof.process.terminate()
     assert proof.process.wait(30) == 0
 
-    fired = Counter((name, row["number"]) for name, row in proof.rows())
-    assert set(fired.values()) == {1}, "an identity was stored twice"
-    assert not set(fired) - trial.accepted(proof.committed())
-    trial.check_committed(proof.committed())
-    lettered = trial.check_letters()
-    assert lettered == set(range(0, count, trial.ALWAYS))
-    assert set(proof.noted("raised")) == set(range(0, count, trial.RAISES))
-    assert not [number for name, number in fired if name == "raising" and number in lettered]
-    others = [one for one in trial.accepted(proof.committed()) - set(fired) if one[0] != "raising"]
-    print(f"{count} messages in {seconds:.1f} s, {count / seconds:.0f}/s; {trial.hangups} reloads, "
-          f"{len(lettered)} letters; unread by others when dead-lettered: {len(others)}")  # fmt: skip
+    trial.check_end(proof.rows())
+    print(f"{count} messages in {seconds:.1f} s, {count / seconds:.0f}/s; {trial.hangups} reloads")
