@@ -126,6 +126,26 @@ class Producer(SharedStreamProducer):
         return list(itertools.chain.from_iterable(self.batches))
 
 
+class Attending(Producer):
+    """Writes down what it is told of who is there."""
+
+    def __init__(self, upstream: Upstream) -> None:
+        super().__init__(upstream)
+        self.told: list[tuple[Any, ...]] = []
+
+    def subscriber_joined(self, trigger_id: Any) -> None:
+        self.told.append(("joined", trigger_id))
+
+    def subscriber_left(self, trigger_id: Any) -> None:
+        self.told.append(("left", trigger_id))
+
+    def subscriber_gone(self, trigger_id: Any) -> None:
+        self.told.append(("gone", trigger_id))
+
+    def event_failed(self, broker_payload: Any, failures: Any, unread: Any) -> None:
+        self.told.append(("failed", broker_payload, dict(failures), tuple(unread)))
+
+
 class Trigger(BaseEventTrigger):
     """Fires each raw event that starts with its prefix."""
 

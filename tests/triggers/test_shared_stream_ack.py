@@ -6,7 +6,19 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.triggers.streams import KEY, Producer, Request, Scene, Trigger, Upstream, ack_class, pull, turns, until
+from tests.triggers.streams import (
+    KEY,
+    Attending,
+    Producer,
+    Request,
+    Scene,
+    Trigger,
+    Upstream,
+    ack_class,
+    pull,
+    turns,
+    until,
+)
 
 from tidemill.testing.clock import run_on_virtual_clock
 from tidemill.triggers.base import TriggerEvent
@@ -530,24 +542,8 @@ async def test_while_it_is_held_no_producer_is_pulled() -> None:
 # -- producers that want to know who --------------------------------------------------------------------------------
 
 
-class Attending(Producer):
-    """Keeps what it is told about subscribers."""
-
-    def __init__(self, upstream: Upstream) -> None:
-        super().__init__(upstream)
-        self.told: list[tuple[Any, ...]] = []
-
-    def subscriber_joined(self, trigger_id: Any) -> None:
-        self.told.append(("joined", trigger_id))
-
-    def subscriber_left(self, trigger_id: Any) -> None:
-        self.told.append(("left", trigger_id))
-
-    def subscriber_gone(self, trigger_id: Any) -> None:
-        self.told.append(("gone", trigger_id))
-
-    def event_failed(self, broker_payload: Any, failures: Any, unread: Any) -> None:
-        self.told.append(("failed", broker_payload, dict(failures), tuple(unread)))
+class Telling(Attending):
+    """Keeps what it is advanced over among what it is told of its subscribers."""
 
     async def advance(self, batch: Any) -> None:
         await super().advance(batch)
@@ -556,7 +552,7 @@ class Attending(Producer):
 
 async def test_a_producer_that_attends_is_told_who_is_there_and_who_failed_what() -> None:
     scene = Scene()
-    scene.producer = producer = Attending(scene.upstream)
+    scene.producer = producer = Telling(scene.upstream)
     first = scene.join(1)
     await turns()
     scene.join(2)

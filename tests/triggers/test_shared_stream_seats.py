@@ -6,30 +6,10 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.triggers.streams import KEY, Producer, Request, Scene, pull, turns, until
+from tests.triggers.streams import KEY, Attending, Producer, Request, Scene, pull, turns, until
 
 from tidemill.triggers.shared_stream import StreamEnded, reject_shared_stream_event
 from tidemill.triggers.stream_api import LIST_NAME
-
-
-class Attending(Producer):
-    """Writes down what it is told of who is there."""
-
-    def __init__(self, upstream: Any) -> None:
-        super().__init__(upstream)
-        self.told: list[tuple[Any, ...]] = []
-
-    def subscriber_joined(self, trigger_id: Any) -> None:
-        self.told.append(("joined", trigger_id))
-
-    def subscriber_left(self, trigger_id: Any) -> None:
-        self.told.append(("left", trigger_id))
-
-    def subscriber_gone(self, trigger_id: Any) -> None:
-        self.told.append(("gone", trigger_id))
-
-    def event_failed(self, broker_payload: Any, failures: Any, unread: Any) -> None:
-        self.told.append(("failed", broker_payload, dict(failures), tuple(unread)))
 
 
 def scene(**settings: Any) -> Scene:
