@@ -30,15 +30,15 @@ class NumberedTopic:
         self.notes = notes
         self.bootstrap = broker.bootstrap
         self.topic = f"proof-{uuid.uuid4().hex[:8]}"
+        self._producer = ck.Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 5, "enable.idempotence": True})
         broker.create_topic(self.topic, partitions=PARTITIONS)
 
     def feed(self, count: int, start: int = 0) -> None:
         """Write numbers; each tells its partition and offset, so no batch may overtake one that is sent again."""
-        producer = ck.Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 5, "enable.idempotence": True})
         for n in range(start, start + count):
-            producer.produce(self.topic, str(n).encode(), partition=n % PARTITIONS)
-            producer.poll(0)
-        assert producer.flush(30) == 0
+            self._producer.produce(self.topic, str(n).encode(), partition=n % PARTITIONS)
+            self._producer.poll(0)
+        assert self._producer.flush(30) == 0
 
     def committed(self) -> dict[int, int]:
         consumer = ck.Consumer({"bootstrap.servers": self.bootstrap, "group.id": self.topic})
@@ -90,6 +90,9 @@ class Trio:
             "ending": {"ends": True, "modulo": 3},
             "slow": {"pause": 0.001, "modulo": 2},
         }
+        defaults = {"modulo": 1, "pause": 0.0, "ends": False, "raise_every": 0, "raise_always_every": 0, "version": 0}
+        # As they are written down: a trigger that says it otherwise waits for the store before each of its runs.
+        self.entries = {name: defaults | kwargs for name, kwargs in self.entries.items()}
         topic.notes.touch()
 
     def write(self, folder: Path) -> None:

@@ -164,6 +164,34 @@ async def test_an_outage_for_all_kills_nobody(stage):
     assert owner.ownership.session_id == session
 
 
+async def test_an_owner_that_has_not_beaten_for_half_a_lease_opens_no_stream_before_it_beats_again(stage):
+    first = await stage.started(WAITS)
+    await until(lambda: first.owns)
+    await asyncio.wait_for(first.ownership.confirmed(), 5)
+    first.store.fails = True
+    await asyncio.sleep(QUICK.lease_seconds)  # the outage itself is what is tested
+    opening = asyncio.create_task(first.ownership.confirmed())
+    await asyncio.sleep(3 * QUICK.beat_seconds)
+    assert not opening.done()
+    first.store.fails = False
+    await asyncio.wait_for(opening, 5)
+
+
+async def test_an_owner_that_has_lost_its_list_opens_no_stream_before_it_has_it_again(stage):
+    ownership = (await stage.part()).ownership
+    await ownership.acquire()
+    session = ownership.session_id
+    await asyncio.wait_for(ownership.confirmed(), 5)
+    await stage.parts[0].store.write(lambda c: end_session(c, session, 1))
+    await asyncio.wait_for(ownership.lost(), 5)
+    opening = asyncio.create_task(ownership.confirmed())
+    await asyncio.sleep(3 * QUICK.beat_seconds)
+    assert not opening.done()
+    await ownership.acquire()
+    await asyncio.wait_for(opening, 5)
+    assert ownership.session_id != session
+
+
 async def test_a_waiting_session_that_is_ended_begins_again(stage):
     first = await stage.started(WAITS)
     await until(lambda: first.owns)

@@ -16,9 +16,14 @@ from typing import Any
 
 import asyncpg
 import pytest
+from tests.sinks.conftest import proxy
+from tests.store.server import PostgresServer
 from tests.triggers.proof_topic import NumberedTopic, Trio
 
+from tidemill.runtime.broker import free_port
 from tidemill.runtime.exitcode import ExitCode
+
+__all__ = ["proxy"]
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -73,9 +78,9 @@ class Machine:
 class Feeding:
     """Writes the messages little by little, from a thread."""
 
-    def __init__(self, topic: NumberedTopic, count: int, per_second: int) -> None:
+    def __init__(self, topic: NumberedTopic, count: int, per_second: int, start: int = 0) -> None:
         self.topic, self.count, self.per_second = topic, count, per_second
-        self.fed = 0
+        self.fed = start
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -250,3 +255,52 @@ def test_each_event_is_stored_once_or_dead_lettered_for_a_failure_on_it_while_ho
     assert not pair.ask("SELECT id FROM session WHERE ended_us IS NULL AND list = 'proof'"), "a session was left behind"
     said = [line["event"] for machine in (pair.one, pair.two) for line in machine.log]
     assert not [one for one in said if "fault of tidemill" in one]
+
+
+@pytest.fixture
+def tcp_postgres() -> Iterator[PostgresServer]:
+    server = PostgresServer(free_port())
+
+    async def add_role() -> None:
+        connection = await asyncpg.connect(server.url())
+        await connection.execute("CREATE ROLE app LOGIN SUPERUSER PASSWORD 'hunter2'")
+        await connection.close()
+
+    asyncio.run(add_role())
+    yield server
+    server.remove()
+
+
+@pytest.mark.timeout(180)
+def test_a_host_that_cannot_reach_the_store_leaves_the_stream_to_the_one_that_has_taken_over(
+    tmp_path, tcp_postgres, proxy, embedded_kafka
+):
+    url = asyncio.run(tcp_postgres.new_database())
+    name = url.split("?")[0].rpartition("/")[2]
+    between = proxy(tcp_postgres.port)
+    pair = Pair(tmp_path, url, embedded_kafka, 600, 1.5)
+    try:
+        owner, other = pair.one, pair.two
+        owner.env["TIDEMILL_STORE__URL"] = tcp_postgres.tcp_url(name, between.port)
+        owner.start()
+        pair.until(lambda: owner.said("triggers started"))
+        pair.wait_in_line(other)
+        pair.topic.feed(100)
+        pair.until(lambda: pair.committed() == 100)
+        between.down()
+        pair.until(lambda: owner.fenced())
+        pair.feeding = Feeding(pair.topic, 600, 50, start=100)
+        pair.until(lambda: pair.committed() >= 400)
+        assert other.fenced() == 0, "the one that was cut off took its place in the group again"
+        waited = owner.said("another host runs this list")
+        between.up()
+        pair.until(lambda: owner.said("another host runs this list") > waited)
+        pair.feeding.finish()
+        pair.until(lambda: pair.committed() == 600)
+        assert other.fenced() == 0
+        for machine in (owner, other):
+            machine.signal(signal.SIGTERM)
+            assert machine.process.wait(30) == ExitCode.OK
+        pair.trio.check_end(pair.rows())
+    finally:
+        pair.close()

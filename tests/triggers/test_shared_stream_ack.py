@@ -42,6 +42,26 @@ async def test_the_producer_is_built_once_per_group_and_opened_when_the_poll_sta
     assert scene.producer.closed == 1
 
 
+async def test_no_producer_is_opened_before_that_is_allowed_and_the_wait_ends_with_the_stream() -> None:
+    allowed = asyncio.Event()
+
+    async def may_open() -> None:
+        await allowed.wait()
+
+    scene = Scene(may_open=may_open)
+    scene.join(1)
+    await turns()
+    assert scene.upstream.opened == 0
+    await scene.leave(1)
+    stream = scene.join(2)
+    scene.put("e1")
+    await turns()
+    assert scene.upstream.opened == 0
+    allowed.set()
+    assert await pull(stream) == ["e1"]
+    await scene.manager.stop_all()
+
+
 async def test_an_event_is_acked_by_requesting_the_next_one_even_if_none_exists_yet() -> None:
     scene = Scene()
     stream = scene.join(1)

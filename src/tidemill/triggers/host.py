@@ -99,6 +99,7 @@ class TriggerHost:
             now=self.now,
             seat_seconds=settings.seat_seconds,
             list_name=ownership.list_name,
+            may_open=ownership.confirmed,
         )
         # An outage has to be noticed long before anybody is too late because of it.
         stall_seconds = min(STALL_SECONDS, settings.shared_stream_ack_timeout / 4)

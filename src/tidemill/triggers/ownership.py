@@ -9,13 +9,15 @@ as any other. All that a session writes about its list goes through `guard`, whi
 that nobody has ended it.
 
 Invariants: a list belongs to one session at a time; a session that was ended stays dead; who cannot reach the store
-declares nobody dead; a store that one process can write to knows no live session but this one's.
+declares nobody dead, and opens no upstream once half of its lease has passed; a store that one process can write to
+knows no live session but this one's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import socket
 import time
@@ -125,6 +127,9 @@ class Ownership:
         self._held: Callable[[], Mapping[int, int]] = dict
         self._on_taken: Callable[[Mapping[int, int]], None] = lambda taken: None
         self._told: tuple[int, str, str] | None = None
+        # When a transaction began that found this session alive.
+        self._confirmed_at = -math.inf
+        self._confirmation = asyncio.Event()
 
     @property
     def session_id(self) -> int:
@@ -161,6 +166,7 @@ class Ownership:
                 break
             await asyncio.sleep(self.pace.look_seconds)
         self.holder = None
+        self._note_confirmed(began)
         log.info("this host runs the list", list=self.list_name, session=self._session)
         self._beating = asyncio.get_running_loop().create_task(self._beat(), name="beat of the session")
         self._beating.add_done_callback(self._note_silence)
@@ -278,6 +284,20 @@ class Ownership:
         """Wait until another process has ended this session."""
         await self._lost.wait()
 
+    async def confirmed(self) -> None:
+        """Wait until the store has confirmed, less than half a lease ago, that this session lives.
+
+        One that cannot beat may be dead for the others, and what it runs may be run by another process already: who
+        opened an upstream then could take it from that process.
+        """
+        while not self._database.exclusive and self._clock() - self._confirmed_at > self.pace.lease_seconds / 2:
+            self._confirmation.clear()
+            await self._confirmation.wait()
+
+    def _note_confirmed(self, began: float) -> None:
+        self._confirmed_at = began
+        self._confirmation.set()
+
     async def _beat(self) -> None:
         pause = self.pace.beat_seconds
         while True:
@@ -286,12 +306,14 @@ class Ownership:
                     await self._doubted.wait()
             self._doubted.clear()
             pause = self.pace.beat_seconds
-            held = dict(self._held())
+            held, began = dict(self._held()), self._clock()
             try:
                 if taken := await self._database.write(partial(self._compare, held)):
                     self._on_taken({number: held[number] for number in taken})
+                self._note_confirmed(began)
             except SessionEndedError:
                 log.warning("another host has taken this list over; what runs here is handed over", list=self.list_name)
+                self._confirmed_at = -math.inf
                 self._lost.set()
                 return
             except RemoteError as error:
@@ -325,6 +347,7 @@ class Ownership:
 
     async def pause(self) -> None:
         """Beat no more."""
+        self._confirmed_at = -math.inf
         beating, self._beating = self._beating, None
         if beating is not None:
             beating.cancel()

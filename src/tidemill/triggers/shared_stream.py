@@ -36,7 +36,7 @@ from tidemill.triggers.stream_api import (
     SubscriberOverflow,
 )
 from tidemill.triggers.stream_fast import FastStream
-from tidemill.triggers.stream_life import STEP_SECONDS, Stream, StreamSettings
+from tidemill.triggers.stream_life import STEP_SECONDS, Stream, StreamSettings, at_once
 from tidemill.triggers.subscription import CURRENT, AckSubscription, FastSubscription
 
 __all__ = [
@@ -123,6 +123,7 @@ class SharedStreamManager:
             who leaves is in no later event, and a subscriber of a stream that ends is not expected back.
         list_name: What `LIST_NAME` is for the producers.
         step_seconds: How long each step of the end of a stream may take.
+        may_open: Awaited before a producer's stream is opened; returns when this process may read from upstream.
     """
 
     def __init__(
@@ -137,6 +138,7 @@ class SharedStreamManager:
         seat_seconds: float = 0.0,
         list_name: str = "",
         step_seconds: float = STEP_SECONDS,
+        may_open: Callable[[], Awaitable[None]] = at_once,
         _now: Callable[[], float] | None = None,
     ) -> None:
         """Have no streams."""
@@ -154,6 +156,7 @@ class SharedStreamManager:
             _now or now,
             seat_seconds,
             step_seconds,
+            may_open,
         )
         self._list_name = list_name
         self._bindings = Bindings()

@@ -191,6 +191,7 @@ class AckStream:
         self._advancing = self._task("advance", self._advance(producer))
         self._watching = self._task("deadlines", self._watch())
         await self._wait_for_room()
+        await self._settings.may_open()
         group, now, publish = self.group, self._settings.now, self.group.publish
         lane_of = _lane_of(producer)
         waiting, live, burst = self._waiting, self._live, self._settings.burst

@@ -29,6 +29,10 @@ _CANCEL_SECONDS: Final = 1.0
 _SEAT_CHECK_SECONDS: Final = 0.5
 
 
+async def at_once() -> None:
+    """Wait for nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
     """The limits of a shared stream, as `SharedStreamManager` describes them."""
@@ -40,6 +44,7 @@ class StreamSettings:
     now: Callable[[], float]
     seat_seconds: float = 0.0
     step_seconds: float = STEP_SECONDS
+    may_open: Callable[[], Awaitable[None]] = at_once
 
     @property
     def burst(self) -> int:
