@@ -97,7 +97,7 @@ class Site:
         self.hosts: list[subprocess.Popen[bytes]] = []
 
     def write(self, *entries: str) -> None:
-        (self.folder / "spec.yaml").write_text("".join(f"- {{{entry}}}\n" for entry in entries))
+        (self.folder / "spec.yaml").write_text("".join(f"- {{{entry}}}\n" for entry in entries) or "[]\n")
 
     def host(self, **env: str) -> subprocess.Popen[bytes]:
         with (self.folder / "log.txt").open("ab") as log:
