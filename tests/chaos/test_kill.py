@@ -135,9 +135,13 @@ def test_an_engine_that_hangs_is_replaced(site):
     site.feed(40)
     pipeline = site.start(engines=1)
     pipeline.wait_working()
-    # A process that is being started looks like its parent for a moment.
-    wait_for(lambda: len(pipeline.engines()) == 1, 10, "one engine")
-    (engine,) = pipeline.engines()
+
+    def lone_engine() -> int | None:
+        # A process that is being started looks like its parent for a moment.
+        found = pipeline.engines()
+        return found[0] if len(found) == 1 else None
+
+    engine = wait_for(lone_engine, 10, "one engine")
     os.kill(engine, signal.SIGSTOP)
     site.feed(40)
     wait_for(lambda: pipeline.engines() not in ([], [engine]), 60, "another engine runs")
