@@ -302,12 +302,15 @@ async def test_a_deadlock_is_no_outage_and_both_transactions_are_committed(postg
     # Against the order in which locks are taken: no query does this.
     crossing = [Holding(database, one, two), Holding(database, two, one)]
     await until(lambda: all(each.locked for each in crossing))
-    pids = {each.pid for each in crossing}
+    look = await asyncpg.connect(url)
+    before = {row["pid"] for row in await look.fetch("SELECT pid FROM pg_stat_activity")}
+    await look.close()
     for each in crossing:
         each.step(0)
         each.step(1)
 
-    assert {await each.done for each in crossing} == pids
+    # The one that is repeated may find another connection at rest than its own, but not a new one.
+    assert {await each.done for each in crossing} <= before
     assert sorted(each.attempts for each in crossing) == [1, 2]
     await feed.end()
     assert feed.standings == []
