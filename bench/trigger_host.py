@@ -170,7 +170,7 @@ async def idle(count: int, folder: Path) -> None:
     wall, cpu = time.perf_counter(), time.process_time()
     await asyncio.sleep(IDLE_SECONDS)
     share = (time.process_time() - cpu) / (time.perf_counter() - wall)
-    await host.stop()
+    await stop(host)
     await database.close()
     own = float(subprocess.check_output([*command(), "own", f"--triggers={count}"]))
     say(
@@ -206,12 +206,22 @@ async def read_back(database: Database, triggers: int, each: int) -> int:
     return sum(next_of.values())
 
 
+#: In which session each host runs.
+OWNED: dict[TriggerHost, Ownership] = {}
+
+
 async def host_of(database: Database) -> TriggerHost:
     ownership = Ownership(database, "bench")
     await ownership.acquire()
     host = TriggerHost(database, TriggererSettings(), ownership)
     ownership.attend(lambda: host.tokens, host.hand_over)
+    OWNED[host] = ownership
     return host
+
+
+async def stop(host: TriggerHost) -> None:
+    await host.stop()
+    await OWNED.pop(host).release()
 
 
 async def durable(name: str, url: str, events: int) -> None:
@@ -222,7 +232,7 @@ async def durable(name: str, url: str, events: int) -> None:
     await host.start([spec(f"fires-{number}", Firing, count=each) for number in range(PRODUCERS)])
     await host.wait_idle()  # a trigger has ended when all it fired is stored
     seconds, used = time.perf_counter() - began, time.process_time() - cpu
-    await host.stop()
+    await stop(host)
     rows = await read_back(database, PRODUCERS, each)
     await database.close()
     say(
@@ -257,7 +267,7 @@ async def memory(count: int, folder: Path) -> None:
         if Numbers.advanced >= (len(sizes) + 1) * count // 20:
             sizes.append(resident_bytes())
     seconds = time.perf_counter() - began
-    await host.stop()
+    await stop(host)
     await database.close()
     # The first tenth fills pools and caches.
     settled = sizes[1:]
