@@ -128,7 +128,7 @@ class Bindings:
 
         Args:
             seqs: Numbers of any groups; unknown and repeated ones, and those that are confirmed, change nothing.
-            error: Why they are refused; None: through no fault of whoever derived them, who is not blamed.
+            error: Why they are refused; None: through no fault of the subscriber, which is not blamed.
         """
         for seq in seqs:
             index = seq - self._first
