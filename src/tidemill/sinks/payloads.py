@@ -22,11 +22,19 @@ class KafkaPayload(msgspec.Struct, frozen=True):
 
 
 class FilePayload(msgspec.Struct, frozen=True):
-    """One JSON line for a file below the sink's base path: `sinks.filesystem.<sink>`."""
+    """One JSON line for a file below the sink's base path, or the whole file: `sinks.filesystem.<sink>`.
+
+    Attributes:
+        sink: The instance.
+        path: The file, relative to the base path.
+        data: append: one line; replace: the content, text and bytes as they are.
+        op: append (add a line); replace (put this in place of whatever the file has).
+    """
 
     sink: str = ""
     path: str = ""
     data: Any = None
+    op: Literal["append", "replace"] = "append"
 
 
 class PostgresPayload(msgspec.Struct, frozen=True):
@@ -50,20 +58,22 @@ class PostgresPayload(msgspec.Struct, frozen=True):
 
 
 class MongoPayload(msgspec.Struct, frozen=True):
-    """One write to one document: `sinks.mongo.<sink>`.
+    """One write: `sinks.mongo.<sink>`.
 
     Attributes:
         sink: The instance.
         collection: Its name.
-        data: The document; for upsert and update the fields to set, or update operators (`{"$inc": ...}`).
-        op: insert; upsert (insert it if none is found); update; delete.
-        filter: Which document is upserted, updated or deleted; never one that finds any document.
+        data: The document; for upsert, update and update_many the fields to set, or update operators
+            (`{"$inc": ...}`).
+        op: insert; upsert (update one, or insert it if none is found); update, delete (one); update_many, delete_many
+            (all that are found); replace (the whole document, inserted if none is found).
+        filter: Which documents are concerned; never one that finds any document. An insert has none.
     """
 
     sink: str = ""
     collection: str = ""
     data: Any = None
-    op: Literal["insert", "upsert", "update", "delete"] = "insert"
+    op: Literal["insert", "upsert", "update", "update_many", "replace", "delete", "delete_many"] = "insert"
     filter: Mapping[str, Any] | None = None
 
 
