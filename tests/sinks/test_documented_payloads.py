@@ -10,6 +10,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+import yaml
 from pymongo.asynchronous.mongo_client import AsyncMongoClient
 from redis import asyncio as aioredis
 from tests.docs.snippets import ROOT, blocks
@@ -110,7 +111,22 @@ async def test_commands_of_redis(shown: dict[str, Any], valkey: ValkeyServer) ->
     async with aioredis.Redis.from_url(url, decode_responses=True) as client:
         await client.flushdb()
         await client.set("shop:cart:1", "full")
-        await delivered(RedisSink("cache", RedisSinkSettings(url=url, key_prefix="shop:")), shown["commands"])
+        await client.set("shop:session:1", "x")
+        await client.hset("shop:cart:2", mapping={"cup": 1, "saucer": 2, "plate": 3})
+        await client.sadd("shop:open-regions", '"south"', '"north"')
+        await client.zadd("shop:waiting", {"order-1": 1, "order-2": 2})
+        (section,) = [block for block in blocks(PAGE) if block.info == "yaml" and "count_once" in block.code]
+        scripts = yaml.safe_load(section.code)["sinks"]["redis"]["cache"]["scripts"]
+        settings = RedisSinkSettings(url=url, key_prefix="shop:", scripts=scripts)
+        for _ in range(2):  # as after a crash
+            await delivered(RedisSink("cache", settings), [each for each in shown["commands"] if each.op == "script"])
+        await delivered(RedisSink("cache", settings), shown["commands"])
+        assert await client.hget("shop:counts", "orders") == "1"
+        assert await client.get("shop:revenue") == "7.5"
+        assert 0 < await client.ttl("shop:session:1") <= 600
+        assert await client.hgetall("shop:cart:2") == {"plate": "3"}
+        assert await client.smembers("shop:open-regions") == {'"north"'}
+        assert await client.zrange("shop:waiting", 0, -1) == ["order-2"]
         assert await client.get("shop:order:1") == '{"state":"paid"}'
         assert 0 < await client.ttl("shop:order:1") <= 3600
         assert await client.exists("shop:cart:1") == 0

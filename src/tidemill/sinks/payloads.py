@@ -98,17 +98,37 @@ class RedisPayload(msgspec.Struct, frozen=True):
     Attributes:
         sink: The instance.
         key: Without the sink's prefix.
-        data: By `op`: set any; incrby a whole number; hset and stream a model or a dict; push and sadd one element, or
-            a list of them; zadd a dict of member and score; delete None.
+        data: By `op`: set any; incrby a whole number; incrbyfloat a number; hset and stream a model or a dict; push,
+            sadd and srem one element, or a list of them; hdel and zrem one name, or a list of them; zadd a dict of
+            member and score; ltrim the first and the last place to keep; script a list of arguments; delete and
+            expire None.
         ttl: The key ends after so many seconds; None: nothing is said about that.
         op: What is done.
+        script: For `script`: the name of one in the sink's `scripts`.
     """
 
     sink: str = ""
     key: str | bytes = ""
     data: Any = None
     ttl: float | None = None
-    op: Literal["set", "delete", "incrby", "hset", "push", "sadd", "zadd", "stream"] = "set"
+    op: Literal[
+        "set",
+        "delete",
+        "expire",
+        "incrby",
+        "incrbyfloat",
+        "hset",
+        "hdel",
+        "push",
+        "ltrim",
+        "sadd",
+        "srem",
+        "zadd",
+        "zrem",
+        "stream",
+        "script",
+    ] = "set"
+    script: str = ""
 
 
 class CustomPayload(msgspec.Struct, frozen=True):
