@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tidemill.config.settings import FilesystemSinkSettings
-from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.core.errors import ConfigError, RemoteError, WrongPlaceError
 from tidemill.sinks import beneath, files, replacing
 from tidemill.sinks.base import Sink
 from tidemill.sinks.files import FilesystemSink
@@ -337,7 +337,9 @@ async def test_a_base_path_that_is_no_folder_any_more_holds_everything_and_says_
     elif becomes == "a link":
         base.symlink_to(moved)
     for _ in range(2):
-        with pytest.raises(RemoteError, match=r"base_path '.*base' is not a folder any more .*until it is") as caught:
+        with pytest.raises(
+            WrongPlaceError, match=r"base_path '.*base' is not a folder any more .*until it is"
+        ) as caught:
             await deliver(sink, payloads)
         assert caught.value.retryable
     if becomes != "nothing":
@@ -367,7 +369,10 @@ async def test_a_base_path_that_vanishes_costs_no_letters(tmp_path: Path) -> Non
         return await sent(batch)
 
     sink.send = send  # type: ignore[method-assign]
-    assert await deliver_through_outbox(sink, [FilePayload(path=f"{n}.jsonl", data=n) for n in range(50)]) == []
+    payloads = [FilePayload(path=f"{n}.jsonl", data=n) for n in range(50)]
+    # Not even after the time in which a payload is tried.
+    limits = {"max_seconds": 0.001, "breaker": {"failures": 1, "when_open": "dlq"}}
+    assert await deliver_through_outbox(sink, payloads, **limits) == []
     assert len(list(base.iterdir())) == 50
 
 

@@ -26,7 +26,7 @@ import msgspec
 import structlog
 
 from tidemill.config.settings import FilesystemSinkSettings
-from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.core.errors import ConfigError, RemoteError, WrongPlaceError
 from tidemill.sinks import replacing
 from tidemill.sinks.base import Encoded, Refusal, Sink, shortened, to_json
 from tidemill.sinks.beneath import Base, OutsideError, sync_folder
@@ -161,6 +161,7 @@ class FilesystemSink(Sink):
         """Write; what a batch has for one file is taken or refused together.
 
         Raises:
+            WrongPlaceError: The base path is not a folder any more.
             RemoteError: No file could be written, and that was none of theirs' fault.
         """
         if self._thread is None:
@@ -211,7 +212,7 @@ class FilesystemSink(Sink):
         """Return the base folder, opened again if another one is there now.
 
         Raises:
-            RemoteError: There is none.
+            WrongPlaceError: There is none.
         """
         try:
             if self._base is None or not self._base.is_there():
@@ -219,7 +220,7 @@ class FilesystemSink(Sink):
                 self._base = Base(self._root)
         except OSError as error:
             self._close_all()
-            raise RemoteError(
+            raise WrongPlaceError(
                 f"{self._what}: base_path {self._given!r} is not a folder any more ({error.strerror}); "
                 "nothing is written until it is one again"
             ) from None

@@ -91,17 +91,24 @@ async def deliver_at_last(sink: Sink, payloads: Sequence[Any], seconds: float = 
         await asyncio.sleep(0.05 if left else 0)
 
 
-async def deliver_through_outbox(sink: Sink, payloads: Sequence[Any], seconds: float = RECOVERY_SECONDS) -> list[str]:
-    """Deliver payloads as a pipeline does, and return the errors of those that became dead letters."""
+async def deliver_through_outbox(sink: Sink, payloads: Sequence[Any], **delivery: Any) -> list[str]:
+    """Deliver payloads as a pipeline does, and return the errors of those that became dead letters.
+
+    Args:
+        sink: Where to; it is connected and closed.
+        payloads: What.
+        delivery: Settings under `delivery`.
+    """
     letters = ScriptedDeadLetters()
-    settings = DeliverySettings.model_validate({"retry_backoff": {"initial_seconds": 0.01, "max_seconds": 0.1}})
+    backoff = {"initial_seconds": 0.01, "max_seconds": 0.1}
+    settings = DeliverySettings.model_validate({"retry_backoff": backoff, **delivery})
     outbox = Outbox({sink.type: {sink.name: sink}}, letters, None, settings)
     await outbox.connect()
     try:
         field = {"filesystem": "files"}.get(sink.type, sink.type) if sink.type in BUILT_IN_TYPES else "custom"
         settled = asyncio.Event()
         outbox.submit(outbox.route(CollectResult(**{field: payloads})), Origin([]), settled.set)
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(RECOVERY_SECONDS):
             await settled.wait()
     finally:
         await outbox.close()
