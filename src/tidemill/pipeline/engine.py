@@ -29,7 +29,6 @@ from tidemill.pipeline.handler import Handler
 from tidemill.pipeline.hooks import HookRunner, called
 from tidemill.pipeline.intake import Intake
 from tidemill.pipeline.lane import Lane
-from tidemill.pipeline.letters import make_letter
 from tidemill.pipeline.models import ExecutorError
 from tidemill.pipeline.process import TaskExecutor
 from tidemill.pipeline.services import Services
@@ -38,6 +37,7 @@ from tidemill.pipeline.warden import Warden
 from tidemill.pipeline.windowrun import WindowRun
 from tidemill.runtime.deadletter import DeadLetters, LetterKind
 from tidemill.runtime.identity import Identity
+from tidemill.runtime.letter_making import make_letter
 from tidemill.runtime.log import limited
 from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
@@ -387,7 +387,18 @@ class Engine:
             refused: What a hook returned that is not delivered, if that is why.
         """
         payloads = payloads_of(refused) if isinstance(refused, CollectResult) else ()
-        self.letters.put(make_letter(kind, text, messages, run, error, payloads), done)
+        letter = make_letter(
+            kind,
+            text,
+            messages,
+            payloads=payloads,
+            attempts=max(1, run.attempts) if run is not None else 1,
+            task_id=run.task.task_id if run is not None else None,
+            args=run.task.args if run is not None else (),
+            exit_code=error.exit_code if error is not None else None,
+            stderr=error.stderr if error is not None else "",
+        )
+        self.letters.put(letter, done)
 
     def route(self, value: Any) -> list[Routed]:
         """Resolve the sinks of what a hook returned.
