@@ -52,7 +52,9 @@ class Fixture:
 
     def submit(self, *payloads: KafkaPayload, partition: int = 0, name: Any = None) -> None:
         label = name if name is not None else payloads[0].data
-        origin = Origin([SourceMessage("in", partition, 5, b"k", b"v")], ExecutorTask("t-1", ["-x"]))
+        origin = Origin(
+            [SourceMessage("in", partition, 5, b"k", b"v")], ExecutorTask("t-1", ["-x", "--password=hunter2"])
+        )
         before = len(self.released)
         self.outbox.submit(
             self.outbox.route(CollectResult(kafka=payloads)), origin, lambda: self.released.append(label)
