@@ -66,6 +66,12 @@ def test_another_text_is_no_record(text: str):
     assert decode_record(text) is None
 
 
+def test_a_copy_goes_on_by_itself():
+    record = RedriveRecord("source", Criteria(), [Run(0, 5, 7)], [2])
+    record.copy().passed(5, 9, 8.0, [6])
+    assert record == RedriveRecord("source", Criteria(), [Run(0, 5, 7)], [2])
+
+
 def test_what_has_no_room_is_forgotten_and_nothing_is_claimed_that_was_not_sent():
     shuffled = random.Random(7)
     for _ in range(300):

@@ -60,6 +60,8 @@ class EngineJob(msgspec.Struct, frozen=True):
         log_context: What every log line of the engine carries.
         factory: "module:callable" that builds the engine from settings, handler and identity.
         import_path: The driver's own folders; looked into for modules, where the engine's host has them.
+        stage: The Spark stage of a bounded run's task.
+        attempt: Spark's number for the attempt of that task.
     """
 
     slot: int
@@ -71,6 +73,8 @@ class EngineJob(msgspec.Struct, frozen=True):
     log_context: dict[str, Any]
     factory: str = DEFAULT_FACTORY
     import_path: list[str] = []
+    stage: int = -1
+    attempt: int = -1
 
     def of_part(self, index: int) -> EngineJob:
         """Return the same job for one part of a bounded run."""
@@ -224,7 +228,16 @@ class EngineProcess:
         engine_id = new_engine_id()
         self._link = EngineLink(
             self._job.address,
-            Hello("", self._job.slot, self._job.job_token, 0, engine_id, os.getpid(), socket.gethostname()),
+            Hello(
+                self._job.slot,
+                self._job.job_token,
+                0,
+                engine_id,
+                os.getpid(),
+                socket.gethostname(),
+                stage=self._job.stage,
+                attempt=self._job.attempt,
+            ),
             self._progress,
             self._on_command,
             self._on_lost,
