@@ -28,7 +28,7 @@ import confluent_kafka as ck
 import structlog
 
 from tidemill.config.settings import KafkaSettings
-from tidemill.core.transaction import Answer, Call, End, Fence, Transaction, fenced
+from tidemill.core.transaction import Answer, Call, End, Fence, Transaction, fenced, judged
 from tidemill.runtime.kafka_client import BackgroundCall, LibraryLog, reason, scrubbed
 from tidemill.runtime.log import limited
 from tidemill.runtime.producer import producer_config, too_large, worth_retrying
@@ -169,6 +169,9 @@ class Transactor:
     def _ended(self, end: End) -> tuple[End, dict[TopicPartition, int]]:
         assert self._transaction is not None
         offsets = self._transaction.offsets
+        suspects = [record for record in self._records if record.error is not None]
+        for record, verdict in zip(suspects, judged([each.alone for each in suspects]), strict=True):
+            record.verdict = verdict
         self._transaction, self._records = None, []
         if end is End.FATAL:
             self._end_for_good(f"the transactional producer failed: {self.trouble}")
