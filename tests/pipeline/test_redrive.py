@@ -448,6 +448,18 @@ def test_a_crash_before_the_end_of_a_transaction_leaves_no_trace(place: Place, m
     assert place.values(25) == Counter(b"%d" % n for n in range(25))
 
 
+def test_a_cursor_that_cannot_even_be_handed_over_ends_the_redrive_and_nothing_is_sent(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.letters(5)
+    with monkeypatch.context() as patched:
+        patched.setattr(redrive_module.LetterBox, "group_metadata", lambda self: None)
+        with pytest.raises(TypeError):
+            place.redrive()
+    assert place.redrive().sent == 5
+    assert place.values(5) == Counter(b"%d" % n for n in range(5))
+
+
 def test_a_second_process_of_the_same_redrive_ends_the_first(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redrive_module, "BATCH_LETTERS", 5)
     place.letters(20)
