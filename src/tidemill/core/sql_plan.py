@@ -25,7 +25,8 @@ from typing import NamedTuple
 
 #: PostgreSQL counts the parameters of a statement in 16 bits; its clients take them for signed.
 MAX_PARAMETERS = 32_767
-_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+#: PostgreSQL cuts longer names off, and would find something else.
+_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,62}")
 
 
 class Operation(enum.StrEnum):
@@ -64,14 +65,14 @@ class Shape:
         """
         if not all(_NAME.fullmatch(part) for part in self.table.split(".", 1)):
             raise ValueError(
-                f"table {self.table!r} is no name of a table: letters, digits and _ are allowed, not first a digit, "
-                "and one schema before a dot"
+                f"table {_shown(self.table)} is no name of a table: letters, digits and _ are allowed, not first a "
+                "digit, up to 63 of them, and one schema before a dot"
             )
         for name in (*self.columns, *self.conflict, *self.where, *self.nulls):
             if not isinstance(name, str) or not _NAME.fullmatch(name):
                 raise ValueError(
-                    f"column {name!r} of {self.table} is no name of a column: letters, digits and _ are allowed, "
-                    "not first a digit"
+                    f"column {_shown(name)} of {self.table} is no name of a column: letters, digits and _ are "
+                    "allowed, not first a digit, up to 63 of them"
                 )
         if problem := self._problem():
             raise ValueError(f"{self.operation} of {self.table}: {problem}")
@@ -180,6 +181,11 @@ def _on_conflict(shape: Shape) -> str:
         return f" ON CONFLICT ({_listed(shape.conflict)}) DO NOTHING"
     assigned = ", ".join(f'"{name}" = EXCLUDED."{name}"' for name in changes)
     return f" ON CONFLICT ({_listed(shape.conflict)}) DO UPDATE SET {assigned}"
+
+
+def _shown(name: object) -> str:
+    text = repr(name)
+    return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -8,22 +8,18 @@ statement is decided by `core.sql_plan`.
 from __future__ import annotations
 
 import contextlib
-import datetime
-import decimal
-import enum
-import ipaddress
-import uuid
 from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import asyncpg
 
-from tidemill.config.redaction import redact, redact_text, url_secrets, without
+from tidemill.config.redaction import redact_text, url_secrets, without
 from tidemill.config.sink_settings import PostgresSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError, said
 from tidemill.core.sql_plan import Operation, Row, Shape, ranges, statement
 from tidemill.sinks.base import CHECK, Answers, Encoded, Refusal, Sink, closed_in, plain, shortened, to_json
 from tidemill.sinks.payloads import PostgresPayload
+from tidemill.sinks.postgres_values import named, row_key, sound_values
 
 #: One connection may take this long to be made.
 CONNECT_SECONDS = 10.0
@@ -41,12 +37,6 @@ _STATEMENT_CLASSES = frozenset({"42", "3F"})
 _ROW_STATES = frozenset({"42501", "42883"})
 #: Their detail says every value of the row, in the server's language: not null, check, and the options of views.
 _ROW_IN_DETAIL = frozenset({"23502", "23514", "44000"})
-_PLAIN = frozenset({type(None), bool, int, float, str, bytes})
-_KNOWN = (
-    *(decimal.Decimal, datetime.date, datetime.time, datetime.timedelta, uuid.UUID),
-    *(ipaddress.IPv4Address, ipaddress.IPv6Address, ipaddress.IPv4Interface, ipaddress.IPv6Interface),
-    *(ipaddress.IPv4Network, ipaddress.IPv6Network, int, float),
-)
 
 
 class _FailedError(Exception):
@@ -118,7 +108,8 @@ class PostgresSink(Sink):
             # Its own text ends with the detail, whatever that says.
             detail = error.detail if error.detail and error.sqlstate not in _ROW_IN_DETAIL else ""
             text = f"{type(error).__name__}: {error.args[0]}{f' ({detail})' if detail else ''}"
-        return without(text, self._secrets)
+        # The server may repeat a whole value. It is cut twice, so that no secret is cut where it is still shown.
+        return shortened(without(text[:10_000], self._secrets), 2_000)
 
     # -- payloads -----------------------------------------------------------------------------------------------
 
@@ -130,36 +121,34 @@ class PostgresSink(Sink):
             ValueError: A name is no identifier, or the parts of the payload do not fit each other.
         """
         data = payload.data if type(payload.data) is dict else plain(payload.data)
-        where = payload.where
-        conflict = payload.conflict if isinstance(payload.conflict, str) else tuple(payload.conflict)
+        where, conflict = payload.where, payload.conflict
+        if not isinstance(conflict, str):
+            conflict = _conflict(payload)
         looked_for: tuple[str, ...] = ()
         if where:
             if not isinstance(where, Mapping):
-                raise TypeError(f"where of {payload.table} has to be a mapping of columns to values")
+                raise TypeError(f"where has to be a mapping of columns to values, not {type(where).__name__}")
             looked_for = tuple(name for name, value in where.items() if value is not None)
         known = (payload.op, payload.table, conflict, tuple(data), looked_for, tuple(where) if where else ())
-        found = self._shapes.get(known)
+        try:
+            found = self._shapes.get(known)
+        except TypeError:
+            raise TypeError(f"op and table have to be text, not {_types(payload.op, payload.table)}") from None
         if found is None:
             found = self._checked(known, plain(data))
         shape, identity = found
-        values = [*data.values(), *(where[name] for name in looked_for)] if where else list(data.values())
-        size = 0
-        for index, value in enumerate(values):
-            kind = type(value)
-            if kind not in _PLAIN:
-                name = (*shape.columns, *shape.where)[index]
-                values[index], bytes_ = _value(payload.table, name, value)
-                size += bytes_
-            else:
-                size += len(value) if kind is str or kind is bytes else 8
-        key = _key(shape, identity, where if shape.operation is Operation.UPDATE else data)
+        given = [*data.values(), *(where[name] for name in looked_for)] if where else data.values()
+        values, size, _ = sound_values(shape.table, (*shape.columns, *shape.where), given)
+        key = row_key(shape.table, identity, where if shape.operation is Operation.UPDATE else data)
         return Encoded(key, Row(shape, tuple(values), key), size)
 
     def _checked(self, known: tuple[Any, ...], data: Mapping[str, Any]) -> tuple[Shape, tuple[str, ...]]:
         """Return a shape that is new, and the columns that say which row is meant."""
         operation, table, conflict, _, looked_for, all_looked_for = known
+        if not isinstance(table, str):
+            raise TypeError(f"table has to be text, not {type(table).__name__}")
         if operation not in list(Operation):
-            raise ValueError(f"op {operation!r} is not known; there is {', '.join(Operation)}")
+            raise ValueError(f"op {shortened(repr(operation), 60)} is not known; there is {', '.join(Operation)}")
         nulls = tuple(name for name in all_looked_for if name not in looked_for)
         decides = (conflict,) if isinstance(conflict, str) else conflict
         shape = Shape(Operation(operation), table, tuple(data), decides, looked_for, nulls)
@@ -226,7 +215,7 @@ class PostgresSink(Sink):
         suspects = indexes[first:last]
         if len(suspects) == 1 or _concerns_all(failed.error):
             for index in suspects:
-                answers.refuse(index, Refusal(f"{_named(rows[index])}: {self._text(failed.error)}", retryable=False))
+                answers.refuse(index, Refusal(f"{named(rows[index])}: {self._text(failed.error)}", retryable=False))
             return [indexes[:first], indexes[last:]]
         middle = len(suspects) // 2
         return [indexes[:first], suspects[:middle], suspects[middle:], indexes[last:]]
@@ -311,52 +300,14 @@ def _json(value: Any) -> str:
     return to_json(value).decode()
 
 
-def _value(table: str, name: str, value: Any) -> tuple[Any, int]:
-    """Return a value that asyncpg knows what to do with, and about how many bytes it is.
-
-    Raises:
-        TypeError: There is none.
-    """
-    if isinstance(value, enum.Enum):
-        value = value.value
-    if isinstance(value, (str, bytes)):
-        return value, len(value)
-    if isinstance(value, _KNOWN) or type(value).__module__.startswith("asyncpg."):
-        return value, 8
-    if isinstance(value, (set, frozenset)):
-        value = list(value)
-    if isinstance(value, (Mapping, list, tuple)):
-        # A json column gets it in this form: what has none is to be found now.
-        return value, len(to_json(value))
-    raise TypeError(f"column {name!r} of {table} has a {type(value).__name__}, which PostgreSQL has no form for")
+def _conflict(payload: PostgresPayload) -> tuple[str, ...]:
+    given = payload.conflict
+    if not isinstance(given, Sequence) or isinstance(given, bytes):
+        raise TypeError(f"conflict has to be a column or several, not {type(given).__name__}")
+    if wrong := [name for name in given if not isinstance(name, str)]:
+        raise TypeError(f"conflict has to name columns, not a {type(wrong[0]).__name__}")
+    return tuple(given)
 
 
-def _key(shape: Shape, identity: tuple[str, ...], source: Mapping[str, Any] | None) -> Hashable:
-    """Return what is the same for payloads that concern the same row."""
-    if not identity or source is None:
-        return None
-    if len(identity) == 1:
-        name = identity[0]
-        value = source[name]
-        if type(value) in _PLAIN:
-            return shape.table, name, value
-    key = (shape.table, *((name, source[name]) for name in identity))
-    try:
-        hash(key)
-    except TypeError:
-        return repr(key)
-    return key
-
-
-def _named(row: Row) -> str:
-    """Say which row this is: by what identifies it if that is known, else by its values."""
-    shape = row.shape
-    names = (*shape.columns, *shape.where)
-    values = dict(zip(names[len(shape.columns) :], row.values[len(shape.columns) :], strict=True)) or {
-        name: value
-        for name, value in zip(shape.columns, row.values, strict=False)
-        if not shape.conflict or name in shape.conflict
-    }
-    shown = redact({name: value if isinstance(value, (int, float)) else str(value) for name, value in values.items()})
-    listed = ", ".join(f"{name}={shortened(str(value), 60)}" for name, value in shown.items())
-    return f"{shape.operation} {shape.table} ({shortened(listed)})"
+def _types(*values: object) -> str:
+    return " and ".join(type(value).__name__ for value in values)
