@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 
@@ -14,7 +15,13 @@ import pytest
 from tidemill.config.settings import Settings
 from tidemill.runtime.frames import LinkAddress
 from tidemill.runtime.progress import EngineSummary, StopReason
-from tidemill.spark.worker import EngineJob, EngineProcess
+from tidemill.spark.worker import DAEMON_VARIABLE, EngineJob, EngineProcess
+
+
+@pytest.fixture
+def daemon_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["true"]) as gone:
+        monkeypatch.setenv(DAEMON_VARIABLE, str(gone.pid))
 
 
 @pytest.fixture
@@ -36,6 +43,14 @@ def test_an_engine_that_looks_for_its_driver_gives_up_when_spark_goes(process: E
     began = time.monotonic()
     summary = asyncio.run(run())
     assert summary.reason is StopReason.FAILED
+    assert "supervises" in (summary.error or "")
+    assert time.monotonic() - began < 5  # it would look for ten seconds
+
+
+@pytest.mark.usefixtures("daemon_is_gone")
+def test_an_engine_whose_daemon_was_gone_before_it_began_does_not_look_for_its_driver(process: EngineProcess) -> None:
+    began = time.monotonic()
+    summary = asyncio.run(process.run())
     assert "supervises" in (summary.error or "")
     assert time.monotonic() - began < 5  # it would look for ten seconds
 

@@ -286,6 +286,9 @@ class SparkSettings(Section):
     master: NonEmpty = Field("local", description="local means local[engines + 1].")
     engines: PositiveInt | None = Field(None, description="Default: the smaller of partitions and cores.")
     conf: dict[str, str] = Field(default_factory=dict, description="Passed to Spark as it is.")
+    start_timeout_seconds: PositiveFloat = Field(
+        120.0, description="How long Spark may take to start, its JVM included."
+    )
 
 
 class HistorySettings(Section):

@@ -28,12 +28,12 @@ from tidemill.pipeline.delivery import Outbox, Routed, payloads_of
 from tidemill.pipeline.handler import Handler
 from tidemill.pipeline.hooks import HookRunner, called
 from tidemill.pipeline.intake import Intake
+from tidemill.pipeline.keptwarden import KeptWarden
 from tidemill.pipeline.lane import Lane
 from tidemill.pipeline.models import ExecutorError
 from tidemill.pipeline.process import TaskExecutor
 from tidemill.pipeline.services import Services
 from tidemill.pipeline.tasks import TaskPool, TaskRun
-from tidemill.pipeline.warden import Warden
 from tidemill.pipeline.windowrun import WindowRun
 from tidemill.runtime.deadletter import DeadLetters, LetterKind
 from tidemill.runtime.identity import Identity
@@ -89,7 +89,7 @@ class Engine:
         letters: DeadLetters,
         executor: TaskExecutor,
         report: Report | None = None,
-        warden: Warden | None = None,
+        warden: KeptWarden | None = None,
     ) -> None:
         """Prepare; nothing is connected before `run`."""
         limits = settings.executor

@@ -44,6 +44,8 @@ SUPERVISED_SECONDS = 60.0
 DEADLINE_EXIT = 75
 #: Clean stops come over the link; Spark ends a cancelled task's worker in another way.
 IGNORED = (signal.SIGINT, signal.SIGTERM)
+#: Where the daemon that forks the workers leaves its process id: it may be gone before a worker looks for its parent.
+DAEMON_VARIABLE = "_TIDEMILL_DAEMON_PID"
 DEFAULT_FACTORY = "tidemill.pipeline.build:build_engine"
 
 
@@ -166,7 +168,7 @@ class Deadline(threading.Thread):
         """Prepare; `start` watches."""
         super().__init__(name="tidemill-deadline", daemon=True)
         self._on_orphaned = on_orphaned
-        self._parent = os.getppid()
+        self._parent = int(os.environ.get(DAEMON_VARIABLE) or os.getppid())
         self._at: float | None = None
         self._over = threading.Event()
 
