@@ -13,12 +13,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from tidemill.core.errors import RemoteError
+from tidemill.core.errors import RemoteError, sound
 from tidemill.runtime import frames
+from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.frames import Challenge, Drain, Go, Hello, LinkAddress, Proof, Refused, Welcome
 from tidemill.runtime.link import EngineLink, LinkServer
 from tidemill.runtime.link_proof import Side, link_proof, new_nonce
-from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
+from tidemill.runtime.progress import (
+    MAX_ERROR_CHARS,
+    UNSENT,
+    EngineProgress,
+    EngineSummary,
+    SinkStats,
+    StopReason,
+)
 
 HELLO = Hello(1, 5, 0, "engine", 42, "here")
 
@@ -67,7 +75,7 @@ def driver() -> Iterator[Driver]:
 
 
 class Engine:
-    def __init__(self, address: LinkAddress, **options: float) -> None:
+    def __init__(self, address: LinkAddress, **options: Any) -> None:
         self.commands: asyncio.Queue[frames.Command] = asyncio.Queue()
         self.lost: asyncio.Queue[str] = asyncio.Queue()
         self.consumed = 0
@@ -300,3 +308,43 @@ def test_a_server_that_never_started_can_be_closed() -> None:
 def test_an_address_of_another_host_cannot_be_listened_on() -> None:
     with pytest.raises(RemoteError, match=r"spark\.driver\.host"):
         LinkServer(object(), bind_host="192.0.2.77").start()  # type: ignore[arg-type]
+
+
+def texts(text: str) -> EngineProgress:
+    stats = SinkStats(refused=3, last_error=text)
+    return EngineProgress(
+        consumed=9, stalled={"kafka": text}, slowest=[(2.5, text, text)], sinks={"sinks.kafka.out": stats}
+    )
+
+
+@pytest.mark.parametrize("text", ["\ud800.jpg", "x" * (frames.MAX_FRAME_BYTES + 1)], ids=["lone surrogate", "too long"])
+async def test_a_snapshot_that_cannot_be_sent_goes_without_its_texts(driver: Driver, text: str) -> None:
+    engine = Engine(driver.address)
+    engine.link._progress = lambda: texts(text)
+    await engine.link.connect()
+    await driver.next("beat")
+    progress = (await driver.next("beat"))[2]
+    assert progress.consumed == 9
+    assert progress.stalled == {"kafka": UNSENT}
+    assert progress.slowest == [(2.5, UNSENT, "")]
+    assert progress.sinks["sinks.kafka.out"] == SinkStats(refused=3, last_error=UNSENT)
+    await engine.link.close(EngineSummary(1, StopReason.FAILED, f"OSError: {text}", texts(text)))
+    summary = (await driver.next("ended"))[2]
+    assert summary.error.startswith(f"OSError: {sound(text)[:5]}")
+    assert len(summary.error) <= MAX_ERROR_CHARS
+    assert summary.progress.consumed == 9
+
+
+async def test_the_end_of_the_beats_is_told(driver: Driver) -> None:
+    faults: asyncio.Queue[str] = asyncio.Queue()
+    engine = Engine(driver.address, tasks=EngineTasks(faults.put_nowait))
+
+    def broken() -> EngineProgress:
+        raise LookupError("no snapshot")
+
+    engine.link._progress = broken
+    await engine.link.connect()
+    fault = await asyncio.wait_for(faults.get(), 5)
+    assert "the beats to the driver failed: LookupError: no snapshot" in fault
+    await engine.link.close(EngineSummary(1, StopReason.FAILED, fault))
+    await driver.next("ended")

@@ -42,6 +42,7 @@ from tidemill.pipeline.models import DeliveryAction, DeliveryError, ExecutorTask
 from tidemill.pipeline.stage import Stage
 from tidemill.pipeline.stager import Stager
 from tidemill.runtime.deadletter import DeadLetters, LetterKind, payload_json
+from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.letter_making import make_letter
 from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.progress import SinkStats
@@ -138,6 +139,8 @@ class Outbox:
         self._all = [courier for named in self._couriers.values() for courier in named.values()]
         self._group = group
         self._names = any(courier.sink.takes_idempotency_key for courier in self._all)
+        #: Where its tasks run; an engine sets its own.
+        self.tasks = EngineTasks()
         self._hooks: set[asyncio.Task[None]] = set()
         self._letters_open = 0
         self._idle: asyncio.Event | None = None
@@ -198,7 +201,7 @@ class Outbox:
             await self.close()
             raise
         for courier in self._all:
-            courier.start()
+            courier.start(self.tasks)
 
     async def _connect(self, courier: Courier) -> None:
         try:
@@ -233,9 +236,7 @@ class Outbox:
     async def close(self) -> None:
         """Give up what is left and close all sinks; errors are logged."""
         self._closed = True
-        for task in list(self._hooks):
-            task.cancel()
-        await asyncio.gather(*self._hooks, return_exceptions=True)
+        await self.tasks.stop(*self._hooks)
         await asyncio.gather(*(courier.close() for courier in self._all))
 
     def _changed(self) -> None:
@@ -301,7 +302,7 @@ class Outbox:
         if self._hook is None:
             self._drop(courier, question, DeliveryAction.DLQ)
             return
-        task = asyncio.ensure_future(self._asked(self._hook, courier, question))
+        task = self.tasks.run("on_delivery_error", self._asked(self._hook, courier, question))
         self._hooks.add(task)
         task.add_done_callback(self._hooks.discard)
 

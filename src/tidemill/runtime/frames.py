@@ -150,8 +150,15 @@ class BadFrameError(Exception):
 
 
 def send_frame(writer: asyncio.StreamWriter, frame: FromEngine | FromDriver) -> bytes:
-    """Send a frame; return its message."""
+    """Send a frame; return its message.
+
+    Raises:
+        UnicodeEncodeError: A text in it has a lone surrogate; nothing was sent.
+        BadFrameError: The other side would refuse its size; nothing was sent.
+    """
     body = _encode(frame)
+    if len(body) > MAX_FRAME_BYTES:
+        raise BadFrameError(f"a frame of {len(body)} bytes")
     writer.write(_LENGTH.pack(len(body)) + body)
     return body
 

@@ -20,12 +20,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import msgspec
 import structlog
 
-from tidemill.core.errors import InvariantError, RemoteError
+from tidemill.core.errors import InvariantError, RemoteError, said
+from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.frames import (
     MAX_FRAME_BYTES,
     MAX_HELLO_BYTES,
@@ -48,7 +49,8 @@ from tidemill.runtime.frames import (
     send_frame,
 )
 from tidemill.runtime.link_proof import NONCE_BYTES, Side, is_proof, link_proof, new_nonce
-from tidemill.runtime.progress import EngineProgress, EngineSummary
+from tidemill.runtime.log import limited
+from tidemill.runtime.progress import EngineProgress, EngineSummary, summary_without_texts, without_texts
 
 log = structlog.get_logger(__name__)
 
@@ -241,6 +243,7 @@ class EngineLink:
         progress: Called for every snapshot.
         on_command: Called with each command of the driver.
         on_lost: Called once, with the reason: the driver cannot be reached any more, or refuses this engine.
+        tasks: Where its tasks run.
         reconnect_seconds: For how long the driver is looked for.
     """
 
@@ -251,6 +254,7 @@ class EngineLink:
         progress: Callable[[], EngineProgress],
         on_command: Callable[[Command], None],
         on_lost: Callable[[str], None],
+        tasks: EngineTasks | None = None,
         *,
         reconnect_seconds: float = RECONNECT_SECONDS,
     ) -> None:
@@ -263,7 +267,8 @@ class EngineLink:
         self._reconnect_seconds = reconnect_seconds
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._engine_tasks = tasks or EngineTasks()
+        self._tasks: list[asyncio.Task[Any]] = []
 
     async def connect(self) -> int:
         """Say hello and return the run token; from now on snapshots are sent and commands received.
@@ -272,7 +277,10 @@ class EngineLink:
             RemoteError: The driver cannot be reached, or refuses this engine.
         """
         run_token = await self._reach()
-        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._beat())]
+        self._tasks = [
+            self._engine_tasks.run("the link to the driver", self._listen()),
+            self._engine_tasks.keep("the beats to the driver", self._beat()),
+        ]
         return run_token
 
     def ready(self) -> None:
@@ -282,10 +290,12 @@ class EngineLink:
 
     async def close(self, summary: EngineSummary) -> None:
         """Tell the end and go; what cannot be told within a second is not."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._send(Ended(summary))
+        await self._engine_tasks.stop(*self._tasks)
+        try:
+            self._send(Ended(summary))
+        except Exception as error:
+            log.warning("a summary cannot be sent whole; it goes without its texts", error=said(error))
+            self._send(Ended(summary_without_texts(summary)))
         if self._writer is not None:
             self._writer.close()
             with contextlib.suppress(OSError, TimeoutError):
@@ -364,12 +374,20 @@ class EngineLink:
                 case command:
                     self._on_command(command)
 
-    async def _beat(self) -> None:
+    async def _beat(self) -> NoReturn:
         while True:
             writer = self._writer
             if writer is not None and writer.transport.get_write_buffer_size() < MAX_WAITING_BYTES:
-                self._send(Beat(self._progress()))
+                self._send_progress()
             await asyncio.sleep(BEAT_SECONDS)
+
+    def _send_progress(self) -> None:
+        progress = self._progress()
+        try:
+            self._send(Beat(progress))
+        except Exception as error:  # silence would be taken for the end of this engine
+            limited(log, 60.0).warning("a snapshot cannot be sent whole; it goes without its texts", error=said(error))
+            self._send(Beat(without_texts(progress)))
 
 
 def _tune(writer: asyncio.StreamWriter) -> None:
