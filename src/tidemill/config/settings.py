@@ -194,6 +194,11 @@ class ExecutorSettings(Section):
     commit: Literal["message", "window"] = Field(
         "message", description="window: offsets wait for the window's own payloads too."
     )
+    order_by: Literal["none", "key"] = Field(
+        "none",
+        description="key: a task starts once those of earlier messages of its partition with its key are done, retries "
+        "and hooks included.",
+    )
     offload_threads: PositiveInt = Field(4, description="Blocking calls of `self.offload` at a time, per engine.")
     block_seconds: NonNegativeFloat = Field(
         0.5, description="A hook that holds up the event loop for longer is named in the log; 0: nobody looks."

@@ -457,7 +457,7 @@ class Engine:
             consumed=counters.consumed,
             messages_done=counters.messages_done,
             tasks_running=pool.running,
-            tasks_queued=pool.queued + sum(len(lane.parked) for lane in self.intake.lanes.values()),
+            tasks_queued=pool.queued + sum(lane.held_back for lane in self.intake.lanes.values()),
             tasks_retrying=pool.retrying,
             tasks_done=counters.tasks_done,
             tasks_failed=counters.tasks_failed,
