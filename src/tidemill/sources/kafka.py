@@ -50,14 +50,14 @@ WAKE_SECONDS = 0.001
 #: Beyond the revoke timeout, a rebalance callback may take this long; half a second less than what the settings count
 #: on (`REVOKE_MARGIN_SECONDS`), so that the next poll comes in time.
 REVOKE_SECONDS = REVOKE_MARGIN_SECONDS - 0.5
-#: An open transaction may take this long of it to be ended before anything else.
-GIVE_UP_SECONDS = 3.0
 #: Within a rebalance callback, the coordinator has to answer this fast to be sent a commit.
 ANSWER_SECONDS = 0.5
 #: A commit of what partitions leave behind is tried again after this long.
 COMMIT_AGAIN_SECONDS = 0.2
 #: At the end, a transaction that is open may take this long to be committed or aborted.
 TRANSACTION_END_SECONDS = 5.0
+#: A transaction with offsets of partitions that go may take this long to end before they go; it goes on behind that.
+GIVE_UP_SECONDS = 1.0
 #: The thread may take this long to end.
 CLOSE_SECONDS = 30.0
 
@@ -464,11 +464,9 @@ class KafkaSource:
         consumer.incremental_unassign(partitions)
 
     def _finish_work(self, consumer: ck.Consumer, owned: list[TopicPartition]) -> None:
-            log.warning(
-                "revoked partitions were not given up in time; their messages are redelivered", partitions=owned
-            )
+        """Let the engine finish what runs of revoked partitions; commit for all meanwhile, without a poll."""
         deadline = time.monotonic() + self._revoke_seconds + REVOKE_SECONDS
-        self._end_transaction(consumer, GIVE_UP_SECONDS)
+        self._give_up(owned)
         work = asyncio.run_coroutine_threadsafe(self._revoked(owned), self._loop)
         while not work.done() and time.monotonic() < deadline:
             self._work_off_now(consumer)
@@ -481,7 +479,6 @@ class KafkaSource:
             )
         elif offsets := work.result():
             self._commit_last(consumer, offsets, deadline)
-        self._end_transaction(consumer, max(0.0, deadline - time.monotonic()))
 
     def _work_off_now(self, consumer: ck.Consumer) -> None:
         while self._commands:
@@ -506,11 +503,6 @@ class KafkaSource:
             text = "the last commit of revoked partitions failed; their messages are redelivered"
             log.warning(text, error=error.str())
 
-    def _end_transaction(self, consumer: ck.Consumer, seconds: float) -> None:
-        if self._transactor is not None:
-            for ended in self._transactor.finish(consumer, seconds):
-                self._transacted(*ended)
-
     def _on_lost(self, consumer: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
         lost = _names(partitions)
         self._forget(lost)
@@ -522,6 +514,13 @@ class KafkaSource:
             self._to_commit.pop(tp, None)
             self._to_send.pop(tp, None)
             self._committer.forget(tp)
+        self._give_up(partitions)
+
+    def _give_up(self, partitions: list[TopicPartition]) -> None:
+        if self._transactor is not None:
+            for end, offsets in self._transactor.give_up(self._consumer, partitions, GIVE_UP_SECONDS):
+                self._transacted(end, offsets)
+            self._is_over()
 
 
 def _names(partitions: Sequence[ck.TopicPartition]) -> list[TopicPartition]:
