@@ -47,7 +47,11 @@ class Late(Handler[Any, Any]):
         return CollectResult(files=[FilePayload(path="out", data=result.task.metadata)])
 
 
-def feed(place: Any, first: int, last: int) -> None:
+def feed(
+    place: Any,  # noqa: F811
+    first: int,
+    last: int,
+) -> None:
     producer = ck.Producer({"bootstrap.servers": place.broker.bootstrap})
     for n in range(first, last):
         key = n % KEYS

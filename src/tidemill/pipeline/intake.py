@@ -65,7 +65,7 @@ class Intake:
         self._open = True
 
     def stop(self) -> None:
-        """Take nothing more; what is in hand becomes windows."""
+        """Take nothing more; what was taken becomes windows."""
         self._open = False
         for lane in self.lanes.values():
             self._close_window(lane, lane.windowing.flush())
@@ -86,11 +86,6 @@ class Intake:
             lane.order = Ordering(partial(self._waits, lane), hooked=self._engine.has.on_message_complete)
         self._load.assign(partition)
         self.soon()
-
-    def leave(self, lane: Lane) -> None:
-        """Take nothing more of a partition; what is in hand becomes a window."""
-        lane.leaving = True
-        self._close_window(lane, lane.windowing.flush())
 
     def forget(self, lane: Lane) -> None:
         """Drop a closed lane."""
@@ -182,7 +177,7 @@ class Intake:
         if self._paused or not self._open:
             return
         pull, window_size = self._engine.source.pull, self._limits.window_size
-        hungry = [lane for lane in self.lanes.values() if not lane.leaving]
+        hungry = [lane for lane in self.lanes.values() if lane.handover is None]
         while hungry:
             still = []
             for lane in hungry:
@@ -253,6 +248,8 @@ class Intake:
     async def _arrange(self, lane: Lane) -> None:
         try:
             while lane.waiting:
-                await lane.waiting.popleft().arrange()
+                lane.arranged = lane.waiting.popleft()
+                await lane.arranged.arrange()
+                lane.arranged = None
         finally:
             lane.arranging = False

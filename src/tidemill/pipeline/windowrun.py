@@ -97,10 +97,10 @@ class WindowRun:
             returned = await called(engine.handler.arrange(list(self.messages), PendingContext(lane.pending_tasks)))
             tasks = checked_tasks("arrange", returned)
         except Exception as error:
-            if not lane.closed:
+            if not lane.closed and lane.handover is None:
                 self._arrange_failed(error)
         else:
-            if not lane.closed:
+            if not lane.closed and lane.handover is None:
                 self._start(tasks)
 
     def _arrange_failed(self, error: Exception) -> None:
@@ -298,6 +298,15 @@ class WindowRun:
 
     def _indexes_of(self, run: TaskRun) -> Sequence[int]:
         return self.graph.indexes_of(run)
+
+    def offsets_of(self, run: TaskRun) -> list[int]:
+        """Return the messages that cannot leave the pipeline without a task."""
+        indexes = range(len(self.messages)) if self.held_for_window else self._indexes_of(run)
+        return [self.messages[index].offset for index in indexes]
+
+    def withdraw(self, run: TaskRun) -> None:
+        """Leave the messages of a task that does not start any more to the partition's next owner."""
+        self.lane.withdraw(self.offsets_of(run))
 
     # -- deliveries and letters -------------------------------------------------------------------------------
 

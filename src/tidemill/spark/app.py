@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 import structlog
 
 from tidemill.config.loading import load_settings
-from tidemill.config.settings import Settings
-from tidemill.core.errors import FencedError, RemoteError, TidemillError
+from tidemill.config.settings import Settings, revoke_problem
+from tidemill.core.errors import ConfigError, FencedError, RemoteError, TidemillError
 from tidemill.core.roster import RunFinished
 from tidemill.core.slot import SlotLimits
 from tidemill.core.slot_events import Ending
@@ -164,6 +164,8 @@ class Pipeline:
         settings = with_full_paths(self._unless_stopped(startup.run, startup.cancel))
         self._configure_logs(settings, worker)
         refuse_no_sinks(settings)
+        if problem := revoke_problem(settings):
+            raise ConfigError(problem)
         # What no engine could make is told before any of them is started.
         build_sinks(settings)
         packed = pack_handler(handler)
