@@ -680,6 +680,8 @@ def test_an_exception_says_whose_fault_it_may_be() -> None:
     assert {fault_of(each) for each in wrong} == {Fault.DATA}
     assert {fault_of(each) for each in (OSError(), RuntimeError(), TimeoutError())} == {Fault.UNKNOWN}
     assert fault_of(WrongPlaceError("no folder")) is Fault.PLACE
+    assert fault_of(ExceptionGroup("tasks", [ValueError(), ExceptionGroup("more", [KeyError()])])) is Fault.DATA
+    assert fault_of(ExceptionGroup("tasks", [ValueError(), OSError()])) is Fault.UNKNOWN
     assert {fault_of(each) for each in (RemoteError("down"), ConfigError("not connected"))} == {Fault.SINK}
     assert [list(part) for part in parts_of([1, 2], is_part=False)] == [[1], [2]]
 

@@ -291,6 +291,39 @@ async def test_a_folder_that_becomes_a_link_between_check_and_open_leads_nowhere
     assert (outside / "file").read_text() == "untouched"
 
 
+@pytest.mark.parametrize("op", ["append", "replace"])
+async def test_somebody_who_swaps_a_folder_for_a_link_all_the_time_gets_nothing_out(tmp_path: Path, op: Any) -> None:
+    base, outside = tmp_path / "base", tmp_path / "outside"
+    (base / "folder").mkdir(parents=True)
+    outside.mkdir()
+    (tmp_path / "link").symlink_to(outside)
+    swapper = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import ctypes, sys\nlibc = ctypes.CDLL(None)\nprint(flush=True)\n"
+            "while not libc.renameat2(-100, sys.argv[1].encode(), -100, sys.argv[2].encode(), 2): pass",  # exchange
+            *(str(path) for path in (base / "folder", tmp_path / "link")),
+        ],
+        stdout=subprocess.PIPE,
+    )
+    assert swapper.stdout is not None
+    swapper.stdout.readline()
+    sink = make_sink(base)
+    await sink.connect()
+    written = 0
+    try:
+        for number in range(100):
+            batch = [FilePayload(path=f"folder/{number}-{n}", data=1, op=op) for n in range(100)]
+            written += list(await deliver(sink, batch)).count(None)
+    finally:
+        swapper.kill()
+        swapper.communicate()
+    await sink.close()
+    assert list(outside.iterdir()) == []
+    assert 0 < written < 10_000, "the race took place"
+
+
 async def test_links_that_stay_below_the_base_are_followed_and_loops_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "relative").symlink_to("a/b")

@@ -57,6 +57,9 @@ def fault_of(error: BaseException) -> Fault:
         >>> fault_of(KeyError("id")), fault_of(OSError("gone"))
         (<Fault.DATA: 'data'>, <Fault.UNKNOWN: 'unknown'>)
     """
+    if isinstance(error, BaseExceptionGroup):
+        faults = {fault_of(each) for each in error.exceptions}
+        return faults.pop() if len(faults) == 1 else Fault.UNKNOWN
     if isinstance(error, TidemillError):
         return Fault.PLACE if isinstance(error, WrongPlaceError) else Fault.SINK
     return Fault.DATA if isinstance(error, _DATA_ERRORS) else Fault.UNKNOWN

@@ -132,7 +132,7 @@ class FilesystemSink(Sink):
         # Only bytes and a model's own dump can have one; JSON escapes it.
         if b"\n" in line:
             raise ValueError(
-                f"{os.fsdecode(path)}: data given as bytes has a line break, so it is not one line; "
+                f"{_shown(path)}: data given as bytes has a line break, so it is not one line; "
                 "op='replace' writes a whole file"
             )
         return Encoded(path, line, len(line) + 1)
@@ -201,7 +201,7 @@ class FilesystemSink(Sink):
             except OutsideError as error:
                 refusals[path] = Refusal(str(error), retryable=False)
             except OSError as error:
-                text = f"{os.fsdecode(path)}: {error.strerror or error}"
+                text = f"{_shown(path)}: {error.strerror or error}"
                 refusals[path] = Refusal(text, retryable=error.errno not in _NAME_ERRORS)
                 host_errors += error.errno in _HOST_ERRORS
         if host_errors == len(files):
@@ -242,9 +242,7 @@ class FilesystemSink(Sink):
                 self._cleaned.clear()
             self._cleaned.add((status.st_dev, status.st_ino))
             if removed := replacing.remove_left_over(folder):
-                log.warning(
-                    "removed files that a killed process left half written", path=os.fsdecode(path), files=removed
-                )
+                log.warning("removed files that a killed process left half written", path=_shown(path), files=removed)
 
     def _append(self, base: Base, path: bytes, data: bytes) -> None:
         descriptor = self._locked(base, path)
@@ -316,7 +314,7 @@ class FilesystemSink(Sink):
                 break
             end = begin
         os.ftruncate(descriptor, end)
-        log.warning("half a line at the end of a file was cut off", path=os.fsdecode(path), size_bytes=size - end)
+        log.warning("half a line at the end of a file was cut off", path=_shown(path), size_bytes=size - end)
         return end
 
     def _close_all(self) -> None:
@@ -325,6 +323,10 @@ class FilesystemSink(Sink):
         base, self._base = self._base, None
         if base is not None:
             base.close()
+
+
+def _shown(path: bytes) -> str:
+    return path.decode("utf-8", "backslashreplace")
 
 
 def _lock(descriptor: int, deadline: float) -> None:
