@@ -579,7 +579,7 @@ def test_a_file_that_is_replaced_is_whole_at_every_moment_and_what_a_kill_leaves
         out = sink()
         await out.connect()
         for number in range(10**9):
-            whole = out.encode(FilePayload(path="a", data=str(number % 10) * 3_000_000, op="replace"))
+            whole = out.encode(FilePayload(path="a", data=str(number % 10) * 500_000, op="replace"))
             assert await out.send([whole]) == [None]
             if number == 0:
                 print("ready", flush=True)
@@ -591,8 +591,7 @@ def test_a_file_that_is_replaced_is_whole_at_every_moment_and_what_a_kill_leaves
         assert writer.stdout.readline() == b"ready\n"
     for _ in range(100):
         content = (tmp_path / "a").read_bytes()
-        assert len(content) == 3_000_000
-        assert len(set(content)) == 1
+        assert content == content[:1] * 500_000
     (tmp_path / ".tidemill-0123456789abcdef").write_text("half")
     for writer in writers:
         writer.send_signal(signal.SIGKILL)

@@ -61,7 +61,7 @@ def operation_of(command: Command) -> str:
 
 def _milliseconds(ttl: Any) -> bytes:
     if isinstance(ttl, bool) or not isinstance(ttl, (int, float)) or not 0 < ttl < 1e11:
-        raise ValueError(f"ttl {shortened(repr(ttl))} is no number of seconds above 0")
+        raise ValueError(f"ttl {shortened(repr(ttl))} is not a number of seconds above 0")
     return b"%d" % max(1, round(ttl * 1000))
 
 
@@ -115,14 +115,14 @@ def _value(value: Any) -> bytes:
 
 def _name(value: Any) -> bytes:
     if not isinstance(value, (str, bytes)):
-        raise TypeError(f"{shortened(repr(value))} is no text and no bytes")
+        raise TypeError(f"{shortened(repr(value))} is neither text nor bytes")
     return value if isinstance(value, bytes) else value.encode()
 
 
 def _listed(data: Any) -> Sequence[Any]:
     elements = list(data) if isinstance(data, (list, tuple, set, frozenset)) else [data]
     if not elements:
-        raise ValueError("an empty list names nothing")
+        raise ValueError("the list is empty; give at least one element")
     return elements
 
 
@@ -183,7 +183,7 @@ def _zadd(key: bytes, data: Any) -> Command:
     pairs: list[bytes] = []
     for member, score in data.items():
         if isinstance(score, bool) or not isinstance(score, (int, float)) or math.isnan(score):
-            raise TypeError(f"the score of {shortened(repr(member))} is no number")
+            raise TypeError(f"the score of {shortened(repr(member))} is not a number")
         pairs += (repr(float(score)).encode(), _name(member))
     return (b"ZADD", key, *pairs)
 

@@ -55,7 +55,10 @@ def replace(folder: int, name: bytes, content: bytes, *, fsync: bool) -> None:
 
 def remove_left_over(folder: int) -> int:
     """Remove what killed processes left in a folder; return how many files."""
-    readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+    except OSError:  # it may be written, but not read
+        return 0
     try:
         names = [name for name in os.listdir(readable) if name.startswith(BESIDE)]
     finally:

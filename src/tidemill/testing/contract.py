@@ -37,8 +37,7 @@ from tidemill.testing.scripted import ScriptedDeadLetters
 RECOVERY_SECONDS = 20.0
 #: A call that was cancelled may take this long to end.
 CANCEL_SECONDS = 5.0
-#: Values that some protocols have no form for: half a surrogate pair, NUL, more text than most take, a number that is
-#: none, dates at both ends.
+#: Values that some protocols cannot carry: half a surrogate pair, NUL, 10 MB of text, NaN, dates at both ends.
 NASTY: Sequence[Any] = (
     "\ud800",
     "a\0b",
