@@ -395,7 +395,7 @@ async def test_a_killed_task_is_not_told_and_its_copy_dies_with_its_group(
     waiting, other = begin(executor, "answer(stdout='never')"), begin(executor, "answer(stdout='other')")
     await until(lambda: processes_with(marker), "it runs")
     await executor.kill([running.handle, waiting.handle], 2.0)  # type: ignore[attr-defined]
-    assert not processes_with(marker)
+    await until(lambda: not processes_with(marker), "its group is gone")
     async with asyncio.timeout(DEADLINE_SECONDS):
         assert (await other).stdout == b"other"
     assert not running.done()
