@@ -318,13 +318,13 @@ def test_a_message_that_always_fails_is_not_sent_for_ever(embedded_kafka: Embedd
             break
         rounds.append(tally)
     assert len(rounds) == 2
-    assert tally.failed == [
-        (letter.letter_id, Why.MAX_REDRIVES, "sent again 2 times already (dlq.max_redrives)"),
-    ]
+    advice = "sent again 2 times already, and at most 2 are allowed; --max-redrives 3 sends it once more"
+    assert tally.failed == [(letter.letter_id, Why.MAX_REDRIVES, advice)]
     *_, last = place.sent(3)
     headers = headers_of(last)
     assert [name for name, _ in headers] == ["tidemill-redrives", "tidemill-history"]
     assert [entry["offset"] for entry in json.loads(headers[1][1])] == [0, 1]
+    assert place.redrive(criteria=Criteria(ids=(letter.letter_id,)), max_redrives=3).sent == 1
 
 
 class Delivering(Handler[Any, Any]):

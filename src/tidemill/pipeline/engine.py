@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import structlog
 
 from tidemill.config.settings import Settings
-from tidemill.core.errors import ConfigError, HandlerError, RemoteError, said
+from tidemill.core.errors import ConfigError, HandlerError, RemoteError, said, sound
 from tidemill.core.ledger import Entry
 from tidemill.core.retry import Backoff
 from tidemill.pipeline.checks import collected
@@ -26,18 +26,20 @@ from tidemill.pipeline.commits import Commits
 from tidemill.pipeline.counters import Counters, Overridden, Slowest, process_usage
 from tidemill.pipeline.delivery import Outbox, Routed, payloads_of
 from tidemill.pipeline.handler import Handler
+from tidemill.pipeline.handover import hand_over
 from tidemill.pipeline.hooks import HookRunner, called
 from tidemill.pipeline.intake import Intake
+from tidemill.pipeline.keptwarden import KeptWarden
 from tidemill.pipeline.lane import Lane
-from tidemill.pipeline.letters import make_letter
 from tidemill.pipeline.models import ExecutorError
 from tidemill.pipeline.process import TaskExecutor
 from tidemill.pipeline.services import Services
 from tidemill.pipeline.tasks import TaskPool, TaskRun
-from tidemill.pipeline.warden import Warden
 from tidemill.pipeline.windowrun import WindowRun
 from tidemill.runtime.deadletter import DeadLetters, LetterKind
+from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity
+from tidemill.runtime.letter_making import make_letter
 from tidemill.runtime.log import limited
 from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
@@ -50,10 +52,18 @@ log = structlog.get_logger(__name__)
 LAST_COMMIT_SECONDS = 10.0
 #: And `on_revoke` of what is owned then.
 LAST_HOOK_SECONDS = 5.0
+#: A reason for waiting is told up to this length, which is four times a second.
+MAX_STALLED_CHARS = 2_000
 
 
 class Report(Protocol):
-    """Where finished messages are reported; `history.HistoryWriter` is one."""
+    """Where finished messages are reported; `history.HistoryWriter` is one.
+
+    Attributes:
+        tasks: Where its asyncio tasks run; set by the engine.
+    """
+
+    tasks: EngineTasks
 
     def finished(
         self, message: SourceMessage, started_at: float | None, runs: Sequence[TaskRun], error: str | None
@@ -89,7 +99,7 @@ class Engine:
         letters: DeadLetters,
         executor: TaskExecutor,
         report: Report | None = None,
-        warden: Warden | None = None,
+        warden: KeptWarden | None = None,
     ) -> None:
         """Prepare; nothing is connected before `run`."""
         limits = settings.executor
@@ -101,7 +111,8 @@ class Engine:
         self.outbox = outbox
         self.letters = letters
         self.has = Overridden(handler)
-        self.hooks = HookRunner()
+        self.tasks = outbox.tasks = EngineTasks(self.fail)
+        self.hooks = HookRunner(self.tasks)
         self.counters = Counters()
         self.slowest = Slowest()
         self.backoff = Backoff(
@@ -109,17 +120,19 @@ class Engine:
             limits.retry_backoff.max_seconds,
             limits.retry_backoff.multiplier,
         )
-        self.services = Services(settings, handler, identity)
+        self.services = Services(settings, handler, identity, self.tasks)
         # With transactions a window's own payloads go out with its messages, so those have to wait for them.
         self.holds_windows = limits.commit == "window" or (outbox.stage is not None and self.has.on_window_complete)
         self._executor = executor
         self._report = report
+        if report is not None:
+            report.tasks = self.tasks
         self._warden = warden
         self.commits = Commits(source, self._settled, outbox.stage)
         self.intake = Intake(self)
         if outbox.stage is not None:
             outbox.stage.charge = self.intake.charge
-        self.pool = TaskPool(executor, limits, self.intake.is_full)
+        self.pool = TaskPool(executor, limits, self.intake.is_full, self.tasks)
         self._subscribed = False
         self._stop = asyncio.Event()
         self._changed = asyncio.Event()
@@ -134,9 +147,17 @@ class Engine:
             may_subscribe: Awaited after `on_ready`; returns when this engine may take partitions.
         """
         self._loop = asyncio.get_running_loop()
+        self.tasks.watch()
+        try:
+            return await self._run(may_subscribe)
+        finally:
+            self.tasks.close()
+
+    async def _run(self, may_subscribe: Callable[[], Awaitable[None]]) -> EngineSummary:
         if self._warden is not None:
             self._warden.start()
         self._executor.open()
+        # Awaited here, whatever becomes of them.
         starting = asyncio.ensure_future(self._start(may_subscribe))
         stopping = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -167,6 +188,10 @@ class Engine:
         self.intake.start()
         self.source.start(self)
         self.services.start_periodic()
+
+    def fail(self, text: str) -> None:
+        """End at once, without a drain: a part of the engine is gone."""
+        self.on_fatal(Fatal.FAILED, text)
 
     def drain(self) -> None:
         """Ask for a clean end: fetch nothing more, finish what is in hand, commit, leave."""
@@ -235,7 +260,7 @@ class Engine:
     async def _gave_up(self) -> None:
         if self.intake.lanes:
             async with asyncio.timeout(LAST_HOOK_SECONDS):
-                await self._partition_hook("on_revoke", list(self.intake.lanes))
+                await self.partition_hook("on_revoke", list(self.intake.lanes))
 
     # -- what the source tells --------------------------------------------------------------------------------
 
@@ -249,46 +274,21 @@ class Engine:
             self.log.info("partitions assigned", partitions=_names(partitions))
         for partition in partitions:
             if partition in self.intake.lanes:
-                self._forget(self.intake.lanes[partition])
+                self.forget(self.intake.lanes[partition])
             self.intake.assign(partition)
-        self.hooks.submit(self._partition_hook, "on_assign", partitions)
+        self.hooks.submit(self.partition_hook, "on_assign", partitions)
 
     async def on_revoked(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """Finish the partitions' work within the drain timeout; return what may be committed of them."""
-        self.log.info("partitions revoked", partitions=_names(partitions))
-        lanes = [self.intake.lanes[partition] for partition in partitions if partition in self.intake.lanes]
-        for lane in lanes:
-            self.intake.leave(lane)
-        try:
-            async with asyncio.timeout(self.settings.executor.drain_timeout_seconds):
-                for lane in lanes:
-                    await lane.drain()
-        except TimeoutError:
-            self.log.warning("revoked partitions were not done in time; their work will be done again")
-        offsets = await self._surrendered([lane.partition for lane in lanes])
-        for lane in lanes:
-            self._forget(lane)
-        self.hooks.submit(self._partition_hook, "on_revoke", partitions)
-        return offsets
-
-    async def _surrendered(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """Return what is to be committed of partitions that go; with transactions, that is done here already."""
-        if self.outbox.stage is None:
-            return self.commits.surrender(partitions)
-        try:
-            async with asyncio.timeout(LAST_COMMIT_SECONDS):
-                await self.commits.finish(partitions)
-        except TimeoutError:
-            self.log.warning("the last transaction of revoked partitions did not end; their work will be done again")
-        return {}
+        """Finish what runs of the partitions; return what is to be committed of them."""
+        return await hand_over(self, partitions)
 
     def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
         """Stop at once what belongs to somebody else by now."""
         self.log.error("partitions lost to the group; their work is dropped here", partitions=_names(partitions))
         for partition in partitions:
             if partition in self.intake.lanes:
-                self._forget(self.intake.lanes[partition])
-        self.hooks.submit(self._partition_hook, "on_revoke", partitions)
+                self.forget(self.intake.lanes[partition])
+        self.hooks.submit(self.partition_hook, "on_revoke", partitions)
 
     def on_committed(self, offsets: Mapping[TopicPartition, int], status: CommitStatus) -> None:
         """Advance the watermark, or offer the same prefix again."""
@@ -301,13 +301,14 @@ class Engine:
         """End: the place in the group is lost."""
         if self._fatal is None:
             fenced = fatal is Fatal.FENCED
-            self._fatal = (StopReason.FENCED if fenced else StopReason.FAILED, text)
+            self._fatal = (StopReason.FENCED if fenced else StopReason.FAILED, sound(text))
             self.log.error("the engine stops", reason=fatal.value, error=text)
             for lane in list(self.intake.lanes.values()):
-                self._forget(lane)
+                self.forget(lane)
         self._stop.set()
 
-    def _forget(self, lane: Lane) -> None:
+    def forget(self, lane: Lane) -> None:
+        """Give a partition up: what runs for it is killed, and late results change nothing."""
         lane.close()
         self.intake.forget(lane)
         self.pool.abandon(lane)
@@ -315,7 +316,8 @@ class Engine:
         self.commits.abandon(lane.partition)
         self._changed.set()
 
-    async def _partition_hook(self, hook: str, partitions: Sequence[TopicPartition]) -> None:
+    async def partition_hook(self, hook: str, partitions: Sequence[TopicPartition]) -> None:
+        """Call `on_assign` or `on_revoke`."""
         try:
             await called(getattr(self.handler, hook)(partitions))
         except Exception as error:
@@ -335,7 +337,7 @@ class Engine:
         """Let a message go: its work is delivered, skipped, or its letter confirmed."""
         self.commits.resolve(entry)
         self.counters.messages_done += 1
-        lane.resolved()
+        lane.resolved(message.offset)
         if not lane.busy:
             self._changed.set()
         self.intake.resolved(lane, message)
@@ -387,7 +389,18 @@ class Engine:
             refused: What a hook returned that is not delivered, if that is why.
         """
         payloads = payloads_of(refused) if isinstance(refused, CollectResult) else ()
-        self.letters.put(make_letter(kind, text, messages, run, error, payloads), done)
+        letter = make_letter(
+            kind,
+            text,
+            messages,
+            payloads=payloads,
+            attempts=max(1, run.attempts) if run is not None else 1,
+            task_id=run.task.task_id if run is not None else None,
+            args=run.task.args if run is not None else (),
+            exit_code=error.exit_code if error is not None else None,
+            stderr=error.stderr if error is not None else "",
+        )
+        self.letters.put(letter, done)
 
     def route(self, value: Any) -> list[Routed]:
         """Resolve the sinks of what a hook returned.
@@ -422,7 +435,7 @@ class Engine:
             consumed=counters.consumed,
             messages_done=counters.messages_done,
             tasks_running=pool.running,
-            tasks_queued=pool.queued + sum(len(lane.parked) for lane in self.intake.lanes.values()),
+            tasks_queued=pool.queued + sum(lane.held_back for lane in self.intake.lanes.values()),
             tasks_retrying=pool.retrying,
             tasks_done=counters.tasks_done,
             tasks_failed=counters.tasks_failed,
@@ -435,7 +448,7 @@ class Engine:
             committed={_name(partition): offset for partition, offset in self.commits.committed.items()},
             lag={_name(partition): lag for partition, lag in self.source.lag().items()},
             paused=[_name(partition) for partition in self.intake.paused],
-            stalled=stalled,
+            stalled={name: sound(text)[:MAX_STALLED_CHARS] for name, text in stalled.items()},
             partitions=_names(self.intake.lanes),
             cpu_seconds=cpu_seconds,
             rss_bytes=rss_bytes,
