@@ -34,7 +34,7 @@ class Outgoing(msgspec.Struct, eq=False):
         attempts: How often it was refused.
         error: Why the brokers will not take it, if it is itself what is wrong.
         oversize: Whether that is its size, or the size of the batch it travelled in.
-        verdict: What becomes of it then, judged over all of its transaction.
+        verdict: What becomes of it then, judged over its whole transaction.
     """
 
     topic: str
