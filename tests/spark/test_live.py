@@ -51,6 +51,19 @@ class SlowFirst(Quiet):
             file.write(f"end {os.getpid()}\n")
 
 
+class SecondWaits(Quiet):
+    """The first that comes, slot 0, is ready at once, the second when a file says so."""
+
+    async def on_ready(self, config: Settings, pg_pool: Any) -> None:
+        folder = Path(self.folder)
+        if not (folder / "first").exists():
+            (folder / "first").touch()
+            return
+        (folder / "second").touch()
+        while not (folder / "go").exists():
+            await asyncio.sleep(0.02)
+
+
 class Refusing(Quiet):
     async def on_ready(self, config: Settings, pg_pool: Any) -> None:
         raise RuntimeError("the database is not migrated")
@@ -161,6 +174,29 @@ def test_a_driver_that_stood_still_takes_no_healthy_engine_for_dead(running: Cal
     assert [run.engine(slot).pid for slot in (0, 1)] == pids
     assert [run.engine(slot).starts for slot in (0, 1)] == [1, 1]
     assert [run.engine(slot).state for slot in (0, 1)] == ["running", "running"]
+
+
+def test_no_engine_takes_messages_before_all_of_the_first_start_have_partitions(
+    running: Callable[..., Running], tmp_path: Path
+) -> None:
+    run = running(2, SecondWaits(folder=str(tmp_path)))
+    until(lambda: (tmp_path / "second").exists() or run.works(0))
+    snapshot = run.engine(0).progress
+    until(lambda: run.engine(0).progress is not snapshot)
+    assert not run.works(0)
+    (tmp_path / "go").touch()
+    until(lambda: run.works(0) and run.works(1))
+
+
+def test_a_pause_outlasts_the_first_start(running: Callable[..., Running]) -> None:
+    run = running(2)
+    run.live.pause()
+    until(lambda: run.live.progress().partitions == ["topic/0", "topic/1"])
+    until(lambda: not run.live._roster.holding)
+    until(lambda: run.live.progress().paused == ["topic/0", "topic/1"])
+    assert run.live.progress().consumed == 0
+    run.live.resume()
+    until(lambda: run.works(0) and run.works(1))
 
 
 @pytest.mark.alone

@@ -188,7 +188,7 @@ class Pipeline:
         try:
             log.info("starting Spark", master=settings.spark.master, engines=count, partitions=partitions)
             self._unless_stopped(spark.start, spark.abort)
-            return self._run_live(spark, settings, worker, packed, count)
+            return self._run_live(spark, settings, worker, packed, count, partitions)
         except StartStoppedError as stopped:
             if stopped.at_once:
                 spark.kill()
@@ -196,7 +196,9 @@ class Pipeline:
         finally:
             spark.stop()
 
-    def _run_live(self, spark: Spark, settings: Settings, worker: str, packed: bytes, count: int) -> ExitCode:
+    def _run_live(
+        self, spark: Spark, settings: Settings, worker: str, packed: bytes, count: int, partitions: int
+    ) -> ExitCode:
         folders = own_folders()
 
         def make_job(slot: int, job_token: int, address: LinkAddress) -> EngineJob:
@@ -204,7 +206,7 @@ class Pipeline:
                 slot, job_token, worker, address, settings, packed, self._log_context, self._factory, folders
             )
 
-        live = LiveSlots(spark, worker, count, make_job, self._on_finished, self._times(settings))
+        live = LiveSlots(spark, worker, count, make_job, self._on_finished, self._times(settings), partitions)
         host = "127.0.0.1" if is_local(settings.spark) else spark.driver_host
         spark.watch(lambda: self._wakes.put(_Wake.SPARK_LOST))
         self._live = live
