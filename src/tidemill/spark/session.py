@@ -155,6 +155,7 @@ class Spark:
         self._context: SparkContext | None = None
         self._jvm: subprocess.Popen[bytes] | None = None
         self._stopping = threading.Event()
+        self._quiet = threading.Event()
         self._started = self._given_up = False
         #: Held for moments only, unlike the other one.
         self._lock = threading.Lock()
@@ -226,7 +227,7 @@ class Spark:
         with self._lock:
             if self._stopping.is_set():
                 raise JvmEndedError("it was stopped")
-            self._jvm = launch(self._conf, connection_file)
+            self._jvm = launch(self._conf, connection_file, self._quiet)
 
     def _failure(self, error: Exception) -> str:
         master = self._conf["spark.master"]
@@ -255,6 +256,7 @@ class Spark:
 
     def _end_start(self, seconds: float) -> None:
         """End what starts: a JVM that listens already may end by itself, and tidy up, within these seconds."""
+        self._quiet.set()
         with self._lock:
             self._stopping.set()
             jvm, started = self._jvm, self._started
@@ -318,6 +320,8 @@ class Spark:
         from pyspark import SparkContext
 
         if self._context is not None:
+            # All engines have ended, and Python workers that find the JVM gone show pages of traces.
+            self._quiet.set()
             if self._jvm is None or self._jvm.poll() is None:
                 self._stop_context(self._context)
             self._context = None
