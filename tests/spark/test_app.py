@@ -293,7 +293,7 @@ def test_a_broker_that_does_not_answer_is_named(settings: Settings, monkeypatch:
 
 @pytest.mark.usefixtures("no_spark")
 def test_a_worker_name_in_use_is_refused(settings: Settings) -> None:
-    with WorkerLock(settings.kafka.consumer_group, worker_name(settings)):
+    with WorkerLock(settings.kafka.consumer_group, worker_name(settings), brokers=settings.kafka.brokers):
         pipeline = Pipeline(Nothing, settings=settings)
         assert pipeline.run() is ExitCode.FENCED
     assert "WORKER_ID" in str(pipeline.error)

@@ -44,6 +44,8 @@ from tidemill.spark.prepare import (
     handler_of,
     look_up_partitions,
     refuse_no_sinks,
+    refuse_shared_group,
+    warn_without_topic,
     with_full_paths,
 )
 from tidemill.spark.progress import PipelineProgress
@@ -160,15 +162,24 @@ class Pipeline:
         worker = worker_name(settings)
         self._configure_logs(settings, worker)
         handler = handler_of(self._handler)
-        startup = StartUp(handler, settings)
+        startup, configured = StartUp(handler, settings), settings
         settings = with_full_paths(self._unless_stopped(startup.run, startup.cancel))
         self._configure_logs(settings, worker)
         refuse_no_sinks(settings)
+        warn_without_topic(configured, settings)
         # What no engine could make is told before any of them is started.
         build_sinks(settings)
         packed = pack_handler(handler)
-        with WorkerLock(settings.kafka.consumer_group, worker, name_env=settings.worker_name_env):
+        kafka = settings.kafka
+        with WorkerLock(
+            kafka.consumer_group,
+            worker,
+            brokers=kafka.brokers,
+            topic=kafka.source_topic,
+            name_env=settings.worker_name_env,
+        ):
             partitions = self._unless_stopped(lambda: look_up_partitions(settings))
+            self._unless_stopped(lambda: refuse_shared_group(settings, worker))
             return self._run_on_spark(settings, worker, packed, partitions)
 
     def _unless_stopped(self, work: Callable[[], ResultT], abort: Callable[[], None] = _nothing) -> ResultT:
