@@ -257,8 +257,14 @@ def test_a_handler_that_calls_sys_exit_is_a_failed_engine(running: Callable[...,
     assert (finished.ending, finished.error) == (Ending.FAILED, "SystemExit: 3")
 
 
-def test_an_engine_that_dies_at_its_first_start_ends_the_run(running: Callable[..., Running]) -> None:
-    finished = running(factory="build_dying").finish()
+def test_an_engine_that_dies_in_the_first_start_is_replaced(running: Callable[..., Running], tmp_path: Path) -> None:
+    run = running(2, Quiet(folder=str(tmp_path / "died")), factory="build_dying_once")
+    until(lambda: run.works(0) and run.works(1))
+    assert sorted(run.engine(slot).starts for slot in (0, 1)) == [1, 2]
+
+
+def test_engines_that_die_again_and_again_in_the_first_start_end_the_run(running: Callable[..., Running]) -> None:
+    finished = running(factory="build_dying").finish(60.0)
     assert finished.ending is Ending.CRASHED
     assert finished.error is not None
     assert "Python process died" in finished.error

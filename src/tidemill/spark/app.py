@@ -291,6 +291,11 @@ class Pipeline:
                 f"{settings.kafka.consumer_group!r}; give one of them another name: "
                 f"{settings.worker_name_env}=..."
             )
+        if finished.ending is Ending.CRASHED:
+            raise RemoteError(
+                f"the engine of slot {finished.slot} was lost: {finished.error}; look at how much memory this host has "
+                "left, and at native libraries that the handler loads"
+            )
         raise engine_error(f"the engine of slot {finished.slot}", finished.error or finished.ending.value)
 
 
