@@ -44,6 +44,8 @@ from tidemill.spark.prepare import (
     handler_of,
     look_up_partitions,
     refuse_no_sinks,
+    refuse_shared_group,
+    warn_without_topic,
     with_full_paths,
 )
 from tidemill.spark.progress import PipelineProgress
@@ -160,17 +162,26 @@ class Pipeline:
         worker = worker_name(settings)
         self._configure_logs(settings, worker)
         handler = handler_of(self._handler)
-        startup = StartUp(handler, settings)
+        startup, configured = StartUp(handler, settings), settings
         settings = with_full_paths(self._unless_stopped(startup.run, startup.cancel))
         self._configure_logs(settings, worker)
         refuse_no_sinks(settings)
         if problem := revoke_problem(settings):
             raise ConfigError(problem)
+        warn_without_topic(configured, settings)
         # What no engine could make is told before any of them is started.
         build_sinks(settings)
         packed = pack_handler(handler)
-        with WorkerLock(settings.kafka.consumer_group, worker, name_env=settings.worker_name_env):
+        kafka = settings.kafka
+        with WorkerLock(
+            kafka.consumer_group,
+            worker,
+            brokers=kafka.brokers,
+            topic=kafka.source_topic,
+            name_env=settings.worker_name_env,
+        ):
             partitions = self._unless_stopped(lambda: look_up_partitions(settings))
+            self._unless_stopped(lambda: refuse_shared_group(settings, worker))
             return self._run_on_spark(settings, worker, packed, partitions)
 
     def _unless_stopped(self, work: Callable[[], ResultT], abort: Callable[[], None] = _nothing) -> ResultT:
@@ -190,7 +201,7 @@ class Pipeline:
         try:
             log.info("starting Spark", master=settings.spark.master, engines=count, partitions=partitions)
             self._unless_stopped(spark.start, spark.abort)
-            return self._run_live(spark, settings, worker, packed, count)
+            return self._run_live(spark, settings, worker, packed, count, partitions)
         except StartStoppedError as stopped:
             if stopped.at_once:
                 spark.kill()
@@ -198,7 +209,9 @@ class Pipeline:
         finally:
             spark.stop()
 
-    def _run_live(self, spark: Spark, settings: Settings, worker: str, packed: bytes, count: int) -> ExitCode:
+    def _run_live(
+        self, spark: Spark, settings: Settings, worker: str, packed: bytes, count: int, partitions: int
+    ) -> ExitCode:
         folders = own_folders()
 
         def make_job(slot: int, job_token: int, address: LinkAddress) -> EngineJob:
@@ -206,7 +219,7 @@ class Pipeline:
                 slot, job_token, worker, address, settings, packed, self._log_context, self._factory, folders
             )
 
-        live = LiveSlots(spark, worker, count, make_job, self._on_finished, self._times(settings))
+        live = LiveSlots(spark, worker, count, make_job, self._on_finished, self._times(settings), partitions)
         host = "127.0.0.1" if is_local(settings.spark) else spark.driver_host
         spark.watch(lambda: self._wakes.put(_Wake.SPARK_LOST))
         self._live = live
@@ -279,6 +292,11 @@ class Pipeline:
                 f"another process uses worker name {worker!r} in consumer group "
                 f"{settings.kafka.consumer_group!r}; give one of them another name: "
                 f"{settings.worker_name_env}=..."
+            )
+        if finished.ending is Ending.CRASHED:
+            raise RemoteError(
+                f"the engine of slot {finished.slot} was lost: {finished.error}; look at how much memory this host has "
+                "left, and at native libraries that the handler loads"
             )
         raise engine_error(f"the engine of slot {finished.slot}", finished.error or finished.ending.value)
 
