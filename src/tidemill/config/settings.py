@@ -164,6 +164,9 @@ class ExecutorSettings(Section):
     retry_backoff: RetryBackoffSettings = Field(
         default_factory=RetryBackoffSettings, description="How long a failed task waits before it runs again."
     )
+    max_replacements: NonNegativeInt = Field(
+        10, description="How often in a row `on_error` may answer with other tasks; then a dead letter."
+    )
     drain_timeout_seconds: NonNegativeFloat = Field(
         30.0, description="At a stop or a rebalance: how long work in hand may take to finish."
     )

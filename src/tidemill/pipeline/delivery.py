@@ -36,14 +36,15 @@ from tidemill.pipeline.batcher import (
     Question,
     Submission,
 )
-from tidemill.pipeline.hooks import called
+from tidemill.pipeline.failures import hook_raised
+from tidemill.pipeline.hooks import Calls, called
 from tidemill.pipeline.idempotency import name_payloads
 from tidemill.pipeline.models import DeliveryAction, DeliveryError, ExecutorTask
 from tidemill.pipeline.stage import Stage
 from tidemill.pipeline.stager import Stager
 from tidemill.runtime.deadletter import DeadLetters, Letter, LetterKind, letter_sources, payload_json, redrives_of
 from tidemill.runtime.engine_tasks import EngineTasks
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.messages import SourceMessage, place_of
 from tidemill.runtime.progress import SinkStats
 from tidemill.sinks.base import Sink
 from tidemill.sinks.payloads import (
@@ -140,6 +141,8 @@ class Outbox:
         self._names = any(courier.sink.takes_idempotency_key for courier in self._all)
         #: Where its tasks run; an engine sets its own.
         self.tasks = EngineTasks()
+        #: Where its hook is noted while it runs; an engine sets its own.
+        self.calls: Calls | None = None
         self._hooks: set[asyncio.Task[None]] = set()
         self._letters_open = 0
         self._idle: asyncio.Event | None = None
@@ -314,13 +317,10 @@ class Outbox:
             question.attempts,
         )
         try:
-            action = DeliveryAction(await called(hook(error)))
+            action = DeliveryAction(await called(hook(error), self.calls, "on_delivery_error", _place, question))
         except Exception as raised:
-            log.warning(
-                "on_delivery_error raised, or returned no DeliveryAction; dead-lettering",
-                sink=courier.label,
-                exc_info=raised,
-            )
+            event = "on_delivery_error raised, or returned no DeliveryAction; dead-lettering"
+            hook_raised(log, "on_delivery_error", raised, event, sink=courier.label)
             action = DeliveryAction.DLQ
         if self._closed:
             return
@@ -373,6 +373,10 @@ class Outbox:
         if not self._closed:
             submission.settle(count)
         self._changed()
+
+
+def _place(question: Question) -> tuple[str, str]:
+    return place_of(question.items[0].value.submission.origin.sources) if question.items else ("", "")
 
 
 def limits_of(settings: DeliverySettings) -> Limits:

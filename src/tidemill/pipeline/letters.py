@@ -11,11 +11,27 @@ from typing import TYPE_CHECKING
 
 from tidemill.config.redaction import redact_text
 from tidemill.pipeline.models import ExecutorError
-from tidemill.runtime.deadletter import Letter, LetterKind, letter_sources, redrives_of, stderr_tail
+from tidemill.runtime.deadletter import STDERR_BYTES, Letter, LetterKind, letter_sources, redrives_of, stderr_tail
 from tidemill.runtime.messages import SourceMessage
 
 if TYPE_CHECKING:
     from tidemill.pipeline.tasks import TaskRun
+
+
+#: This much of the end of a task's stderr is masked; less of it is kept.
+_MASKED_CHARS = 4 * STDERR_BYTES
+#: This much of it is said in logs, and as the error of a letter.
+_LAST_CHARS = 500
+
+
+def last_words(stderr: str) -> str:
+    """Return the end of what a program said, masked.
+
+    Example:
+        >>> last_words("login with password=hunter2 failed\\n")
+        'login with password=*** failed'
+    """
+    return redact_text(stderr[-_MASKED_CHARS:].strip())[-_LAST_CHARS:]
 
 
 def make_letter(
@@ -51,5 +67,6 @@ def make_letter(
         letter.attempt_count = max(1, run.attempts)
     if error is not None:
         letter.exit_code = error.exit_code
-        letter.stderr = redact_text(stderr_tail(error.stderr))
+        # Masked before it is cut: a secret that is cut in two would not be known as one.
+        letter.stderr = stderr_tail(redact_text(error.stderr[-_MASKED_CHARS:]))
     return letter
