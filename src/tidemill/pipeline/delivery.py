@@ -47,6 +47,7 @@ from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.messages import SourceMessage, place_of
 from tidemill.runtime.progress import SinkStats
 from tidemill.sinks.base import Sink
+from tidemill.sinks.fields import type_check
 from tidemill.sinks.payloads import (
     CollectResult,
     CustomPayload,
@@ -253,18 +254,24 @@ class Outbox:
         Raises:
             SinkNotConfiguredError: A payload names a sink that does not exist.
             AmbiguousSinkError: A payload names none where there are several.
-            TypeError: A field has something that is no payload of its type.
+            TypeError: A field has something that is no payload of its type, or a payload's field has another type.
         """
         routed: list[Routed] = []
         for field, kind, payload_class in _FIELDS:
             payloads = getattr(collect, field)
             if not payloads:
                 continue
+            if not isinstance(payloads, Sequence) or isinstance(payloads, (str, bytes)):
+                raise TypeError(
+                    f"CollectResult.{field} takes a list of {payload_class.__name__}, not {type(payloads).__name__}"
+                )
+            check = type_check(payload_class)
             for payload in payloads:
                 if not isinstance(payload, payload_class):
                     raise TypeError(
                         f"CollectResult.{field} takes {payload_class.__name__}, not {type(payload).__name__}"
                     )
+                check(payload)
                 routed.append(Routed(self._courier_of(kind or payload.type, payload.sink), payload))
         return routed
 

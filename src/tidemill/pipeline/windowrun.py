@@ -244,6 +244,9 @@ class WindowRun:
 
     def _retry(self, run: TaskRun, error: ExecutorError) -> None:
         engine = self.engine
+        if error.never_starts:
+            self._dead_letter(run, error)
+            return
         decision = decide(run.attempts, engine.settings.executor.max_retries, engine.backoff, random.getrandbits(32))
         if isinstance(decision, Retry):
             engine.pool.retry(run, decision.delay_seconds)
