@@ -169,6 +169,9 @@ class ExecutorSettings(Section):
     retry_backoff: RetryBackoffSettings = Field(
         default_factory=RetryBackoffSettings, description="How long a failed task waits before it runs again."
     )
+    max_replacements: NonNegativeInt = Field(
+        10, description="How often in a row `on_error` may answer with other tasks; then a dead letter."
+    )
     drain_timeout_seconds: NonNegativeFloat = Field(
         30.0, description="At a stop: how long what is in flight may take to finish."
     )

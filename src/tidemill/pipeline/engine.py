@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
@@ -33,6 +33,7 @@ from tidemill.pipeline.keptwarden import KeptWarden
 from tidemill.pipeline.lane import Lane
 from tidemill.pipeline.models import ExecutorError
 from tidemill.pipeline.process import TaskExecutor
+from tidemill.pipeline.report import Report
 from tidemill.pipeline.services import Services
 from tidemill.pipeline.tasks import TaskPool, TaskRun
 from tidemill.pipeline.windowrun import WindowRun
@@ -54,24 +55,6 @@ LAST_COMMIT_SECONDS = 10.0
 LAST_HOOK_SECONDS = 5.0
 #: A reason for waiting is told up to this length, which is four times a second.
 MAX_STALLED_CHARS = 2_000
-
-
-class Report(Protocol):
-    """Where finished messages are reported; `history.HistoryWriter` is one.
-
-    Attributes:
-        tasks: Where its asyncio tasks run; set by the engine.
-    """
-
-    tasks: EngineTasks
-
-    def finished(
-        self, message: SourceMessage, started_at: float | None, runs: Sequence[TaskRun], error: str | None
-    ) -> None:
-        """Take a message that left the pipeline; must be quick and must not raise."""
-
-    async def close(self) -> None:
-        """Write what is left."""
 
 
 class Engine:
@@ -113,6 +96,7 @@ class Engine:
         self.has = Overridden(handler)
         self.tasks = outbox.tasks = EngineTasks(self.fail)
         self.hooks = HookRunner(self.tasks)
+        outbox.calls = self.hooks.calls
         self.counters = Counters()
         self.slowest = Slowest()
         self.backoff = Backoff(
@@ -120,7 +104,7 @@ class Engine:
             limits.retry_backoff.max_seconds,
             limits.retry_backoff.multiplier,
         )
-        self.services = Services(settings, handler, identity, self.tasks)
+        self.services = Services(settings, handler, identity, self.tasks, self.hooks.calls)
         # With transactions a window's own payloads go out with its messages, so those have to wait for them.
         self.holds_windows = limits.commit == "window" or (outbox.stage is not None and self.has.on_window_complete)
         self._executor = executor
@@ -180,7 +164,7 @@ class Engine:
         await self.letters.open()
         await self.services.open()
         try:
-            await called(self.handler.on_ready(self.settings, self.outbox.pg_pool))
+            await called(self.handler.on_ready(self.settings, self.outbox.pg_pool), self.hooks.calls, "on_ready")
         except Exception as error:
             raise HandlerError(f"on_ready raised {said(error)}") from error
         await may_subscribe()
@@ -319,7 +303,7 @@ class Engine:
     async def partition_hook(self, hook: str, partitions: Sequence[TopicPartition]) -> None:
         """Call `on_assign` or `on_revoke`."""
         try:
-            await called(getattr(self.handler, hook)(partitions))
+            await called(getattr(self.handler, hook)(partitions), self.hooks.calls, hook, _place, partitions)
         except Exception as error:
             self.log.warning("a hook raised", hook=hook, exc_info=error)
 
@@ -423,7 +407,7 @@ class Engine:
         """Return a snapshot; cheap enough for four times a second."""
         counters, pool = self.counters, self.pool
         cpu_seconds, rss_bytes = process_usage()
-        stalled = self.outbox.stalled() | self.services.stalled()
+        stalled = self.outbox.stalled() | self.services.stalled() | self.hooks.calls.stalled()
         for name, text in (
             ("kafka", self.source.stalled()),
             ("dead letters", self.letters.stalled()),
@@ -464,6 +448,10 @@ def _name(partition: TopicPartition) -> str:
 
 def _names(partitions: Any) -> list[str]:
     return [_name(partition) for partition in partitions]
+
+
+def _place(partitions: Sequence[TopicPartition]) -> tuple[str, str]:
+    return ", ".join(_names(partitions[:10])), ""
 
 
 def _unexpected(error: BaseException) -> BaseException | None:

@@ -37,6 +37,7 @@ class TaskRun:
         "age",
         "attempts",
         "error",
+        "generation",
         "key",
         "process",
         "replaced",
@@ -53,6 +54,8 @@ class TaskRun:
         self.age = age
         self.key: object = task.task_id
         self.attempts = 0
+        #: How many tasks it replaces, one after the other.
+        self.generation = 0
         self.result: ExecutorResult | None = None
         self.error: ExecutorError | None = None
         self.replaced = False

@@ -21,6 +21,7 @@ from tidemill.core.ledger import Entry
 from tidemill.core.retry import Retry, decide
 from tidemill.pipeline.checks import checked_action, checked_tasks
 from tidemill.pipeline.delivery import Origin, Routed
+from tidemill.pipeline.failures import LOG_SECONDS, hook_raised, task_failed
 from tidemill.pipeline.hooks import called
 from tidemill.pipeline.models import (
     ErrorAction,
@@ -32,7 +33,8 @@ from tidemill.pipeline.models import (
 )
 from tidemill.pipeline.tasks import TaskRun
 from tidemill.runtime.deadletter import LetterKind
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.log import kind_of, limited
+from tidemill.runtime.messages import SourceMessage, place_of
 from tidemill.sources.base import TopicPartition
 
 if TYPE_CHECKING:
@@ -94,7 +96,8 @@ class WindowRun:
         self.started_at = time.time()
         try:
             # A copy, here and below: what the handler does to its list must not change ours.
-            returned = await called(engine.handler.arrange(list(self.messages), PendingContext(lane.pending_tasks)))
+            hook = engine.handler.arrange(list(self.messages), PendingContext(lane.pending_tasks))
+            returned = await called(hook, engine.hooks.calls, "arrange", self._place)
             tasks = checked_tasks("arrange", returned)
         except Exception as error:
             if not lane.closed and lane.handover is None:
@@ -107,8 +110,11 @@ class WindowRun:
         """Dead-letter a single message; split a window so that its other messages go on."""
         engine = self.engine
         if len(self.messages) == 1:
-            engine.log.warning("arrange raised", message=self._label(0), error=said(error), partition=self.lane.name)
-            engine.reject(self.lane, self.messages[0], self.entries[0], LetterKind.ARRANGE, said(error))
+            text = said(error)
+            limited(engine.log, LOG_SECONDS, about=kind_of(text)).warning(
+                "arrange raised", message=self._label(0), error=text, partition=self.lane.name
+            )
+            engine.reject(self.lane, self.messages[0], self.entries[0], LetterKind.ARRANGE, text)
             return
         half = len(self.messages) // 2
         for part in (slice(half, None), slice(0, half)):
@@ -195,7 +201,8 @@ class WindowRun:
         if engine.has.on_task_complete and not self.lane.closed:
             returned = None
             try:
-                returned = await called(engine.handler.on_task_complete(result))
+                hook = engine.handler.on_task_complete(result)
+                returned = await called(hook, engine.hooks.calls, "on_task_complete", self._place, run)
                 routed = engine.route(returned)
             except Exception as error:
                 if not self.lane.closed:
@@ -216,12 +223,15 @@ class WindowRun:
         if self.lane.closed:
             return
         try:
-            action = checked_action(await called(self.engine.handler.on_error(run.task, error)))
+            hook = self.engine.handler.on_error(run.task, error)
+            action = checked_action(await called(hook, self.engine.hooks.calls, "on_error", self._place, run))
         except Exception as raised:
-            self.engine.log.warning(
+            hook_raised(
+                self.engine.log,
+                "on_error",
+                raised,
                 "on_error raised, or returned no ErrorAction and no list of tasks; the task is dead-lettered",
                 task_id=run.task.task_id,
-                exc_info=raised,
             )
             action = ErrorAction.DLQ
         if self.lane.closed:
@@ -238,6 +248,9 @@ class WindowRun:
 
     def _retry(self, run: TaskRun, error: ExecutorError) -> None:
         engine = self.engine
+        if error.never_starts:
+            self._dead_letter(run, error)
+            return
         decision = decide(run.attempts, engine.settings.executor.max_retries, engine.backoff, random.getrandbits(32))
         if isinstance(decision, Retry):
             engine.pool.retry(run, decision.delay_seconds)
@@ -249,6 +262,10 @@ class WindowRun:
             self.engine.counters.skipped += 1
             self._give_up(run, error)
             return
+        most = self.engine.settings.executor.max_replacements
+        if run.generation >= most:
+            self._dead_letter(run, error, f"on_error has replaced it {most} times (executor.max_replacements): ")
+            return
         run.replaced = True
         run.error = error
         self.lane.pending.pop(run.key, None)
@@ -257,6 +274,7 @@ class WindowRun:
         for task in tasks:
             task.parent_task_id = run.task.task_id
             child = self._run_for(task)
+            child.generation = run.generation + 1
             children.append(child)
             for index in indexes:
                 self.runs_of[index].append(child)
@@ -274,18 +292,9 @@ class WindowRun:
         self.engine.counters.tasks_failed += 1
         self._terminal(run)
 
-    def _dead_letter(self, run: TaskRun, error: ExecutorError) -> None:
+    def _dead_letter(self, run: TaskRun, error: ExecutorError, why: str = "") -> None:
         indexes = self._indexes_of(run)
-        self.engine.log.warning(
-            "a task failed for good",
-            task_id=run.task.task_id,
-            kind=error.kind.value,
-            exit_code=error.exit_code,
-            exception=error.exception,
-            attempts=run.attempts,
-            partition=self.lane.name,
-        )
-        text = error.exception or error.stderr.strip()[-500:] or f"exit code {error.exit_code}"
+        text = task_failed(self.engine.log, run, error, why)
         self._letter(LetterKind.TASK, text, indexes, run, error)
         self._give_up(run, error)
 
@@ -349,8 +358,8 @@ class WindowRun:
     def _hook_failed(
         self, hook: str, error: Exception, indexes: Sequence[int], run: TaskRun | None, returned: object
     ) -> None:
-        self.engine.log.warning("a hook raised", hook=hook, partition=self.lane.name, exc_info=error)
-        self._letter(LetterKind.HOOK, f"{hook}: {said(error)}", indexes, run, None, returned)
+        text = hook_raised(self.engine.log, hook, error, partition=self.lane.name)
+        self._letter(LetterKind.HOOK, text, indexes, run, None, returned)
 
     # -- messages and the window ------------------------------------------------------------------------------
 
@@ -376,7 +385,8 @@ class WindowRun:
             return
         returned = None
         try:
-            returned = await called(engine.handler.on_message_complete(self._group(index)))
+            hook = engine.handler.on_message_complete(self._group(index))
+            returned = await called(hook, engine.hooks.calls, "on_message_complete", self._place, index)
             routed = engine.route(returned)
         except Exception as error:
             if not self.lane.closed:
@@ -417,7 +427,8 @@ class WindowRun:
             return
         returned = None
         try:
-            returned = await called(engine.handler.on_window_complete(list(self.results), list(self.messages)))
+            hook = engine.handler.on_window_complete(list(self.results), list(self.messages))
+            returned = await called(hook, engine.hooks.calls, "on_window_complete", self._place)
             routed = engine.route(returned)
         except Exception as error:
             if not self.lane.closed:
@@ -430,10 +441,8 @@ class WindowRun:
                 self._window_done()
 
     def _window_hook_failed(self, error: Exception, returned: object) -> None:
-        hook, engine = "on_window_complete", self.engine
-        engine.log.warning("a hook raised", hook=hook, partition=self.lane.name, exc_info=error)
-        text = f"{hook}: {said(error)}"
-        engine.dead_letter(LetterKind.HOOK, text, self.messages, self._window_done, None, None, returned)
+        text = hook_raised(self.engine.log, "on_window_complete", error, partition=self.lane.name)
+        self.engine.dead_letter(LetterKind.HOOK, text, self.messages, self._window_done, None, None, returned)
 
     def _window_done(self, origin: Origin | None = None) -> None:
         if not self.lane.closed:
@@ -446,6 +455,12 @@ class WindowRun:
         if self.held_for_window:
             self.held_for_window = False
             self._apply(self.graph.release(range(len(self.messages))))
+
+    def _place(self, of: TaskRun | int | None) -> tuple[str, str]:
+        """Say for which messages a hook runs: those of a task, one, or all of the window."""
+        if of is None:
+            return place_of(self.messages)
+        return place_of([self.messages[index] for index in ((of,) if isinstance(of, int) else self._indexes_of(of))])
 
     def _label(self, index: int) -> str:
         message = self.messages[index]
