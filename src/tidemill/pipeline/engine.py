@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
@@ -21,6 +21,7 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, HandlerError, RemoteError, said
 from tidemill.core.ledger import Entry
 from tidemill.core.retry import Backoff
+from tidemill.pipeline.brake import brake_of
 from tidemill.pipeline.checks import collected
 from tidemill.pipeline.commits import Commits
 from tidemill.pipeline.counters import Counters, Overridden, Slowest, process_usage
@@ -32,6 +33,8 @@ from tidemill.pipeline.lane import Lane
 from tidemill.pipeline.letters import make_letter
 from tidemill.pipeline.models import ExecutorError
 from tidemill.pipeline.process import TaskExecutor
+from tidemill.pipeline.report import Report as Report
+from tidemill.pipeline.report import stalled_of
 from tidemill.pipeline.services import Services
 from tidemill.pipeline.tasks import TaskPool, TaskRun
 from tidemill.pipeline.warden import Warden
@@ -50,18 +53,6 @@ log = structlog.get_logger(__name__)
 LAST_COMMIT_SECONDS = 10.0
 #: And `on_revoke` of what is owned then.
 LAST_HOOK_SECONDS = 5.0
-
-
-class Report(Protocol):
-    """Where finished messages are reported; `history.HistoryWriter` is one."""
-
-    def finished(
-        self, message: SourceMessage, started_at: float | None, runs: Sequence[TaskRun], error: str | None
-    ) -> None:
-        """Take a message that left the pipeline; must be quick and must not raise."""
-
-    async def close(self) -> None:
-        """Write what is left."""
 
 
 class Engine:
@@ -112,10 +103,11 @@ class Engine:
         self.services = Services(settings, handler, identity)
         # With transactions a window's own payloads go out with its messages, so those have to wait for them.
         self.holds_windows = limits.commit == "window" or (outbox.stage is not None and self.has.on_window_complete)
-        self._executor = executor
+        self.executor = executor
         self._report = report
         self._warden = warden
         self.commits = Commits(source, self._settled, outbox.stage)
+        self.brake = brake_of(self)
         self.intake = Intake(self)
         if outbox.stage is not None:
             outbox.stage.charge = self.intake.charge
@@ -136,7 +128,7 @@ class Engine:
         self._loop = asyncio.get_running_loop()
         if self._warden is not None:
             self._warden.start()
-        self._executor.open()
+        self.executor.open()
         starting = asyncio.ensure_future(self._start(may_subscribe))
         stopping = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -180,6 +172,11 @@ class Engine:
         """Take messages again."""
         self.intake.resume()
 
+    def release(self) -> None:
+        """Let the brake off by a user's word: what it holds is dead-lettered."""
+        if self.brake is not None:
+            self.brake.release()
+
     async def _end(self) -> None:
         """Drain unless the end is a failure; then release everything, whatever goes wrong on the way."""
         await self._tried("periodic hooks", self.services.stop_periodic())
@@ -189,6 +186,8 @@ class Engine:
         for lane in self.intake.lanes.values():
             lane.close()
             self.outbox.abandon(lane.partition)
+        if self.brake is not None:
+            self.brake.close()
         await self._tried("hooks", self.hooks.close())
         await self._tried("tasks", self.pool.close())
         if self._subscribed and self._fatal is None:
@@ -313,6 +312,8 @@ class Engine:
         self.pool.abandon(lane)
         self.outbox.abandon(lane.partition)
         self.commits.abandon(lane.partition)
+        if self.brake is not None:
+            self.brake.abandon(lane)
         self._changed.set()
 
     async def _partition_hook(self, hook: str, partitions: Sequence[TopicPartition]) -> None:
@@ -347,6 +348,11 @@ class Engine:
         lane.window_done()
         if not lane.busy:
             self._changed.set()
+
+    def count_stuck(self, lane: Lane) -> None:
+        """Look again for how much of a partition a stop need not wait."""
+        lane.count_stuck()
+        self._changed.set()
 
     def reject(
         self,
@@ -410,14 +416,6 @@ class Engine:
         """Return a snapshot; cheap enough for four times a second."""
         counters, pool = self.counters, self.pool
         cpu_seconds, rss_bytes = process_usage()
-        stalled = self.outbox.stalled() | self.services.stalled()
-        for name, text in (
-            ("kafka", self.source.stalled()),
-            ("dead letters", self.letters.stalled()),
-            ("resident program", self._executor.stalled()),
-        ):
-            if text is not None:
-                stalled[name] = text
         return EngineProgress(
             consumed=counters.consumed,
             messages_done=counters.messages_done,
@@ -431,11 +429,12 @@ class Engine:
             letters_dropped=self.letters.dropped,
             skipped=counters.skipped + self.outbox.skipped,
             warnings=counters.warnings,
+            held=self.brake.held if self.brake is not None else 0,
             gap=self.source.gap,
             committed={_name(partition): offset for partition, offset in self.commits.committed.items()},
             lag={_name(partition): lag for partition, lag in self.source.lag().items()},
             paused=[_name(partition) for partition in self.intake.paused],
-            stalled=stalled,
+            stalled=stalled_of(self),
             partitions=_names(self.intake.lanes),
             cpu_seconds=cpu_seconds,
             rss_bytes=rss_bytes,

@@ -37,7 +37,9 @@ class Lane:
         undelivered_bytes: How much they are.
         starved: It had no room when it was looked at last.
         parked: Tasks that do not start before less of that waits.
-        windows: Windows whose own hook, or what it delivers, is not done yet; their messages may be.
+        windows: Windows whose own hook, or what it delivers, is not done yet; their messages may be. Not held ones.
+        held: How many failures the brake holds of a message, by its offset.
+        stuck: Messages that are held, or wait for their key while others are: nothing comes of them by itself.
         order: Keeps tasks back until those of earlier messages with their key are done; None: no order.
         closed: The partition was given up: late results change nothing.
         leaving: The partition is about to be given up: nothing more is taken of it.
@@ -47,6 +49,7 @@ class Lane:
         "arranging",
         "closed",
         "drained",
+        "held",
         "leaving",
         "linger",
         "name",
@@ -55,6 +58,7 @@ class Lane:
         "partition",
         "pending",
         "starved",
+        "stuck",
         "undelivered",
         "undelivered_bytes",
         "unresolved",
@@ -79,6 +83,8 @@ class Lane:
         self.starved = False
         self.parked: list[TaskRun] = []
         self.windows = 0
+        self.held: dict[int, int] = {}
+        self.stuck = 0
         self.order: Ordering | None = None
         self.closed = False
         self.leaving = False
@@ -96,20 +102,27 @@ class Lane:
 
     @property
     def busy(self) -> bool:
-        """Whether something is in hand."""
-        return self.unresolved > 0 or self.windows > 0
+        """Whether something is in hand that may come to an end."""
+        return self.unresolved > self.stuck or self.windows > 0
 
     def resolved(self) -> None:
         """Count one message out."""
         self.unresolved -= 1
-        self._note_idle()
+        self.note_idle()
 
     def window_done(self) -> None:
         """Count one window's own work out."""
         self.windows -= 1
-        self._note_idle()
+        self.note_idle()
 
-    def _note_idle(self) -> None:
+    def count_stuck(self) -> None:
+        """Look again how many messages nothing comes of by itself."""
+        waiting = self.order.waiting_messages if self.order is not None and self.held else 0
+        self.stuck = len(self.held) + waiting
+        self.note_idle()
+
+    def note_idle(self) -> None:
+        """Let a drain end that waits, if nothing is left to wait for."""
         if self.drained is not None and not self.busy:
             self.drained.set()
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 import structlog
 
-from tidemill.core.errors import TidemillError
+from tidemill.core.errors import TidemillError, TooManyFailuresError
 from tidemill.runtime.frames import Begin, Command, Drain, Exit, Go, Hello, LinkAddress, Refused, Welcome
 from tidemill.runtime.link import LinkServer
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
@@ -67,6 +67,7 @@ class BoundedRun:
         self._done: set[int] = set()
         self._failures: dict[int, str] = {}
         self._stopping = False
+        self._is_hopeless = False
         self._on_stopped: Callable[[], None] = _nothing
         self._callers = ThreadPoolExecutor(1, "tidemill-cancel")
 
@@ -150,8 +151,9 @@ class BoundedRun:
     # -- what engines tell, on the link's loop ----------------------------------------------------------------
 
     def on_hello(self, link: int, hello: Hello) -> None:
-        """Let an engine begin at once, unless the run is being stopped."""
-        if self._stopping and not hello.run_token:
+        """Let an engine begin at once, unless the run is being stopped, or too much of it fails."""
+        if (self._stopping or self._is_hopeless) and not hello.run_token:
+            # Spark starts a failed part again; it would dead-letter the same messages again.
             self._server.send(link, Refused("the run is being stopped"))
             self._server.close_link(link)
             return
@@ -174,7 +176,8 @@ class BoundedRun:
         """Keep what an engine says of its end."""
         self._running[link] = summary.progress
         if summary.reason is not StopReason.DRAINED:
-            self._failures[summary.slot] = summary.error or summary.reason.value
+            self._failures[summary.slot] = said = summary.error or summary.reason.value
+            self._is_hopeless |= said.startswith(TooManyFailuresError.__name__)
             log.warning("a part of the run failed", part=summary.slot, error=summary.error)
         elif not self._stopping:
             self._failures.pop(summary.slot, None)
