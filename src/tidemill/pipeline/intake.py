@@ -56,6 +56,8 @@ class Intake:
         self._pumping = False
         self._open = False
         self._paused = False
+        self._braked = False
+        self._wants_one = False
 
     # -- which partitions -------------------------------------------------------------------------------------
 
@@ -77,6 +79,16 @@ class Intake:
     def resume(self) -> None:
         """Take messages again."""
         self._paused = False
+        self.soon()
+
+    def brake(self, on: bool) -> None:
+        """Take nothing but what `take_one` asks for; or take messages again."""
+        self._braked, self._wants_one = on, False
+        self.soon()
+
+    def take_one(self) -> None:
+        """Take one message although the brake is on, as soon as there is one."""
+        self._wants_one = True
         self.soon()
 
     def assign(self, partition: TopicPartition) -> None:
@@ -136,6 +148,8 @@ class Intake:
     def _waits(self, lane: Lane, count: int) -> None:
         """Count messages that wait for their key, or ceased to: meanwhile they do not count against the watermarks."""
         self._load.waits(lane.partition, count)
+        if lane.held:
+            self._engine.count_stuck(lane)
         if count > 0:
             self._refill(lane.partition)
 
@@ -176,6 +190,9 @@ class Intake:
         self._pumping = False
         if self._paused or not self._open:
             return
+        if self._braked:
+            self._try_one()
+            return
         pull, window_size = self._engine.source.pull, self._limits.window_size
         hungry = [lane for lane in self.lanes.values() if lane.handover is None]
         while hungry:
@@ -190,6 +207,19 @@ class Intake:
                 else:
                     self._close_window(lane, lane.windowing.idle(self._loop.time()))
             hungry = still
+
+    def _try_one(self) -> None:
+        """Take the message that the brake wants to try, if it wants one and there is one."""
+        for lane in self.lanes.values() if self._wants_one else ():
+            if lane.handover is not None or self._room(lane) <= 0:
+                continue
+            messages = self._engine.source.pull(lane.partition, 1)
+            if messages and self._engine.brake is not None:
+                self._wants_one = False
+                self._engine.brake.taken(lane, messages[0].offset)
+                self._accept(lane, messages)
+                self._close_window(lane, lane.windowing.flush())
+                return
 
     def _accept(self, lane: Lane, messages: list[SourceMessage]) -> None:
         now = self._loop.time()
@@ -218,7 +248,11 @@ class Intake:
             if engine.settings.kafka.on_parse_error == "pass":
                 message.parse_error = text
                 return True
-            engine.reject(lane, message, entry, LetterKind.PARSE, text)
+            if engine.brake is None:
+                engine.reject(lane, message, entry, LetterKind.PARSE, text)
+            else:  # in a window of its own it keeps its place, whether it is dead-lettered or held
+                self._close_window(lane, lane.windowing.flush())
+                self.arrange_soon(WindowRun(engine, lane, [message], [entry], self._loop.time(), is_parsed=False))
             return False
         return True
 
@@ -240,7 +274,12 @@ class Intake:
             return
         messages = [message for message, _ in window.items]
         entries = [entry for _, entry in window.items]
-        lane.waiting.append(WindowRun(self._engine, lane, messages, entries, self._loop.time()))
+        self.arrange_soon(WindowRun(self._engine, lane, messages, entries, self._loop.time()))
+
+    def arrange_soon(self, window: WindowRun) -> None:
+        """Let a window be arranged after those of its partition that wait for that already."""
+        lane = window.lane
+        lane.waiting.append(window)
         if not lane.arranging:
             lane.arranging = True
             self._engine.hooks.submit(self._arrange, lane)

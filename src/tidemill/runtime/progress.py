@@ -62,6 +62,7 @@ class EngineProgress(msgspec.Struct):
         letters_dropped: Letters that were given up, by `dlq.on_send_failure: drop`.
         skipped: Failures and payloads that a hook chose to skip.
         warnings: Wrong but harmless things that handlers did (a task id twice, foreign offsets).
+        held: Messages that the brake holds.
         gap: Messages that the broker had deleted before they were read.
         committed: The next offset per "topic/partition", as committed by this engine.
         lag: Messages behind what was fetched, per "topic/partition".
@@ -92,6 +93,7 @@ class EngineProgress(msgspec.Struct):
     letters_dropped: int = 0
     skipped: int = 0
     warnings: int = 0
+    held: int = 0
     gap: int = 0
     committed: dict[str, int] = {}
     lag: dict[str, int] = {}
