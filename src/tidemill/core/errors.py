@@ -36,6 +36,10 @@ class RemoteError(TidemillError):
         self.retryable = retryable
 
 
+class WrongPlaceError(RemoteError):
+    """What a sink writes to is not there, through no fault of a payload: everything waits until it is, however long."""
+
+
 class InvariantError(TidemillError):
     """tidemill broke a promise to itself; please report it with the traceback."""
 
