@@ -194,6 +194,11 @@ class ExecutorSettings(Section):
     commit: Literal["message", "window"] = Field(
         "message", description="window: offsets wait for the window's own payloads too."
     )
+    order_by: Literal["none", "key"] = Field(
+        "none",
+        description="key: a task starts once those of earlier messages of its partition with its key are done, retries "
+        "and hooks included.",
+    )
     offload_threads: PositiveInt = Field(4, description="Blocking calls of `self.offload` at a time, per engine.")
     block_seconds: NonNegativeFloat = Field(
         0.5, description="A hook that holds up the event loop for longer is named in the log; 0: nobody looks."
@@ -286,6 +291,9 @@ class SparkSettings(Section):
     master: NonEmpty = Field("local", description="local means local[engines + 1].")
     engines: PositiveInt | None = Field(None, description="Default: the smaller of partitions and cores.")
     conf: dict[str, str] = Field(default_factory=dict, description="Passed to Spark as it is.")
+    start_timeout_seconds: PositiveFloat = Field(
+        120.0, description="How long Spark may take to start, its JVM included."
+    )
 
 
 class HistorySettings(Section):

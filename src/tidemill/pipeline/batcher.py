@@ -7,20 +7,20 @@ meanwhile makes up the next one, so that an idle sink sends at once and a busy o
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import structlog
 
 from tidemill.core.breaker import BreakerState
-from tidemill.core.errors import InvariantError, RemoteError, said
+from tidemill.core.errors import InvariantError, RemoteError, said, sound
 from tidemill.core.outbox import SendQueue
 from tidemill.core.outbox_items import Ask, Decision, Delivered, GaveUp, Item, Limits
+from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.log import limited
 from tidemill.runtime.progress import SinkStats
 from tidemill.sinks.base import Encoded, Refusal, Sink
@@ -60,8 +60,9 @@ class Submission:
         if self.pending == 0:
             try:
                 self.released()
-            except Exception:
-                log.exception("a release failed; this is a fault of tidemill")
+            except Exception as error:  # ours; what is settled beside it must not suffer
+                context = {"message": "the release of delivered payloads", "exception": error}
+                asyncio.get_running_loop().call_exception_handler(context)
 
 
 class Parcel(msgspec.Struct):
@@ -114,7 +115,7 @@ class Batcher:
         self._gave_up = gave_up
         self._settled = settled
         self._wake: asyncio.Future[None] | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[NoReturn] | None = None
         self._sent_at: float | None = None
         self._breaker = BreakerState.CLOSED
         # Calls that were cancelled and do not end; kept, or they would be collected while they run.
@@ -134,10 +135,11 @@ class Batcher:
         """Connect the sink."""
         await self.sink.connect()
 
-    def start(self) -> None:
+    def start(self, tasks: EngineTasks) -> None:
         """Start sending, in the running loop."""
         self._loop = asyncio.get_running_loop()
-        self._task = self._loop.create_task(self._run(), name=self.label)
+        self._tasks = tasks
+        self._task = tasks.keep(f"the deliveries to {self.label}", self._run())
 
     def add(self, payload: Any, lane: DeliveryLane, submission: Submission) -> None:
         """Put a payload into the line; one that cannot be encoded is asked about, in a later turn of the loop."""
@@ -174,7 +176,7 @@ class Batcher:
         self._queue.abandon(lane)
         self._wake_up()
 
-    async def _run(self) -> None:
+    async def _run(self) -> NoReturn:
         queue = self._queue
         while True:
             batch = queue.take(self._loop.time())
@@ -246,7 +248,7 @@ class Batcher:
         stats = self.stats
         stats.error_count += 1
         stats.refused += count
-        stats.last_error = text
+        stats.last_error = sound(text)[:2000]
         stats.last_error_at = time.time()
         limited(log, 10.0).warning("a sink refused payloads", sink=self.label, payloads=count, error=text[:2000])
 
@@ -298,9 +300,7 @@ class Batcher:
     async def close(self) -> None:
         """Stop sending and close the sink; errors are logged."""
         if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await self._tasks.stop(self._task)
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self.sink.close()

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
+from tidemill.core.errors import sound
 from tidemill.pipeline.models import ErrorAction, ExecutorTask, PrecomputedResult
 from tidemill.sinks.payloads import CollectResult
 
@@ -30,12 +31,16 @@ def checked_tasks(hook: str, tasks: Any) -> list[ExecutorTask]:
 def _check(task: ExecutorTask) -> None:
     if not isinstance(task.task_id, str):
         raise _wrong(task, "task_id", "text")
+    if not task.task_id.isascii():
+        task.task_id = sound(task.task_id)
     if not _is_list(task.args):
         raise _wrong(task, "args", "a list of text")
     if not _is_list(task.source_offsets) or not _are_integers(task.source_offsets):
         raise _wrong(task, "source_offsets", "a list of integers")
     if not isinstance(task.labels, Mapping):
         raise _wrong(task, "labels", "a mapping")
+    if task.labels:
+        task.labels = {sound(str(name)): sound(str(value)) for name, value in task.labels.items()}
     known = task.precomputed
     if known is not None and not (
         isinstance(known, PrecomputedResult)

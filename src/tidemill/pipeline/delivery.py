@@ -41,7 +41,9 @@ from tidemill.pipeline.idempotency import name_payloads
 from tidemill.pipeline.models import DeliveryAction, DeliveryError, ExecutorTask
 from tidemill.pipeline.stage import Stage
 from tidemill.pipeline.stager import Stager
-from tidemill.runtime.deadletter import DeadLetters, Letter, LetterKind, letter_sources, payload_json, redrives_of
+from tidemill.runtime.deadletter import DeadLetters, LetterKind, payload_json
+from tidemill.runtime.engine_tasks import EngineTasks
+from tidemill.runtime.letter_making import make_letter
 from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.progress import SinkStats
 from tidemill.sinks.base import Sink
@@ -137,6 +139,8 @@ class Outbox:
         self._all = [courier for named in self._couriers.values() for courier in named.values()]
         self._group = group
         self._names = any(courier.sink.takes_idempotency_key for courier in self._all)
+        #: Where its tasks run; an engine sets its own.
+        self.tasks = EngineTasks()
         self._hooks: set[asyncio.Task[None]] = set()
         self._letters_open = 0
         self._idle: asyncio.Event | None = None
@@ -197,7 +201,7 @@ class Outbox:
             await self.close()
             raise
         for courier in self._all:
-            courier.start()
+            courier.start(self.tasks)
 
     async def _connect(self, courier: Courier) -> None:
         try:
@@ -232,9 +236,7 @@ class Outbox:
     async def close(self) -> None:
         """Give up what is left and close all sinks; errors are logged."""
         self._closed = True
-        for task in list(self._hooks):
-            task.cancel()
-        await asyncio.gather(*self._hooks, return_exceptions=True)
+        await self.tasks.stop(*self._hooks)
         await asyncio.gather(*(courier.close() for courier in self._all))
 
     def _changed(self) -> None:
@@ -300,7 +302,7 @@ class Outbox:
         if self._hook is None:
             self._drop(courier, question, DeliveryAction.DLQ)
             return
-        task = asyncio.ensure_future(self._asked(self._hook, courier, question))
+        task = self.tasks.run("on_delivery_error", self._asked(self._hook, courier, question))
         self._hooks.add(task)
         task.add_done_callback(self._hooks.discard)
 
@@ -352,18 +354,15 @@ class Outbox:
             courier.stats.dead_lettered += len(payloads)
             self._letters_open += 1
             origin: Origin = submission.origin
-            letter = Letter(
-                kind=LetterKind.OVERSIZE if oversize else LetterKind.DELIVERY,
-                error=error,
-                original_payloads=[payload_json(payload) for payload in payloads],
-                sink_name=courier.sink.name,
-                sink_type=courier.sink.type,
-                partition=origin.sources[0].partition if origin.sources else None,
-                attempt_count=attempts,
-                redrives=redrives_of(origin.sources),
+            letter = make_letter(
+                LetterKind.OVERSIZE if oversize else LetterKind.DELIVERY,
+                error,
+                origin.sources,
+                attempts=attempts,
+                payloads=[payload_json(payload) for payload in payloads],
+                sink=(courier.sink.type, courier.sink.name),
                 task_id=origin.task.task_id if origin.task else None,
-                args=[str(arg) for arg in origin.task.args] if origin.task else [],
-                sources=letter_sources(origin.sources),
+                args=origin.task.args if origin.task else (),
             )
             self._letters.put(letter, partial(self._letter_written, submission, len(payloads)))
 

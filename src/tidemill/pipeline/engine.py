@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import structlog
 
 from tidemill.config.settings import Settings
-from tidemill.core.errors import ConfigError, HandlerError, RemoteError, said
+from tidemill.core.errors import ConfigError, HandlerError, RemoteError, said, sound
 from tidemill.core.ledger import Entry
 from tidemill.core.retry import Backoff
 from tidemill.pipeline.checks import collected
@@ -28,16 +28,17 @@ from tidemill.pipeline.delivery import Outbox, Routed, payloads_of
 from tidemill.pipeline.handler import Handler
 from tidemill.pipeline.hooks import HookRunner, called
 from tidemill.pipeline.intake import Intake
+from tidemill.pipeline.keptwarden import KeptWarden
 from tidemill.pipeline.lane import Lane
-from tidemill.pipeline.letters import make_letter
 from tidemill.pipeline.models import ExecutorError
 from tidemill.pipeline.process import TaskExecutor
 from tidemill.pipeline.services import Services
 from tidemill.pipeline.tasks import TaskPool, TaskRun
-from tidemill.pipeline.warden import Warden
 from tidemill.pipeline.windowrun import WindowRun
 from tidemill.runtime.deadletter import DeadLetters, LetterKind
+from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity
+from tidemill.runtime.letter_making import make_letter
 from tidemill.runtime.log import limited
 from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
@@ -50,10 +51,18 @@ log = structlog.get_logger(__name__)
 LAST_COMMIT_SECONDS = 10.0
 #: And `on_revoke` of what is owned then.
 LAST_HOOK_SECONDS = 5.0
+#: A reason for waiting is told up to this length, which is four times a second.
+MAX_STALLED_CHARS = 2_000
 
 
 class Report(Protocol):
-    """Where finished messages are reported; `history.HistoryWriter` is one."""
+    """Where finished messages are reported; `history.HistoryWriter` is one.
+
+    Attributes:
+        tasks: Where its asyncio tasks run; set by the engine.
+    """
+
+    tasks: EngineTasks
 
     def finished(
         self, message: SourceMessage, started_at: float | None, runs: Sequence[TaskRun], error: str | None
@@ -89,7 +98,7 @@ class Engine:
         letters: DeadLetters,
         executor: TaskExecutor,
         report: Report | None = None,
-        warden: Warden | None = None,
+        warden: KeptWarden | None = None,
     ) -> None:
         """Prepare; nothing is connected before `run`."""
         limits = settings.executor
@@ -101,7 +110,8 @@ class Engine:
         self.outbox = outbox
         self.letters = letters
         self.has = Overridden(handler)
-        self.hooks = HookRunner()
+        self.tasks = outbox.tasks = EngineTasks(self.fail)
+        self.hooks = HookRunner(self.tasks)
         self.counters = Counters()
         self.slowest = Slowest()
         self.backoff = Backoff(
@@ -109,17 +119,19 @@ class Engine:
             limits.retry_backoff.max_seconds,
             limits.retry_backoff.multiplier,
         )
-        self.services = Services(settings, handler, identity)
+        self.services = Services(settings, handler, identity, self.tasks)
         # With transactions a window's own payloads go out with its messages, so those have to wait for them.
         self.holds_windows = limits.commit == "window" or (outbox.stage is not None and self.has.on_window_complete)
         self._executor = executor
         self._report = report
+        if report is not None:
+            report.tasks = self.tasks
         self._warden = warden
         self.commits = Commits(source, self._settled, outbox.stage)
         self.intake = Intake(self)
         if outbox.stage is not None:
             outbox.stage.charge = self.intake.charge
-        self.pool = TaskPool(executor, limits, self.intake.is_full)
+        self.pool = TaskPool(executor, limits, self.intake.is_full, self.tasks)
         self._subscribed = False
         self._stop = asyncio.Event()
         self._changed = asyncio.Event()
@@ -134,9 +146,17 @@ class Engine:
             may_subscribe: Awaited after `on_ready`; returns when this engine may take partitions.
         """
         self._loop = asyncio.get_running_loop()
+        self.tasks.watch()
+        try:
+            return await self._run(may_subscribe)
+        finally:
+            self.tasks.close()
+
+    async def _run(self, may_subscribe: Callable[[], Awaitable[None]]) -> EngineSummary:
         if self._warden is not None:
             self._warden.start()
         self._executor.open()
+        # Awaited here, whatever becomes of them.
         starting = asyncio.ensure_future(self._start(may_subscribe))
         stopping = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -167,6 +187,10 @@ class Engine:
         self.intake.start()
         self.source.start(self)
         self.services.start_periodic()
+
+    def fail(self, text: str) -> None:
+        """End at once, without a drain: a part of the engine is gone."""
+        self.on_fatal(Fatal.FAILED, text)
 
     def drain(self) -> None:
         """Ask for a clean end: fetch nothing more, finish what is in hand, commit, leave."""
@@ -301,7 +325,7 @@ class Engine:
         """End: the place in the group is lost."""
         if self._fatal is None:
             fenced = fatal is Fatal.FENCED
-            self._fatal = (StopReason.FENCED if fenced else StopReason.FAILED, text)
+            self._fatal = (StopReason.FENCED if fenced else StopReason.FAILED, sound(text))
             self.log.error("the engine stops", reason=fatal.value, error=text)
             for lane in list(self.intake.lanes.values()):
                 self._forget(lane)
@@ -387,7 +411,18 @@ class Engine:
             refused: What a hook returned that is not delivered, if that is why.
         """
         payloads = payloads_of(refused) if isinstance(refused, CollectResult) else ()
-        self.letters.put(make_letter(kind, text, messages, run, error, payloads), done)
+        letter = make_letter(
+            kind,
+            text,
+            messages,
+            payloads=payloads,
+            attempts=max(1, run.attempts) if run is not None else 1,
+            task_id=run.task.task_id if run is not None else None,
+            args=run.task.args if run is not None else (),
+            exit_code=error.exit_code if error is not None else None,
+            stderr=error.stderr if error is not None else "",
+        )
+        self.letters.put(letter, done)
 
     def route(self, value: Any) -> list[Routed]:
         """Resolve the sinks of what a hook returned.
@@ -422,7 +457,7 @@ class Engine:
             consumed=counters.consumed,
             messages_done=counters.messages_done,
             tasks_running=pool.running,
-            tasks_queued=pool.queued + sum(len(lane.parked) for lane in self.intake.lanes.values()),
+            tasks_queued=pool.queued + sum(lane.held_back for lane in self.intake.lanes.values()),
             tasks_retrying=pool.retrying,
             tasks_done=counters.tasks_done,
             tasks_failed=counters.tasks_failed,
@@ -435,7 +470,7 @@ class Engine:
             committed={_name(partition): offset for partition, offset in self.commits.committed.items()},
             lag={_name(partition): lag for partition, lag in self.source.lag().items()},
             paused=[_name(partition) for partition in self.intake.paused],
-            stalled=stalled,
+            stalled={name: sound(text)[:MAX_STALLED_CHARS] for name, text in stalled.items()},
             partitions=_names(self.intake.lanes),
             cpu_seconds=cpu_seconds,
             rss_bytes=rss_bytes,

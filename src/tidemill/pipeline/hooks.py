@@ -12,11 +12,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-import structlog
-
 from tidemill.core.errors import HandlerError
-
-log = structlog.get_logger(__name__)
+from tidemill.runtime.engine_tasks import EngineTasks
 
 #: A burst of hooks gives the loop a turn after this many jobs.
 BURST = 64
@@ -50,8 +47,9 @@ async def called(hook: Awaitable[T]) -> T:
 class HookRunner:
     """Runs jobs in order of submission, overlapping where they wait. A job deals with its own errors."""
 
-    def __init__(self) -> None:
+    def __init__(self, tasks: EngineTasks | None = None) -> None:
         """Start with no runner; they are made when they are needed."""
+        self._engine_tasks = tasks or EngineTasks()
         self._jobs: deque[tuple[Callable[..., Coroutine[Any, Any, None]], tuple[Any, ...]]] = deque()
         self._idle: deque[asyncio.Future[None]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -84,7 +82,7 @@ class HookRunner:
                 waiter.set_result(None)
                 break
         else:
-            task = asyncio.ensure_future(self._run())
+            task = self._engine_tasks.run("a runner of hooks", self._run())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         # The runner just woken steps first and takes the queue; if one of its hooks suspends, this finds what is left.
@@ -103,8 +101,9 @@ class HookRunner:
                     await job(*args)
                 except asyncio.CancelledError:
                     raise
-                except Exception:
-                    log.exception("a job of the engine failed; this is a fault of tidemill")
+                except Exception as error:
+                    # What it was to resolve never would be.
+                    self._engine_tasks.fault(f"the job {job.__qualname__}", error)
                 finally:
                     self.running -= 1
                 count += 1
@@ -120,7 +119,4 @@ class HookRunner:
         """Cancel what runs and drop what is queued."""
         self._closed = True
         self._jobs.clear()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._engine_tasks.stop(*self._tasks)

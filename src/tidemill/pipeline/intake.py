@@ -7,6 +7,7 @@ exactly one window, in order. Once stopped, nothing more is taken.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tidemill.core.backpressure import Backpressure
@@ -14,6 +15,7 @@ from tidemill.core.errors import said
 from tidemill.core.ledger import Entry
 from tidemill.core.window import Window
 from tidemill.pipeline.lane import Lane, Opened
+from tidemill.pipeline.ordering import Ordering
 from tidemill.pipeline.windowrun import WindowRun
 from tidemill.runtime.deadletter import LetterKind
 from tidemill.runtime.messages import SourceMessage
@@ -79,7 +81,9 @@ class Intake:
 
     def assign(self, partition: TopicPartition) -> None:
         """Take a partition on."""
-        self.lanes[partition] = Lane(partition, self._limits)
+        lane = self.lanes[partition] = Lane(partition, self._limits)
+        if self._limits.order_by == "key":
+            lane.order = Ordering(partial(self._waits, lane), hooked=self._engine.has.on_message_complete)
         self._load.assign(partition)
         self.soon()
 
@@ -132,6 +136,12 @@ class Intake:
             for run in parked:
                 self._engine.pool.submit(run)
         if lane.starved:
+            self._refill(lane.partition)
+
+    def _waits(self, lane: Lane, count: int) -> None:
+        """Count messages that wait for their key, or ceased to: meanwhile they do not count against the watermarks."""
+        self._load.waits(lane.partition, count)
+        if count > 0:
             self._refill(lane.partition)
 
     def charge(self, partition: TopicPartition, size_bytes: int) -> None:

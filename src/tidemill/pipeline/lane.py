@@ -15,6 +15,7 @@ from tidemill.runtime.messages import SourceMessage
 from tidemill.sources.base import TopicPartition
 
 if TYPE_CHECKING:
+    from tidemill.pipeline.ordering import Ordering
     from tidemill.pipeline.tasks import TaskRun
     from tidemill.pipeline.windowrun import WindowRun
 
@@ -37,6 +38,7 @@ class Lane:
         starved: It had no room when it was looked at last.
         parked: Tasks that do not start before less of that waits.
         windows: Windows whose own hook, or what it delivers, is not done yet; their messages may be.
+        order: Keeps tasks back until those of earlier messages with their key are done; None: no order.
         closed: The partition was given up: late results change nothing.
         leaving: The partition is about to be given up: nothing more is taken of it.
     """
@@ -48,6 +50,7 @@ class Lane:
         "leaving",
         "linger",
         "name",
+        "order",
         "parked",
         "partition",
         "pending",
@@ -76,6 +79,7 @@ class Lane:
         self.starved = False
         self.parked: list[TaskRun] = []
         self.windows = 0
+        self.order: Ordering | None = None
         self.closed = False
         self.leaving = False
         self.drained: asyncio.Event | None = None
@@ -84,6 +88,11 @@ class Lane:
     def pending_tasks(self) -> Iterator[ExecutorTask]:
         """Yield the tasks that have no terminal outcome yet."""
         return (run.task for run in self.pending.values())
+
+    @property
+    def held_back(self) -> int:
+        """How many tasks wait for sinks or for their key."""
+        return len(self.parked) + (self.order.waiting if self.order is not None else 0)
 
     @property
     def busy(self) -> bool:
@@ -115,6 +124,8 @@ class Lane:
         self.closed = True
         self.waiting.clear()
         self.parked.clear()
+        if self.order is not None:
+            self.order.close()
         if self.linger is not None:
             self.linger.cancel()
         if self.drained is not None:

@@ -17,6 +17,7 @@ import structlog
 from tidemill.core.errors import HandlerError, said
 from tidemill.core.periodic import OnError, Outcome, Periodic, Scope, Sleep
 from tidemill.pipeline.hooks import called
+from tidemill.runtime.engine_tasks import EngineTasks
 
 log = structlog.get_logger(__name__)
 
@@ -97,10 +98,12 @@ class PeriodicRunner:
     Args:
         handler: The handler.
         slot: The engine's slot.
+        tasks: Where they run.
     """
 
-    def __init__(self, handler: object, slot: int) -> None:
+    def __init__(self, handler: object, slot: int, tasks: EngineTasks | None = None) -> None:
         """Start nothing yet."""
+        self._engine_tasks = tasks or EngineTasks()
         self._handler = handler
         self._slot = slot
         self._hooks = periodic_hooks(handler)
@@ -115,12 +118,12 @@ class PeriodicRunner:
         for name, hook in self._hooks.items():
             step = hook.first(self._slot)
             if isinstance(step, Sleep):
-                self._tasks[name] = asyncio.create_task(self._repeat(name, hook, step), name=f"periodic {name}")
+                self._tasks[name] = self._engine_tasks.run(f"periodic {name}", self._repeat(name, hook, step))
 
     async def stop(self) -> None:
         """Cancel them, whatever they do."""
         for task in self._tasks.values():
-            task.cancel()
+            self._engine_tasks.cancel(task)
         if not self._tasks:
             return
         _, left = await asyncio.wait(self._tasks.values(), timeout=CANCEL_SECONDS)

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from tidemill.config.settings import Settings
-from tidemill.core.errors import InvariantError, said
+from tidemill.core.errors import InvariantError, said, sound
 from tidemill.core.outbox_items import Ask, Decision, GaveUp, Item, State
 from tidemill.core.staging import StagedState
 from tidemill.pipeline.batcher import DeliveryLane, Entry, Failure, Parcel, Question, Submission
 from tidemill.pipeline.stage import Stage, StagedRecord
 from tidemill.runtime.deadletter import RECORD_OVERHEAD_BYTES, Letter, encode_letter, letter_topic_limit
+from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.kafka_client import client_config
 from tidemill.runtime.log import limited
 from tidemill.runtime.progress import SinkStats
@@ -83,7 +84,7 @@ class Stager:
         if self._limit is not None:
             self._stage.limits.append(self._limit)
 
-    def start(self) -> None:
+    def start(self, tasks: EngineTasks) -> None:
         """Work in the running loop."""
         self._loop = asyncio.get_running_loop()
 
@@ -164,7 +165,7 @@ class Stager:
         stats = self.stats
         stats.error_count += 1
         stats.refused += count
-        stats.last_error = text
+        stats.last_error = sound(text)[:2000]
         stats.last_error_at = time.time()
         limited(log, 10.0).warning("a sink refused payloads", sink=self.label, payloads=count, error=text[:2000])
 

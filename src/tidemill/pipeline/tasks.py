@@ -17,6 +17,7 @@ import structlog
 from tidemill.config.settings import ExecutorSettings
 from tidemill.pipeline.models import ErrorKind, ExecutorError, ExecutorResult, ExecutorTask
 from tidemill.pipeline.process import ProcessOutcome, TaskExecutor
+from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.log import limited
 
 if TYPE_CHECKING:
@@ -66,10 +67,18 @@ class TaskPool:
         executor: Starts the processes.
         settings: Slots and limits.
         is_full: Tells whether too much of a partition waits for sinks; its tasks are parked then.
+        tasks: Where asyncio tasks run.
     """
 
-    def __init__(self, executor: TaskExecutor, settings: ExecutorSettings, is_full: Callable[[Lane], bool]) -> None:
+    def __init__(
+        self,
+        executor: TaskExecutor,
+        settings: ExecutorSettings,
+        is_full: Callable[[Lane], bool],
+        tasks: EngineTasks,
+    ) -> None:
         """Start with an empty queue."""
+        self._tasks = tasks
         self._executor = executor
         self._is_full = is_full
         self._settings = settings
@@ -196,7 +205,8 @@ class TaskPool:
         if theirs:
             self._running.difference_update(theirs)
             processes = [run.process for run in theirs if run.process is not None]
-            killing = asyncio.ensure_future(self._executor.kill(processes, self._settings.term_grace_seconds))
+            course = self._executor.kill(processes, self._settings.term_grace_seconds)
+            killing = self._tasks.run(f"the end of the tasks of {lane.name}", course)
             self._killing.add(killing)
             killing.add_done_callback(self._killed)
         for run in [run for run in self._retrying if run.window.lane is lane]:

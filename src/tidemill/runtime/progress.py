@@ -6,6 +6,8 @@ import enum
 
 import msgspec
 
+from tidemill.core.errors import sound
+
 
 class StopReason(enum.StrEnum):
     """Why an engine ended."""
@@ -115,3 +117,28 @@ class EngineSummary(msgspec.Struct):
     reason: StopReason
     error: str | None = None
     progress: EngineProgress = msgspec.field(default_factory=EngineProgress)
+
+
+#: Stands where a text would be that cannot be sent.
+UNSENT = "(this text cannot be sent)"
+#: An error at the end of an engine is shown whole up to this length.
+MAX_ERROR_CHARS = 20_000
+
+
+def without_texts(progress: EngineProgress) -> EngineProgress:
+    """Return a snapshot that can always be sent: its numbers and names only."""
+    return msgspec.structs.replace(
+        progress,
+        stalled={sound(name)[:200]: UNSENT for name in progress.stalled},
+        slowest=[(seconds, UNSENT, "") for seconds, _, _ in progress.slowest],
+        sinks={
+            name: msgspec.structs.replace(stats, last_error=stats.last_error and UNSENT)
+            for name, stats in progress.sinks.items()
+        },
+    )
+
+
+def summary_without_texts(summary: EngineSummary) -> EngineSummary:
+    """Return a summary that can always be sent: the error is kept, made sound and shortened."""
+    error = None if summary.error is None else sound(summary.error)[:MAX_ERROR_CHARS]
+    return msgspec.structs.replace(summary, error=error, progress=without_texts(summary.progress))

@@ -50,6 +50,8 @@ WAKE_SECONDS = 0.001
 REVOKE_SECONDS = 10.0
 #: At the end, a transaction that is open may take this long to be committed or aborted.
 TRANSACTION_END_SECONDS = 5.0
+#: A transaction with offsets of partitions that go may take this long to end before they go; it goes on behind that.
+GIVE_UP_SECONDS = 1.0
 #: The thread may take this long to end.
 CLOSE_SECONDS = 30.0
 
@@ -505,6 +507,10 @@ class KafkaSource:
             self._buffers.pop(tp, None)
             self._to_commit.pop(tp, None)
             self._to_send.pop(tp, None)
+        if self._transactor is not None:
+            for end, offsets in self._transactor.give_up(self._consumer, partitions, GIVE_UP_SECONDS):
+                self._transacted(end, offsets)
+            self._is_over()
 
     def _positions(self, offsets: Mapping[TopicPartition, int]) -> list[ck.TopicPartition]:
         notes = self._notes if self._takes_notes else {}

@@ -17,6 +17,7 @@ from tidemill.pipeline.models import ExecutorError, ExecutorResult
 from tidemill.pipeline.resident import build_executor
 from tidemill.pipeline.tasks import TaskRun
 from tidemill.runtime.deadletter import Letter
+from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.progress import EngineSummary, StopReason
@@ -69,6 +70,7 @@ class _Report:
 
     def __init__(self) -> None:
         self.outcomes: list[MessageOutcome] = []
+        self.tasks = EngineTasks()
 
     def finished(
         self, message: SourceMessage, started_at: float | None, runs: Iterable[TaskRun], error: str | None
