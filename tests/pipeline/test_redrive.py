@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import hashlib
 import json
 import os
@@ -521,6 +522,19 @@ def test_payloads_go_to_their_sinks_again(place: Place, tmp_path: Path) -> None:
     assert found == [(b"\xff", b'{"n":1}'), (b"k", b"\x00\xff"), (b"k", None)]
     assert (tmp_path / "a.jsonl").read_text() == '{"n":2}\n'
     assert place.redrive(target=Target.SINK).sent == 0
+
+
+def test_a_record_goes_to_its_sink_again_with_headers_partition_and_timestamp(place: Place) -> None:
+    out = place.broker.create_topic(unique_name("out"), partitions=3)
+    place.config["sinks"] = {"kafka": {"out": {"topic": out}}}
+    at = datetime.datetime(2024, 5, 1, 12, 30, tzinfo=datetime.UTC)
+    headers = {"raw": b"\xff\x00", "text": "x", "null": None}
+    refused(place, "kafka", "out", KafkaPayload("", "k", 1, headers, 2, at), KafkaPayload("", None, 2, partition=1))
+    assert place.redrive(target=Target.SINK).messages == 2
+    first, second = sorted(place.sent(2, out), key=lambda each: each.value())
+    assert (first.partition(), first.timestamp()[1]) == (2, int(at.timestamp() * 1000))
+    assert first.headers() == [("raw", b"\xff\x00"), ("text", b"x"), ("null", None)]
+    assert (second.partition(), second.headers()) == (1, None)
 
 
 def test_a_letter_for_a_sink_that_is_not_configured_or_without_its_payload_is_named(place: Place) -> None:

@@ -152,6 +152,30 @@ def test_rows_whose_key_is_no_number_wait_for_each_other() -> None:
         KafkaPayload(key="k", data={LONE: 1}),
         KafkaPayload(key=1, data=1),  # type: ignore[arg-type]
         KafkaPayload(key="k", data=object()),
+        KafkaPayload(data=1, headers={LONE: b""}),
+        KafkaPayload(data=1, headers={NUL: b""}),
+        KafkaPayload(data=1, headers={"": b""}),
+        KafkaPayload(data=1, headers={"h": LONE}),
+        KafkaPayload(data=1, headers={"h": 5}),  # type: ignore[dict-item]
+        KafkaPayload(data=1, headers={5: b""}),  # type: ignore[dict-item]
+        KafkaPayload(data=1, headers={LARGE + "\0": b""}),
+        KafkaPayload(data=1, headers="ab"),  # type: ignore[arg-type]
+        KafkaPayload(data=1, headers=None),  # type: ignore[arg-type]
+        KafkaPayload(data=1, headers=["ab"]),  # type: ignore[list-item]
+        KafkaPayload(data=1, headers=[("a", b"", b"")]),  # type: ignore[list-item]
+        KafkaPayload(data=1, headers=[LARGE]),  # type: ignore[list-item]
+        KafkaPayload(data=1, partition=-1),
+        KafkaPayload(data=1, partition=2**31),
+        KafkaPayload(data=1, partition=10**5_000),
+        KafkaPayload(data=1, partition=True),
+        KafkaPayload(data=1, partition="1"),  # type: ignore[arg-type]
+        KafkaPayload(data=1, partition=float("nan")),  # type: ignore[arg-type]
+        KafkaPayload(data=1, timestamp=0),
+        KafkaPayload(data=1, timestamp=-1),
+        KafkaPayload(data=1, timestamp=2**63),
+        KafkaPayload(data=1, timestamp=float("nan")),  # type: ignore[arg-type]
+        KafkaPayload(data=1, timestamp=datetime.datetime(2026, 1, 1)),
+        KafkaPayload(data=1, timestamp=datetime.datetime.min.replace(tzinfo=datetime.UTC)),
     ],
 )
 def test_a_record_without_a_form_is_refused(payload: KafkaPayload) -> None:

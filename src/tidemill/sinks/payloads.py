@@ -7,18 +7,31 @@ means the only configured instance of that type.
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 
 
-class KafkaPayload(msgspec.Struct, frozen=True):
-    """One record for a topic: `sinks.kafka.<sink>`; `data` None writes a tombstone."""
+class KafkaPayload(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One record for a topic: `sinks.kafka.<sink>`.
+
+    Attributes:
+        sink: The instance.
+        key: Text as UTF-8; by it the partition is chosen.
+        data: None writes a tombstone.
+        headers: Names and values, in order; as pairs, a name may come several times.
+        partition: Instead of the one that the key chooses.
+        timestamp: Milliseconds since the epoch, or a datetime with a time zone; None: when it is sent.
+    """
 
     sink: str = ""
     key: bytes | str | None = None
     data: Any = None
+    headers: Mapping[str, bytes | str | None] | Sequence[tuple[str, bytes | str | None]] = ()
+    partition: int | None = None
+    timestamp: int | datetime.datetime | None = None
 
 
 class FilePayload(msgspec.Struct, frozen=True):
@@ -29,7 +42,7 @@ class FilePayload(msgspec.Struct, frozen=True):
     data: Any = None
 
 
-class PostgresPayload(msgspec.Struct, frozen=True):
+class PostgresPayload(msgspec.Struct, frozen=True, omit_defaults=True):
     """One row, or one statement of the configuration: `sinks.postgres.<sink>`.
 
     Attributes:
