@@ -576,6 +576,30 @@ def test_a_name_of_a_sink_is_known_by_the_configuration_or_by_a_letter(place: Pl
         place.redrive(target=Target.SINK, criteria=Criteria(sinks=("gone", "other")))
 
 
+def test_a_request_goes_to_its_sink_again_with_all_that_it_said(place: Place) -> None:
+    double = HttpDouble()
+    try:
+        place.config["sinks"] = {"http": {"api": {"url": f"http://127.0.0.1:{double.port}/v1"}}}
+        payload = HttpPayload(
+            data={"at": datetime.date(2026, 5, 1), "n": [1, 2]},
+            idempotency_key="mine",
+            method="PUT",
+            path="orders/a b",
+            query={"dry": True, "n": [1, 2.5]},
+            headers={"X-Trace": "4bf9"},
+        )
+        form = HttpPayload(data={"a": "x y"}, body="form")
+        refused(place, "http", "api", payload, form)
+        assert place.redrive(target=Target.SINK).messages == 2
+        first, second = double.requests
+        assert (first.method, first.path) == ("PUT", "/v1/orders/a%20b?dry=true&n=1&n=2.5")
+        assert (first.headers["x-trace"], first.headers["idempotency-key"]) == ("4bf9", "mine")
+        assert first.body == b'{"at":"2026-05-01","n":[1,2]}'
+        assert (second.headers["content-type"], second.body) == ("application/x-www-form-urlencoded", b"a=x+y")
+    finally:
+        double.close()
+
+
 def test_a_request_that_is_delivered_from_its_letter_has_its_first_key(place: Place) -> None:
     double = HttpDouble(lambda request: (422, {}, b"no"))
     try:

@@ -194,6 +194,17 @@ def test_a_record_without_a_form_is_refused(payload: KafkaPayload) -> None:
         HttpPayload(data=1, idempotency_key=5),  # type: ignore[arg-type]
         # A server that ends the connection over it would look as if it were away.
         HttpPayload(data=1, idempotency_key=LARGE),
+        *(HttpPayload(data=1, method=text) for text in (LONE, NUL, LARGE, "PO ST", "CONNECT", 5, ["PUT"])),
+        *(HttpPayload(data=1, path=text) for text in (LONE, NUL, LARGE, "../x", 5, None)),
+        *(HttpPayload(data=1, query={"a": text}) for text in (LONE, LARGE, float("nan"), None, datetime.datetime.max)),
+        *(HttpPayload(data=1, query={text: 1}) for text in (LONE, LARGE, 5)),
+        *(HttpPayload(data=1, headers={"a": text}) for text in (LONE, NUL, LARGE, "a\r\nb", 5, None)),
+        *(HttpPayload(data=1, headers={text: "a"}) for text in (LONE, NUL, LARGE, "a:b", "host", "Idempotency-Key")),
+        *(HttpPayload(data={"a": text}, body="form") for text in (LONE, float("nan"), None, datetime.datetime.max)),
+        *(HttpPayload(data={text: 1}, body="form") for text in (LONE, 5)),
+        *(HttpPayload(data=data, body="form") for data in (None, "a=1", 5)),
+        *(HttpPayload(data=1, body=text) for text in (LONE, LARGE, 5, ["form"])),
+        HttpPayload(data=1, method="GET"),
     ],
 )
 def test_a_request_without_a_form_is_refused(payload: HttpPayload) -> None:

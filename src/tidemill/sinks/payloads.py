@@ -82,12 +82,17 @@ class MongoPayload(msgspec.Struct, frozen=True):
     filter: Mapping[str, Any] | None = None
 
 
-class HttpPayload(msgspec.Struct, frozen=True):
+class HttpPayload(msgspec.Struct, frozen=True, omit_defaults=True):
     """One request: `sinks.http.<sink>`.
 
     Attributes:
         sink: The instance.
-        data: The body.
+        data: The body; None is no body with GET and DELETE.
+        method: GET, POST, PUT, PATCH or DELETE; '' is the sink's.
+        path: Below the sink's URL, as text that is not encoded.
+        query: Added to that of the sink's URL; a list says its name several times.
+        headers: Besides the sink's, or instead of those of the same name.
+        body: json; form (names and values as of an HTML form).
         idempotency_key: Goes with each of its requests; '' makes one of the messages, the task's id, and the payload's
             place in what the hook returned: the same one when they are worked on again.
     """
@@ -95,6 +100,11 @@ class HttpPayload(msgspec.Struct, frozen=True):
     sink: str = ""
     data: Any = None
     idempotency_key: str = ""
+    method: str = ""
+    path: str = ""
+    query: Mapping[str, Any] | Sequence[tuple[str, Any]] | None = None
+    headers: Mapping[str, str] | None = None
+    body: Literal["json", "form"] = "json"
 
 
 class RedisPayload(msgspec.Struct, frozen=True):
