@@ -281,7 +281,7 @@ class Transactor:
                 return self._flushing()
             self._flush_began = None
             try:
-                produce(record.topic, record.value, record.key, on_delivery=partial(failed, record))
+                produce(record.topic, record.value, record.key, on_delivery=partial(failed, record), **_more(record))
             except BufferError:
                 self._producer.poll(self._patience())
                 return Answer.AGAIN
@@ -308,7 +308,7 @@ class Transactor:
         if error is None:
             return
         text = scrubbed(f"topic {record.topic}: {error.name()}: {error.str()}", self._config)
-        if worth_retrying(error):
+        if worth_retrying(error, record.partition):
             log.debug("a record of a transaction was not taken", error=text)
         else:
             record.error = text
@@ -362,3 +362,10 @@ class Transactor:
             return []
         finally:
             self._deadline = None
+
+
+def _more(record: Outgoing) -> dict[str, Any]:
+    """Return what a record has besides key and value; most have nothing."""
+    if not record.headers and record.partition < 0 and not record.timestamp:
+        return {}
+    return {"partition": record.partition, "timestamp": record.timestamp, "headers": list(record.headers)}
