@@ -76,6 +76,7 @@ class EngineProgress(msgspec.Struct):
         cache_entries: Values in the cache's memory.
         loop_blocks: How often something held up the event loop for too long.
         sinks: What happened at each sink, by its place in the configuration ("sinks.kafka.out").
+        uncommitted: At the end of a drain: finished messages whose commit failed; they will be reprocessed.
     """
 
     consumed: int = 0
@@ -106,6 +107,7 @@ class EngineProgress(msgspec.Struct):
     cache_entries: int = 0
     loop_blocks: int = 0
     sinks: dict[str, SinkStats] = {}
+    uncommitted: int = 0
 
 
 class EngineSummary(msgspec.Struct):

@@ -118,8 +118,8 @@ class Source(Protocol):
     def stalled(self) -> str | None:
         """Why nothing comes, if the source knows."""
 
-    async def close(self, *, leave: bool) -> None:
-        """Disconnect; with `leave`, give the partitions to others at once instead of keeping them reserved."""
+    async def close(self, *, leave: bool, seconds: float = 30.0) -> None:
+        """Disconnect within this time; with `leave`, give the partitions to others instead of keeping them reserved."""
 
 
 class NotedSource(Source, Protocol):

@@ -58,7 +58,7 @@ COMMIT_AGAIN_SECONDS = 0.2
 TRANSACTION_END_SECONDS = 5.0
 #: A transaction with offsets of partitions that go may take this long to end before they go; it goes on behind that.
 GIVE_UP_SECONDS = 1.0
-#: The thread may take this long to end.
+#: The thread may take this long to end, if nobody says how long.
 CLOSE_SECONDS = 30.0
 
 _AGAIN = frozenset(
@@ -104,6 +104,7 @@ class KafkaSource:
         self._commit_error: ck.KafkaError | None = None
         self._fetching = True
         self._leave: bool | None = None
+        self._close_by = 0.0
         self._lag: dict[TopicPartition, int] = {}
         self._stalled: str | None = None
         self._gap = 0
@@ -166,10 +167,11 @@ class KafkaSource:
         trouble = self._transactor.trouble if self._transactor is not None else None
         return self._stalled or (f"transactions: {trouble}" if trouble else None)
 
-    async def close(self, *, leave: bool) -> None:
+    async def close(self, *, leave: bool, seconds: float = CLOSE_SECONDS) -> None:
         """End the thread; with `leave` the group has the partitions in about a second."""
+        self._close_by = time.monotonic() + seconds
         self._leave = leave
-        if self._thread.is_alive() and not await asyncio.to_thread(self._ended.wait, CLOSE_SECONDS):
+        if self._thread.is_alive() and not await asyncio.to_thread(self._ended.wait, seconds):
             log.warning("the consumer did not end in time; its partitions stay reserved for the session timeout")
 
     def _assigned(self, buffers: dict[TopicPartition, Buffer]) -> None:
@@ -233,12 +235,18 @@ class KafkaSource:
 
     def _finish(self, *, leave: bool) -> None:
         self._fetching = False
-        self._check()
+        if self._stalled is not None:
+            leave = False  # nobody would hear it, and the time for it is somebody else's
+        else:
+            self._check()
         if self._transactor is not None:
-            self._transactor.finish(self._consumer, TRANSACTION_END_SECONDS)
+            self._transactor.finish(self._consumer, min(TRANSACTION_END_SECONDS, self._close_in()))
         if leave:
-            leave_group(self._consumer, lambda: self._joined)
+            leave_group(self._consumer, lambda: self._joined, self._close_in())
         self._consumer.close()
+
+    def _close_in(self) -> float:
+        return max(0.0, self._close_by - time.monotonic())
 
     def _fetch(self) -> None:
         first = self._consumer.poll(POLL_SECONDS)
