@@ -14,7 +14,7 @@ from typing import Any
 
 import confluent_kafka as ck
 import pytest
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, NewPartitions
 
 from tidemill.config.settings import Settings
 from tidemill.pipeline.build import build_engine
@@ -217,6 +217,23 @@ async def test_a_second_engine_takes_its_share_and_nothing_is_repeated(place):
     await place.committed(4000)
     assert place.lines() == Counter(str(n) for n in range(4000))
     assert place.engines[1].counters.messages_done > 0
+
+
+async def test_partitions_added_to_the_topic_are_read_within_10_seconds(place):
+    first, second = place.start(Copy(), "a"), place.start(Copy(), "b")
+    await place.until(lambda: [len(e.progress().partitions) for e in (first, second)] == [2, 2])
+    admin = AdminClient({"bootstrap.servers": place.broker.bootstrap})
+    for future in admin.create_partitions([NewPartitions(place.topic, 8)]).values():
+        future.result(10)
+    place.partitions = 8
+    started = time.monotonic()
+    await asyncio.to_thread(place.feed, numbers(80))
+    await place.committed(80)
+    took = time.monotonic() - started
+    print(f"read after {took:.1f} s")
+    assert took < 10
+    assert place.lines() == Counter(str(n) for n in range(80))
+    assert [len(e.progress().partitions) for e in (first, second)] == [4, 4]
 
 
 async def test_two_rebalances_in_a_row_lose_and_repeat_nothing(place):

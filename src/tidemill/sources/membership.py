@@ -25,6 +25,11 @@ from tidemill.runtime.kafka_client import LibraryLog, client_config
 #: How long leaving waits for the group to complete a join, and for the partitions to be given up.
 JOIN_SECONDS = 3.0
 LEAVE_SECONDS = 5.0
+#: How often a member looks whether the topic has partitions that it had not. The client's own 5 minutes would leave
+#: them unread for as long, or until the driver notices that nobody owns them.
+TOPIC_REFRESH_MS = 5_000
+
+
 def consumer_config(settings: Settings, instance_id: str) -> dict[str, Any]:
     """Return the consumer's configuration: what is ours is fixed, the rest is the user's."""
     kafka = settings.kafka
@@ -36,6 +41,7 @@ def consumer_config(settings: Settings, instance_id: str) -> dict[str, Any]:
             "fetch.queue.backoff.ms": 20,
             "queued.min.messages": 10_000,
             "queued.max.messages.kbytes": 16_384,
+            "topic.metadata.refresh.interval.ms": TOPIC_REFRESH_MS,
             **kafka.client_config,
             "group.id": kafka.consumer_group,
             "group.instance.id": instance_id,
