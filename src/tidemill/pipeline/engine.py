@@ -373,6 +373,7 @@ class Engine:
             cpu_seconds=cpu_seconds,
             rss_bytes=rss_bytes,
             slowest=self.slowest.rows(),
+            in_flight=self.intake.in_flight,
             uncommitted=self.commits.failed,
             sinks=self.outbox.stats,
             **self.services.counts(),

@@ -62,7 +62,7 @@ class EngineProgress(msgspec.Struct):
         warnings: Wrong but harmless things that handlers did (a task id twice, foreign offsets).
         gap: Messages that the broker had deleted before they were read.
         committed: The next offset per "topic/partition", as committed by this engine.
-        lag: Messages behind what was fetched, per "topic/partition".
+        lag: Kafka's lag, the end minus what is committed, per "topic/partition"; what is not known yet is not in it.
         paused: Partitions held by backpressure.
         stalled: What waits for something outside, and why.
         partitions: The partitions owned now, as "topic/partition".
@@ -76,6 +76,7 @@ class EngineProgress(msgspec.Struct):
         cache_entries: Values in the cache's memory.
         loop_blocks: How often something held up the event loop for too long.
         sinks: What happened at each sink, by its place in the configuration ("sinks.kafka.out").
+        in_flight: Messages taken from the source that did not leave the pipeline yet.
         uncommitted: At the end of a drain: finished messages whose commit failed; they will be reprocessed.
     """
 
@@ -107,6 +108,7 @@ class EngineProgress(msgspec.Struct):
     cache_entries: int = 0
     loop_blocks: int = 0
     sinks: dict[str, SinkStats] = {}
+    in_flight: int = 0
     uncommitted: int = 0
 
 

@@ -113,7 +113,7 @@ class Source(Protocol):
         """How many messages were deleted at the source before they were read."""
 
     def lag(self) -> Mapping[TopicPartition, int]:
-        """How many messages of the topic lie behind what was fetched, per partition."""
+        """Return the end of each partition minus what is committed of it, where that is known."""
 
     def stalled(self) -> str | None:
         """Why nothing comes, if the source knows."""

@@ -34,6 +34,7 @@ from tidemill.sources.base import CommitStatus, Fatal, Outgoing, Records, Source
 from tidemill.sources.buffer import Buffer
 from tidemill.sources.committer import Committer
 from tidemill.sources.gaps import count_deleted
+from tidemill.sources.lag import LagWatch
 from tidemill.sources.membership import consumer_config, leave_group
 from tidemill.sources.transactor import Transactor
 
@@ -105,7 +106,8 @@ class KafkaSource:
         self._fetching = True
         self._leave: bool | None = None
         self._close_by = 0.0
-        self._lag: dict[TopicPartition, int] = {}
+        self._lag = LagWatch()
+        self._next_check = 0.0
         self._stalled: str | None = None
         self._gap = 0
         self._dead = False
@@ -154,8 +156,8 @@ class KafkaSource:
         self._fetching = False
 
     def lag(self) -> Mapping[TopicPartition, int]:
-        """Return the messages behind what was handed over, per owned partition."""
-        return self._lag
+        """Return the end minus what is committed, per owned partition of which the brokers have told."""
+        return self._lag.lag
 
     @property
     def gap(self) -> int:
@@ -218,14 +220,12 @@ class KafkaSource:
         self._consumer.subscribe(
             [self._topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
         )
-        next_check = time.monotonic() + CHECK_SECONDS
         while self._leave is None and not self._dead:
             self._fetch()
             self._work_off()
             self._regulate()
-            if time.monotonic() >= next_check:
+            if time.monotonic() >= self._next_check:
                 self._check()
-                next_check = time.monotonic() + CHECK_SECONDS
         self._finish(leave=bool(self._leave))
 
     def _work_off(self) -> None:
@@ -354,6 +354,8 @@ class KafkaSource:
         self._is_over()
 
     def _transacted(self, end: End, offsets: dict[TopicPartition, int]) -> None:
+        if end is End.COMMITTED:
+            self._lag.committed(offsets)
         status = CommitStatus.DONE if end is End.COMMITTED else CommitStatus.AGAIN
         self._tell(self._events.on_committed, offsets, status)
 
@@ -370,6 +372,7 @@ class KafkaSource:
         self._commit_error = error
         if error is None:
             self._stalled = None
+            self._lag.committed(offsets)
             self._tell(self._events.on_committed, offsets, CommitStatus.DONE)
             return
         code = error.code()
@@ -409,17 +412,12 @@ class KafkaSource:
 
     def _check(self) -> None:
         """Refresh the lag and the gaps; while the brokers are unreachable, find out whether they are back."""
-        lag = {}
+        self._next_check = time.monotonic() + CHECK_SECONDS
+        paused = (partition for partition, buffer in self._buffers.items() if buffer.paused)
+        self._lag.look(self._consumer, paused, time.monotonic(), may_ask=self._stalled is None)
         for (topic, partition), buffer in list(self._buffers.items()):
-            try:
-                _, high = self._consumer.get_watermark_offsets(ck.TopicPartition(topic, partition), cached=True)
-            except ck.KafkaException:
-                continue
-            if high >= 0 and buffer.expected >= 0:
-                lag[topic, partition] = max(0, high - buffer.expected) + len(buffer.messages)
             if buffer.holes:
                 self._count_gaps(topic, partition, buffer)
-        self._lag = lag
         if self._stalled is not None:
             try:
                 topic = self._consumer.list_topics(self._topic, timeout=0.5).topics[self._topic]
@@ -459,6 +457,8 @@ class KafkaSource:
         if partitions:
             # librdkafka keeps a pause over a revoke: what was full when it went would never be read again.
             consumer.resume(partitions)
+        self._lag.assigned({tp: committed.get(tp, -1) for tp in buffers})
+        self._next_check = 0.0  # the lag is to be known at once
         self._joined = True
         self._tell(self._assigned, buffers)
 
@@ -522,6 +522,7 @@ class KafkaSource:
             self._to_commit.pop(tp, None)
             self._to_send.pop(tp, None)
             self._committer.forget(tp)
+            self._lag.forget(tp)
         self._give_up(partitions)
 
     def _give_up(self, partitions: list[TopicPartition]) -> None:

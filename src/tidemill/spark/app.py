@@ -213,6 +213,8 @@ class Pipeline:
             log.info(
                 "the pipeline is drained",
                 messages_done=done.messages_done,
+                lag=sum(done.lag.values()),
+                in_flight=done.in_flight,
                 dead_lettered=done.dead_lettered,
                 letters_dropped=done.letters_dropped,
             )
@@ -236,7 +238,12 @@ class Pipeline:
             match wake:
                 case _Wake.DRAIN:
                     self._drained_at = self._drained_at or time.monotonic()
-                    log.info("draining: nothing more is read; a second signal stops at once")
+                    now = live.progress()
+                    log.info(
+                        "draining: nothing more is read; a second signal stops at once",
+                        lag=sum(now.lag.values()),
+                        in_flight=now.in_flight,
+                    )
                     live.drain()
                 case _Wake.STOP:
                     log.warning("stopping at once; what is not committed is done again by the next run")

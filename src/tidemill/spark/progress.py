@@ -73,7 +73,7 @@ _SINK_COUNTS = (
     "dead_lettered",
     "breaker_opened",
 )
-_HELD = ("tasks_running", "tasks_queued", "tasks_retrying", "rss_bytes", "cache_entries", "uncommitted")
+_HELD = ("tasks_running", "tasks_queued", "tasks_retrying", "rss_bytes", "cache_entries", "in_flight", "uncommitted")
 
 
 def summed(
