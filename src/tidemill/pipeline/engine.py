@@ -37,6 +37,7 @@ from tidemill.pipeline.process import TaskExecutor
 from tidemill.pipeline.report import Report as Report
 from tidemill.pipeline.report import stalled_of
 from tidemill.pipeline.services import Services
+from tidemill.pipeline.stopping import Stopping
 from tidemill.pipeline.tasks import TaskPool, TaskRun
 from tidemill.pipeline.windowrun import WindowRun
 from tidemill.runtime.deadletter import DeadLetters, LetterKind
@@ -50,11 +51,6 @@ from tidemill.sinks.payloads import CollectResult
 from tidemill.sources.base import CommitStatus, Fatal, Source, TopicPartition
 
 log = structlog.get_logger(__name__)
-
-#: At the end, the last commits may take this long.
-LAST_COMMIT_SECONDS = 10.0
-#: And `on_revoke` of what is owned then.
-LAST_HOOK_SECONDS = 5.0
 
 
 class Engine:
@@ -156,9 +152,25 @@ class Engine:
         elif self._subscribed:
             await stopping
         stopping.cancel()
-        await self._end()
+        await Stopping(self, self.executor, self._report, self._warden).run()
         reason, text = self._fatal or (StopReason.DRAINED, None)
         return EngineSummary(self.identity.slot, reason, text, self.progress())
+
+    @property
+    def subscribed(self) -> bool:
+        """Whether it has become a member of its group."""
+        return self._subscribed
+
+    @property
+    def failed(self) -> bool:
+        """Whether it is at an end that nobody asked for."""
+        return self._fatal is not None
+
+    async def idle(self) -> None:
+        """Wait until nothing that was taken is left to do; the caller bounds the time."""
+        while self.intake.busy:
+            self._changed.clear()
+            await self._changed.wait()
 
     async def _start(self, may_subscribe: Callable[[], Awaitable[None]]) -> None:
         await self.outbox.connect()
@@ -194,65 +206,6 @@ class Engine:
         """Let the brake off by a user's word: what it holds is dead-lettered."""
         if self.brake is not None:
             self.brake.release()
-
-    async def _end(self) -> None:
-        """Drain unless the end is a failure; then release everything, whatever goes wrong on the way."""
-        await self._tried("periodic hooks", self.services.stop_periodic())
-        if self._subscribed and self._fatal is None:
-            await self._tried("drain", self._drain())
-        self.intake.stop()
-        for lane in self.intake.lanes.values():
-            lane.close()
-            self.outbox.abandon(lane.partition)
-        if self.brake is not None:
-            self.brake.close()
-        await self._tried("hooks", self.hooks.close())
-        await self._tried("tasks", self.pool.close())
-        if self._subscribed and self._fatal is None:
-            await self._tried("last commit", self._last_commit())
-            await self._tried("on_revoke", self._gave_up())
-        await self._tried("services", self.services.close())
-        await self._tried("sinks", self.outbox.close())
-        await self._tried("dead letters", self.letters.close())
-        if self._report is not None:
-            await self._tried("report", self._report.close())
-        if self._warden is not None:
-            self._warden.close()
-        if self._subscribed:
-            await self._tried("consumer", self.source.close(leave=self._fatal is None))
-
-    async def _tried(self, what: str, step: Awaitable[None]) -> None:
-        try:
-            await step
-        except Exception:
-            self.log.exception("a step of the stop failed", step=what)
-
-    async def _drain(self) -> None:
-        deadline = self._loop.time() + self.settings.executor.drain_timeout_seconds
-        self.intake.stop()
-        self.source.stop_fetching()
-        try:
-            async with asyncio.timeout_at(deadline):
-                while self.intake.busy:
-                    self._changed.clear()
-                    await self._changed.wait()
-        except TimeoutError:
-            left = sum(lane.unresolved for lane in self.intake.lanes.values())
-            self.log.warning("the drain timeout is over; what is left will be done again", messages=left)
-        await self.outbox.flush(max(0.0, deadline - self._loop.time()))
-
-    async def _last_commit(self) -> None:
-        try:
-            async with asyncio.timeout(LAST_COMMIT_SECONDS):
-                await self.commits.finish()
-        except TimeoutError:
-            self.log.warning("the last offsets could not be committed; their messages will be read again")
-        self.commits.close()
-
-    async def _gave_up(self) -> None:
-        if self.intake.lanes:
-            async with asyncio.timeout(LAST_HOOK_SECONDS):
-                await self.partition_hook("on_revoke", list(self.intake.lanes))
 
     # -- what the source tells --------------------------------------------------------------------------------
 
@@ -445,6 +398,8 @@ class Engine:
             cpu_seconds=cpu_seconds,
             rss_bytes=rss_bytes,
             slowest=self.slowest.rows(),
+            in_flight=self.intake.in_flight,
+            uncommitted=self.commits.failed,
             sinks=self.outbox.stats,
             **self.services.counts(),
         )

@@ -53,6 +53,8 @@ class Intake:
         # What is staged for a transaction waits for messages before it, not for a sink.
         self._counts_results = engine.outbox.stage is None
         self.lanes: dict[TopicPartition, Lane] = {}
+        #: Messages of all lanes that did not leave the pipeline yet.
+        self.in_flight = 0
         self._pumping = False
         self._open = False
         self._paused = False
@@ -101,7 +103,8 @@ class Intake:
 
     def forget(self, lane: Lane) -> None:
         """Drop a closed lane."""
-        self.lanes.pop(lane.partition, None)
+        if self.lanes.pop(lane.partition, None) is not None:
+            self.in_flight -= lane.unresolved
         self._load.revoke(lane.partition)
 
     @property
@@ -127,6 +130,7 @@ class Intake:
 
     def resolved(self, lane: Lane, message: SourceMessage) -> None:
         """Count a message out: its bytes are let go."""
+        self.in_flight -= 1
         self._load.finished(lane.partition, 0, message.size_bytes)
         self._refill(lane.partition)
 
@@ -226,6 +230,7 @@ class Intake:
         partition = lane.partition
         self._engine.counters.consumed += len(messages)
         lane.unresolved += len(messages)
+        self.in_flight += len(messages)
         self._load.handed(partition, len(messages), sum(message.size_bytes for message in messages))
         for message in messages:
             entry = self._engine.commits.open(partition, message.offset)

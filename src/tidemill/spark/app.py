@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import enum
 import queue
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -57,6 +58,12 @@ from tidemill.spark.worker import ABANDONED_SECONDS, DEFAULT_FACTORY, EngineJob
 log = structlog.get_logger(__name__)
 
 ResultT = TypeVar("ResultT")
+
+
+#: A stop takes no longer than its drain timeout and this, whatever is away; the rest of 5 s is for Spark.
+STOP_SECONDS = 4.0
+#: Leaving the group for an engine that could not takes no longer.
+LEAVE_SECONDS = 10.0
 
 
 class _Wake(enum.Enum):
@@ -108,6 +115,7 @@ class Pipeline:
         self._live: LiveSlots | None = None
         self._finished: RunFinished | None = None
         self._error: BaseException | None = None
+        self._drained_at: float | None = None
 
     @property
     def error(self) -> BaseException | None:
@@ -230,12 +238,16 @@ class Pipeline:
         finally:
             live.close()
         if code is not ExitCode.STOPPED:
-            _leave_for(settings, worker, live.not_left())
-            self._raise_failure(settings, worker)
             done = live.progress()
+            if not done.uncommitted:  # else the brokers are away
+                _leave_for(settings, worker, live.not_left(), self._left(settings))
+            self._raise_failure(settings, worker)
+            refuse_uncommitted(done)
             log.info(
                 "the pipeline is drained",
                 messages_done=done.messages_done,
+                lag=sum(done.lag.values()),
+                in_flight=done.in_flight,
                 dead_lettered=done.dead_lettered,
                 letters_dropped=done.letters_dropped,
             )
@@ -258,7 +270,13 @@ class Pipeline:
                 wake = _Wake.DRAIN if signals == 1 else _Wake.STOP
             match wake:
                 case _Wake.DRAIN:
-                    log.info("draining: nothing more is read; a second signal stops at once")
+                    self._drained_at = self._drained_at or time.monotonic()
+                    now = live.progress()
+                    log.info(
+                        "draining: nothing more is read; a second signal stops at once",
+                        lag=sum(now.lag.values()),
+                        in_flight=now.in_flight,
+                    )
                     live.drain()
                 case _Wake.STOP:
                     log.warning("stopping at once; what is not committed is done again by the next run")
@@ -273,6 +291,13 @@ class Pipeline:
                     live.drain()
                 case _Wake.FINISHED:
                     return ExitCode.OK
+
+    def _left(self, settings: Settings) -> float:
+        """Return how much of the time of a stop is left."""
+        if self._drained_at is None:
+            return LEAVE_SECONDS
+        left = self._drained_at + settings.executor.drain_timeout_seconds + STOP_SECONDS - time.monotonic()
+        return min(LEAVE_SECONDS, max(left, 1.0))
 
     def _on_finished(self, finished: RunFinished) -> None:
         self._finished = finished
@@ -301,7 +326,21 @@ class Pipeline:
         raise engine_error(f"the engine of slot {finished.slot}", finished.error or finished.ending.value)
 
 
-def _leave_for(settings: Settings, worker: str, slots: list[int]) -> None:
+def refuse_uncommitted(done: PipelineProgress) -> None:
+    """Let a drain fail whose commits did.
+
+    Raises:
+        RemoteError: Finished messages are not committed.
+    """
+    if done.uncommitted:
+        why = done.stalled.get("kafka") or "no answer from the brokers"
+        raise RemoteError(
+            f"commits failed at the stop: {done.uncommitted:,} finished messages are not committed and will be "
+            f"reprocessed by the next run ({why})"
+        )
+
+
+def _leave_for(settings: Settings, worker: str, slots: list[int], seconds: float) -> None:
     """Leave the consumer group for engines that could not, so that others have their partitions at once.
 
     An engine that died did not leave, and one that was drained while the group was joining may not have been able
@@ -309,14 +348,14 @@ def _leave_for(settings: Settings, worker: str, slots: list[int]) -> None:
     """
     members = {Identity(worker, slot, "", settings.kafka.consumer_group).instance_id for slot in slots}
     try:
-        left_behind = present_members(settings, members) if members else set()
+        left_behind = present_members(settings, members, min(5.0, seconds)) if members else set()
     except Exception as error:
         log.warning("the brokers do not say who is left in the group", error=str(error))
         return
 
     def leave(instance_id: str) -> None:
         try:
-            reap_member(settings, instance_id)
+            reap_member(settings, instance_id, seconds)
         except Exception as error:
             log.warning(
                 "an engine's partitions stay reserved for the session timeout",
