@@ -144,6 +144,12 @@ def test_passwords_of_addresses_are_known_in_each_of_their_forms() -> None:
     assert redact({"headers": {"X-Any": "s", "Accept": "a"}}) == {"headers": {"X-Any": "***", "Accept": "a"}}
 
 
+@pytest.mark.parametrize("value", [" Bearer x", "Bearer x\t", "a\r\nb", "\0"])
+def test_a_header_that_no_request_could_have_is_refused(value: str) -> None:
+    with pytest.raises(ConfigError, match="the value of X-Any has characters that a header cannot have"):
+        load({"http": {"a": {"url": "https://h/", "headers": {"X-Any": value}}}})
+
+
 @pytest.mark.parametrize(
     ("statement", "problem"),
     [

@@ -108,8 +108,13 @@ async def test_documents_of_mongodb(shown: dict[str, Any], mongo: MongoServer) -
 async def test_requests(shown: dict[str, Any], http_double: HttpDouble) -> None:
     sink = HttpSink("api", HttpSinkSettings(url=f"http://127.0.0.1:{http_double.port}/orders"))
     await delivered(sink, shown["requests"])
-    (request,) = http_double.requests
+    request, *others = http_double.requests
     assert (request.body, request.headers["idempotency-key"]) == (b'{"id":1,"total":7}', "order-1")
+    assert [(each.method, each.path, each.body) for each in others] == [
+        ("PUT", "/orders/1?notify=true", b'{"total":7}'),
+        ("DELETE", "/orders/1", b""),
+        ("POST", "/orders", b"customer=ada+l&item=1&item=2"),
+    ]
 
 
 async def test_commands_of_redis(shown: dict[str, Any], valkey: ValkeyServer) -> None:

@@ -90,8 +90,10 @@ def _headers(value: dict[str, str]) -> dict[str, str]:
             raise ValueError(f"{name!r} is no name of a header")
         if name.lower() in _OWNED_HEADERS:
             raise ValueError(f"{name} may not be set here: the client makes it")
-        if not _HEADER_VALUE.fullmatch(content):
-            raise ValueError(f"the value of {name} has characters that a header cannot have")
+        if not _HEADER_VALUE.fullmatch(content) or content != content.strip(" \t"):
+            raise ValueError(
+                f"the value of {name} has characters that a header cannot have, or a blank at an end of it"
+            )
     return value
 
 
@@ -194,10 +196,14 @@ class MongoSinkSettings(SinkSection):
 
 
 class HttpSinkSettings(SinkSection):
-    """An HTTP endpoint that takes one JSON body per request."""
+    """An HTTP endpoint that takes one request per payload."""
 
-    url: Annotated[NonEmpty, AfterValidator(_http_url)] = Field(description="Where requests go.")
-    method: Annotated[Literal["POST", "PUT", "PATCH"], BeforeValidator(_upper)] = Field("POST", description="How.")
+    url: Annotated[NonEmpty, AfterValidator(_http_url)] = Field(
+        description="Where requests go, or what the paths of payloads are below of."
+    )
+    method: Annotated[Literal["POST", "PUT", "PATCH"], BeforeValidator(_upper)] = Field(
+        "POST", description="How, unless a payload says otherwise."
+    )
     timeout_seconds: PositiveFloat = Field(30.0, description="A request that is not answered for so long has failed.")
     headers: Annotated[dict[str, str], AfterValidator(_headers)] = Field(
         default_factory=dict, description="Sent with every request; shown masked."

@@ -18,6 +18,10 @@ class HandlerError(TidemillError):
     """The user's handler is wrong or raised."""
 
 
+class TooManyFailuresError(HandlerError):
+    """More messages of a bounded run failed than `executor.max_failure_ratio` allows."""
+
+
 class RemoteError(TidemillError):
     """A broker, a sink or a database failed.
 

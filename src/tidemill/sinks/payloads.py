@@ -7,18 +7,31 @@ means the only configured instance of that type.
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 
 
-class KafkaPayload(msgspec.Struct, frozen=True):
-    """One record for a topic: `sinks.kafka.<sink>`; `data` None writes a tombstone."""
+class KafkaPayload(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One record for a topic: `sinks.kafka.<sink>`.
+
+    Attributes:
+        sink: The instance.
+        key: Text as UTF-8; by it the partition is chosen.
+        data: None writes a tombstone.
+        headers: Names and values, in order; as pairs, a name may come several times.
+        partition: Instead of the one that the key chooses.
+        timestamp: Milliseconds since the epoch, or a datetime with a time zone; None: when it is sent.
+    """
 
     sink: str = ""
     key: bytes | str | None = None
     data: Any = None
+    headers: Mapping[str, bytes | str | None] | Sequence[tuple[str, bytes | str | None]] = ()
+    partition: int | None = None
+    timestamp: int | datetime.datetime | None = None
 
 
 class FilePayload(msgspec.Struct, frozen=True):
@@ -37,7 +50,7 @@ class FilePayload(msgspec.Struct, frozen=True):
     op: Literal["append", "replace"] = "append"
 
 
-class PostgresPayload(msgspec.Struct, frozen=True):
+class PostgresPayload(msgspec.Struct, frozen=True, omit_defaults=True):
     """One row, or one statement of the configuration: `sinks.postgres.<sink>`.
 
     Attributes:
@@ -79,12 +92,17 @@ class MongoPayload(msgspec.Struct, frozen=True):
     filter: Mapping[str, Any] | None = None
 
 
-class HttpPayload(msgspec.Struct, frozen=True):
+class HttpPayload(msgspec.Struct, frozen=True, omit_defaults=True):
     """One request: `sinks.http.<sink>`.
 
     Attributes:
         sink: The instance.
-        data: The body.
+        data: The body; None is no body with GET and DELETE.
+        method: GET, POST, PUT, PATCH or DELETE; '' is the sink's.
+        path: Below the sink's URL, as text that is not encoded.
+        query: Added to that of the sink's URL; a list says its name several times.
+        headers: Besides the sink's, or instead of those of the same name.
+        body: json; form (names and values as of an HTML form).
         idempotency_key: Goes with each of its requests; '' makes one of the messages, the task's id, and the payload's
             place in what the hook returned: the same one when they are worked on again.
     """
@@ -92,6 +110,11 @@ class HttpPayload(msgspec.Struct, frozen=True):
     sink: str = ""
     data: Any = None
     idempotency_key: str = ""
+    method: str = ""
+    path: str = ""
+    query: Mapping[str, Any] | Sequence[tuple[str, Any]] | None = None
+    headers: Mapping[str, str] | None = None
+    body: Literal["json", "form"] = "json"
 
 
 class RedisPayload(msgspec.Struct, frozen=True):
