@@ -45,7 +45,12 @@ def test_defaults_are_those_of_the_reference() -> None:
         "concurrency": 1,
         "idempotency_header": "Idempotency-Key",
     }
-    assert sinks.redis["a"].model_dump() == {"ui_url": "", "url": "redis://localhost:6379/0", "key_prefix": ""}
+    assert sinks.redis["a"].model_dump() == {
+        "ui_url": "",
+        "url": "redis://localhost:6379/0",
+        "key_prefix": "",
+        "scripts": {},
+    }
     assert list(sinks.by_type()) == ["http", "mongo", "postgres", "redis"]
     assert not sinks.is_empty()
 

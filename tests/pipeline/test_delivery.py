@@ -183,11 +183,11 @@ async def test_a_payload_that_only_waited_for_another_is_not_counted_as_refused(
 
 @pytest.mark.parametrize("failure", [RemoteError("sink down"), OSError("sink down"), TimeoutError("sink down")])
 async def test_a_sink_that_fails_is_tried_again_with_everything_in_order(failure: Exception) -> None:
-    fixture = Fixture(retry_backoff={"initial_seconds": 0.05, "max_seconds": 0.05})
-    fixture.script = {"*": [failure] * 3}
+    fixture = Fixture(retry_backoff={"initial_seconds": 0.05, "max_seconds": 0.05}, breaker={"failures": 100})
+    fixture.script = {"*": [failure] * 8}
     await fixture.outbox.connect()
     for number in range(10):
-        fixture.submit(KafkaPayload(data=number))
+        fixture.submit(KafkaPayload(key="k", data=number))
     await fixture.until(lambda: fixture.outbox.stalled())
     assert "10 payloads wait" in fixture.outbox.stalled()["sinks.kafka.out"]
     assert "sink down" in fixture.outbox.stalled()["sinks.kafka.out"]

@@ -72,6 +72,14 @@ def _http_url(value: str) -> str:
     return value
 
 
+def _utf8(value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"has no form in UTF-8: {error.reason}") from None
+    return value
+
+
 def _redis_url(value: str) -> str:
     return _address(value, ("redis", "rediss", "unix"), "redis://host:6379/0")
 
@@ -215,7 +223,10 @@ class RedisSinkSettings(SinkSection):
     url: Annotated[NonEmpty, AfterValidator(_redis_url)] = Field(
         "redis://localhost:6379/0", description="redis://, rediss:// or unix://; may have user and password."
     )
-    key_prefix: str = Field("", description="Put before every key.")
+    key_prefix: Annotated[str, AfterValidator(_utf8)] = Field("", description="Put before every key.")
+    scripts: dict[NonEmpty, Annotated[NonEmpty, AfterValidator(_utf8)]] = Field(
+        default_factory=dict, description="Lua scripts by name, for payloads with `op: script`."
+    )
 
 
 def _custom(value: dict[str, dict[str, dict[str, Any]]]) -> dict[str, dict[str, dict[str, Any]]]:

@@ -35,11 +35,19 @@ class KafkaPayload(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class FilePayload(msgspec.Struct, frozen=True):
-    """One JSON line for a file below the sink's base path: `sinks.filesystem.<sink>`."""
+    """One JSON line for a file below the sink's base path, or the whole file: `sinks.filesystem.<sink>`.
+
+    Attributes:
+        sink: The instance.
+        path: The file, relative to the base path.
+        data: append: one line; replace: the content, text and bytes as they are.
+        op: append (add a line); replace (put this in place of whatever the file has).
+    """
 
     sink: str = ""
     path: str = ""
     data: Any = None
+    op: Literal["append", "replace"] = "append"
 
 
 class PostgresPayload(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -65,20 +73,22 @@ class PostgresPayload(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class MongoPayload(msgspec.Struct, frozen=True):
-    """One write to one document: `sinks.mongo.<sink>`.
+    """One write: `sinks.mongo.<sink>`.
 
     Attributes:
         sink: The instance.
         collection: Its name.
-        data: The document; for upsert and update the fields to set, or update operators (`{"$inc": ...}`).
-        op: insert; upsert (insert it if none is found); update; delete.
-        filter: Which document is upserted, updated or deleted; never one that finds any document.
+        data: The document; for upsert, update and update_many the fields to set, or update operators
+            (`{"$inc": ...}`).
+        op: insert; upsert (update one, or insert it if none is found); update, delete (one); update_many, delete_many
+            (all that are found); replace (the whole document, inserted if none is found).
+        filter: Which documents are concerned; never one that finds any document. An insert has none.
     """
 
     sink: str = ""
     collection: str = ""
     data: Any = None
-    op: Literal["insert", "upsert", "update", "delete"] = "insert"
+    op: Literal["insert", "upsert", "update", "update_many", "replace", "delete", "delete_many"] = "insert"
     filter: Mapping[str, Any] | None = None
 
 
@@ -113,17 +123,37 @@ class RedisPayload(msgspec.Struct, frozen=True):
     Attributes:
         sink: The instance.
         key: Without the sink's prefix.
-        data: By `op`: set any; incrby a whole number; hset and stream a model or a dict; push and sadd one element, or
-            a list of them; zadd a dict of member and score; delete None.
+        data: By `op`: set any; incrby a whole number; incrbyfloat a number; hset and stream a model or a dict; push,
+            sadd and srem one element, or a list of them; hdel and zrem one name, or a list of them; zadd a dict of
+            member and score; ltrim the first and the last place to keep; script a list of arguments; delete and
+            expire None.
         ttl: The key ends after so many seconds; None: nothing is said about that.
         op: What is done.
+        script: For `script`: the name of one in the sink's `scripts`.
     """
 
     sink: str = ""
     key: str | bytes = ""
     data: Any = None
     ttl: float | None = None
-    op: Literal["set", "delete", "incrby", "hset", "push", "sadd", "zadd", "stream"] = "set"
+    op: Literal[
+        "set",
+        "delete",
+        "expire",
+        "incrby",
+        "incrbyfloat",
+        "hset",
+        "hdel",
+        "push",
+        "ltrim",
+        "sadd",
+        "srem",
+        "zadd",
+        "zrem",
+        "stream",
+        "script",
+    ] = "set"
+    script: str = ""
 
 
 class CustomPayload(msgspec.Struct, frozen=True):

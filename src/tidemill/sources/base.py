@@ -124,13 +124,13 @@ class Source(Protocol):
         """How many messages were deleted at the source before they were read."""
 
     def lag(self) -> Mapping[TopicPartition, int]:
-        """How many messages of the topic lie behind what was fetched, per partition."""
+        """Return the end of each partition minus what is committed of it, where that is known."""
 
     def stalled(self) -> str | None:
         """Why nothing comes, if the source knows."""
 
-    async def close(self, *, leave: bool) -> None:
-        """Disconnect; with `leave`, give the partitions to others at once instead of keeping them reserved."""
+    async def close(self, *, leave: bool, seconds: float = 30.0) -> None:
+        """Disconnect within this time; with `leave`, give the partitions to others instead of keeping them reserved."""
 
 
 class NotedSource(Source, Protocol):
