@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tidemill.runtime.letter_payloads import PayloadLostError, payload_json, restored_fields, without_body
 from tidemill.sinks.base import to_json
-from tidemill.sinks.payloads import FilePayload, KafkaPayload, PostgresPayload
+from tidemill.sinks.payloads import CustomPayload, FilePayload, KafkaPayload, PostgresPayload
 
 
 class Row(pydantic.BaseModel):
@@ -135,6 +135,18 @@ def test_headers_partition_and_timestamp_of_a_record_come_back_as_they_were(
     found = list(again.headers.items()) if isinstance(again.headers, dict) else [tuple(pair) for pair in again.headers]
     assert (found, again.partition, again.timestamp) == (pairs, partition, timestamp)
     assert again.data == {"at": "2026-05-01T12:30:00Z"}, "JSON sinks get their data as JSON has them"
+
+
+class OwnPayload(CustomPayload, frozen=True, omit_defaults=True):
+    """As another package may have it."""
+
+    extra: int = 7
+
+
+def test_a_letter_about_a_payload_of_another_package_has_all_its_fields() -> None:
+    payload = OwnPayload(type="s3", data=1)
+    assert OwnPayload(**restored_fields(payload_json(payload), typed=True)) == payload
+    assert json.loads(payload_json(payload))["extra"] == 7
 
 
 def test_a_letter_leaves_out_what_was_left_at_its_default() -> None:

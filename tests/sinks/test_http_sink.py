@@ -384,10 +384,12 @@ async def test_an_error_has_the_start_of_the_answer_as_text_on_one_line(
         (422, {"content-encoding": "gzip"}, packed),
         (400, {"content-type": "text/plain; charset=latin-1"}, "sch\u00f6n".encode("latin-1")),
         (400, {}, b"\x89PNG\0\xff"),
+        (308, {"location": "/v2"}, b"moved to v2"),
         (400, {}, b""),
     )
     sink = await connected(http_double.port, concurrency=2)
-    errors = [(await deliver(sink, [HttpPayload(data=n)]))[0].error for n in range(5)]
+    errors = [(await deliver(sink, [HttpPayload(data=n)]))[0].error for n in range(6)]
+    assert errors.pop(4).endswith("redirects (308), which is not followed; correct url (it says: moved to v2)")
     starts = [error.partition(" Said")[2] for error in errors]
     assert starts[0].startswith(": line [31mxxx")
     assert starts[0].endswith("x...")

@@ -60,6 +60,9 @@ class TestKafkaContract(JsonSinkContract):
     def bad_payload(self) -> Any:
         return KafkaPayload(key=5, data=1)  # type: ignore[arg-type]
 
+    def refused_payload(self) -> Any:
+        return KafkaPayload(key="bad", data={"n": 666}, partition=99)
+
     async def received(self, count: int) -> list[bytes]:
         messages = await asyncio.to_thread(consume, self.bootstrap, self.topic, count)
         return [message.value() or b"" for message in messages]

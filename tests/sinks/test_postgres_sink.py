@@ -257,6 +257,35 @@ async def test_a_column_that_got_another_type_meanwhile_is_written_all_the_same(
     assert [row["note"] for row in await run(dsn, "SELECT note FROM changing ORDER BY note")] == [1, 2, 3, 4]
 
 
+async def test_a_trigger_that_speaks_of_types_is_no_reason_to_ask_for_them_for_ever(
+    sink: PostgresSink, dsn: str, seen: Statements
+) -> None:
+    await run(dsn, "CREATE TABLE picky (n int)")
+    await run(
+        dsn,
+        "CREATE FUNCTION picky() RETURNS trigger AS $$ BEGIN IF NEW.n % 5 = 0 THEN "
+        "RAISE EXCEPTION USING ERRCODE = '42804'; END IF; RETURN NEW; END $$ LANGUAGE plpgsql",
+    )
+    await run(dsn, "CREATE TRIGGER picky BEFORE INSERT ON picky FOR EACH ROW EXECUTE FUNCTION picky()")
+    seen.sql.clear()
+    for _ in range(2):
+        async with asyncio.timeout(20):
+            answers = await deliver(sink, [PostgresPayload(table="picky", data={"n": n}) for n in range(1, 9)])
+        assert all(answer is not None and not answer.retryable for answer in answers)
+    assert len(seen.like("INSERT")) < 10
+
+
+async def test_json_that_has_no_form_is_its_rows_own_failure(sink: PostgresSink, dsn: str) -> None:
+    await run(dsn, "CREATE TABLE notes (id int, j jsonb)")
+    values = [{"a": 1}, b"\xff", {"b": 2}, asyncpg.Range(1, 2), b'{"c": 3}', "no json", {"nul": "\0"}]
+    answers = await deliver(
+        sink, [PostgresPayload(table="notes", data={"id": n, "j": j}) for n, j in enumerate(values)]
+    )
+    assert [answer is None for answer in answers] == [True, False, True, False, True, False, False]
+    assert all(answer is None or not answer.retryable for answer in answers)
+    assert [row["id"] for row in await run(dsn, "SELECT id FROM notes ORDER BY id")] == [0, 2, 4]
+
+
 async def test_what_is_kept_per_table_does_not_grow_with_the_numbers_of_rows(
     sink: PostgresSink, dsn: str, seen: Statements
 ) -> None:
@@ -546,6 +575,18 @@ async def test_a_wrong_statement_is_told_at_the_start_and_a_table_that_is_made_l
     await run(dsn, "CREATE TABLE later (a int)")
     assert list(await deliver(sink, [payload, payload])) == [None, None]
     await sink.close()
+
+
+async def test_a_statement_that_the_client_refuses_takes_no_rows_of_its_transaction_along(
+    counting: PostgresSink, dsn: str
+) -> None:
+    await run(dsn, ORDERS)
+    payloads = [order(1), count("a"), count("b", "x"), count("c"), order(2), count("d", 5_000), order(3)]
+    answers = await deliver(counting, payloads)
+    assert [index for index, answer in enumerate(answers) if answer is not None] == [2, 5]
+    assert all(answer is None or not answer.retryable for answer in answers)
+    assert await totals(dsn) == {"a": 1, "c": 1}
+    assert [row["id"] for row in await run(dsn, "SELECT id FROM orders ORDER BY id")] == [1, 2, 3]
 
 
 async def test_a_connection_that_breaks_before_the_end_leaves_nothing_of_a_batch_of_statements(

@@ -77,7 +77,8 @@ def payload_json(payload: Any) -> str:
     Of payloads that leave out their defaults, what was left at its default is not there, but for `_ALWAYS`.
     """
     fields = {name: getattr(payload, name) for name in getattr(payload, "__struct_fields__", ())}
-    if fields and payload.__struct_config__.omit_defaults:
+    # Those of sinks of other packages come back by their fields alone, so they need all of them.
+    if fields and "type" not in fields and payload.__struct_config__.omit_defaults:
         for field in msgspec.structs.fields(payload):
             value = fields[field.name]
             # Compared by type first: a user's object may not be comparable.

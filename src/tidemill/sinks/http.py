@@ -301,6 +301,7 @@ class HttpSink(Sink):
         text = f"{self._where} answered {answer.status_code} {reason}{': ' if body else ''}{body}"
         if answer.is_redirect:
             text = f"{self._where} redirects ({answer.status_code}), which is not followed; correct url"
+            text += f" (it says: {body})" if body else ""
         text = without(text, self._secrets)
         pause_seconds = retry_after_seconds(
             answer.headers.get("retry-after"), answer.headers.get("date"), time.time(), MAX_PAUSE_SECONDS

@@ -34,7 +34,7 @@ class KafkaPayload(msgspec.Struct, frozen=True, omit_defaults=True):
     timestamp: int | datetime.datetime | None = None
 
 
-class FilePayload(msgspec.Struct, frozen=True):
+class FilePayload(msgspec.Struct, frozen=True, omit_defaults=True):
     """One JSON line for a file below the sink's base path, or the whole file: `sinks.filesystem.<sink>`.
 
     Attributes:
@@ -72,7 +72,7 @@ class PostgresPayload(msgspec.Struct, frozen=True, omit_defaults=True):
     statement: str = ""
 
 
-class MongoPayload(msgspec.Struct, frozen=True):
+class MongoPayload(msgspec.Struct, frozen=True, omit_defaults=True):
     """One write: `sinks.mongo.<sink>`.
 
     Attributes:
@@ -117,7 +117,7 @@ class HttpPayload(msgspec.Struct, frozen=True, omit_defaults=True):
     body: Literal["json", "form"] = "json"
 
 
-class RedisPayload(msgspec.Struct, frozen=True):
+class RedisPayload(msgspec.Struct, frozen=True, omit_defaults=True):
     """One command for one key: `sinks.redis.<sink>`.
 
     Attributes:

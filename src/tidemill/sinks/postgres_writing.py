@@ -23,6 +23,10 @@ MAX_KNOWN_SHAPES = 1_000
 #: of its own, up to this many parameters and for this many shapes (about 1.5 MB each in the server's process).
 MAX_FULL_PARAMETERS = 8_192
 MAX_FULL_SHAPES = 16
+#: What the server says when the same may work later: connection, transaction conflicts, resources, locks, shutdown,
+#: the operating system, and logins that somebody is changing.
+_PASSING_CLASSES = frozenset({"08", "40", "53", "55", "57", "58", "28"})
+_PASSING = frozenset({"25006", "3D000"})
 #: What the server says when a column's type is not what it was when it was asked.
 _OTHER_TYPE = "42804"
 #: What the client raises for one statement; `OverflowError` of a number that no type of the server has room for.
@@ -66,6 +70,8 @@ class Writer:
         self._full_shapes: set[Shape] = set()
         # None: there is a type among them whose arrays do not do.
         self._types: dict[Shape, tuple[str, ...] | None] = {}
+        # Asked for within this call, so that what the server says now is true.
+        self._fresh: set[Shape] = set()
 
     async def write(self, connection: asyncpg.Connection, rows: Sequence[Row]) -> None:
         """Write rows, all or none of them.
@@ -73,6 +79,7 @@ class Writer:
         Raises:
             FailedError: None of them, and why.
         """
+        self._fresh.clear()
         parts = [part for first, last in ranges(rows) for part in await self._split(connection, rows, first, last)]
         if len(parts) == 1:
             # A statement is a transaction of its own.
@@ -89,14 +96,16 @@ class Writer:
         shape, count = rows[first].shape, last - first
         if count == 1 or shape.operation is Operation.STATEMENT or self._is_full(shape, count):
             return (_Part(first, last),)
-        if shape not in self._types:
+        if shape in self._types:
+            types = self._types[shape]
+        else:
             prepared = await _tried(connection, (first, last), connection.prepare(statement_of(shape, 1)))
             kinds = prepared.get_parameters()
             usable = all(kind.schema == "pg_catalog" and kind.name in ARRAY_TYPES for kind in kinds)
             if len(self._types) >= MAX_KNOWN_SHAPES:
                 self._types.clear()
-            self._types[shape] = tuple(kind.name for kind in kinds) if usable else None
-        types = self._types[shape]
+            types = self._types[shape] = tuple(kind.name for kind in kinds) if usable else None
+            self._fresh.add(shape)
         if types is not None and _taken_apart(rows[first:last], types):
             return (_Part(first, last, types),)
         return [_Part(*part) for part in powers(first, last, shape.parameters)]
@@ -119,10 +128,15 @@ class Writer:
             await _tried(connection, part[:2], connection.execute(statement_of(shape, last - first), *values))
         else:
             try:
-                call = connection.execute(array_statement(shape, types), *_arrays(some, types))
-                await _tried(connection, part[:2], call)
+                arrays = _arrays(some, types)
+            except (TypeError, ValueError) as error:
+                # A json value that has no such form: which row has it is found as with all others.
+                raise FailedError(part[:2], error) from error
+            try:
+                await _tried(connection, part[:2], connection.execute(array_statement(shape, types), *arrays))
             except FailedError as failed:
-                if getattr(failed.error, "sqlstate", None) == _OTHER_TYPE and self._types.pop(shape, None) is not None:
+                if getattr(failed.error, "sqlstate", None) == _OTHER_TYPE and shape not in self._fresh:
+                    self._types.pop(shape, None)
                     failed.stale = True
                 raise
 
@@ -133,9 +147,9 @@ async def _transaction(connection: asyncpg.Connection) -> AsyncIterator[None]:
     await transaction.start()
     try:
         yield
-    except FailedError:
-        # Where the connection is at its end, so is the transaction.
-        with contextlib.suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+    except FailedError as failed:
+        # Else the connection is given up, and the transaction with it.
+        if not passing(failed.error):
             await transaction.rollback()
         raise
     try:
@@ -191,3 +205,11 @@ def _arrays(rows: Sequence[Row], types: Sequence[str]) -> list[Sequence[Any]]:
 def json_text(value: Any) -> str:
     """Return a value as JSON text."""
     return to_json(value).decode()
+
+
+def passing(error: BaseException) -> bool:
+    """Tell whether the same may work later."""
+    if isinstance(error, asyncpg.InvalidCachedStatementError):
+        return True
+    state = getattr(error, "sqlstate", None) or ""
+    return state[:2] in _PASSING_CLASSES or state in _PASSING
