@@ -318,13 +318,13 @@ def test_a_message_that_always_fails_is_not_sent_for_ever(embedded_kafka: Embedd
             break
         rounds.append(tally)
     assert len(rounds) == 2
-    assert tally.failed == [
-        (letter.letter_id, Why.MAX_REDRIVES, "sent again 2 times already (dlq.max_redrives)"),
-    ]
+    advice = "sent again 2 times already, and at most 2 are allowed; --max-redrives 3 sends it once more"
+    assert tally.failed == [(letter.letter_id, Why.MAX_REDRIVES, advice)]
     *_, last = place.sent(3)
     headers = headers_of(last)
     assert [name for name, _ in headers] == ["tidemill-redrives", "tidemill-history"]
     assert [entry["offset"] for entry in json.loads(headers[1][1])] == [0, 1]
+    assert place.redrive(criteria=Criteria(ids=(letter.letter_id,)), max_redrives=3).sent == 1
 
 
 class Delivering(Handler[Any, Any]):
@@ -446,6 +446,18 @@ def test_a_crash_before_the_end_of_a_transaction_leaves_no_trace(place: Place, m
         place.redrive()
     assert place.redrive().sent == 15
     assert place.values(25) == Counter(b"%d" % n for n in range(25))
+
+
+def test_a_cursor_that_cannot_even_be_handed_over_ends_the_redrive_and_nothing_is_sent(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.letters(5)
+    with monkeypatch.context() as patched:
+        patched.setattr(redrive_module.LetterBox, "group_metadata", lambda self: None)
+        with pytest.raises(TypeError):
+            place.redrive()
+    assert place.redrive().sent == 5
+    assert place.values(5) == Counter(b"%d" % n for n in range(5))
 
 
 def test_a_second_process_of_the_same_redrive_ends_the_first(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+import yaml
 from pymongo.asynchronous.mongo_client import AsyncMongoClient
 from redis import asyncio as aioredis
 from tests.docs.snippets import ROOT, blocks
@@ -57,10 +58,16 @@ async def test_rows_of_postgresql(shown: dict[str, Any], postgres: PostgresServe
     try:
         await connection.execute(
             "CREATE TABLE orders (id int UNIQUE, state text, items jsonb, cancelled timestamptz); CREATE SCHEMA shop;"
-            "CREATE TABLE shop.totals (id int, region text, total int, UNIQUE (id, region))"
+            "CREATE TABLE shop.totals (id int, region text, total int, UNIQUE (id, region));"
+            "CREATE TABLE totals (region text PRIMARY KEY, n int)"
         )
-        sink = PostgresSink("db", PostgresSinkSettings(dsn=postgres.url(database), pool_min=1))
+        section = yaml.safe_load(
+            next(block.code for block in blocks(PAGE) if "postgres:" in block.code and block.info == "yaml")
+        )
+        options = {**section["sinks"]["postgres"]["orders"], "dsn": postgres.url(database), "pool_min": 1}
+        sink = PostgresSink("db", PostgresSinkSettings(**options))
         await delivered(sink, shown["rows"])
+        assert await connection.fetchval("SELECT n FROM totals WHERE region = 'north'") == 1
         (order,) = await connection.fetch("SELECT state, items FROM orders")
         assert (order["state"], json.loads(order["items"])) == ("paid", ["cup", "saucer"])
         assert await connection.fetchval("SELECT total FROM shop.totals") == 7

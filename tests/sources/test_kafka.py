@@ -26,6 +26,7 @@ from tidemill.runtime.identity import Identity
 from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.progress import EngineSummary, StopReason
 from tidemill.sinks.payloads import CollectResult, FilePayload, KafkaPayload
+from tidemill.sources.base import CommitStatus
 from tidemill.sources.kafka import KafkaSource
 from tidemill.sources.membership import reap_member
 
@@ -114,6 +115,14 @@ class Place:
         for engine in self.engines:
             engine.drain()
         return await asyncio.wait_for(asyncio.gather(*self.tasks), 40)
+
+    def committed_at_the_broker(self, partitions: list[Any]) -> dict[Any, int]:
+        consumer = ck.Consumer({"bootstrap.servers": self.broker.bootstrap, "group.id": self.topic})
+        try:
+            found = consumer.committed([ck.TopicPartition(*partition) for partition in partitions], timeout=10)
+            return {(p.topic, p.partition): max(0, p.offset) for p in found}
+        finally:
+            consumer.close()
 
     def letters(self) -> list[Any]:
         consumer = ck.Consumer(
@@ -239,6 +248,39 @@ async def test_a_revoke_in_the_middle_of_windows_waits_for_them_and_repeats_noth
     place.feed(numbers(40, 80))
     await place.committed(120)
     assert place.lines() == Counter(str(n) for n in range(120))
+
+
+async def test_kept_partitions_work_and_commit_while_one_task_of_a_revoked_one_runs(place):
+    class Held(Copy):
+        def __init__(self) -> None:
+            self.gates = {str(n): asyncio.Event() for n in range(4)}
+
+        async def on_task_complete(self, result):
+            if gate := self.gates.get(result.task.metadata["value"]):
+                await gate.wait()
+            return await super().on_task_complete(result)
+
+    handler = Held()
+    place.feed(numbers(4))
+    first = place.start(handler, "w1")
+    await place.until(lambda: first.progress().consumed == 4)
+    first.pause()
+    place.feed(numbers(4000, 4))
+    await place.until(lambda: sum(first.source.buffered(lane) for lane in first.intake.lanes) == 4000)
+    second = place.start(Copy(), "w2")
+    await place.until(lambda: any(lane.handover for lane in first.intake.lanes.values()))
+    kept = [lane.partition for lane in first.intake.lanes.values() if lane.handover is None]
+    assert len(kept) == 2
+    for _, partition in kept:
+        handler.gates[str(partition)].set()
+    first.resume()
+    # Within the callback: what was buffered of the kept ones is worked off, and the brokers have their offsets.
+    await place.until(lambda: sum(place.committed_at_the_broker(kept).values()) == 2002)
+    assert not second.intake.lanes
+    for gate in handler.gates.values():
+        gate.set()
+    await place.committed(4004)
+    assert place.lines() == Counter(str(n) for n in range(4004))
 
 
 async def test_partitions_that_come_while_an_engine_is_paused_wait_until_it_resumes(place):
@@ -388,10 +430,13 @@ class ScriptedConsumer:
     """What the source's thread calls, without a broker; it never answers a question about watermarks."""
 
     def __init__(self) -> None:
+        self.answers = True
         self.commits: list[Any] = []
         self.records: list[Any] = []
 
     def committed(self, partitions, timeout):
+        if not self.answers:
+            raise ck.KafkaException(ck.KafkaError(ck.KafkaError._TIMED_OUT))
         return [ck.TopicPartition("t", 0, 0) for _ in partitions]
 
     def incremental_assign(self, partitions): ...
@@ -399,6 +444,7 @@ class ScriptedConsumer:
     def resume(self, partitions): ...
     def commit(self, offsets, asynchronous):
         self.commits.append([(p.topic, p.partition, p.offset) for p in offsets])
+        return [] if asynchronous else offsets
 
     def poll(self, timeout):
         return self.records.pop(0) if self.records else None
@@ -442,15 +488,16 @@ async def test_a_commit_of_an_earlier_ownership_is_never_sent_in_a_later_one():
     source, consumer, _ = scripted()
     await asyncio.to_thread(source._on_assign, consumer, [POSITION])
     await asyncio.sleep(0)
-    source._commit_in_flight = True
+    source._committer._in_flight = {}
     source.commit({TP: 100})
     carry_out(source)
     source.commit({TP: 101})
+    source._dead = True  # nothing is finished: what waits is of no use to anybody
     await asyncio.to_thread(source._on_revoke, consumer, [POSITION])
     await asyncio.to_thread(source._on_assign, consumer, [POSITION])
     await asyncio.sleep(0)
     carry_out(source)
-    source._commit_in_flight = False
+    source._committer.on_commit(None, [])
     source._send_commits()
     assert consumer.commits == []
     source.commit({TP: 102})
@@ -474,7 +521,7 @@ async def test_nothing_is_pulled_of_an_ownership_that_the_engine_was_not_told_of
 async def test_a_revoke_that_takes_too_long_is_told_as_a_loss():
     source, consumer, events = scripted()
     events.never = True
-    source._drain_seconds = -9.9
+    source._revoke_seconds = -9.4
     await asyncio.to_thread(source._on_assign, consumer, [POSITION])
     await asyncio.to_thread(source._on_revoke, consumer, [POSITION])
     await asyncio.sleep(0.01)
@@ -500,3 +547,28 @@ async def test_a_gap_that_the_brokers_say_nothing_about_is_no_end_of_the_consume
     assert [m.offset for m in source.pull(TP, 10)] == [7]
     source._check()
     assert source._buffers[TP].holes == [(0, 7)], "asked about again at the next look"
+
+
+async def test_what_an_asynchronous_commit_took_along_is_committed_again_within_a_revoke():
+    """Its answer would come with a poll only, and until then nothing more of its partition would be committed."""
+    source, consumer, events = scripted()
+    await asyncio.to_thread(source._on_assign, consumer, [POSITION])
+    await asyncio.sleep(0)
+    source.commit({TP: 100})
+    carry_out(source)
+    source._send_commits()
+    assert consumer.commits == [[("t", 0, 100)]]
+    await asyncio.to_thread(source._on_revoke, consumer, [POSITION])
+    assert consumer.commits == [[("t", 0, 100)]] * 2
+    await asyncio.sleep(0)
+    assert ("on_committed", {TP: 100}, CommitStatus.DONE) in events.told
+
+
+async def test_no_commit_is_sent_within_a_revoke_to_a_coordinator_that_does_not_answer():
+    source, consumer, _ = scripted()
+    await asyncio.to_thread(source._on_assign, consumer, [POSITION])
+    await asyncio.sleep(0)
+    source.commit({TP: 100})
+    consumer.answers = False
+    await asyncio.to_thread(source._on_revoke, consumer, [POSITION])
+    assert consumer.commits == []

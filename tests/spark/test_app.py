@@ -118,6 +118,23 @@ def start(settings: Settings) -> Iterator[Callable[..., Driver]]:
         driver.process.stdout.close()
 
 
+def test_a_revoke_that_may_take_longer_than_the_poll_interval_is_refused_before_anything_starts() -> None:
+    settings = Settings.model_validate(
+        {
+            "kafka": {"max_poll_interval_ms": 30_000, "session_timeout_ms": 6000},
+            "sinks": {"filesystem": {"out": {"base_path": "."}}},
+        }
+    )
+
+    class Nothing(Handler[Any, Any]):
+        async def arrange(self, messages, pending):
+            return []
+
+    pipeline = Pipeline(Nothing(), settings=settings)
+    assert pipeline.run() == ExitCode.CONFIG
+    assert "kafka.max_poll_interval_ms (30000)" in str(pipeline.error)
+
+
 def test_ctrl_c_for_the_whole_process_group_drains(start: Callable[..., Driver]) -> None:
     driver = start(DRAIN_SECONDS="0.5")
     driver.engines()

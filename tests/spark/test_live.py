@@ -6,6 +6,7 @@ import asyncio
 import os
 import queue
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -141,6 +142,25 @@ def test_slot_0_is_ready_before_the_others_begin(running: Callable[..., Running]
     first = run.engine(0).pid
     second = run.engine(1).pid
     assert lines == [f"begin {first}", f"end {first}", f"begin {second}", f"end {second}"]
+
+
+def test_a_driver_that_stood_still_takes_no_healthy_engine_for_dead(running: Callable[..., Running]) -> None:
+    run = running(2, silent_seconds=1.5)
+    until(lambda: run.works(0) and run.works(1))
+    pids = [run.engine(slot).pid for slot in (0, 1)]
+    stood = threading.Event()
+
+    def stand_still() -> None:
+        time.sleep(3.0)
+        stood.set()
+
+    run.live._loop.call_soon_threadsafe(stand_still)
+    assert stood.wait(30)
+    seen = [progress.consumed for progress in (run.engine(slot).progress for slot in (0, 1)) if progress]
+    until(lambda: all(run.engine(slot).progress.consumed > seen[slot] for slot in (0, 1)))  # type: ignore[union-attr]
+    assert [run.engine(slot).pid for slot in (0, 1)] == pids
+    assert [run.engine(slot).starts for slot in (0, 1)] == [1, 1]
+    assert [run.engine(slot).state for slot in (0, 1)] == ["running", "running"]
 
 
 @pytest.mark.alone

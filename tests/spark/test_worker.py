@@ -7,6 +7,7 @@ import os
 import queue
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 
@@ -20,7 +21,13 @@ from tidemill.pipeline.handler import Handler
 from tidemill.runtime.frames import Begin, Command, Go, Hello, LinkAddress, Welcome
 from tidemill.runtime.link import LinkServer
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
-from tidemill.spark.worker import EngineJob, EngineProcess, run_slot
+from tidemill.spark.worker import DAEMON_VARIABLE, EngineJob, EngineProcess, run_slot
+
+
+@pytest.fixture
+def daemon_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["true"]) as gone:
+        monkeypatch.setenv(DAEMON_VARIABLE, str(gone.pid))
 
 
 @pytest.fixture
@@ -42,6 +49,14 @@ def test_an_engine_that_looks_for_its_driver_gives_up_when_spark_goes(process: E
     began = time.monotonic()
     summary = asyncio.run(run())
     assert summary.reason is StopReason.FAILED
+    assert "supervises" in (summary.error or "")
+    assert time.monotonic() - began < 5  # it would look for ten seconds
+
+
+@pytest.mark.usefixtures("daemon_is_gone")
+def test_an_engine_whose_daemon_was_gone_before_it_began_does_not_look_for_its_driver(process: EngineProcess) -> None:
+    began = time.monotonic()
+    summary = asyncio.run(process.run())
     assert "supervises" in (summary.error or "")
     assert time.monotonic() - began < 5  # it would look for ten seconds
 

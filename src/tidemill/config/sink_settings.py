@@ -25,6 +25,9 @@ _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\uffff]*")
 #: Made by the client from the request itself.
 _OWNED_HEADERS = frozenset({"host", "content-length", "transfer-encoding", "connection"})
+_IDENTIFIER = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,62}")
+#: What a statement of the configuration may be: nothing that ends the transaction it is in.
+_SQL = re.compile(r"\s*(insert|update|delete|merge|with|select)\b", re.IGNORECASE)
 _DATABASE_REFUSED = re.compile(r'[/\\. "$\x00]')
 
 
@@ -113,6 +116,47 @@ class FilesystemSinkSettings(SinkSection):
     fsync: bool = Field(False, description="Wait until what was written is on the disk.")
 
 
+def _sql(value: str) -> str:
+    if not _SQL.match(value) or "\0" in value:
+        raise ValueError("has to be one statement that begins with INSERT, UPDATE, DELETE, MERGE, WITH or SELECT")
+    return value
+
+
+def _identifiers(value: list[str]) -> list[str]:
+    for name in value:
+        if not _IDENTIFIER.fullmatch(name):
+            raise ValueError(f"{name!r} is not a usable name: letters, digits and _ are allowed, not first a digit")
+    if len(set(value)) < len(value):
+        raise ValueError("has a name twice")
+    return value
+
+
+class PostgresStatementSettings(Section):
+    """A statement that payloads can name."""
+
+    sql: Annotated[NonEmpty, AfterValidator(_sql)] = Field(
+        description="One INSERT, UPDATE, DELETE, MERGE, WITH or SELECT, with $1, $2, ... for its parameters."
+    )
+    parameters: Annotated[list[str], AfterValidator(_identifiers)] = Field(
+        default_factory=list, description="What $1, $2, ... are called in a payload's data."
+    )
+    key: Annotated[list[str], AfterValidator(_identifiers)] = Field(
+        default_factory=list,
+        description="The parameters that say which row is meant; payloads with the same values stay in order.",
+    )
+
+    @model_validator(mode="after")
+    def _check_key(self) -> Self:
+        if missing := [name for name in self.key if name not in self.parameters]:
+            raise ValueError(f"key names {', '.join(missing)}, which is not in parameters")
+        return self
+
+
+def _statements(value: dict[str, PostgresStatementSettings]) -> dict[str, PostgresStatementSettings]:
+    _identifiers(list(value))
+    return value
+
+
 class PostgresSinkSettings(SinkSection):
     """A PostgreSQL database."""
 
@@ -122,6 +166,9 @@ class PostgresSinkSettings(SinkSection):
     pool_min: NonNegativeInt = Field(2, description="Connections that each engine keeps open.")
     pool_max: PositiveInt = Field(
         10, description="Connections that each engine opens at most; the server sees engines x pool_max."
+    )
+    statements: Annotated[dict[str, PostgresStatementSettings], AfterValidator(_statements)] = Field(
+        default_factory=dict, description="Statements that payloads can name."
     )
 
     @model_validator(mode="after")

@@ -17,13 +17,14 @@ import msgspec
 import structlog
 
 from tidemill.core.breaker import BreakerState
+from tidemill.core.culprit import Fault, fault_of
 from tidemill.core.errors import InvariantError, RemoteError, said, sound
 from tidemill.core.outbox import SendQueue
 from tidemill.core.outbox_items import Ask, Decision, Delivered, GaveUp, Item, Limits
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.log import limited
 from tidemill.runtime.progress import SinkStats
-from tidemill.sinks.base import Encoded, Refusal, Sink
+from tidemill.sinks.base import Encoded, Refusal, Sink, encoded
 
 log = structlog.get_logger(__name__)
 
@@ -145,7 +146,7 @@ class Batcher:
         """Put a payload into the line; one that cannot be encoded is asked about, in a later turn of the loop."""
         now = self._loop.time()
         try:
-            encoded = self.sink.encode(payload)
+            ready = encoded(self.sink, payload)
         except Exception as error:  # a user's data can raise anything
             text = said(error)
             item = Item(lane, None, 0, Parcel(payload, None, submission))
@@ -153,8 +154,8 @@ class Batcher:
             self._note_error(text, 1)
             self._loop.call_soon(self._ask, self, question)
             return
-        submission.origin.size_bytes += encoded.size_bytes
-        item = Item(lane, encoded.key, encoded.size_bytes, Parcel(payload, encoded, submission))
+        submission.origin.size_bytes += ready.size_bytes
+        item = Item(lane, ready.key, ready.size_bytes, Parcel(payload, ready, submission))
         self._queue.add(item, now)
         if self._breaker is not BreakerState.CLOSED and (shed := self._queue.shed(now)):
             self._loop.call_soon(self._apply, shed)
@@ -203,8 +204,9 @@ class Batcher:
         except Exception as error:
             text = str(error) if isinstance(error, RemoteError) else said(error)
             retryable = error.retryable if isinstance(error, RemoteError) else True
-            self._note_error(text, len(batch))
-            effects = self._queue.failed(text, retryable, self._loop.time(), bits)
+            fault = fault_of(error)
+            self._note_error(text, len(batch) if fault is Fault.SINK or len(batch) == 1 else 0)
+            effects = self._queue.failed(text, retryable, self._loop.time(), bits, fault)
         else:
             if answers.count(None) != len(answers):
                 refused = [answer for answer in answers if answer is not None]
@@ -228,10 +230,7 @@ class Batcher:
             raise
         if call.cancelled():
             raise RemoteError(f"{self.label}: sending was cancelled from within")
-        answers = call.result()
-        if len(answers) != len(batch):
-            raise InvariantError(f"{self.label} gave {len(answers)} answers for {len(batch)} payloads")
-        return answers
+        return checked(call.result(), batch, self.label)
 
     async def _cancel(self, call: asyncio.Task[Any]) -> None:
         """End a call, or leave it to itself: a sink that hangs for good must not keep its payloads for ever."""
@@ -250,7 +249,8 @@ class Batcher:
         stats.refused += count
         stats.last_error = sound(text)[:2000]
         stats.last_error_at = time.time()
-        limited(log, 10.0).warning("a sink refused payloads", sink=self.label, payloads=count, error=text[:2000])
+        event = "a sink refused payloads" if count else "a sink raised over a batch; it is sent in parts"
+        limited(log, 10.0).warning(event, sink=self.label, payloads=count, error=text[:2000])
 
     def _apply(self, effects: Sequence[Delivered[DeliveryLane, Parcel] | Question | Failure]) -> None:
         for effect in effects:
@@ -306,6 +306,22 @@ class Batcher:
                 await self.sink.close()
         except Exception as error:
             log.warning("a sink could not be closed", sink=self.label, error=said(error))
+
+
+def checked(answers: Any, batch: Sequence[Encoded], label: str) -> Sequence[Refusal | None]:
+    """Return what a sink answered about a batch.
+
+    Raises:
+        InvariantError: It is not one answer per payload.
+    """
+    if not isinstance(answers, Sequence) or len(answers) != len(batch):
+        count = len(answers) if isinstance(answers, Sequence) else repr(answers)[:200]
+        raise InvariantError(f"{label} gave {count} answers for {len(batch)} payloads")
+    if answers.count(None) != len(answers):
+        for answer in answers:
+            if answer is not None and not isinstance(answer, Refusal):
+                raise InvariantError(f"{label} answered {answer!r:.200}, which is neither None nor a Refusal")
+    return answers
 
 
 def _most_telling(refused: Sequence[Refusal]) -> str:

@@ -58,6 +58,11 @@ class Commits:
         if self._timer is None:
             self._soon()
 
+    def unresolved(self, partition: TopicPartition) -> list[int]:
+        """Return the offsets of a partition's messages that did not leave the pipeline."""
+        line = self._ledger.lines.get(partition)
+        return [] if line is None else [entry.item for entry in line.entries if entry.pending]
+
     def _soon(self) -> None:
         if self._timer is None:
             delay = COLLECT_SECONDS

@@ -42,8 +42,9 @@ from tidemill.pipeline.idempotency import name_payloads
 from tidemill.pipeline.models import DeliveryAction, DeliveryError, ExecutorTask
 from tidemill.pipeline.stage import Stage
 from tidemill.pipeline.stager import Stager
-from tidemill.runtime.deadletter import DeadLetters, Letter, LetterKind, letter_sources, payload_json, redrives_of
+from tidemill.runtime.deadletter import DeadLetters, LetterKind, payload_json
 from tidemill.runtime.engine_tasks import EngineTasks
+from tidemill.runtime.letter_making import make_letter
 from tidemill.runtime.messages import SourceMessage, place_of
 from tidemill.runtime.progress import SinkStats
 from tidemill.sinks.base import Sink
@@ -360,18 +361,15 @@ class Outbox:
             courier.stats.dead_lettered += len(payloads)
             self._letters_open += 1
             origin: Origin = submission.origin
-            letter = Letter(
-                kind=LetterKind.OVERSIZE if oversize else LetterKind.DELIVERY,
-                error=error,
-                original_payloads=[payload_json(payload) for payload in payloads],
-                sink_name=courier.sink.name,
-                sink_type=courier.sink.type,
-                partition=origin.sources[0].partition if origin.sources else None,
-                attempt_count=attempts,
-                redrives=redrives_of(origin.sources),
+            letter = make_letter(
+                LetterKind.OVERSIZE if oversize else LetterKind.DELIVERY,
+                error,
+                origin.sources,
+                attempts=attempts,
+                payloads=[payload_json(payload) for payload in payloads],
+                sink=(courier.sink.type, courier.sink.name),
                 task_id=origin.task.task_id if origin.task else None,
-                args=[str(arg) for arg in origin.task.args] if origin.task else [],
-                sources=letter_sources(origin.sources),
+                args=origin.task.args if origin.task else (),
             )
             self._letters.put(letter, partial(self._letter_written, submission, len(payloads)))
 

@@ -26,20 +26,21 @@ from tidemill.pipeline.commits import Commits
 from tidemill.pipeline.counters import Counters, Overridden, Slowest, process_usage
 from tidemill.pipeline.delivery import Outbox, Routed, payloads_of
 from tidemill.pipeline.handler import Handler
+from tidemill.pipeline.handover import hand_over
 from tidemill.pipeline.hooks import HookRunner, called
 from tidemill.pipeline.intake import Intake
+from tidemill.pipeline.keptwarden import KeptWarden
 from tidemill.pipeline.lane import Lane
-from tidemill.pipeline.letters import make_letter
 from tidemill.pipeline.models import ExecutorError
 from tidemill.pipeline.process import TaskExecutor
 from tidemill.pipeline.report import Report
 from tidemill.pipeline.services import Services
 from tidemill.pipeline.tasks import TaskPool, TaskRun
-from tidemill.pipeline.warden import Warden
 from tidemill.pipeline.windowrun import WindowRun
 from tidemill.runtime.deadletter import DeadLetters, LetterKind
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity
+from tidemill.runtime.letter_making import make_letter
 from tidemill.runtime.log import limited
 from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
@@ -81,7 +82,7 @@ class Engine:
         letters: DeadLetters,
         executor: TaskExecutor,
         report: Report | None = None,
-        warden: Warden | None = None,
+        warden: KeptWarden | None = None,
     ) -> None:
         """Prepare; nothing is connected before `run`."""
         limits = settings.executor
@@ -243,7 +244,7 @@ class Engine:
     async def _gave_up(self) -> None:
         if self.intake.lanes:
             async with asyncio.timeout(LAST_HOOK_SECONDS):
-                await self._partition_hook("on_revoke", list(self.intake.lanes))
+                await self.partition_hook("on_revoke", list(self.intake.lanes))
 
     # -- what the source tells --------------------------------------------------------------------------------
 
@@ -257,46 +258,21 @@ class Engine:
             self.log.info("partitions assigned", partitions=_names(partitions))
         for partition in partitions:
             if partition in self.intake.lanes:
-                self._forget(self.intake.lanes[partition])
+                self.forget(self.intake.lanes[partition])
             self.intake.assign(partition)
-        self.hooks.submit(self._partition_hook, "on_assign", partitions)
+        self.hooks.submit(self.partition_hook, "on_assign", partitions)
 
     async def on_revoked(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """Finish the partitions' work within the drain timeout; return what may be committed of them."""
-        self.log.info("partitions revoked", partitions=_names(partitions))
-        lanes = [self.intake.lanes[partition] for partition in partitions if partition in self.intake.lanes]
-        for lane in lanes:
-            self.intake.leave(lane)
-        try:
-            async with asyncio.timeout(self.settings.executor.drain_timeout_seconds):
-                for lane in lanes:
-                    await lane.drain()
-        except TimeoutError:
-            self.log.warning("revoked partitions were not done in time; their work will be done again")
-        offsets = await self._surrendered([lane.partition for lane in lanes])
-        for lane in lanes:
-            self._forget(lane)
-        self.hooks.submit(self._partition_hook, "on_revoke", partitions)
-        return offsets
-
-    async def _surrendered(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """Return what is to be committed of partitions that go; with transactions, that is done here already."""
-        if self.outbox.stage is None:
-            return self.commits.surrender(partitions)
-        try:
-            async with asyncio.timeout(LAST_COMMIT_SECONDS):
-                await self.commits.finish(partitions)
-        except TimeoutError:
-            self.log.warning("the last transaction of revoked partitions did not end; their work will be done again")
-        return {}
+        """Finish what runs of the partitions; return what is to be committed of them."""
+        return await hand_over(self, partitions)
 
     def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
         """Stop at once what belongs to somebody else by now."""
         self.log.error("partitions lost to the group; their work is dropped here", partitions=_names(partitions))
         for partition in partitions:
             if partition in self.intake.lanes:
-                self._forget(self.intake.lanes[partition])
-        self.hooks.submit(self._partition_hook, "on_revoke", partitions)
+                self.forget(self.intake.lanes[partition])
+        self.hooks.submit(self.partition_hook, "on_revoke", partitions)
 
     def on_committed(self, offsets: Mapping[TopicPartition, int], status: CommitStatus) -> None:
         """Advance the watermark, or offer the same prefix again."""
@@ -312,10 +288,11 @@ class Engine:
             self._fatal = (StopReason.FENCED if fenced else StopReason.FAILED, sound(text))
             self.log.error("the engine stops", reason=fatal.value, error=text)
             for lane in list(self.intake.lanes.values()):
-                self._forget(lane)
+                self.forget(lane)
         self._stop.set()
 
-    def _forget(self, lane: Lane) -> None:
+    def forget(self, lane: Lane) -> None:
+        """Give a partition up: what runs for it is killed, and late results change nothing."""
         lane.close()
         self.intake.forget(lane)
         self.pool.abandon(lane)
@@ -323,7 +300,8 @@ class Engine:
         self.commits.abandon(lane.partition)
         self._changed.set()
 
-    async def _partition_hook(self, hook: str, partitions: Sequence[TopicPartition]) -> None:
+    async def partition_hook(self, hook: str, partitions: Sequence[TopicPartition]) -> None:
+        """Call `on_assign` or `on_revoke`."""
         try:
             await called(getattr(self.handler, hook)(partitions), self.hooks.calls, hook, _place, partitions)
         except Exception as error:
@@ -343,7 +321,7 @@ class Engine:
         """Let a message go: its work is delivered, skipped, or its letter confirmed."""
         self.commits.resolve(entry)
         self.counters.messages_done += 1
-        lane.resolved()
+        lane.resolved(message.offset)
         if not lane.busy:
             self._changed.set()
         self.intake.resolved(lane, message)
@@ -395,7 +373,18 @@ class Engine:
             refused: What a hook returned that is not delivered, if that is why.
         """
         payloads = payloads_of(refused) if isinstance(refused, CollectResult) else ()
-        self.letters.put(make_letter(kind, text, messages, run, error, payloads), done)
+        letter = make_letter(
+            kind,
+            text,
+            messages,
+            payloads=payloads,
+            attempts=max(1, run.attempts) if run is not None else 1,
+            task_id=run.task.task_id if run is not None else None,
+            args=run.task.args if run is not None else (),
+            exit_code=error.exit_code if error is not None else None,
+            stderr=error.stderr if error is not None else "",
+        )
+        self.letters.put(letter, done)
 
     def route(self, value: Any) -> list[Routed]:
         """Resolve the sinks of what a hook returned.
@@ -430,7 +419,7 @@ class Engine:
             consumed=counters.consumed,
             messages_done=counters.messages_done,
             tasks_running=pool.running,
-            tasks_queued=pool.queued + sum(len(lane.parked) for lane in self.intake.lanes.values()),
+            tasks_queued=pool.queued + sum(lane.held_back for lane in self.intake.lanes.values()),
             tasks_retrying=pool.retrying,
             tasks_done=counters.tasks_done,
             tasks_failed=counters.tasks_failed,

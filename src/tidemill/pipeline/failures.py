@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tidemill.core.errors import said, sound
-from tidemill.pipeline.letters import last_words
 from tidemill.pipeline.models import ExecutorError
+from tidemill.runtime.letter_making import last_words
 from tidemill.runtime.log import kind_of, limited
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ exactly one window, in order. Once stopped, nothing more is taken.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tidemill.core.backpressure import Backpressure
@@ -14,6 +15,7 @@ from tidemill.core.errors import said
 from tidemill.core.ledger import Entry
 from tidemill.core.window import Window
 from tidemill.pipeline.lane import Lane, Opened
+from tidemill.pipeline.ordering import Ordering
 from tidemill.pipeline.windowrun import WindowRun
 from tidemill.runtime.deadletter import LetterKind
 from tidemill.runtime.messages import SourceMessage
@@ -63,7 +65,7 @@ class Intake:
         self._open = True
 
     def stop(self) -> None:
-        """Take nothing more; what is in hand becomes windows."""
+        """Take nothing more; what was taken becomes windows."""
         self._open = False
         for lane in self.lanes.values():
             self._close_window(lane, lane.windowing.flush())
@@ -79,14 +81,11 @@ class Intake:
 
     def assign(self, partition: TopicPartition) -> None:
         """Take a partition on."""
-        self.lanes[partition] = Lane(partition, self._limits)
+        lane = self.lanes[partition] = Lane(partition, self._limits)
+        if self._limits.order_by == "key":
+            lane.order = Ordering(partial(self._waits, lane), hooked=self._engine.has.on_message_complete)
         self._load.assign(partition)
         self.soon()
-
-    def leave(self, lane: Lane) -> None:
-        """Take nothing more of a partition; what is in hand becomes a window."""
-        lane.leaving = True
-        self._close_window(lane, lane.windowing.flush())
 
     def forget(self, lane: Lane) -> None:
         """Drop a closed lane."""
@@ -134,6 +133,12 @@ class Intake:
         if lane.starved:
             self._refill(lane.partition)
 
+    def _waits(self, lane: Lane, count: int) -> None:
+        """Count messages that wait for their key, or ceased to: meanwhile they do not count against the watermarks."""
+        self._load.waits(lane.partition, count)
+        if count > 0:
+            self._refill(lane.partition)
+
     def charge(self, partition: TopicPartition, size_bytes: int) -> None:
         """Count bytes that a partition has more, or fewer, staged for its next transaction."""
         lane = self.lanes.get(partition)
@@ -172,7 +177,7 @@ class Intake:
         if self._paused or not self._open:
             return
         pull, window_size = self._engine.source.pull, self._limits.window_size
-        hungry = [lane for lane in self.lanes.values() if not lane.leaving]
+        hungry = [lane for lane in self.lanes.values() if lane.handover is None]
         while hungry:
             still = []
             for lane in hungry:
@@ -243,6 +248,8 @@ class Intake:
     async def _arrange(self, lane: Lane) -> None:
         try:
             while lane.waiting:
-                await lane.waiting.popleft().arrange()
+                lane.arranged = lane.waiting.popleft()
+                await lane.arranged.arrange()
+                lane.arranged = None
         finally:
             lane.arranging = False

@@ -111,12 +111,18 @@ class TaskPool:
         return len(self._retrying)
 
     def submit(self, run: TaskRun) -> None:
-        """Queue a task; it starts as soon as it is the oldest and a slot is free."""
+        """Queue a task; it starts as soon as it is the oldest and a slot is free, unless its partition is going."""
+        if run.window.lane.handover is not None:
+            run.window.withdraw(run)
+            return
         heapq.heappush(self._queue, (run.age, next(self._order), run))
         self._dispatch_soon()
 
     def retry(self, run: TaskRun, delay_seconds: float) -> None:
-        """Queue a task again after a while."""
+        """Queue a task again after a while, unless its partition is going."""
+        if run.window.lane.handover is not None:
+            run.window.withdraw(run)
+            return
         self._retrying.add(run)
         run.timer = asyncio.get_running_loop().call_later(delay_seconds, self._again, run)
 
@@ -193,13 +199,25 @@ class TaskPool:
         """The machine is short of something: that is not the task's fault, so it keeps its place."""
         limited(log, 10.0).error("processes cannot be started; waiting", error=outcome.exception)
         run.attempts -= 1
-        heapq.heappush(self._queue, (run.age, next(self._order), run))
+        self.submit(run)
         if self._pause is None:
             self._pause = asyncio.get_running_loop().call_later(SPAWN_PAUSE_SECONDS, self._resume)
 
     def _resume(self) -> None:
         self._pause = None
         self._dispatch()
+
+    def withdraw(self, lane: Lane) -> list[TaskRun]:
+        """Take what does not run out of the queue and out of its backoff; return it."""
+        waiting = [run for run in self._retrying if run.window.lane is lane]
+        for run in waiting:
+            self._retrying.discard(run)
+            if run.timer is not None:
+                run.timer.cancel()
+        waiting += [run for _, _, run in self._queue if run.window.lane is lane]
+        self._queue = [item for item in self._queue if item[2].window.lane is not lane]
+        heapq.heapify(self._queue)
+        return waiting
 
     def abandon(self, lane: Lane) -> None:
         """Kill what runs for a closed lane and forget what waits."""
@@ -212,12 +230,7 @@ class TaskPool:
             killing = self._tasks.run(f"the end of the tasks of {lane.name}", course)
             self._killing.add(killing)
             killing.add_done_callback(self._killed)
-        for run in [run for run in self._retrying if run.window.lane is lane]:
-            self._retrying.discard(run)
-            if run.timer is not None:
-                run.timer.cancel()
-        self._queue = [item for item in self._queue if item[2].window.lane is not lane]
-        heapq.heapify(self._queue)
+        self.withdraw(lane)
 
     def _killed(self, killing: asyncio.Future[None]) -> None:
         self._killing.discard(killing)

@@ -100,10 +100,10 @@ class WindowRun:
             returned = await called(hook, engine.hooks.calls, "arrange", self._place)
             tasks = checked_tasks("arrange", returned)
         except Exception as error:
-            if not lane.closed:
+            if not lane.closed and lane.handover is None:
                 self._arrange_failed(error)
         else:
-            if not lane.closed:
+            if not lane.closed and lane.handover is None:
                 self._start(tasks)
 
     def _arrange_failed(self, error: Exception) -> None:
@@ -135,8 +135,11 @@ class WindowRun:
                 self.runs_of[index].append(run)
             runs.append((run, indexes))
         effects = self.graph.arranged(runs)
-        for run, _ in runs:
-            self._launch(run)
+        if self.lane.order is None:
+            for run, _ in runs:
+                self.launch(run)
+        else:
+            self.lane.order.arranged(self, runs)
         self._apply(effects)
 
     def _indexes(self, task: ExecutorTask, places: dict[int, int]) -> Sequence[int]:
@@ -170,7 +173,8 @@ class WindowRun:
         self.lane.pending[run.key] = run
         return run
 
-    def _launch(self, run: TaskRun) -> None:
+    def launch(self, run: TaskRun) -> None:
+        """Let a task begin whose turn it is."""
         known = run.task.precomputed
         if known is None:
             self.engine.pool.submit(run)
@@ -275,8 +279,11 @@ class WindowRun:
             for index in indexes:
                 self.runs_of[index].append(child)
         effects = self.graph.replace(run, children)
-        for child in children:
-            self._launch(child)
+        if self.lane.order is None:
+            for child in children:
+                self.launch(child)
+        else:
+            self.lane.order.replaced(run, children)
         self._apply(effects)
 
     def _give_up(self, run: TaskRun, error: ExecutorError) -> None:
@@ -295,9 +302,20 @@ class WindowRun:
         self.lane.pending.pop(run.key, None)
         if not self.lane.closed:
             self._apply(self.graph.task_done(run))
+            if self.lane.order is not None:
+                self.lane.order.ended(run)
 
     def _indexes_of(self, run: TaskRun) -> Sequence[int]:
         return self.graph.indexes_of(run)
+
+    def offsets_of(self, run: TaskRun) -> list[int]:
+        """Return the messages that cannot leave the pipeline without a task."""
+        indexes = range(len(self.messages)) if self.held_for_window else self._indexes_of(run)
+        return [self.messages[index].offset for index in indexes]
+
+    def withdraw(self, run: TaskRun) -> None:
+        """Leave the messages of a task that does not start any more to the partition's next owner."""
+        self.lane.withdraw(self.offsets_of(run))
 
     # -- deliveries and letters -------------------------------------------------------------------------------
 
@@ -378,6 +396,8 @@ class WindowRun:
                 self._deliver(routed, (index,), None, "on_message_complete")
         if not self.lane.closed:
             self._apply(self.graph.message_hook_done(index))
+            if self.lane.order is not None:
+                self.lane.order.message_ended(self.entries[index])
 
     def _group(self, index: int) -> MessageGroup:
         runs = self.runs_of[index]

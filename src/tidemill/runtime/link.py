@@ -4,7 +4,8 @@ The driver's side (`LinkServer`) is the truth about engines: who said hello, who
 runs on an event loop of its own thread and decides nothing: it tells a `LinkEvents` what happened, in order,
 on that loop. The engine's side (`EngineLink`) lives in the engine's loop.
 
-Invariants: nothing is believed before a hello with the pipeline's secret; whatever is not a known frame closes
+Invariants: neither side believes anything before the other has proved that it knows the pipeline's secret, which
+never travels over the link; nothing is encrypted, which is the network's part; whatever is not a known frame closes
 the connection; whoever is told of a hello is told of that connection's end. An engine that is refused, or that
 cannot reach its driver for 10 s, is told so once and has to stop.
 """
@@ -13,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import itertools
 import secrets
 import socket
@@ -32,12 +32,14 @@ from tidemill.runtime.frames import (
     MAX_HELLO_BYTES,
     BadFrameError,
     Beat,
+    Challenge,
     Command,
     Ended,
     FromDriver,
     FromEngine,
     Hello,
     LinkAddress,
+    Proof,
     Ready,
     Refused,
     Welcome,
@@ -46,6 +48,7 @@ from tidemill.runtime.frames import (
     receive_frame,
     send_frame,
 )
+from tidemill.runtime.link_proof import NONCE_BYTES, Side, is_proof, link_proof, new_nonce
 from tidemill.runtime.log import limited
 from tidemill.runtime.progress import EngineProgress, EngineSummary, summary_without_texts, without_texts
 
@@ -188,7 +191,7 @@ class LinkServer:
         try:
             _tune(writer)
             async with asyncio.timeout(HELLO_SECONDS):
-                hello = await self._hello(reader)
+                hello = await self._hello(reader, writer)
             link = next(self._numbers)
             self._links[link] = writer
             self._events.on_hello(link, hello)
@@ -207,12 +210,17 @@ class LinkServer:
                 del self._links[link]
                 self._events.on_closed(link)
 
-    async def _hello(self, reader: asyncio.StreamReader) -> Hello:
-        frame = from_engine.decode(await receive_frame(reader, MAX_HELLO_BYTES))
-        told = frame.secret if isinstance(frame, Hello) else ""
-        if not isinstance(frame, Hello) or not hmac.compare_digest(told.encode(), self._secret.encode()):
-            raise BadFrameError("no hello with this pipeline's secret")
-        return frame
+    async def _hello(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Hello:
+        said = await receive_frame(reader, MAX_HELLO_BYTES)
+        hello = from_engine.decode(said)
+        if not isinstance(hello, Hello) or len(hello.nonce) != NONCE_BYTES:
+            raise BadFrameError("no hello")
+        nonce = new_nonce()
+        send_frame(writer, Challenge(nonce, link_proof(self._secret, Side.DRIVER, said, nonce)))
+        answer = from_engine.decode(await receive_frame(reader, MAX_HELLO_BYTES))
+        if not isinstance(answer, Proof) or not is_proof(answer.proof, self._secret, Side.ENGINE, said, nonce):
+            raise BadFrameError("no proof that it knows this pipeline's secret")
+        return hello
 
     def _tell(self, link: int, frame: FromEngine) -> None:
         match frame:
@@ -231,7 +239,7 @@ class EngineLink:
 
     Args:
         address: The driver.
-        hello: Who this engine is; secret and run token are filled in here.
+        hello: Who this engine is; nonce and run token are filled in here.
         progress: Called for every snapshot.
         on_command: Called with each command of the driver.
         on_lost: Called once, with the reason: the driver cannot be reached any more, or refuses this engine.
@@ -252,7 +260,7 @@ class EngineLink:
     ) -> None:
         """Prepare; nothing is connected before `connect`."""
         self._address = address
-        self._hello = msgspec.structs.replace(hello, secret=address.secret)
+        self._hello = hello
         self._progress = progress
         self._on_command = on_command
         self._on_lost = on_lost
@@ -317,7 +325,8 @@ class EngineLink:
         reader, writer = await asyncio.open_connection(self._address.host, self._address.port)
         try:
             _tune(writer)
-            send_frame(writer, self._hello)
+            said = send_frame(writer, msgspec.structs.replace(self._hello, nonce=new_nonce()))
+            await self._prove(reader, writer, said)
             answer = from_driver.decode(await receive_frame(reader, MAX_FRAME_BYTES))
         except BaseException:
             writer.close()
@@ -328,6 +337,13 @@ class EngineLink:
         self._hello = msgspec.structs.replace(self._hello, run_token=answer.run_token)
         self._reader, self._writer = reader, writer
         return answer.run_token
+
+    async def _prove(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, said: bytes) -> None:
+        """Let the driver prove itself first: nothing but a hello is said to anybody else."""
+        frame, secret = from_driver.decode(await receive_frame(reader, MAX_HELLO_BYTES)), self._address.secret
+        if not isinstance(frame, Challenge) or not is_proof(frame.proof, secret, Side.DRIVER, said, frame.nonce):
+            raise BadFrameError("what listens there does not know this pipeline's secret")
+        send_frame(writer, Proof(link_proof(secret, Side.ENGINE, said, frame.nonce)))
 
     async def _listen(self) -> None:
         while True:
@@ -353,7 +369,7 @@ class EngineLink:
                     self._on_lost(reason)
                     # Nothing else will come, and asking again would be refused again.
                     await asyncio.get_running_loop().create_future()
-                case Welcome():
+                case Welcome() | Challenge():
                     raise BadFrameError("a second welcome")
                 case command:
                     self._on_command(command)

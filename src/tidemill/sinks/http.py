@@ -40,6 +40,8 @@ MAX_ANSWER_BYTES = 256 * 1024
 ROUNDS = 4
 BACKOFF = Backoff(0.1, 2.0)
 _KEY_CHARACTERS = frozenset(map(chr, range(0x21, 0x7F)))
+#: Servers take headers of 8 kB in all, or less; many end the connection over more, as if they were down.
+MAX_KEY_CHARACTERS = 1_000
 
 
 class _Outcome(msgspec.Struct, frozen=True):
@@ -142,8 +144,13 @@ class HttpSink(Sink):
         key = payload.idempotency_key
         if not key:
             key = uuid.uuid4().hex
-        elif not isinstance(key, str) or not _KEY_CHARACTERS.issuperset(key):
-            raise ValueError("idempotency_key has characters that a header cannot have: use letters, digits and - only")
+        elif not isinstance(key, str):
+            raise TypeError(f"idempotency_key has to be text, not {type(key).__name__}")
+        elif len(key) > MAX_KEY_CHARACTERS or not _KEY_CHARACTERS.issuperset(key):
+            raise ValueError(
+                "idempotency_key is too long, or has characters that a header cannot have: use letters, digits and - "
+                f"only, {MAX_KEY_CHARACTERS} of them at most"
+            )
         body = to_json(payload.data)
         return Encoded(self._order, (key, body), len(body))
 

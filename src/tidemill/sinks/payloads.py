@@ -30,23 +30,25 @@ class FilePayload(msgspec.Struct, frozen=True):
 
 
 class PostgresPayload(msgspec.Struct, frozen=True):
-    """One row: `sinks.postgres.<sink>`.
+    """One row, or one statement of the configuration: `sinks.postgres.<sink>`.
 
     Attributes:
         sink: The instance.
         table: `table` or `schema.table`, exactly as it is called there.
-        data: The columns and their values.
-        op: insert; upsert (change the row that is there); update (change the rows that `where` finds).
+        data: The columns and their values; of a statement its parameters.
+        op: insert; upsert (change the row that is there); update or delete (the rows that `where` finds).
         conflict: The columns that decide whether a row is there. With insert, such a row is left as it is.
-        where: Columns and values that an update looks for; None finds NULL.
+        where: Columns and values that an update or delete looks for; None finds NULL.
+        statement: A statement of `sinks.postgres.<sink>.statements`, instead of table and operation.
     """
 
     sink: str = ""
     table: str = ""
     data: Any = None
-    op: Literal["insert", "upsert", "update"] = "insert"
+    op: Literal["insert", "upsert", "update", "delete"] = "insert"
     conflict: str | Sequence[str] = ()
     where: Mapping[str, Any] | None = None
+    statement: str = ""
 
 
 class MongoPayload(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from tidemill.core.transaction import Verdict
 from tidemill.runtime.messages import SourceMessage
 
 TopicPartition = tuple[str, int]
@@ -20,7 +21,8 @@ TopicPartition = tuple[str, int]
 class Outgoing(msgspec.Struct, eq=False):
     """A record that goes out in one transaction with the offsets of its messages.
 
-    The loop writes `alone`, the source's thread the two fields about its failure, before it tells how the commit ended.
+    The loop writes `alone`, the source's thread the three fields about its failure, before it tells how the commit
+    ended.
 
     Attributes:
         topic: Where to.
@@ -32,6 +34,7 @@ class Outgoing(msgspec.Struct, eq=False):
         attempts: How often it was refused.
         error: Why the brokers will not take it, if it is itself what is wrong.
         oversize: Whether that is its size, or the size of the batch it travelled in.
+        verdict: What becomes of it then, judged over all of its transaction.
     """
 
     topic: str
@@ -43,6 +46,7 @@ class Outgoing(msgspec.Struct, eq=False):
     attempts: int = 0
     error: str | None = None
     oversize: bool = False
+    verdict: Verdict | None = None
 
     @property
     def size_bytes(self) -> int:

@@ -25,13 +25,14 @@ from typing import Any
 import confluent_kafka as ck
 import structlog
 
-from tidemill.config.settings import Settings
+from tidemill.config.settings import REVOKE_MARGIN_SECONDS, Settings
 from tidemill.core.transaction import End
 from tidemill.runtime.kafka_client import LibraryLog
 from tidemill.runtime.log import limited
 from tidemill.runtime.messages import Header, SourceMessage
 from tidemill.sources.base import CommitStatus, Fatal, Outgoing, Records, SourceEvents, TopicPartition
 from tidemill.sources.buffer import Buffer
+from tidemill.sources.committer import Committer
 from tidemill.sources.gaps import count_deleted
 from tidemill.sources.membership import consumer_config, leave_group
 from tidemill.sources.transactor import Transactor
@@ -46,10 +47,17 @@ POLL_SECONDS = 0.02
 CHECK_SECONDS = 1.0
 #: A request that only wakes the client is waited for no longer than this.
 WAKE_SECONDS = 0.001
-#: The engine may take this long beyond its drain timeout to give partitions up.
-REVOKE_SECONDS = 10.0
+#: Beyond the revoke timeout, a rebalance callback may take this long; half a second less than what the settings count
+#: on (`REVOKE_MARGIN_SECONDS`), so that the next poll comes in time.
+REVOKE_SECONDS = REVOKE_MARGIN_SECONDS - 0.5
+#: Within a rebalance callback, the coordinator has to answer this fast to be sent a commit.
+ANSWER_SECONDS = 0.5
+#: A commit of what partitions leave behind is tried again after this long.
+COMMIT_AGAIN_SECONDS = 0.2
 #: At the end, a transaction that is open may take this long to be committed or aborted.
 TRANSACTION_END_SECONDS = 5.0
+#: A transaction with offsets of partitions that go may take this long to end before they go; it goes on behind that.
+GIVE_UP_SECONDS = 1.0
 #: The thread may take this long to end.
 CLOSE_SECONDS = 30.0
 
@@ -60,6 +68,9 @@ _AGAIN = frozenset(
         ck.KafkaError.UNKNOWN_MEMBER_ID,
     }
 )
+_NO_ANSWER = ck.KafkaError(ck.KafkaError._TIMED_OUT)
+#: A commit within a rebalance callback that failed so fails again.
+_FINAL = _AGAIN | {ck.KafkaError.FENCED_INSTANCE_ID, ck.KafkaError._FATAL}
 
 
 class KafkaSource:
@@ -78,7 +89,7 @@ class KafkaSource:
         self._topic = settings.kafka.source_topic
         self._max_poll = settings.kafka.max_poll_records
         self._max_bytes = settings.executor.max_queued_bytes
-        self._drain_seconds = settings.executor.drain_timeout_seconds
+        self._revoke_seconds = settings.revoke_timeout_seconds
         self._config = consumer_config(settings, instance_id)
         # Of the partitions that are ours; only the thread touches it.
         self._buffers: dict[TopicPartition, Buffer] = {}
@@ -87,10 +98,10 @@ class KafkaSource:
         self._commands: deque[Callable[[], None]] = deque()
         self._to_commit: dict[TopicPartition, int] = {}
         self._to_send: dict[TopicPartition, Sequence[Outgoing]] = {}
-        self._commit_in_flight = False
         self._notes: dict[TopicPartition, str] = {}
         self._noted: dict[TopicPartition, str] = {}
-        self._takes_notes = True
+        self._committer = Committer(self._commit_ended, self._notes)
+        self._commit_error: ck.KafkaError | None = None
         self._fetching = True
         self._leave: bool | None = None
         self._lag: dict[TopicPartition, int] = {}
@@ -200,7 +211,7 @@ class KafkaSource:
             if self._is_over():
                 return
         self._consumer = ck.Consumer(
-            {**self._config, "error_cb": self._on_error, "on_commit": self._on_commit}, logger=LibraryLog()
+            {**self._config, "error_cb": self._on_error, "on_commit": self._committer.on_commit}, logger=LibraryLog()
         )
         self._consumer.subscribe(
             [self._topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
@@ -321,14 +332,7 @@ class KafkaSource:
         if self._transactor is not None:
             self._transact(self._transactor)
             return
-        if not self._to_commit or self._commit_in_flight:
-            return
-        offsets, self._to_commit = self._to_commit, {}
-        try:
-            self._consumer.commit(offsets=self._positions(offsets), asynchronous=True)
-            self._commit_in_flight = True
-        except ck.KafkaException as error:
-            self._commit_ended(offsets, error.args[0])
+        self._committer.send(self._consumer, self._to_commit)
 
     def _transact(self, transactor: Transactor) -> None:
         """Go on with the open transaction, or begin one with everything that waits."""
@@ -354,13 +358,8 @@ class KafkaSource:
             self._tell(self._events.on_fatal, *fatal)
         return fatal is not None
 
-    def _on_commit(self, error: ck.KafkaError | None, partitions: Sequence[ck.TopicPartition]) -> None:
-        self._commit_in_flight = False
-        offsets = {(p.topic, p.partition): p.offset for p in partitions}
-        failed = error or next((p.error for p in partitions if p.error is not None), None)
-        self._commit_ended(offsets, failed)
-
     def _commit_ended(self, offsets: dict[TopicPartition, int], error: ck.KafkaError | None) -> None:
+        self._commit_error = error
         if error is None:
             self._stalled = None
             self._tell(self._events.on_committed, offsets, CommitStatus.DONE)
@@ -370,8 +369,6 @@ class KafkaSource:
             self._tell(self._events.on_committed, offsets, CommitStatus.FENCED)
             self._fence(error.str())
             return
-        if code == ck.KafkaError.OFFSET_METADATA_TOO_LARGE:
-            self._takes_notes = False
         if code not in _AGAIN:
             limited(log, 10.0).warning("a commit failed and is tried again", error=error.str())
         self._tell(self._events.on_committed, offsets, CommitStatus.AGAIN)
@@ -467,33 +464,44 @@ class KafkaSource:
         consumer.incremental_unassign(partitions)
 
     def _finish_work(self, consumer: ck.Consumer, owned: list[TopicPartition]) -> None:
+        """Let the engine finish what runs of revoked partitions; commit for all meanwhile, without a poll."""
+        deadline = time.monotonic() + self._revoke_seconds + REVOKE_SECONDS
+        self._give_up(owned)
         work = asyncio.run_coroutine_threadsafe(self._revoked(owned), self._loop)
-        try:
-            offsets = self._awaited(work)
-            if offsets:
-                consumer.commit(offsets=self._positions(offsets), asynchronous=False)
-        except ck.KafkaException as error:
-            log.warning(
-                "the last commit of revoked partitions failed; their work will be done again",
-                error=str(error),
-            )
-            if error.args[0].code() in (ck.KafkaError.FENCED_INSTANCE_ID, ck.KafkaError._FATAL):
-                self._fence(str(error))
-        except TimeoutError:
+        while not work.done() and time.monotonic() < deadline:
+            self._work_off_now(consumer)
+            concurrent.futures.wait((work,), POLL_SECONDS)
+        if not work.done():
             work.cancel()
             self._tell(self._lost, owned)
-            log.warning("revoked partitions were not drained in time; their work will be done again", partitions=owned)
+            log.warning(
+                "revoked partitions were not given up in time; their messages are redelivered", partitions=owned
+            )
+        elif offsets := work.result():
+            self._commit_last(consumer, offsets, deadline)
 
-    def _awaited(self, work: concurrent.futures.Future[Mapping[TopicPartition, int]]) -> Mapping[TopicPartition, int]:
-        """Wait for the engine; transactions go on meanwhile, and the last one of these partitions is among them."""
-        if self._transactor is None:
-            return work.result(self._drain_seconds + REVOKE_SECONDS)
-        deadline = time.monotonic() + self._drain_seconds + 2 * REVOKE_SECONDS
-        while time.monotonic() < deadline:
-            self._work_off()
-            if concurrent.futures.wait((work,), POLL_SECONDS).done:
+    def _work_off_now(self, consumer: ck.Consumer) -> None:
+        while self._commands:
+            self._commands.popleft()()
+        if self._transactor is not None:
+            self._transact(self._transactor)
+        else:
+            self._committer.send_now(consumer, self._to_commit, ANSWER_SECONDS)
+
+    def _commit_last(self, consumer: ck.Consumer, offsets: Mapping[TopicPartition, int], deadline: float) -> None:
+        """Commit what partitions leave behind, before somebody else begins there."""
+        deadline = min(deadline, time.monotonic() + REVOKE_SECONDS)
+        while True:
+            self._commit_error = _NO_ANSWER
+            self._to_commit.update(offsets)
+            self._work_off_now(consumer)
+            error = self._commit_error
+            if error is None or error.code() in _FINAL or time.monotonic() + COMMIT_AGAIN_SECONDS >= deadline:
                 break
-        return work.result(0)
+            time.sleep(COMMIT_AGAIN_SECONDS)
+        if error is not None:
+            text = "the last commit of revoked partitions failed; their messages are redelivered"
+            log.warning(text, error=error.str())
 
     def _on_lost(self, consumer: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
         lost = _names(partitions)
@@ -505,10 +513,14 @@ class KafkaSource:
             self._buffers.pop(tp, None)
             self._to_commit.pop(tp, None)
             self._to_send.pop(tp, None)
+            self._committer.forget(tp)
+        self._give_up(partitions)
 
-    def _positions(self, offsets: Mapping[TopicPartition, int]) -> list[ck.TopicPartition]:
-        notes = self._notes if self._takes_notes else {}
-        return [ck.TopicPartition(*tp, offset, notes.get(tp, "")) for tp, offset in offsets.items()]
+    def _give_up(self, partitions: list[TopicPartition]) -> None:
+        if self._transactor is not None:
+            for end, offsets in self._transactor.give_up(self._consumer, partitions, GIVE_UP_SECONDS):
+                self._transacted(end, offsets)
+            self._is_over()
 
 
 def _names(partitions: Sequence[ck.TopicPartition]) -> list[TopicPartition]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import difflib
 import inspect
 import os
@@ -88,25 +89,57 @@ def _misspelt(handler: Handler[Any, Any]) -> dict[str, str]:
     }
 
 
-def started_up(handler: Handler[Any, Any], settings: Settings) -> Settings:
-    """Run `on_startup` and return the configuration as it left it.
+class StartUp:
+    """A handler's `on_startup`, which another thread can cancel.
 
-    Raises:
-        HandlerError: It raised, or returned something else.
-        ConfigError: It made the configuration wrong.
+    Args:
+        handler: The handler.
+        settings: What it is shown.
     """
-    name = f"{type(handler).__name__}.on_startup"
-    try:
-        changed = _completed(lambda: handler.on_startup(settings.model_copy(deep=True)))
-    except TidemillError:
-        raise
-    except Exception as error:
-        raise HandlerError(f"{name} raised {type(error).__name__}: {error}") from error
-    if changed is None:
-        return settings
-    if not isinstance(changed, Settings):
-        raise HandlerError(f"{name} returned a {type(changed).__name__}; return the settings, or None")
-    return validated(changed, name)
+
+    def __init__(self, handler: Handler[Any, Any], settings: Settings) -> None:
+        """Call nothing yet."""
+        self._handler = handler
+        self._settings = settings
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[Any] | None = None
+
+    def run(self) -> Settings:
+        """Run it and return the configuration as it left it.
+
+        Raises:
+            HandlerError: It raised, or returned something else.
+            ConfigError: It made the configuration wrong.
+        """
+        name = f"{type(self._handler).__name__}.on_startup"
+        try:
+            changed = _completed(self._call)
+        except TidemillError:
+            raise
+        except Exception as error:
+            raise HandlerError(f"{name} raised {type(error).__name__}: {error}") from error
+        if changed is None:
+            return self._settings
+        if not isinstance(changed, Settings):
+            raise HandlerError(f"{name} returned a {type(changed).__name__}; return the settings, or None")
+        return validated(changed, name)
+
+    def cancel(self) -> None:
+        """Let it be cancelled, if it runs; from any thread, returns at once."""
+        loop, task = self._loop, self._task
+        if loop is not None and task is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: it has ended
+                loop.call_soon_threadsafe(task.cancel)
+
+    async def _call(self) -> Any:
+        self._task = asyncio.current_task()
+        self._loop = asyncio.get_running_loop()
+        return await self._handler.on_startup(self._settings.model_copy(deep=True))
+
+
+def started_up(handler: Handler[Any, Any], settings: Settings) -> Settings:
+    """Run `on_startup` and return the configuration as it left it; see `StartUp.run`."""
+    return StartUp(handler, settings).run()
 
 
 def with_full_paths(settings: Settings) -> Settings:

@@ -80,7 +80,7 @@ def run_bounded(job: EngineJob, make: PartsMaker) -> bytes:
         for engine in engines:
             engine.abandon()
 
-    process = EngineProcess(job, build, abandon)
+    process = EngineProcess(_of_this_task(job), build, abandon)
     with _process_kept():
         configure(job.settings.logging, engine=job.slot, **job.log_context)
         try:
@@ -97,6 +97,16 @@ def run_bounded(job: EngineJob, make: PartsMaker) -> bytes:
         return msgspec.msgpack.encode(ChunkResult(job.slot, complete, summary.progress))
     except UnicodeEncodeError:
         return msgspec.msgpack.encode(ChunkResult(job.slot, complete, without_texts(summary.progress)))
+
+
+def _of_this_task(job: EngineJob) -> EngineJob:
+    """Return the job with what the driver needs to have this very task killed."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    if context is None:
+        return job
+    return msgspec.structs.replace(job, stage=context.stageId(), attempt=context.taskAttemptId())
 
 
 def run_ranges(job: EngineJob, folder: str, chunk: Chunk) -> bytes:

@@ -45,6 +45,8 @@ SUPERVISED_SECONDS = 60.0
 DEADLINE_EXIT = 75
 #: Clean stops come over the link; Spark ends a cancelled task's worker in another way.
 IGNORED = (signal.SIGINT, signal.SIGTERM)
+#: Where the daemon that forks the workers leaves its process id: it may be gone before a worker looks for its parent.
+DAEMON_VARIABLE = "_TIDEMILL_DAEMON_PID"
 DEFAULT_FACTORY = "tidemill.pipeline.build:build_engine"
 
 
@@ -61,6 +63,8 @@ class EngineJob(msgspec.Struct, frozen=True):
         log_context: What every log line of the engine carries.
         factory: "module:callable" that builds the engine from settings, handler and identity.
         import_path: The driver's own folders; looked into for modules, where the engine's host has them.
+        stage: The Spark stage of a bounded run's task.
+        attempt: Spark's number for the attempt of that task.
     """
 
     slot: int
@@ -72,6 +76,8 @@ class EngineJob(msgspec.Struct, frozen=True):
     log_context: dict[str, Any]
     factory: str = DEFAULT_FACTORY
     import_path: list[str] = []
+    stage: int = -1
+    attempt: int = -1
 
     def of_part(self, index: int) -> EngineJob:
         """Return the same job for one part of a bounded run."""
@@ -170,7 +176,7 @@ class Deadline(threading.Thread):
         """Prepare; `start` watches."""
         super().__init__(name="tidemill-deadline", daemon=True)
         self._on_orphaned = on_orphaned
-        self._parent = os.getppid()
+        self._parent = int(os.environ.get(DAEMON_VARIABLE) or os.getppid())
         self._at: float | None = None
         self._over = threading.Event()
 
@@ -234,7 +240,16 @@ class EngineProcess:
         engine_id = new_engine_id()
         self._link = EngineLink(
             self._job.address,
-            Hello("", self._job.slot, self._job.job_token, 0, engine_id, os.getpid(), socket.gethostname()),
+            Hello(
+                self._job.slot,
+                self._job.job_token,
+                0,
+                engine_id,
+                os.getpid(),
+                socket.gethostname(),
+                stage=self._job.stage,
+                attempt=self._job.attempt,
+            ),
             self._progress,
             self._on_command,
             self._on_lost,
