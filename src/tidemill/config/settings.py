@@ -207,6 +207,13 @@ class ExecutorSettings(Section):
         description="key: a task starts once those of earlier messages of its partition with its key are done, retries "
         "and hooks included.",
     )
+    max_failure_ratio: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="The brake: when more than this share of the last 200 finished messages failed (of 50 at least), "
+        "the engine takes no more and holds what fails, until a trial succeeds or `tidemill release`; null: no brake.",
+    )
     offload_threads: PositiveInt = Field(4, description="Blocking calls of `self.offload` at a time, per engine.")
     block_seconds: NonNegativeFloat = Field(
         0.5, description="A hook that holds up the event loop for longer is named in the log; 0: nobody looks."

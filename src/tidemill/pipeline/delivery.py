@@ -36,7 +36,7 @@ from tidemill.pipeline.batcher import (
     Question,
     Submission,
 )
-from tidemill.pipeline.failures import hook_raised
+from tidemill.pipeline.failure_log import hook_raised
 from tidemill.pipeline.hooks import Calls, called
 from tidemill.pipeline.idempotency import name_payloads
 from tidemill.pipeline.models import DeliveryAction, DeliveryError, ExecutorTask

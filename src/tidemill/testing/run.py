@@ -146,6 +146,8 @@ async def run_handler_async(
         build_executor(settings.executor, "test"),
         report,
     )
+    if engine.brake is not None:
+        engine.brake.fails = True
     if not sources:
         engine.drain()
     try:

@@ -136,7 +136,7 @@ class ScriptedSource:
         """Return None: a scripted source never waits."""
         return None
 
-    async def close(self, *, leave: bool) -> None:
+    async def close(self, *, leave: bool, seconds: float = 0.0) -> None:
         """Keep whether the group was left."""
         self.left = leave
 
