@@ -66,8 +66,10 @@ def _check(task: ExecutorTask) -> None:
         _check_texts(task, "env", task.env)
     if task.labels or not isinstance(task.labels, dict):
         _check_texts(task, "labels", task.labels)
-        if not all(name.isascii() and value.isascii() for name, value in task.labels.items()):
-            task.labels = {sound(name): sound(value) for name, value in task.labels.items()}
+        for name, value in task.labels.items():
+            if not (name.isascii() and value.isascii()):
+                task.labels = {sound(name): sound(value) for name, value in task.labels.items()}
+                break
     if task.precomputed is not None:
         _check_result(task, task.precomputed)
 
@@ -91,7 +93,7 @@ def _check_limit(task: ExecutorTask) -> None:
 
 
 def _check_texts(task: ExecutorTask, field: str, value: object) -> None:
-    if not isinstance(value, Mapping):
+    if type(value) is not dict and not isinstance(value, Mapping):
         raise _wrong(task, field, "a mapping of text to text", value)
     for name, text in value.items():
         if not isinstance(name, str) or not isinstance(text, str):

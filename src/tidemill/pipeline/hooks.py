@@ -37,12 +37,17 @@ latest: list[Awaitable[Any] | None] = [None]
 
 
 class Calls:
-    """The hooks of an engine that were called and have not returned, oldest first."""
+    """The hooks of an engine that were called and have not returned, oldest first.
 
-    __slots__ = ("_open",)
+    Args:
+        tasks: What they run in.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_open", "_tasks")
+
+    def __init__(self, tasks: EngineTasks | None = None) -> None:
         """Start without any."""
+        self._tasks = tasks
         self._open: dict[int, tuple[float, str, Place, Any]] = {}
 
     def begun(self, key: int, name: str, place: Place, what: Any) -> None:
@@ -52,6 +57,14 @@ class Calls:
     def ended(self, key: int) -> None:
         """Forget a call."""
         del self._open[key]
+
+    def cancels_itself(self, task: asyncio.Task[Any]) -> bool:
+        """Tell whether a hook cancelled the very task that it runs in; the task goes on then."""
+        if self._tasks is None or self._tasks.is_ending(task):
+            return False
+        while task.uncancel():
+            pass
+        return True
 
     def stalled(self) -> dict[str, str]:
         """Return the hooks that have not returned for too long, by name and partition: the oldest call of each."""
@@ -107,7 +120,7 @@ async def called(
         raise HandlerError(f"the hook called sys.exit({error.code!r})") from error
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
-        if task is None or task.cancelling():
+        if task is None or (task.cancelling() and not (calls is not None and calls.cancels_itself(task))):
             raise
         raise HandlerError("the hook was cancelled from within (asyncio.CancelledError)") from error
     finally:
@@ -122,7 +135,7 @@ class HookRunner:
         """Start with no runner; they are made when they are needed."""
         self._engine_tasks = tasks or EngineTasks()
         #: Which hooks have not returned.
-        self.calls = Calls()
+        self.calls = Calls(self._engine_tasks)
         self._jobs: deque[tuple[Callable[..., Coroutine[Any, Any, None]], tuple[Any, ...]]] = deque()
         self._idle: deque[asyncio.Future[None]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()

@@ -18,7 +18,7 @@ import confluent_kafka as ck
 import structlog
 
 from tidemill.config.settings import KafkaSettings
-from tidemill.core.errors import ConfigError
+from tidemill.core.errors import ConfigError, InvariantError, said
 from tidemill.runtime.kafka_client import CALL_SECONDS, LibraryLog, client_config, reason, scrubbed
 from tidemill.runtime.log import limited
 
@@ -141,7 +141,7 @@ class LoopProducer:
         self._fatal: str | None = None
         self._closing = False
         self._flush_seconds = 0.0
-        self._thread = threading.Thread(target=self._poll, name=f"tidemill-producer {what}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"tidemill-producer {what}", daemon=True)
         #: What the client complained about last, until a record is confirmed.
         self.trouble: str | None = None
 
@@ -231,6 +231,16 @@ class LoopProducer:
         self._rounds.clear()
 
     # -- the poll thread -------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._poll()
+        except Exception as error:
+            self._tell(self._failed, error)
+
+    def _failed(self, error: Exception) -> None:
+        """Raise in the loop, which an engine watches: no record would be confirmed any more."""
+        raise InvariantError(f"the thread of the Kafka producer of {self._what} ended: {said(error)}") from error
 
     def _poll(self) -> None:
         while not self._closing:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tidemill.runtime.deadletter import Letter
 from tidemill.runtime.messages import SourceMessage
-from tidemill.sinks.base import Encoded, Refusal, Sink, to_json
+from tidemill.sinks.base import Encoded, Refusal, Sink, encoded, to_json
 from tidemill.sinks.fields import check_choices
 from tidemill.sources.base import CommitStatus, Fatal, Outgoing, Records, SourceEvents, TopicPartition
 
@@ -178,7 +178,7 @@ class ScriptedSink(Sink):
     def encode(self, payload: Any) -> Encoded:
         """Check that the payload can be encoded, as the real sink does if there is one, and keep it as it is."""
         if self.real is not None:
-            ready = self.real.encode(payload)
+            ready = encoded(self.real, payload)
             return Encoded(ready.key, payload, ready.size_bytes)
         check_choices(payload)
         key = getattr(payload, "key", None) or getattr(payload, "path", None)
