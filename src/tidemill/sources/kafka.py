@@ -518,6 +518,8 @@ class KafkaSource:
             self._to_send.pop(tp, None)
             self._committer.forget(tp)
         self._give_up(partitions)
+        if self._transactor is not None:
+            self._transactor.forget(partitions)
 
     def _give_up(self, partitions: list[TopicPartition]) -> None:
         if self._transactor is not None:
