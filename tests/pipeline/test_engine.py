@@ -998,6 +998,37 @@ async def test_the_last_commit_does_not_wait_for_a_partition_that_is_lost(rig):
     await asyncio.wait_for(run._task, 5)
 
 
+async def test_a_drain_whose_commits_fail_ends_by_its_deadline_and_counts_what_is_reprocessed(rig):
+    handler = Gated()
+    run = rig(handler, [message(offset) for offset in range(6)], executor={"drain_timeout_seconds": 0.1})
+    run.source.hold_commits = True
+    await run.until(lambda: handler.windows)
+    handler.open(0, 1, 2, 4)
+    await run.until(lambda: len(handler.completed) == 4)
+    started = asyncio.get_running_loop().time()
+    summary = await run.end()
+    assert asyncio.get_running_loop().time() - started < 0.1 + 3.0 + 1.0
+    assert summary.reason is StopReason.DRAINED
+    assert summary.progress.uncommitted == 4
+
+
+async def test_a_drain_that_leaves_unfinished_work_only_has_nothing_uncommitted(rig):
+    handler = Gated()
+    run = rig(handler, [message(0), message(1)], executor={"drain_timeout_seconds": 0.1})
+    await run.until(lambda: handler.windows)
+    handler.open(0)
+    await run.committed(1)
+    assert (await run.end()).progress.uncommitted == 0
+
+
+async def test_a_stop_does_not_wait_for_what_ignores_its_end(rig):
+    run = rig(Stubborn(), [message(0)], executor={"drain_timeout_seconds": 0.1, "term_grace_seconds": 60})
+    await run.until(lambda: run.engine.progress().tasks_running)
+    started = asyncio.get_running_loop().time()
+    await run.end()
+    assert asyncio.get_running_loop().time() - started < 0.1 + 3.0 + 1.0
+
+
 async def test_bytes_that_a_delivery_lets_go_make_room_behind_a_slow_message(rig):
     run = rig(
         Stubborn(),

@@ -177,13 +177,29 @@ async def test_types_without_a_usable_array_go_in_powers_of_two_rows_of_bounded_
         return PostgresPayload(table="moods", data=data, **more)
 
     seen.sql.clear()
-    for count in (1, 3, 700, 1_000):
+    for count in (1, 3, 700, 999):
         assert list(await deliver(sink, [row(n, conflict="id") for n in range(count)])) == [None] * count
     lengths = {sql.count("(") for sql in set(seen.like("INSERT"))}
     assert len(lengths) <= 11
     assert max(len(sql) for sql in seen.sql) < 16_000
     found = await run(dsn, "SELECT count(*), max(tags[2]::int) AS last, count(mood) AS moods FROM moods")
-    assert tuple(found[0]) == (1_000, 999, 1_000)
+    assert tuple(found[0]) == (999, 998, 999)
+
+
+async def test_full_batches_have_a_statement_of_their_own_for_a_bounded_number_of_narrow_tables(
+    sink: PostgresSink, dsn: str, seen: Statements
+) -> None:
+    for number in range(18):
+        await run(dsn, f"CREATE TABLE narrow_{number} (a int, b text)")
+    seen.sql.clear()
+    for number in range(18):
+        rows = [PostgresPayload(table=f"narrow_{number}", data={"a": n, "b": "x"}) for n in range(sink.max_batch_count)]
+        for _ in range(2):
+            assert list(await deliver(sink, rows)) == [None] * len(rows)
+    statements = set(seen.like("INSERT"))
+    assert len(statements) == 18
+    assert len([sql for sql in statements if "VALUES" in sql]) == 16
+    assert (await run(dsn, "SELECT count(*) FROM narrow_17 WHERE a = 999"))[0]["count"] == 2
 
 
 async def test_lists_in_json_columns_are_one_value_each_and_in_others_are_refused(

@@ -25,6 +25,7 @@ from tidemill.runtime.deadletter import LetterKind, decode_letter
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.progress import EngineSummary, StopReason
 from tidemill.sinks.payloads import CollectResult, KafkaPayload
+from tidemill.testing.kafka import consume
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120)]
 
@@ -285,6 +286,40 @@ async def test_an_innocent_record_of_another_partition_in_a_refused_batch_is_not
         assert [letter.sources[0].partition for letter in place.letters()] == [0]
     finally:
         await place.end()
+
+
+async def test_headers_partition_and_timestamp_go_out_with_the_transaction_and_a_missing_partition_is_dead_lettered(
+    place,
+):
+    at = 1_714_566_600_999
+
+    class Whole(Copy):
+        """Message 5 names a partition that is not there."""
+
+        async def on_task_complete(self, result):
+            number = int(result.task.metadata["value"])
+            partition = 99 if number == 5 else number % 2
+            payload = KafkaPayload(
+                key="k",
+                data=b"%d" % number,
+                headers={"n": b"%d\xff" % number},
+                partition=partition,
+                timestamp=at + number,
+            )
+            return CollectResult(kafka=[payload])
+
+    place.feed(0, 40)
+    place.start(Whole())
+    await place.committed(40)
+    assert sorted(int(value) for value in place.visible()) == [n for n in range(40) if n != 5]
+    # Each transaction leaves a marker, which is no message.
+    for each in consume(place.broker.bootstrap, place.out, 39):
+        number = int(each.value())
+        assert each.partition() == number % 2
+        assert each.headers() == [("n", b"%d\xff" % number)]
+        assert each.timestamp()[1] == at + number
+    (letter,) = place.letters()
+    assert "_UNKNOWN_PARTITION" in letter.error
 
 
 async def test_letters_go_out_with_the_offsets_of_their_messages(place):

@@ -14,7 +14,7 @@ from typing import Any
 
 import confluent_kafka as ck
 import pytest
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, NewPartitions
 
 from tidemill.config.settings import Settings
 from tidemill.pipeline.build import build_engine
@@ -207,6 +207,44 @@ async def test_messages_that_the_broker_deleted_are_counted_as_a_gap(place):
     assert first.progress().gap == 0
 
 
+async def test_the_lag_is_that_of_the_topic_minus_what_is_committed_with_what_is_in_flight_beside_it(place):
+    class Held(Copy):
+        gate = asyncio.Event()
+
+        async def on_task_complete(self, result):
+            await self.gate.wait()
+            return await super().on_task_complete(result)
+
+    place.feed(numbers(40))
+    first = place.start(Copy(), "first")
+    await place.committed(40)
+    await place.until(lambda: first.progress().lag == {f"{place.topic}/{n}": 0 for n in range(4)})
+    await place.end()
+    place.feed(numbers(80, 40))
+    handler = Held()
+    engine = place.start(handler, "second")
+    await place.until(lambda: engine.progress().in_flight == 80)
+    await place.until(lambda: sum(engine.progress().lag.values()) == 80)
+    handler.gate.set()
+    await place.until(lambda: sum(engine.progress().lag.values()) == 0)
+    assert engine.progress().in_flight == 0
+
+
+async def test_the_lag_of_partitions_that_are_not_read_is_known_within_a_second_and_kept_up(place):
+    place.feed(numbers(40))
+    engine = place.start(Copy())
+    engine.pause()
+    await place.until(lambda: engine.progress().partitions)
+    await place.until(lambda: sum(engine.progress().lag.values()) == 40, 2)
+    # A full buffer pauses a partition at the broker, and then no fetch tells of its end.
+    for partition in list(engine.source._buffers):
+        engine.source._commands.append(lambda p=partition: engine.source._consumer.pause([ck.TopicPartition(*p)]))
+        engine.source._commands.append(lambda p=partition: setattr(engine.source._buffers[p], "paused", True))
+    engine.source._fetching = False
+    place.feed(numbers(40, 40))
+    await place.until(lambda: sum(engine.progress().lag.values()) == 80)
+
+
 async def test_a_second_engine_takes_its_share_and_nothing_is_repeated(place):
     place.feed(numbers(3000))
     place.start(Copy(), "a")
@@ -217,6 +255,23 @@ async def test_a_second_engine_takes_its_share_and_nothing_is_repeated(place):
     await place.committed(4000)
     assert place.lines() == Counter(str(n) for n in range(4000))
     assert place.engines[1].counters.messages_done > 0
+
+
+async def test_partitions_added_to_the_topic_are_read_within_10_seconds(place):
+    first, second = place.start(Copy(), "a"), place.start(Copy(), "b")
+    await place.until(lambda: [len(e.progress().partitions) for e in (first, second)] == [2, 2])
+    admin = AdminClient({"bootstrap.servers": place.broker.bootstrap})
+    for future in admin.create_partitions([NewPartitions(place.topic, 8)]).values():
+        future.result(10)
+    place.partitions = 8
+    started = time.monotonic()
+    await asyncio.to_thread(place.feed, numbers(80))
+    await place.committed(80)
+    took = time.monotonic() - started
+    print(f"read after {took:.1f} s")
+    assert took < 10
+    assert place.lines() == Counter(str(n) for n in range(80))
+    assert [len(e.progress().partitions) for e in (first, second)] == [4, 4]
 
 
 async def test_two_rebalances_in_a_row_lose_and_repeat_nothing(place):
@@ -452,6 +507,9 @@ class ScriptedConsumer:
     def consume(self, count, timeout):
         records, self.records = self.records, []
         return records
+
+    def offsets_for_times(self, partitions, timeout):
+        raise ck.KafkaException(ck.KafkaError(ck.KafkaError._TIMED_OUT))
 
     def get_watermark_offsets(self, partition, timeout=None, cached=False):
         raise ck.KafkaException(ck.KafkaError(ck.KafkaError._TIMED_OUT))

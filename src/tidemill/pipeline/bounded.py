@@ -55,6 +55,8 @@ class BoundedEngine:
         self._source = source
         self._outcomes = outcomes
         self._engine = build_engine(settings, handler, identity, source, outcomes)
+        if self._engine.brake is not None:
+            self._engine.brake.fails = True
         outcomes.committed = source.committed
         outcomes.on_finished = self._look
         outcomes.on_error = self._refused

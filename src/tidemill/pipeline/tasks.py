@@ -37,6 +37,7 @@ class TaskRun:
         "age",
         "attempts",
         "error",
+        "generation",
         "key",
         "process",
         "replaced",
@@ -53,6 +54,8 @@ class TaskRun:
         self.age = age
         self.key: object = task.task_id
         self.attempts = 0
+        #: How many tasks it replaces, one after the other.
+        self.generation = 0
         self.result: ExecutorResult | None = None
         self.error: ExecutorError | None = None
         self.replaced = False
@@ -233,8 +236,8 @@ class TaskPool:
         self._killing.discard(killing)
         self._dispatch_soon()
 
-    async def close(self) -> None:
-        """Kill everything that runs, with the configured grace; no outcome is reported."""
+    async def close(self, grace_seconds: float) -> None:
+        """Kill everything that runs, with this much time between SIGTERM and SIGKILL; no outcome is reported."""
         self._closed = True
         for run in self._retrying:
             if run.timer is not None:
@@ -243,7 +246,7 @@ class TaskPool:
         self._queue.clear()
         if self._pause is not None:
             self._pause.cancel()
-        await self._executor.kill_all(self._settings.term_grace_seconds)
+        await self._executor.kill_all(grace_seconds)
         self._executor.close()
 
 

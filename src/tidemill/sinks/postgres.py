@@ -64,7 +64,7 @@ class PostgresSink(Sink):
         self._secrets = url_secrets(settings.dsn)
         # Shapes that were checked; forgotten together when there are too many.
         self._shapes: dict[Hashable, tuple[Shape, tuple[str, ...]]] = {}
-        self._writer = Writer()
+        self._writer = Writer(self.max_batch_count)
         self._statements = {
             name: (Shape(Operation.STATEMENT, name, tuple(each.parameters), sql=each.sql), tuple(sorted(each.key)))
             for name, each in settings.statements.items()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import asyncpg
 
@@ -19,6 +19,10 @@ from tidemill.sinks.base import to_json
 
 #: Shapes whose types are known; forgotten together when there are too many.
 MAX_KNOWN_SHAPES = 1_000
+#: A full batch comes again and again under load, and the client packs parameters faster than arrays: it has a statement
+#: of its own, up to this many parameters and for this many shapes (about 1.5 MB each in the server's process).
+MAX_FULL_PARAMETERS = 8_192
+MAX_FULL_SHAPES = 16
 #: What the server says when a column's type is not what it was when it was asked.
 _OTHER_TYPE = "42804"
 #: What the client raises for one statement; `OverflowError` of a number that no type of the server has room for.
@@ -41,11 +45,25 @@ class FailedError(Exception):
         self.stale = stale
 
 
-class Writer:
-    """Writes rows, and knows the types of the columns that it wrote to."""
+class _Part(NamedTuple):
+    """One statement: its rows, and the types of its arrays; None: a group of parameters for each row."""
 
-    def __init__(self) -> None:
+    first: int
+    last: int
+    types: tuple[str, ...] | None = None
+
+
+class Writer:
+    """Writes rows, and knows the types of the columns that it wrote to.
+
+    Args:
+        full: How many rows a full batch has.
+    """
+
+    def __init__(self, full: int) -> None:
         """Know nothing yet."""
+        self._full = full
+        self._full_shapes: set[Shape] = set()
         # None: there is a type among them whose arrays do not do.
         self._types: dict[Shape, tuple[str, ...] | None] = {}
 
@@ -55,7 +73,7 @@ class Writer:
         Raises:
             FailedError: None of them, and why.
         """
-        parts = [part for found in ranges(rows) for part in await self._split(connection, rows, found)]
+        parts = [part for first, last in ranges(rows) for part in await self._split(connection, rows, first, last)]
         if len(parts) == 1:
             # A statement is a transaction of its own.
             await self._execute(connection, rows, parts[0])
@@ -65,56 +83,48 @@ class Writer:
                 await self._execute(connection, rows, part)
 
     async def _split(
-        self, connection: asyncpg.Connection, rows: Sequence[Row], part: tuple[int, int]
-    ) -> list[tuple[int, int]]:
+        self, connection: asyncpg.Connection, rows: Sequence[Row], first: int, last: int
+    ) -> Sequence[_Part]:
         """Return the statements for rows that may share one."""
-        first, last = part
-        shape = rows[first].shape
-        if last - first == 1 or shape.operation is Operation.STATEMENT:
-            return [part]
+        shape, count = rows[first].shape, last - first
+        if count == 1 or shape.operation is Operation.STATEMENT or self._is_full(shape, count):
+            return (_Part(first, last),)
         if shape not in self._types:
-            prepared = await _tried(connection, part, connection.prepare(statement_of(shape, 1)))
+            prepared = await _tried(connection, (first, last), connection.prepare(statement_of(shape, 1)))
             kinds = prepared.get_parameters()
             usable = all(kind.schema == "pg_catalog" and kind.name in ARRAY_TYPES for kind in kinds)
             if len(self._types) >= MAX_KNOWN_SHAPES:
                 self._types.clear()
             self._types[shape] = tuple(kind.name for kind in kinds) if usable else None
-        if self._in_arrays(rows[first:last]) is not None:
-            return [part]
-        return list(powers(first, last, shape.parameters))
+        types = self._types[shape]
+        if types is not None and _taken_apart(rows[first:last], types):
+            return (_Part(first, last, types),)
+        return [_Part(*part) for part in powers(first, last, shape.parameters)]
 
-    def _in_arrays(self, rows: Sequence[Row]) -> tuple[str, ...] | None:
-        """Return the types of the arrays that these rows can be sent as; None if they cannot."""
-        types = self._types.get(rows[0].shape)
-        if types is not None and any(row.nested for row in rows):
-            # In an array of arrays the client would see one of more dimensions.
-            simple = [index for index, kind in enumerate(types) if kind not in JSON_TYPES]
-            for row in rows:
-                if row.nested and any(_nested(row.values[index]) for index in simple):
-                    return None
-        return types
+    def _is_full(self, shape: Shape, count: int) -> bool:
+        if count != self._full or count * shape.parameters > MAX_FULL_PARAMETERS:
+            return False
+        if len(self._full_shapes) < MAX_FULL_SHAPES:
+            self._full_shapes.add(shape)
+        return shape in self._full_shapes
 
-    async def _execute(self, connection: asyncpg.Connection, rows: Sequence[Row], part: tuple[int, int]) -> None:
-        first, last = part
+    async def _execute(self, connection: asyncpg.Connection, rows: Sequence[Row], part: _Part) -> None:
+        first, last, types = part
         some = rows[first:last]
         shape = some[0].shape
-        types = None
-        if shape.operation is Operation.STATEMENT:
-            if last - first > 1:
-                await _tried(connection, part, connection.executemany(shape.sql, [row.values for row in some]))
-                return
-        elif last - first > 1:
-            types = self._in_arrays(some)
-        if types is None:
+        if shape.operation is Operation.STATEMENT and last - first > 1:
+            await _tried(connection, part[:2], connection.executemany(shape.sql, [row.values for row in some]))
+        elif types is None:
             values = [value for row in some for value in row.values]
-            await _tried(connection, part, connection.execute(statement_of(shape, last - first), *values))
-            return
-        try:
-            await _tried(connection, part, connection.execute(array_statement(shape, types), *_arrays(some, types)))
-        except FailedError as failed:
-            if getattr(failed.error, "sqlstate", None) == _OTHER_TYPE and self._types.pop(shape, None) is not None:
-                failed.stale = True
-            raise
+            await _tried(connection, part[:2], connection.execute(statement_of(shape, last - first), *values))
+        else:
+            try:
+                call = connection.execute(array_statement(shape, types), *_arrays(some, types))
+                await _tried(connection, part[:2], call)
+            except FailedError as failed:
+                if getattr(failed.error, "sqlstate", None) == _OTHER_TYPE and self._types.pop(shape, None) is not None:
+                    failed.stale = True
+                raise
 
 
 @contextlib.asynccontextmanager
@@ -153,6 +163,14 @@ async def _tried(connection: asyncpg.Connection, part: tuple[int, int], call: Aw
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError):
             raise error from None
         raise FailedError(part, error) from error
+
+
+def _taken_apart(rows: Sequence[Row], types: Sequence[str]) -> bool:
+    """Tell whether arrays of these values have one element per row: in those of lists the client sees dimensions."""
+    if not any(row.nested for row in rows):
+        return True
+    simple = [index for index, kind in enumerate(types) if kind not in JSON_TYPES]
+    return not any(row.nested and any(_nested(row.values[index]) for index in simple) for row in rows)
 
 
 def _nested(value: object) -> bool:

@@ -255,8 +255,8 @@ class Transactor:
             if _may_still_arrive(handing.error):
                 self._replace()
             raise handing.error
+        self.trouble = "no answer about the offsets"
         if time.monotonic() - handing.began < HANG_SECONDS:
-            self.trouble = "no answer about the offsets"
             return Answer.AGAIN
         log.warning("the call that hands offsets over hangs; its producer is replaced")
         self._handing = None
@@ -299,7 +299,7 @@ class Transactor:
                 return self._flushing()
             self._flush_began = None
             try:
-                produce(record.topic, record.value, record.key, on_delivery=partial(failed, record))
+                produce(record.topic, record.value, record.key, on_delivery=partial(failed, record), **_more(record))
             except BufferError:
                 self._producer.poll(self._patience())
                 return Answer.AGAIN
@@ -326,7 +326,7 @@ class Transactor:
         if error is None:
             return
         text = scrubbed(f"topic {record.topic}: {error.name()}: {error.str()}", self._config)
-        if worth_retrying(error):
+        if worth_retrying(error, record.partition):
             log.debug("a record of a transaction was not taken", error=text)
         else:
             record.error = text
@@ -385,3 +385,10 @@ class Transactor:
 def _may_still_arrive(error: BaseException) -> bool:
     """Tell whether offsets may still be on their way: the client gave up waiting for them, no broker rejected them."""
     return isinstance(error, ck.KafkaException) and error.args[0].txn_requires_abort() and error.args[0].code() < 0
+
+
+def _more(record: Outgoing) -> dict[str, Any]:
+    """Return what a record has besides key and value; most have nothing."""
+    if not record.headers and record.partition < 0 and not record.timestamp:
+        return {}
+    return {"partition": record.partition, "timestamp": record.timestamp, "headers": list(record.headers)}
