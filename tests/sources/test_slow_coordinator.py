@@ -115,6 +115,7 @@ class Group:
     def end(self) -> None:
         for member in self.members.values():
             member.kill()
+            print(f"--- {member.worker}", *member.log_path.read_text().splitlines()[-200:], sep="\n")
         self.asker.close()
         for proxy in self.proxies.values():
             proxy.close()
