@@ -46,6 +46,7 @@ class KafkaProxy(_OwnLoop):
     Attributes:
         judge: Called with each request's api key, on the proxy's thread; returns what happens to the exchange.
         seen: How often each api was asked for.
+        passed: How often its requests were passed on.
     """
 
     def __init__(self, target_port: int) -> None:
@@ -53,7 +54,8 @@ class KafkaProxy(_OwnLoop):
         self.target_port = target_port
         self.judge: Callable[[int], Fault | None] = lambda api: None
         self.seen: Counter[int] = Counter()
-        self._changed = asyncio.Event()
+        self.passed: Counter[int] = Counter()
+        self._gates: dict[int, asyncio.Event] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._server: asyncio.Server = self._do(asyncio.start_server(self._serve, HOST, 0))
         self.port: int = self._server.sockets[0].getsockname()[1]
@@ -67,13 +69,22 @@ class KafkaProxy(_OwnLoop):
         self.judge = lambda api: None
         self._do(self._release())
 
-    async def _release(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+    def waiting(self, api: int) -> bool:
+        """Tell whether a request or an answer of this api is held up."""
+        return api in self._gates
 
-    async def _wait(self, seconds: float) -> None:
+    def release(self, api: int) -> None:
+        """Let what waits of one api go on at once."""
+        self._do(self._release(api))
+
+    async def _release(self, *apis: int) -> None:
+        for api in apis or tuple(self._gates):
+            self._gates.pop(api, asyncio.Event()).set()
+
+    async def _wait(self, api: int, seconds: float) -> None:
+        gate = self._gates.setdefault(api, asyncio.Event())
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), seconds)
+            await asyncio.wait_for(gate.wait(), seconds)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -82,7 +93,7 @@ class KafkaProxy(_OwnLoop):
         there: asyncio.StreamWriter | None = None
         try:
             from_there, there = await asyncio.open_connection(HOST, self.target_port)
-            faults: asyncio.Queue[Fault | None] = asyncio.Queue()
+            faults: asyncio.Queue[tuple[int, Fault | None]] = asyncio.Queue()
             await asyncio.gather(self._requests(reader, there, faults), self._answers(from_there, writer, faults))
         except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass  # one side is gone, the connection was cut, or the proxy is at its end
@@ -92,30 +103,31 @@ class KafkaProxy(_OwnLoop):
                     each.transport.abort()
             self._tasks.discard(task)
 
-    async def _requests(self, reader: Any, there: Any, faults: asyncio.Queue[Fault | None]) -> None:
+    async def _requests(self, reader: Any, there: Any, faults: asyncio.Queue[tuple[int, Fault | None]]) -> None:
         while True:
             frame = await _frame(reader)
             api, _, _ = _HEADER.unpack_from(frame, 4)
             self.seen[api] += 1
             fault = self.judge(api)
             if fault is not None and fault.when is When.REQUEST:
-                await self._disturb(fault)
-            faults.put_nowait(fault)
+                await self._disturb(api, fault)
+            faults.put_nowait((api, fault))
             there.write(frame)
             await there.drain()
+            self.passed[api] += 1
 
-    async def _answers(self, from_there: Any, writer: Any, faults: asyncio.Queue[Fault | None]) -> None:
+    async def _answers(self, from_there: Any, writer: Any, faults: asyncio.Queue[tuple[int, Fault | None]]) -> None:
         # A broker answers in the order of the requests; producers here wait for all replicas, so each has an answer.
         while True:
             frame = await _frame(from_there)
-            fault = await faults.get()
+            api, fault = await faults.get()
             if fault is not None and fault.when is When.ANSWER:
-                await self._disturb(fault)
+                await self._disturb(api, fault)
             writer.write(frame)
             await writer.drain()
 
-    async def _disturb(self, fault: Fault) -> None:
-        await self._wait(fault.seconds)
+    async def _disturb(self, api: int, fault: Fault) -> None:
+        await self._wait(api, fault.seconds)
         if fault.cut:
             raise ConnectionResetError
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import tidemill
 from tidemill.config.settings import Settings
-from tidemill.pipeline import engine as engine_module
+from tidemill.pipeline import handover
 from tidemill.pipeline.build import build_engine
 from tidemill.pipeline.handler import Handler
 from tidemill.pipeline.models import ExecutorTask, PrecomputedResult
@@ -96,7 +96,7 @@ def main() -> None:
     """Run the engine that the argument describes."""
     given = json.loads(sys.argv[1])
     transactor.HANG_SECONDS = 3.0
-    engine_module.LAST_COMMIT_SECONDS = 1.0
+    handover.LAST_TRANSACTION_SECONDS = 1.0
     asyncio.run(_run(Settings.model_validate(given["settings"]), given["worker"]))
 
 

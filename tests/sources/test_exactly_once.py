@@ -12,6 +12,7 @@ from typing import Any
 
 import confluent_kafka as ck
 import pytest
+from tests.sources.kafka_proxy import END_TXN, TXN_OFFSET_COMMIT, Fault, When, proxied_broker
 
 from tidemill.config.loading import load_settings
 from tidemill.config.settings import Settings
@@ -401,6 +402,41 @@ async def test_a_revoke_ends_the_last_transaction_of_its_partitions_first(place)
     place.assert_exactly_once(200)
     owners = [len(engine.intake.lanes) for engine in (first, second)]
     assert owners == [2, 2]
+
+
+@pytest.mark.parametrize("hang_seconds", [1.5, 2.0])
+async def test_offsets_of_an_aborted_transaction_that_arrive_late_do_not_count_for_the_next(
+    own_kafka, monkeypatch, hang_seconds
+):
+    monkeypatch.setattr("tidemill.sources.transactor.HANG_SECONDS", hang_seconds)
+    broker, (proxy,) = proxied_broker(own_kafka, 1)
+    place = Place(broker, partitions=1)
+
+    def judge(api: int) -> Fault | None:
+        # The first offsets arrive after those of the next transaction, and before its end.
+        first = api == TXN_OFFSET_COMMIT and proxy.seen[TXN_OFFSET_COMMIT] == 1
+        behind = api == END_TXN and proxy.seen[TXN_OFFSET_COMMIT] == 2
+        return Fault(When.REQUEST, 60.0) if first or behind else None
+
+    proxy.judge = judge
+    try:
+        place.feed(0, 100)
+        place.start(Copy(), kafka={**place.settings().kafka.model_dump(), "brokers": proxy.address})
+        await place.until(lambda: proxy.seen[TXN_OFFSET_COMMIT] == 1)
+        place.feed(100, 100)
+        await place.until(lambda: proxy.waiting(END_TXN))
+        proxy.release(TXN_OFFSET_COMMIT)
+        await place.until(lambda: proxy.passed[TXN_OFFSET_COMMIT] == 2)
+        proxy.calm()
+        await place.committed(200)
+        place.assert_exactly_once(200)
+        consumer = ck.Consumer({"bootstrap.servers": broker.bootstrap, "group.id": place.topic})
+        (position,) = consumer.committed([ck.TopicPartition(place.topic, 0)], timeout=20)
+        consumer.close()
+        assert position.offset == 200, "the offset moved back"
+    finally:
+        await place.end()
+        proxy.close()
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])

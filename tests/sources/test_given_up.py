@@ -102,7 +102,7 @@ async def test_no_transaction_commits_a_partition_that_is_gone(side, how):
     if how == "lost":
         await side.on_thread(side.source._on_lost, side.member, POSITIONS[1:])
     else:
-        side.source._drain_seconds = -19.9
+        side.source._revoke_seconds = -9.9
         side.events.never = how == "not waited for"
         # A revoke that is waited for goes on with the transaction meanwhile.
         side.kind.busy.extend([unavailable()] * 100 if how == "revoked" else [unavailable()] * 1_000_000)

@@ -527,6 +527,8 @@ class KafkaSource:
             self._committer.forget(tp)
             self._lag.forget(tp)
         self._give_up(partitions)
+        if self._transactor is not None:
+            self._transactor.forget(partitions)
 
     def _give_up(self, partitions: list[TopicPartition]) -> None:
         if self._transactor is not None:

@@ -12,6 +12,10 @@ A transaction keeps the place in the group (`sources.place`) that was current wh
 once partitions may belong to another member. It is then aborted, and what is still owned is offered again. Giving up a
 partition aborts an open transaction with its offset, unless the brokers have accepted that already.
 
+A request with offsets that got no answer may still arrive, and would count for the producer's next transaction: within
+one generation it has the same place and the same producer epoch. So the producer is replaced after one; the start of
+the new one aborts what is open and raises the epoch.
+
 The transactional id is the engine's member id: whoever starts under it fences whoever had it, and the brokers abort
 what that one left open, before the new one is told where its partitions begin.
 """
@@ -154,7 +158,7 @@ class Transactor:
         """End an open transaction with offsets of partitions that belong, or soon will, to another member.
 
         It is committed if the brokers have accepted its offsets, else aborted. If that takes longer than `seconds`,
-        `step` continues it, and reports its end for the other partitions only. Does not poll the consumer.
+        `step` continues it. Does not poll the consumer.
 
         Returns:
             How it ended, and its offsets; empty if none was open with these partitions, or it did not end in time.
@@ -166,10 +170,15 @@ class Transactor:
         self._given_up = True
         if transaction.call is Call.ABORT:
             limited(log, 10.0).info("a transaction is aborted, since partitions of it were given up")
-        ended = [self._ended(end)] if end is not None else self.finish(consumer, seconds)
-        if not ended:
-            transaction.forget(partitions)
-        return ended
+        return [self._ended(end)] if end is not None else self.finish(consumer, seconds)
+
+    def forget(self, partitions: Collection[TopicPartition]) -> None:
+        """Leave partitions that are no longer owned out of the report of an open transaction's end.
+
+        They may be owned again by then, with other work.
+        """
+        if self._transaction is not None:
+            self._transaction.forget(partitions)
 
     def end_before(
         self, consumer: ck.Consumer, partitions: Collection[TopicPartition], seconds: float
@@ -233,24 +242,33 @@ class Transactor:
             assert self._transaction is not None
             offsets = self._transaction.offsets
             positions = [ck.TopicPartition(topic, n, offset) for (topic, n), offset in offsets.items()]
-            call = partial(self._producer.send_offsets_to_transaction, positions, self._place, HANG_SECONDS)
+            # A longer limit than ours: the client's own would end in an abort that leaves the epoch as it is.
+            call = partial(self._producer.send_offsets_to_transaction, positions, self._place, TRANSACTION_SECONDS)
             self._handing = BackgroundCall("tidemill-offsets", call)
         return self._handed_over(self._handing)
 
     def _handed_over(self, handing: BackgroundCall) -> Answer:
         if handing.ended.wait(self._patience()):
             self._handing = None
-            if handing.error is not None:
-                raise handing.error
-            return Answer.DONE
+            if handing.error is None:
+                return Answer.DONE
+            if _may_still_arrive(handing.error):
+                self._replace()
+            raise handing.error
+        self.trouble = "no answer about the offsets"
         if time.monotonic() - handing.began < HANG_SECONDS:
-            self.trouble = "no answer about the offsets"
             return Answer.AGAIN
         log.warning("the call that hands offsets over hangs; its producer is replaced")
         self._handing = None
-        self._producer = self._make()
-        self._replaced = True
+        self._replace()
         return Answer.ABORT
+
+    def _replace(self) -> None:
+        # The last reference to the old one goes on another thread: it waits there for the client's own threads.
+        old = [self._producer]
+        self._producer = self._make()
+        BackgroundCall("tidemill-old-producer", old.clear)
+        self._replaced = True
 
     def _abort(self) -> Answer:
         """Abort, after the answer to offsets that are being handed over: a producer makes one call at a time.
@@ -362,6 +380,11 @@ class Transactor:
             return []
         finally:
             self._deadline = None
+
+
+def _may_still_arrive(error: BaseException) -> bool:
+    """Tell whether offsets may still be on their way: the client gave up waiting for them, no broker rejected them."""
+    return isinstance(error, ck.KafkaException) and error.args[0].txn_requires_abort() and error.args[0].code() < 0
 
 
 def _more(record: Outgoing) -> dict[str, Any]:
