@@ -213,6 +213,13 @@ def test_a_second_wish_to_end_waits_for_nothing() -> None:
     hanging.set()
 
 
+def test_words_that_are_no_wish_to_end_do_not_end_a_step() -> None:
+    words: queue.SimpleQueue[str] = queue.SimpleQueue()
+    for left in ("done", "drain"):
+        words.put(left)
+    assert unless_stopped(lambda: 7, words, "done", lambda: None, ("drain",)) == 7
+
+
 def test_a_handlers_start_is_cancelled_with_the_pipelines(tmp_path: Path) -> None:
     import asyncio
 
