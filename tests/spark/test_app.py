@@ -119,6 +119,23 @@ def start(settings: Settings) -> Iterator[Callable[..., Driver]]:
         driver.process.stdout.close()
 
 
+def test_a_revoke_that_may_take_longer_than_the_poll_interval_is_refused_before_anything_starts() -> None:
+    settings = Settings.model_validate(
+        {
+            "kafka": {"max_poll_interval_ms": 30_000, "session_timeout_ms": 6000},
+            "sinks": {"filesystem": {"out": {"base_path": "."}}},
+        }
+    )
+
+    class Nothing(Handler[Any, Any]):
+        async def arrange(self, messages, pending):
+            return []
+
+    pipeline = Pipeline(Nothing(), settings=settings)
+    assert pipeline.run() == ExitCode.CONFIG
+    assert "kafka.max_poll_interval_ms (30000)" in str(pipeline.error)
+
+
 def test_ctrl_c_for_the_whole_process_group_drains(start: Callable[..., Driver]) -> None:
     driver = start(DRAIN_SECONDS="0.5")
     driver.engines()
@@ -192,10 +209,13 @@ def test_it_runs_outside_the_main_thread_and_drains_when_asked(
 
 @pytest.mark.spark
 @pytest.mark.kafka
+@pytest.mark.timeout(300)
 def test_at_the_first_start_no_engine_consumes_before_all_have_their_share(
     settings: Settings, embedded_kafka: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
+    # A busy host takes longer than the pipeline waits.
+    monkeypatch.setattr("tidemill.core.roster.HOLD_SECONDS", 120.0)
     producer = ck.Producer({"bootstrap.servers": embedded_kafka.bootstrap})
     for number in range(200):
         producer.produce(settings.kafka.source_topic, b"x", partition=number % 2)
@@ -203,7 +223,7 @@ def test_at_the_first_start_no_engine_consumes_before_all_have_their_share(
     pipeline = Pipeline(Nothing, settings=settings)
     codes: queue.SimpleQueue[ExitCode] = queue.SimpleQueue()
     threading.Thread(target=lambda: codes.put(pipeline.run()), daemon=True).start()
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 240
     while (progress := pipeline.progress()).consumed == 0:
         assert time.monotonic() < deadline
         assert codes.empty(), pipeline.error

@@ -7,6 +7,7 @@ exactly one window, in order. Once stopped, nothing more is taken.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tidemill.core.backpressure import Backpressure
@@ -14,6 +15,7 @@ from tidemill.core.errors import said
 from tidemill.core.ledger import Entry
 from tidemill.core.window import Window
 from tidemill.pipeline.lane import Lane, Opened
+from tidemill.pipeline.ordering import Ordering
 from tidemill.pipeline.windowrun import WindowRun
 from tidemill.runtime.deadletter import LetterKind
 from tidemill.runtime.messages import SourceMessage
@@ -51,9 +53,13 @@ class Intake:
         # What is staged for a transaction waits for messages before it, not for a sink.
         self._counts_results = engine.outbox.stage is None
         self.lanes: dict[TopicPartition, Lane] = {}
+        #: Messages of all lanes that did not leave the pipeline yet.
+        self.in_flight = 0
         self._pumping = False
         self._open = False
         self._paused = False
+        self._braked = False
+        self._wants_one = False
 
     # -- which partitions -------------------------------------------------------------------------------------
 
@@ -63,7 +69,7 @@ class Intake:
         self._open = True
 
     def stop(self) -> None:
-        """Take nothing more; what is in hand becomes windows."""
+        """Take nothing more; what was taken becomes windows."""
         self._open = False
         for lane in self.lanes.values():
             self._close_window(lane, lane.windowing.flush())
@@ -77,20 +83,28 @@ class Intake:
         self._paused = False
         self.soon()
 
+    def brake(self, on: bool) -> None:
+        """Take nothing but what `take_one` asks for; or take messages again."""
+        self._braked, self._wants_one = on, False
+        self.soon()
+
+    def take_one(self) -> None:
+        """Take one message although the brake is on, as soon as there is one."""
+        self._wants_one = True
+        self.soon()
+
     def assign(self, partition: TopicPartition) -> None:
         """Take a partition on."""
-        self.lanes[partition] = Lane(partition, self._limits)
+        lane = self.lanes[partition] = Lane(partition, self._limits)
+        if self._limits.order_by == "key":
+            lane.order = Ordering(partial(self._waits, lane), hooked=self._engine.has.on_message_complete)
         self._load.assign(partition)
         self.soon()
 
-    def leave(self, lane: Lane) -> None:
-        """Take nothing more of a partition; what is in hand becomes a window."""
-        lane.leaving = True
-        self._close_window(lane, lane.windowing.flush())
-
     def forget(self, lane: Lane) -> None:
         """Drop a closed lane."""
-        self.lanes.pop(lane.partition, None)
+        if self.lanes.pop(lane.partition, None) is not None:
+            self.in_flight -= lane.unresolved
         self._load.revoke(lane.partition)
 
     @property
@@ -116,6 +130,7 @@ class Intake:
 
     def resolved(self, lane: Lane, message: SourceMessage) -> None:
         """Count a message out: its bytes are let go."""
+        self.in_flight -= 1
         self._load.finished(lane.partition, 0, message.size_bytes)
         self._refill(lane.partition)
 
@@ -132,6 +147,14 @@ class Intake:
             for run in parked:
                 self._engine.pool.submit(run)
         if lane.starved:
+            self._refill(lane.partition)
+
+    def _waits(self, lane: Lane, count: int) -> None:
+        """Count messages that wait for their key, or ceased to: meanwhile they do not count against the watermarks."""
+        self._load.waits(lane.partition, count)
+        if lane.held:
+            self._engine.count_stuck(lane)
+        if count > 0:
             self._refill(lane.partition)
 
     def charge(self, partition: TopicPartition, size_bytes: int) -> None:
@@ -171,8 +194,11 @@ class Intake:
         self._pumping = False
         if self._paused or not self._open:
             return
+        if self._braked:
+            self._try_one()
+            return
         pull, window_size = self._engine.source.pull, self._limits.window_size
-        hungry = [lane for lane in self.lanes.values() if not lane.leaving]
+        hungry = [lane for lane in self.lanes.values() if lane.handover is None]
         while hungry:
             still = []
             for lane in hungry:
@@ -186,11 +212,25 @@ class Intake:
                     self._close_window(lane, lane.windowing.idle(self._loop.time()))
             hungry = still
 
+    def _try_one(self) -> None:
+        """Take the message that the brake wants to try, if it wants one and there is one."""
+        for lane in self.lanes.values() if self._wants_one else ():
+            if lane.handover is not None or self._room(lane) <= 0:
+                continue
+            messages = self._engine.source.pull(lane.partition, 1)
+            if messages and self._engine.brake is not None:
+                self._wants_one = False
+                self._engine.brake.taken(lane, messages[0].offset)
+                self._accept(lane, messages)
+                self._close_window(lane, lane.windowing.flush())
+                return
+
     def _accept(self, lane: Lane, messages: list[SourceMessage]) -> None:
         now = self._loop.time()
         partition = lane.partition
         self._engine.counters.consumed += len(messages)
         lane.unresolved += len(messages)
+        self.in_flight += len(messages)
         self._load.handed(partition, len(messages), sum(message.size_bytes for message in messages))
         for message in messages:
             entry = self._engine.commits.open(partition, message.offset)
@@ -213,7 +253,11 @@ class Intake:
             if engine.settings.kafka.on_parse_error == "pass":
                 message.parse_error = text
                 return True
-            engine.reject(lane, message, entry, LetterKind.PARSE, text)
+            if engine.brake is None:
+                engine.reject(lane, message, entry, LetterKind.PARSE, text)
+            else:  # in a window of its own it keeps its place, whether it is dead-lettered or held
+                self._close_window(lane, lane.windowing.flush())
+                self.arrange_soon(WindowRun(engine, lane, [message], [entry], self._loop.time(), is_parsed=False))
             return False
         return True
 
@@ -235,7 +279,12 @@ class Intake:
             return
         messages = [message for message, _ in window.items]
         entries = [entry for _, entry in window.items]
-        lane.waiting.append(WindowRun(self._engine, lane, messages, entries, self._loop.time()))
+        self.arrange_soon(WindowRun(self._engine, lane, messages, entries, self._loop.time()))
+
+    def arrange_soon(self, window: WindowRun) -> None:
+        """Let a window be arranged after those of its partition that wait for that already."""
+        lane = window.lane
+        lane.waiting.append(window)
         if not lane.arranging:
             lane.arranging = True
             self._engine.hooks.submit(self._arrange, lane)
@@ -243,6 +292,8 @@ class Intake:
     async def _arrange(self, lane: Lane) -> None:
         try:
             while lane.waiting:
-                await lane.waiting.popleft().arrange()
+                lane.arranged = lane.waiting.popleft()
+                await lane.arranged.arrange()
+                lane.arranged = None
         finally:
             lane.arranging = False

@@ -25,6 +25,9 @@ from tidemill.runtime.kafka_client import LibraryLog, client_config
 #: How long leaving waits for the group to complete a join, and for the partitions to be given up.
 JOIN_SECONDS = 3.0
 LEAVE_SECONDS = 5.0
+#: How often a member looks whether the topic has partitions that it had not. The client's own 5 minutes would leave
+#: them unread for as long, or until the driver notices that nobody owns them.
+TOPIC_REFRESH_MS = 5_000
 
 
 def consumer_config(settings: Settings, instance_id: str) -> dict[str, Any]:
@@ -38,6 +41,7 @@ def consumer_config(settings: Settings, instance_id: str) -> dict[str, Any]:
             "fetch.queue.backoff.ms": 20,
             "queued.min.messages": 10_000,
             "queued.max.messages.kbytes": 16_384,
+            "topic.metadata.refresh.interval.ms": TOPIC_REFRESH_MS,
             **kafka.client_config,
             "group.id": kafka.consumer_group,
             "group.instance.id": instance_id,
@@ -53,19 +57,26 @@ def consumer_config(settings: Settings, instance_id: str) -> dict[str, Any]:
     )
 
 
-def leave_group(consumer: ck.Consumer, joined: Callable[[], bool], join_seconds: float = JOIN_SECONDS) -> None:
+def leave_group(
+    consumer: ck.Consumer,
+    joined: Callable[[], bool],
+    seconds: float = JOIN_SECONDS + LEAVE_SECONDS,
+    join_seconds: float = JOIN_SECONDS,
+) -> None:
     """Leave the group, so that others have the partitions in about a second.
 
     Args:
         consumer: A subscribed consumer; the caller closes it afterwards.
         joined: Whether its join is complete.
-        join_seconds: How long to wait for that.
+        seconds: How long all of it may take.
+        join_seconds: How much of that to wait for the join.
     """
-    deadline = time.monotonic() + join_seconds
+    end = time.monotonic() + seconds
+    deadline = min(end, time.monotonic() + join_seconds)
     while not joined() and time.monotonic() < deadline:
         consumer.poll(0.05)
     consumer.unsubscribe()
-    deadline = time.monotonic() + LEAVE_SECONDS
+    deadline = min(end, time.monotonic() + LEAVE_SECONDS)
     while time.monotonic() < deadline:
         consumer.poll(0.05)
         if not consumer.assignment():
@@ -168,7 +179,7 @@ def distribute_again(settings: Settings, join_seconds: float = 10.0) -> None:
     consumer = ck.Consumer(config, logger=LibraryLog())
     try:
         consumer.subscribe([settings.kafka.source_topic], on_assign=lambda _, partitions: assigned.append(partitions))
-        leave_group(consumer, lambda: bool(assigned), join_seconds)
+        leave_group(consumer, lambda: bool(assigned), join_seconds + LEAVE_SECONDS, join_seconds)
     finally:
         consumer.close()
 
@@ -185,7 +196,7 @@ def reap_member(settings: Settings, instance_id: str, join_seconds: float = 10.0
     consumer = ck.Consumer(consumer_config(settings, instance_id), logger=LibraryLog())
     try:
         consumer.subscribe([settings.kafka.source_topic], on_assign=lambda _, partitions: assigned.append(partitions))
-        leave_group(consumer, lambda: bool(assigned), join_seconds)
+        leave_group(consumer, lambda: bool(assigned), join_seconds + LEAVE_SECONDS, join_seconds)
     finally:
         consumer.close()
 

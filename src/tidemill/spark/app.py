@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import enum
 import queue
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,8 +22,8 @@ from typing import Any, TypeVar
 import structlog
 
 from tidemill.config.loading import load_settings
-from tidemill.config.settings import Settings
-from tidemill.core.errors import FencedError, RemoteError, TidemillError
+from tidemill.config.settings import Settings, revoke_problem
+from tidemill.core.errors import ConfigError, FencedError, RemoteError, TidemillError
 from tidemill.core.roster import RunFinished
 from tidemill.core.slot import SlotLimits
 from tidemill.core.slot_events import Ending
@@ -57,6 +58,12 @@ from tidemill.spark.worker import ABANDONED_SECONDS, DEFAULT_FACTORY, EngineJob
 log = structlog.get_logger(__name__)
 
 ResultT = TypeVar("ResultT")
+
+
+#: A stop takes no longer than its drain timeout and this, whatever is away; the rest of 5 s is for Spark.
+STOP_SECONDS = 4.0
+#: Leaving the group for an engine that could not takes no longer.
+LEAVE_SECONDS = 10.0
 
 
 class _Wake(enum.Enum):
@@ -113,6 +120,7 @@ class Pipeline:
         self._live: LiveSlots | None = None
         self._finished: RunFinished | None = None
         self._error: BaseException | None = None
+        self._drained_at: float | None = None
 
     @property
     def error(self) -> BaseException | None:
@@ -171,6 +179,8 @@ class Pipeline:
         settings = with_full_paths(self._unless_stopped(startup.run, startup.cancel))
         self._configure_logs(settings, worker)
         refuse_no_sinks(settings)
+        if problem := revoke_problem(settings):
+            raise ConfigError(problem)
         warn_without_topic(configured, settings)
         # What no engine could make is told before any of them is started.
         build_sinks(settings)
@@ -226,12 +236,16 @@ class Pipeline:
         finally:
             live.close()
         if code is not ExitCode.STOPPED:
-            self._leave_for(settings, worker, live.not_left())
-            self._raise_failure(settings, worker)
             done = live.progress()
+            if not done.uncommitted:  # else the brokers are away
+                self._leave_for(settings, worker, live.not_left())
+            self._raise_failure(settings, worker)
+            refuse_uncommitted(done)
             log.info(
                 "the pipeline is drained",
                 messages_done=done.messages_done,
+                lag=sum(done.lag.values()),
+                in_flight=done.in_flight,
                 dead_lettered=done.dead_lettered,
                 letters_dropped=done.letters_dropped,
             )
@@ -254,7 +268,13 @@ class Pipeline:
                 wake = _Wake.DRAIN if signals == 1 else _Wake.STOP
             match wake:
                 case _Wake.DRAIN:
-                    log.info("draining: nothing more is read; a second signal stops at once")
+                    self._drained_at = self._drained_at or time.monotonic()
+                    now = live.progress()
+                    log.info(
+                        "draining: nothing more is read; a second signal stops at once",
+                        lag=sum(now.lag.values()),
+                        in_flight=now.in_flight,
+                    )
                     live.drain()
                 case _Wake.STOP:
                     log.warning("stopping at once; what is not committed is done again by the next run")
@@ -270,6 +290,13 @@ class Pipeline:
                 case _Wake.FINISHED:
                     return ExitCode.OK
 
+    def _left(self, settings: Settings) -> float:
+        """Return how much of the time of a stop is left."""
+        if self._drained_at is None:
+            return LEAVE_SECONDS
+        left = self._drained_at + settings.executor.drain_timeout_seconds + STOP_SECONDS - time.monotonic()
+        return min(LEAVE_SECONDS, max(left, 1.0))
+
     def _on_finished(self, finished: RunFinished) -> None:
         self._finished = finished
         self._wakes.put(_Wake.FINISHED)
@@ -277,8 +304,11 @@ class Pipeline:
     # -- stop ------------------------------------------------------------------------------------------------
 
     def _leave_for(self, settings: Settings, worker: str, slots: list[int]) -> None:
+        def leave() -> None:
+            _leave_for(settings, worker, slots, self._left(settings))
+
         try:
-            unless_stopped(lambda: _leave_for(settings, worker, slots), self._wakes, _Wake.STEPPED, _nothing, _NO_WISH)
+            unless_stopped(leave, self._wakes, _Wake.STEPPED, _nothing, _NO_WISH)
         except StartStoppedError:
             log.warning("the brokers are not waited for; partitions may stay reserved for the session timeout")
 
@@ -303,7 +333,21 @@ class Pipeline:
         raise engine_error(f"the engine of slot {finished.slot}", finished.error or finished.ending.value)
 
 
-def _leave_for(settings: Settings, worker: str, slots: list[int]) -> None:
+def refuse_uncommitted(done: PipelineProgress) -> None:
+    """Let a drain fail whose commits did.
+
+    Raises:
+        RemoteError: Finished messages are not committed.
+    """
+    if done.uncommitted:
+        why = done.stalled.get("kafka") or "no answer from the brokers"
+        raise RemoteError(
+            f"commits failed at the stop: {done.uncommitted:,} finished messages are not committed and will be "
+            f"reprocessed by the next run ({why})"
+        )
+
+
+def _leave_for(settings: Settings, worker: str, slots: list[int], seconds: float) -> None:
     """Leave the consumer group for engines that could not, so that others have their partitions at once.
 
     An engine that died did not leave, and one that was drained while the group was joining may not have been able
@@ -311,14 +355,14 @@ def _leave_for(settings: Settings, worker: str, slots: list[int]) -> None:
     """
     members = {Identity(worker, slot, "", settings.kafka.consumer_group).instance_id for slot in slots}
     try:
-        left_behind = present_members(settings, members) if members else set()
+        left_behind = present_members(settings, members, min(5.0, seconds)) if members else set()
     except Exception as error:
         log.warning("the brokers do not say who is left in the group", error=str(error))
         return
 
     def leave(instance_id: str) -> None:
         try:
-            reap_member(settings, instance_id)
+            reap_member(settings, instance_id, seconds)
         except Exception as error:
             log.warning(
                 "an engine's partitions stay reserved for the session timeout",

@@ -68,6 +68,8 @@ def _check_hooks(handler: Handler[Any, Any]) -> None:
 def _check_hook(method: Any, hook: str, name: str) -> None:
     # What another name stands behind is somebody's decorator, and may return a coroutine all the same.
     written_here = inspect.ismethod(method) and method.__name__ == hook and not hasattr(method, "__wrapped__")
+    if written_here and (inspect.isasyncgenfunction(method) or inspect.isgeneratorfunction(method)):
+        raise HandlerError(f"{name}.{hook} has a `yield`, which makes it a generator; it has to return what it yields")
     if written_here and inspect.iscoroutinefunction(method) == (hook in SYNCHRONOUS_HOOKS):
         wanted = "a plain def" if hook in SYNCHRONOUS_HOOKS else "an async def"
         raise HandlerError(f"{name}.{hook} has to be {wanted}")

@@ -32,7 +32,7 @@ from tidemill.runtime.frames import LinkAddress
 from tidemill.runtime.identity import worker_name
 from tidemill.runtime.log import configure
 from tidemill.spark.bounded import BoundedProgress, BoundedRun
-from tidemill.spark.plan import Folder, Plan, check_still_there, look_up, now_text
+from tidemill.spark.plan import Folder, Plan, check_still_there, look_up, now_text, refuse_unordered
 from tidemill.spark.prepare import StartUp, handler_of, look_up_partitions, refuse_no_sinks, with_full_paths
 from tidemill.spark.session import Spark, bounded_conf, ship_package
 from tidemill.spark.shipping import own_folders, pack_handler
@@ -208,6 +208,7 @@ class Backfill:
         settings = bounded_settings(with_full_paths(self._startup.run()))
         self._configure_logs(settings)
         refuse_no_sinks(settings)
+        refuse_unordered(settings, whole=self._whole_partitions)
         packed = pack_handler(handler)
         look_up_partitions(settings)
         with self._folder.locked():
@@ -217,6 +218,7 @@ class Backfill:
                 self._folder.save(plan)
                 left = plan.pieces
             else:
+                refuse_unordered(settings, whole=plan.is_whole)
                 self._folder.tidy()
                 left = self._folder.left_of(plan)
                 log.info("resuming the backfill", left=sum(piece.size for piece in left), total=plan.total)
