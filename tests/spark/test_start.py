@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+import confluent_kafka as ck
 import pytest
 import yaml
 from tests.spark.terminal import Command, running
@@ -32,13 +33,23 @@ Arguments = Callable[[str], list[str]]
 @pytest.fixture
 def env(embedded_kafka: EmbeddedBroker) -> dict[str, str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TIDEMILL_")}
-    return {**clean, "WORKER_ID": f"w-{uuid.uuid4().hex[:8]}", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    # Wide enough for a log line above the status line, which begins with the same words.
+    return {
+        **clean,
+        "COLUMNS": "1000",
+        "WORKER_ID": f"w-{uuid.uuid4().hex[:8]}",
+        "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
+    }
 
 
 @pytest.fixture
 def arguments(embedded_kafka: EmbeddedBroker, tmp_path: Path) -> Arguments:
     topic = f"start-{uuid.uuid4().hex[:8]}"
     embedded_kafka.create_topic(topic, 2)
+    # A backfill of an empty topic needs no Spark.
+    producer = ck.Producer({"bootstrap.servers": embedded_kafka.bootstrap})
+    producer.produce(topic, b'{"n": 1}')
+    assert producer.flush(30) == 0
     config = {
         "kafka": {"brokers": embedded_kafka.bootstrap, "source_topic": topic, "consumer_group": topic},
         "sinks": {"filesystem": {"out": {"base_path": str(tmp_path / "out")}}},
@@ -93,7 +104,7 @@ def test_ctrl_c_on_a_terminal_ends_the_start_of_spark(
     command: str, arguments: Arguments, env: dict[str, str], tmp_path: Path
 ) -> None:
     with running(arguments(command), env, tmp_path, terminal=True) as process:
-        process.until_said("starting Spark")
+        process.until_said('"starting Spark"')
         process.interrupt()
         seconds = ended(process, {ExitCode.OK if command == "run" else ExitCode.STOPPED})
     print(f"ended in {seconds:.2f} s")
@@ -106,7 +117,7 @@ def test_a_java_that_hangs_does_not_keep_the_start_from_ending(
 ) -> None:
     env["JAVA_HOME"] = str(hanging_java(tmp_path, answers=answers))
     with running(arguments("run"), env, tmp_path) as process:
-        process.until_said("starting Spark")
+        process.until_said('"starting Spark"')
         deadline = time.monotonic() + 30
         while not any("java-home" in line for line in process.family().values()):
             assert time.monotonic() < deadline
