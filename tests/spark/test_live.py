@@ -177,8 +177,9 @@ def test_a_driver_that_stood_still_takes_no_healthy_engine_for_dead(running: Cal
 
 
 def test_no_engine_takes_messages_before_all_of_the_first_start_have_partitions(
-    running: Callable[..., Running], tmp_path: Path
+    running: Callable[..., Running], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("tidemill.core.roster.HOLD_SECONDS", 120.0)
     run = running(2, SecondWaits(folder=str(tmp_path)))
     until(lambda: (tmp_path / "second").exists() or run.works(0))
     snapshot = run.engine(0).progress

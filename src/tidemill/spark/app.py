@@ -52,7 +52,7 @@ from tidemill.spark.prepare import (
 from tidemill.spark.progress import PipelineProgress
 from tidemill.spark.session import Spark, is_local
 from tidemill.spark.shipping import own_folders, pack_handler
-from tidemill.spark.stopping import StartStoppedError, signals_noted, unless_stopped
+from tidemill.spark.stopping import StartStoppedError, running, signals_noted, unless_stopped
 from tidemill.spark.worker import ABANDONED_SECONDS, DEFAULT_FACTORY, EngineJob
 
 log = structlog.get_logger(__name__)
@@ -69,12 +69,17 @@ LEAVE_SECONDS = 10.0
 class _Wake(enum.Enum):
     """Why the thread that runs the pipeline has something to do."""
 
-    STARTED = enum.auto()
+    #: A step of the start or the stop has ended.
+    STEPPED = enum.auto()
     SIGNAL = enum.auto()
     DRAIN = enum.auto()
     STOP = enum.auto()
     SPARK_LOST = enum.auto()
     FINISHED = enum.auto()
+
+
+#: Words that may be left when the engines have ended.
+_NO_WISH = (_Wake.DRAIN, _Wake.SPARK_LOST, _Wake.FINISHED)
 
 
 def _nothing() -> None:
@@ -193,7 +198,7 @@ class Pipeline:
             return self._run_on_spark(settings, worker, packed, partitions)
 
     def _unless_stopped(self, work: Callable[[], ResultT], abort: Callable[[], None] = _nothing) -> ResultT:
-        return unless_stopped(work, self._wakes, _Wake.STARTED, abort)
+        return unless_stopped(work, self._wakes, _Wake.STEPPED, abort)
 
     def _configure_logs(self, settings: Settings, worker: str) -> None:
         self._log_context: dict[str, Any] = {
@@ -206,16 +211,9 @@ class Pipeline:
     def _run_on_spark(self, settings: Settings, worker: str, packed: bytes, partitions: int) -> ExitCode:
         count = engine_count(settings.spark, partitions)
         spark = Spark(settings.spark, f"tidemill {settings.kafka.consumer_group}", count)
-        try:
-            log.info("starting Spark", master=settings.spark.master, engines=count, partitions=partitions)
-            self._unless_stopped(spark.start, spark.abort)
+        log.info("starting Spark", master=settings.spark.master, engines=count, partitions=partitions)
+        with running(spark, self._wakes, _Wake.STEPPED, _NO_WISH):
             return self._run_live(spark, settings, worker, packed, count, partitions)
-        except StartStoppedError as stopped:
-            if stopped.at_once:
-                spark.kill()
-            raise
-        finally:
-            spark.stop()
 
     def _run_live(
         self, spark: Spark, settings: Settings, worker: str, packed: bytes, count: int, partitions: int
@@ -240,7 +238,7 @@ class Pipeline:
         if code is not ExitCode.STOPPED:
             done = live.progress()
             if not done.uncommitted:  # else the brokers are away
-                _leave_for(settings, worker, live.not_left(), self._left(settings))
+                self._leave_for(settings, worker, live.not_left())
             self._raise_failure(settings, worker)
             refuse_uncommitted(done)
             log.info(
@@ -304,6 +302,15 @@ class Pipeline:
         self._wakes.put(_Wake.FINISHED)
 
     # -- stop ------------------------------------------------------------------------------------------------
+
+    def _leave_for(self, settings: Settings, worker: str, slots: list[int]) -> None:
+        def leave() -> None:
+            _leave_for(settings, worker, slots, self._left(settings))
+
+        try:
+            unless_stopped(leave, self._wakes, _Wake.STEPPED, _nothing, _NO_WISH)
+        except StartStoppedError:
+            log.warning("the brokers are not waited for; partitions may stay reserved for the session timeout")
 
     def _raise_failure(self, settings: Settings, worker: str) -> None:
         """Raise why the run ended, unless it was drained."""
