@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.progress import brake_name
 
 if TYPE_CHECKING:
     from tidemill.pipeline.engine import Engine
@@ -31,7 +32,7 @@ def stalled_of(engine: Engine) -> dict[str, str]:
         ("kafka", engine.source.stalled()),
         ("dead letters", engine.letters.stalled()),
         ("resident program", engine.executor.stalled()),
-        (f"brake of engine {engine.identity.slot}", engine.brake.stalled() if engine.brake is not None else None),
+        (brake_name(engine.identity.slot), engine.brake.stalled() if engine.brake is not None else None),
     ):
         if text is not None:
             stalled[name] = text

@@ -28,7 +28,7 @@ from pyspark import cloudpickle
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import RemoteError
-from tidemill.runtime.frames import Begin, Command, Drain, Exit, Go, Hello, LinkAddress, Pause, Resume
+from tidemill.runtime.frames import Begin, Command, Drain, Exit, Go, Hello, LinkAddress, Pause, Release, Resume
 from tidemill.runtime.identity import Identity, new_engine_id
 from tidemill.runtime.link import RECONNECT_SECONDS, EngineLink
 from tidemill.runtime.log import configure
@@ -96,6 +96,9 @@ class RunnableEngine(Protocol):
 
     def resume(self) -> None:
         """Take messages again."""
+
+    def release(self) -> None:
+        """Let the brake off, if it is on."""
 
 
 EngineMaker = Callable[[Settings, Any, Identity], RunnableEngine]
@@ -303,6 +306,9 @@ class EngineProcess:
                 self._paused = False
                 if self._engine is not None:
                     self._engine.resume()
+            case Release():
+                if self._engine is not None:
+                    self._engine.release()
             case Exit():
                 os._exit(DEADLINE_EXIT)
 
