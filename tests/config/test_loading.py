@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tidemill.config.loading import load_settings, validated
-from tidemill.config.settings import Settings
+from tidemill.config.settings import Settings, revoke_problem
 from tidemill.core.errors import ConfigError
 
 Load = Callable[..., Settings]
@@ -274,6 +274,14 @@ def test_a_wrong_value_says_what_is_expected_and_what_is_there(load: Load, text:
             "executor: {retry_backoff: {initial_seconds: 60}}",
             "initial_seconds (60.0) may not exceed max_seconds (30.0)",
         ),
+        (
+            "kafka: {revoke_timeout_seconds: 291}",
+            "kafka.revoke_timeout_seconds (291) and 10 s may not exceed kafka.max_poll_interval_ms (300000)",
+        ),
+        (
+            "executor: {drain_timeout_seconds: 600}",
+            "kafka.revoke_timeout_seconds (600, the value of executor.drain_timeout_seconds) and 10 s may not exceed",
+        ),
         ("dlq: {topic: input-events}", "dlq.topic may not be the source topic (input-events)"),
         ("sinks: {kafka: {o: {topic: t, client_config: {bootstrap.servers: x}}}}", "set brokers of this sink"),
     ],
@@ -444,3 +452,16 @@ def test_one_file_and_one_environment_are_for_a_trigger_host_too(load: Load) -> 
         "list_name": "",
         "block_threshold_seconds": 0.2,
     }
+
+
+def test_revoked_partitions_wait_as_long_as_a_drain_unless_they_have_a_time_of_their_own(load: Load) -> None:
+    assert load("executor: {drain_timeout_seconds: 7}").revoke_timeout_seconds == 7
+    long_drain = load("kafka: {revoke_timeout_seconds: 3}\nexecutor: {drain_timeout_seconds: 900}")
+    assert long_drain.revoke_timeout_seconds == 3
+
+
+def test_only_a_pipeline_minds_a_poll_interval_below_the_times_that_nobody_set(load: Load) -> None:
+    settings = load("kafka: {max_poll_interval_ms: 30000, session_timeout_ms: 6000}")
+    problem = revoke_problem(settings)
+    assert problem is not None
+    assert "(30, the value of executor.drain_timeout_seconds) and 10 s" in problem

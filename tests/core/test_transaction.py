@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.core.transaction import Answer, Call, End, Fence, Verdict, fenced, following, judged
+from tidemill.core.transaction import Answer, Call, End, Fence, Transaction, Verdict, fenced, following, judged
 
 
 def test_a_transaction_that_goes_well_makes_each_call_once() -> None:
@@ -38,6 +38,61 @@ def test_every_course_keeps_the_rules_of_a_transactional_producer(answers: list[
 def test_an_abort_that_requires_an_abort_is_the_end() -> None:
     assert following(Call.ABORT, Answer.ABORT) is End.FATAL
     assert following(Call.SEND, Answer.ABORT) is Call.ABORT
+
+
+def at(call: Call) -> Transaction[str]:
+    transaction = Transaction({"a": 10, "b": 20})
+    while transaction.call is not call:
+        assert transaction.answered(Answer.DONE if call is not Call.ABORT else Answer.ABORT) is None
+    return transaction
+
+
+def test_a_lane_given_up_before_its_offsets_were_accepted_dooms_its_transaction() -> None:
+    for call in (Call.SEND, Call.OFFSETS, Call.ABORT):
+        transaction = at(call)
+        assert transaction.give_up(["b", "x"]) is None
+        assert transaction.call is Call.ABORT
+        assert transaction.answered(Answer.AGAIN) is None
+        assert transaction.call is Call.ABORT
+        assert transaction.answered(Answer.DONE) is End.ABORTED
+
+
+def test_a_transaction_that_has_not_begun_ends_with_its_lane() -> None:
+    assert at(Call.BEGIN).give_up({"a"}) is End.ABORTED
+
+
+def test_a_transaction_whose_offsets_were_accepted_is_finished_although_a_lane_is_given_up() -> None:
+    transaction = at(Call.COMMIT)
+    assert transaction.give_up({"a"}) is None
+    assert transaction.answered(Answer.AGAIN) is None
+    assert transaction.answered(Answer.DONE) is End.COMMITTED
+
+
+def test_a_lane_that_is_given_up_is_no_concern_of_a_transaction_without_it() -> None:
+    transaction = at(Call.SEND)
+    assert not transaction.holds({"c"})
+    assert transaction.give_up({"c"}) is None
+    assert transaction.call is Call.SEND
+
+
+def test_the_end_tells_nothing_of_forgotten_lanes() -> None:
+    transaction = at(Call.SEND)
+    transaction.forget({"a", "c"})
+    assert transaction.offsets == {"b": 20}
+
+
+@given(st.lists(st.one_of(st.sampled_from(Answer), st.just("give up")), max_size=30))
+def test_nothing_of_a_lane_that_was_given_up_in_time_is_ever_committed(steps: list[Answer | str]) -> None:
+    transaction, doomed = Transaction({"a": 10}), False
+    for step in steps:
+        if isinstance(step, Answer):
+            end = transaction.answered(step)
+        else:
+            doomed = doomed or transaction.call is not Call.COMMIT
+            end = transaction.give_up({"a"})
+        assert not (doomed and (end is End.COMMITTED or transaction.call is Call.COMMIT))
+        if end is not None:
+            break
 
 
 def test_a_producer_whose_transaction_grew_too_old_was_not_replaced() -> None:

@@ -454,6 +454,130 @@ async def test_a_revoke_waits_for_the_work_in_hand_and_late_results_change_nothi
     assert P1 not in offsets
 
 
+class Paced(Handler[Any, Any]):
+    """One process per message: it runs until its file is there, or fails at once where the message says so."""
+
+    def __init__(self, folder: Any) -> None:
+        self.folder = folder
+        self.done: list[int] = []
+
+    def open(self, offset: int) -> None:
+        (self.folder / str(offset)).touch()
+
+    async def arrange(self, messages, pending):
+        script = "while [ ! -e $0 ]; do sleep 0.01; done; exit $1"
+        return [
+            ExecutorTask(
+                f"t{m.offset}",
+                source_offsets=[m.offset],
+                binary_path="sh",
+                args=["-c", script, str(self.folder / str(m.offset)), "1" if m.value == b"fails" else "0"],
+                metadata={"offset": m.offset},
+            )
+            for m in messages
+        ]
+
+    async def on_task_complete(self, result):
+        self.done.append(result.task.metadata["offset"])
+
+
+async def test_a_revoke_waits_for_running_tasks_only_and_leaves_the_queue_to_the_next_owner(rig, tmp_path):
+    handler = Paced(tmp_path)
+    run = rig(handler, [message(offset) for offset in range(6)], executor={"max_executors": 2})
+    await run.until(lambda: run.engine.progress().tasks_running == 2)
+    revoked = asyncio.ensure_future(run.source.revoke(P0))
+    await run.until(lambda: run.engine.progress().tasks_queued == 0)
+    handler.open(0)
+    await run.committed(1)
+    assert not revoked.done(), "the second task runs"
+    for offset in range(1, 6):
+        handler.open(offset)
+    await asyncio.wait_for(revoked, 5)
+    assert run.source.committed[P0] == 2
+    assert handler.done == [0, 1], "what had not started ran nevertheless"
+
+
+async def test_a_revoke_does_not_wait_for_a_task_that_would_have_to_run_again(rig, tmp_path):
+    handler = Paced(tmp_path)
+    messages = [message(0), message(1, b"fails"), message(2)]
+    run = rig(handler, messages, executor={"max_executors": 3})
+    await run.until(lambda: run.engine.progress().tasks_running == 3)
+    revoked = asyncio.ensure_future(run.source.revoke(P0))
+    await asyncio.sleep(0)
+    handler.open(1)
+    handler.open(0)
+    await asyncio.wait_for(revoked, 5)
+    assert run.source.committed[P0] == 1, "behind a message that runs again nothing can be committed"
+    assert run.engine.progress().tasks_retrying == 0
+    await run.until(lambda: run.engine.progress().tasks_running == 0)
+    assert run.letters.letters == []
+
+
+async def test_a_revoke_starts_no_window_that_is_still_being_arranged(rig):
+    class Slow(Gated):
+        entered = asyncio.Event()
+        go = asyncio.Event()
+
+        async def arrange(self, messages, pending):
+            if messages[0].offset == 2:
+                self.entered.set()
+                await self.go.wait()
+            return await super().arrange(messages, pending)
+
+    handler = Slow()
+    run = rig(handler, [message(0), message(1)])
+    await run.until(lambda: handler.windows)
+    run.source.feed(message(2), message(3))
+    await handler.entered.wait()
+    run.source.feed(message(4))
+    await run.until(lambda: run.engine.progress().consumed == 5)
+    revoked = asyncio.ensure_future(run.source.revoke(P0))
+    await asyncio.sleep(0)
+    handler.go.set()
+    handler.open(*range(5))
+    await asyncio.wait_for(revoked, 5)
+    assert run.source.committed[P0] == 2
+    assert {payload.data["offset"] for payload in run.files.payloads} == {0, 1}
+
+
+async def test_a_revoke_with_a_head_that_has_not_started_waits_for_nothing(rig, tmp_path):
+    handler = Paced(tmp_path)
+    backoff = {"initial_seconds": 50, "max_seconds": 50}
+    run = rig(handler, [message(0, b"fails"), message(1)], executor={"retry_backoff": backoff})
+    handler.open(0)
+    await run.until(lambda: run.engine.progress().tasks_retrying == 1)
+    await asyncio.wait_for(run.source.revoke(P0), 5)
+    assert P0 not in run.source.committed
+    await run.until(lambda: run.engine.progress().tasks_running == 0)
+
+
+async def test_other_partitions_go_on_and_commit_while_a_revoked_one_is_waited_for(rig, tmp_path):
+    handler = Paced(tmp_path)
+    later = [message(offset, partition=1) for offset in range(1, 40)]
+    run = rig(handler, [message(0), message(1000)], executor={"max_executors": 4})
+    await run.until(lambda: run.engine.progress().tasks_running == 2)
+    run.source._buffers[P1] = type(run.source._buffers[P0])()
+    run.source.events.on_assigned([P1])
+    revoked = asyncio.ensure_future(run.source.revoke(P0))
+    for offset in range(1, 40):
+        handler.open(offset)
+    run.source.feed(*later)
+    await run.committed(40, P1)
+    assert not revoked.done()
+    handler.open(0)
+    handler.open(1000)
+    await asyncio.wait_for(revoked, 5)
+    assert run.source.committed[P0] == 1001
+
+
+async def test_the_revoke_timeout_may_be_shorter_than_the_drain_timeout(rig, tmp_path):
+    run = rig(Paced(tmp_path), [message(0)], kafka={"revoke_timeout_seconds": 0.2})
+    await run.until(lambda: run.engine.progress().tasks_running)
+    await asyncio.wait_for(run.source.revoke(P0), 5)
+    assert P0 not in run.source.committed
+    await run.until(lambda: run.engine.progress().tasks_running == 0)
+
+
 async def test_a_fenced_engine_stops_delivering_and_says_so(rig):
     handler = Gated()
     run = rig(handler, [message(0), message(1)])
@@ -872,6 +996,37 @@ async def test_the_last_commit_does_not_wait_for_a_partition_that_is_lost(rig):
     await run.settled()
     run.source.lose(P0)
     await asyncio.wait_for(run._task, 5)
+
+
+async def test_a_drain_whose_commits_fail_ends_by_its_deadline_and_counts_what_is_reprocessed(rig):
+    handler = Gated()
+    run = rig(handler, [message(offset) for offset in range(6)], executor={"drain_timeout_seconds": 0.1})
+    run.source.hold_commits = True
+    await run.until(lambda: handler.windows)
+    handler.open(0, 1, 2, 4)
+    await run.until(lambda: len(handler.completed) == 4)
+    started = asyncio.get_running_loop().time()
+    summary = await run.end()
+    assert asyncio.get_running_loop().time() - started < 0.1 + 3.0 + 1.0
+    assert summary.reason is StopReason.DRAINED
+    assert summary.progress.uncommitted == 4
+
+
+async def test_a_drain_that_leaves_unfinished_work_only_has_nothing_uncommitted(rig):
+    handler = Gated()
+    run = rig(handler, [message(0), message(1)], executor={"drain_timeout_seconds": 0.1})
+    await run.until(lambda: handler.windows)
+    handler.open(0)
+    await run.committed(1)
+    assert (await run.end()).progress.uncommitted == 0
+
+
+async def test_a_stop_does_not_wait_for_what_ignores_its_end(rig):
+    run = rig(Stubborn(), [message(0)], executor={"drain_timeout_seconds": 0.1, "term_grace_seconds": 60})
+    await run.until(lambda: run.engine.progress().tasks_running)
+    started = asyncio.get_running_loop().time()
+    await run.end()
+    assert asyncio.get_running_loop().time() - started < 0.1 + 3.0 + 1.0
 
 
 async def test_bytes_that_a_delivery_lets_go_make_room_behind_a_slow_message(rig):

@@ -14,7 +14,7 @@ from typing import Any
 
 import confluent_kafka as ck
 import pytest
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, NewPartitions
 
 from tidemill.config.settings import Settings
 from tidemill.pipeline.build import build_engine
@@ -26,6 +26,7 @@ from tidemill.runtime.identity import Identity
 from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.progress import EngineSummary, StopReason
 from tidemill.sinks.payloads import CollectResult, FilePayload, KafkaPayload
+from tidemill.sources.base import CommitStatus
 from tidemill.sources.kafka import KafkaSource
 from tidemill.sources.membership import reap_member
 
@@ -115,6 +116,14 @@ class Place:
             engine.drain()
         return await asyncio.wait_for(asyncio.gather(*self.tasks), 40)
 
+    def committed_at_the_broker(self, partitions: list[Any]) -> dict[Any, int]:
+        consumer = ck.Consumer({"bootstrap.servers": self.broker.bootstrap, "group.id": self.topic})
+        try:
+            found = consumer.committed([ck.TopicPartition(*partition) for partition in partitions], timeout=10)
+            return {(p.topic, p.partition): max(0, p.offset) for p in found}
+        finally:
+            consumer.close()
+
     def letters(self) -> list[Any]:
         consumer = ck.Consumer(
             {"bootstrap.servers": self.broker.bootstrap, "group.id": "letters", "enable.partition.eof": True}
@@ -198,6 +207,44 @@ async def test_messages_that_the_broker_deleted_are_counted_as_a_gap(place):
     assert first.progress().gap == 0
 
 
+async def test_the_lag_is_that_of_the_topic_minus_what_is_committed_with_what_is_in_flight_beside_it(place):
+    class Held(Copy):
+        gate = asyncio.Event()
+
+        async def on_task_complete(self, result):
+            await self.gate.wait()
+            return await super().on_task_complete(result)
+
+    place.feed(numbers(40))
+    first = place.start(Copy(), "first")
+    await place.committed(40)
+    await place.until(lambda: first.progress().lag == {f"{place.topic}/{n}": 0 for n in range(4)})
+    await place.end()
+    place.feed(numbers(80, 40))
+    handler = Held()
+    engine = place.start(handler, "second")
+    await place.until(lambda: engine.progress().in_flight == 80)
+    await place.until(lambda: sum(engine.progress().lag.values()) == 80)
+    handler.gate.set()
+    await place.until(lambda: sum(engine.progress().lag.values()) == 0)
+    assert engine.progress().in_flight == 0
+
+
+async def test_the_lag_of_partitions_that_are_not_read_is_known_within_a_second_and_kept_up(place):
+    place.feed(numbers(40))
+    engine = place.start(Copy())
+    engine.pause()
+    await place.until(lambda: engine.progress().partitions)
+    await place.until(lambda: sum(engine.progress().lag.values()) == 40, 2)
+    # A full buffer pauses a partition at the broker, and then no fetch tells of its end.
+    for partition in list(engine.source._buffers):
+        engine.source._commands.append(lambda p=partition: engine.source._consumer.pause([ck.TopicPartition(*p)]))
+        engine.source._commands.append(lambda p=partition: setattr(engine.source._buffers[p], "paused", True))
+    engine.source._fetching = False
+    place.feed(numbers(40, 40))
+    await place.until(lambda: sum(engine.progress().lag.values()) == 80)
+
+
 async def test_a_second_engine_takes_its_share_and_nothing_is_repeated(place):
     place.feed(numbers(3000))
     place.start(Copy(), "a")
@@ -208,6 +255,23 @@ async def test_a_second_engine_takes_its_share_and_nothing_is_repeated(place):
     await place.committed(4000)
     assert place.lines() == Counter(str(n) for n in range(4000))
     assert place.engines[1].counters.messages_done > 0
+
+
+async def test_partitions_added_to_the_topic_are_read_within_10_seconds(place):
+    first, second = place.start(Copy(), "a"), place.start(Copy(), "b")
+    await place.until(lambda: [len(e.progress().partitions) for e in (first, second)] == [2, 2])
+    admin = AdminClient({"bootstrap.servers": place.broker.bootstrap})
+    for future in admin.create_partitions([NewPartitions(place.topic, 8)]).values():
+        future.result(10)
+    place.partitions = 8
+    started = time.monotonic()
+    await asyncio.to_thread(place.feed, numbers(80))
+    await place.committed(80)
+    took = time.monotonic() - started
+    print(f"read after {took:.1f} s")
+    assert took < 10
+    assert place.lines() == Counter(str(n) for n in range(80))
+    assert [len(e.progress().partitions) for e in (first, second)] == [4, 4]
 
 
 async def test_two_rebalances_in_a_row_lose_and_repeat_nothing(place):
@@ -239,6 +303,39 @@ async def test_a_revoke_in_the_middle_of_windows_waits_for_them_and_repeats_noth
     place.feed(numbers(40, 80))
     await place.committed(120)
     assert place.lines() == Counter(str(n) for n in range(120))
+
+
+async def test_kept_partitions_work_and_commit_while_one_task_of_a_revoked_one_runs(place):
+    class Held(Copy):
+        def __init__(self) -> None:
+            self.gates = {str(n): asyncio.Event() for n in range(4)}
+
+        async def on_task_complete(self, result):
+            if gate := self.gates.get(result.task.metadata["value"]):
+                await gate.wait()
+            return await super().on_task_complete(result)
+
+    handler = Held()
+    place.feed(numbers(4))
+    first = place.start(handler, "w1")
+    await place.until(lambda: first.progress().consumed == 4)
+    first.pause()
+    place.feed(numbers(4000, 4))
+    await place.until(lambda: sum(first.source.buffered(lane) for lane in first.intake.lanes) == 4000)
+    second = place.start(Copy(), "w2")
+    await place.until(lambda: any(lane.handover for lane in first.intake.lanes.values()))
+    kept = [lane.partition for lane in first.intake.lanes.values() if lane.handover is None]
+    assert len(kept) == 2
+    for _, partition in kept:
+        handler.gates[str(partition)].set()
+    first.resume()
+    # Within the callback: what was buffered of the kept ones is worked off, and the brokers have their offsets.
+    await place.until(lambda: sum(place.committed_at_the_broker(kept).values()) == 2002)
+    assert not second.intake.lanes
+    for gate in handler.gates.values():
+        gate.set()
+    await place.committed(4004)
+    assert place.lines() == Counter(str(n) for n in range(4004))
 
 
 async def test_partitions_that_come_while_an_engine_is_paused_wait_until_it_resumes(place):
@@ -388,10 +485,13 @@ class ScriptedConsumer:
     """What the source's thread calls, without a broker; it never answers a question about watermarks."""
 
     def __init__(self) -> None:
+        self.answers = True
         self.commits: list[Any] = []
         self.records: list[Any] = []
 
     def committed(self, partitions, timeout):
+        if not self.answers:
+            raise ck.KafkaException(ck.KafkaError(ck.KafkaError._TIMED_OUT))
         return [ck.TopicPartition("t", 0, 0) for _ in partitions]
 
     def incremental_assign(self, partitions): ...
@@ -399,6 +499,7 @@ class ScriptedConsumer:
     def resume(self, partitions): ...
     def commit(self, offsets, asynchronous):
         self.commits.append([(p.topic, p.partition, p.offset) for p in offsets])
+        return [] if asynchronous else offsets
 
     def poll(self, timeout):
         return self.records.pop(0) if self.records else None
@@ -406,6 +507,9 @@ class ScriptedConsumer:
     def consume(self, count, timeout):
         records, self.records = self.records, []
         return records
+
+    def offsets_for_times(self, partitions, timeout):
+        raise ck.KafkaException(ck.KafkaError(ck.KafkaError._TIMED_OUT))
 
     def get_watermark_offsets(self, partition, timeout=None, cached=False):
         raise ck.KafkaException(ck.KafkaError(ck.KafkaError._TIMED_OUT))
@@ -442,15 +546,16 @@ async def test_a_commit_of_an_earlier_ownership_is_never_sent_in_a_later_one():
     source, consumer, _ = scripted()
     await asyncio.to_thread(source._on_assign, consumer, [POSITION])
     await asyncio.sleep(0)
-    source._commit_in_flight = True
+    source._committer._in_flight = {}
     source.commit({TP: 100})
     carry_out(source)
     source.commit({TP: 101})
+    source._dead = True  # nothing is finished: what waits is of no use to anybody
     await asyncio.to_thread(source._on_revoke, consumer, [POSITION])
     await asyncio.to_thread(source._on_assign, consumer, [POSITION])
     await asyncio.sleep(0)
     carry_out(source)
-    source._commit_in_flight = False
+    source._committer.on_commit(None, [])
     source._send_commits()
     assert consumer.commits == []
     source.commit({TP: 102})
@@ -474,7 +579,7 @@ async def test_nothing_is_pulled_of_an_ownership_that_the_engine_was_not_told_of
 async def test_a_revoke_that_takes_too_long_is_told_as_a_loss():
     source, consumer, events = scripted()
     events.never = True
-    source._drain_seconds = -9.9
+    source._revoke_seconds = -9.4
     await asyncio.to_thread(source._on_assign, consumer, [POSITION])
     await asyncio.to_thread(source._on_revoke, consumer, [POSITION])
     await asyncio.sleep(0.01)
@@ -500,3 +605,28 @@ async def test_a_gap_that_the_brokers_say_nothing_about_is_no_end_of_the_consume
     assert [m.offset for m in source.pull(TP, 10)] == [7]
     source._check()
     assert source._buffers[TP].holes == [(0, 7)], "asked about again at the next look"
+
+
+async def test_what_an_asynchronous_commit_took_along_is_committed_again_within_a_revoke():
+    """Its answer would come with a poll only, and until then nothing more of its partition would be committed."""
+    source, consumer, events = scripted()
+    await asyncio.to_thread(source._on_assign, consumer, [POSITION])
+    await asyncio.sleep(0)
+    source.commit({TP: 100})
+    carry_out(source)
+    source._send_commits()
+    assert consumer.commits == [[("t", 0, 100)]]
+    await asyncio.to_thread(source._on_revoke, consumer, [POSITION])
+    assert consumer.commits == [[("t", 0, 100)]] * 2
+    await asyncio.sleep(0)
+    assert ("on_committed", {TP: 100}, CommitStatus.DONE) in events.told
+
+
+async def test_no_commit_is_sent_within_a_revoke_to_a_coordinator_that_does_not_answer():
+    source, consumer, _ = scripted()
+    await asyncio.to_thread(source._on_assign, consumer, [POSITION])
+    await asyncio.sleep(0)
+    source.commit({TP: 100})
+    consumer.answers = False
+    await asyncio.to_thread(source._on_revoke, consumer, [POSITION])
+    assert consumer.commits == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -11,9 +12,11 @@ import confluent_kafka as ck
 import pytest
 
 from tidemill.config.settings import KafkaSettings
-from tidemill.core.transaction import End
+from tidemill.core.transaction import End, Verdict
 from tidemill.sources.base import Fatal, Outgoing
+from tidemill.sources.place import is_member
 from tidemill.sources.transactor import Transactor
+from tidemill.testing.kafka import unique_name
 
 TP = ("t", 0)
 
@@ -117,6 +120,45 @@ def test_a_record_that_cannot_even_be_handed_over_is_blamed(made) -> None:
     assert records[1].oversize
 
 
+def refusing(transactor: Transactor, *refused: Outgoing) -> Callable[[], None]:
+    def refuse() -> None:
+        for record in refused:
+            transactor._failed(record, ck.KafkaError(ck.KafkaError.INVALID_RECORD), None)
+
+    return refuse
+
+
+def refused_later(transactor: Transactor, *refused: Outgoing) -> None:
+    def refuse() -> None:
+        refusing(transactor, *refused)()
+        raise error(ck.KafkaError.INVALID_RECORD, abort=True)
+
+    transactor._producer.script["commit_transaction"] = [refuse]  # type: ignore[attr-defined]
+
+
+def test_guilt_is_judged_over_all_of_a_transaction(made) -> None:
+    transactor = made(commit_transaction=[])
+    bad, innocent, fine = (Outgoing("out", None, value) for value in (b"bad", b"innocent", b"fine"))
+    refused_later(transactor, bad, innocent)
+    assert through(transactor, bad, innocent, fine)[0] is End.ABORTED
+    assert [record.verdict for record in (bad, innocent, fine)] == [Verdict.ALONE, Verdict.ALONE, None]
+    bad.alone, bad.error = True, None
+    innocent.alone, innocent.error = True, None
+    refused_later(transactor, bad)
+    assert through(transactor, bad, innocent, fine)[0] is End.ABORTED
+    assert bad.verdict is Verdict.REFUSED
+    assert innocent.error is None
+
+
+def test_a_record_of_a_partition_that_went_meanwhile_still_counts_as_a_suspect(made) -> None:
+    transactor, consumer = made(commit_transaction=[], send_offsets_to_transaction=again(1)), Moving()
+    bad, innocent = Outgoing("out", None, b"bad"), Outgoing("out", None, b"innocent")
+    begun(transactor, consumer, bad, innocent)
+    transactor._producer.script["abort_transaction"] = [refusing(transactor, bad, innocent)]
+    assert transactor.give_up(consumer, [TP], 1.0)[0][0] is End.ABORTED
+    assert innocent.verdict is Verdict.ALONE
+
+
 def test_a_full_queue_is_waited_for_and_goes_on_where_it_was(made) -> None:
     transactor = made(produce=[None, BufferError("full")])
     assert through(transactor, *(Outgoing("out", None, b"%d" % n) for n in range(3)))[0] is End.COMMITTED
@@ -201,3 +243,177 @@ def test_finish_gives_up_in_time(made) -> None:
     assert transactor.finish(Consumer(), 0.05) == []
     transactor._producer.script["commit_transaction"].clear()
     assert transactor.finish(Consumer(), 1.0) == [(End.COMMITTED, {TP: 7})]
+
+
+# -- partitions that go while a transaction is open ------------------------------------------------------------
+
+OTHER = ("t", 1)
+
+
+def again(count: int) -> list[Any]:
+    return [error(ck.KafkaError._TIMED_OUT, retriable=True) for _ in range(count)]
+
+
+def begun(transactor: Transactor, consumer: Consumer, *records: Outgoing) -> None:
+    transactor.begin({TP: 10, OTHER: 20}, list(records))
+    assert transactor.step(consumer) is None  # type: ignore[arg-type]
+
+
+class Moving(Consumer):
+    """A member whose group goes on to the next generation when it is told to."""
+
+    generation = 1
+
+    def consumer_group_metadata(self) -> bytes:
+        return b"CGMDv2:" + struct.pack("=i", self.generation) + b"g\0m\0\0i\0"
+
+
+def test_offsets_go_out_with_the_generation_in_which_their_transaction_began(made):
+    transactor, consumer, places = made(send_offsets_to_transaction=again(2)), Moving(), []
+    transactor._producer.send_offsets_to_transaction = lambda positions, place, seconds: (
+        places.append(place),
+        transactor._producer._call("send_offsets_to_transaction"),
+    )
+    first = consumer.consumer_group_metadata()
+    begun(transactor, consumer)
+    consumer.generation = 2
+    while transactor.step(consumer) is None:
+        assert transactor.busy
+    assert places == [first] * 3
+    through(transactor)
+    transactor.begin({TP: 11}, [])
+    assert transactor.step(consumer) == (End.COMMITTED, {TP: 11})
+    assert places[-1] == consumer.consumer_group_metadata()
+
+
+@pytest.mark.parametrize("place", [None, b"CGMDv2:\xff\xff\xff\xffg\0\0\0i\0", b"CGMDv2:\1\0\0\0g\0\0\0i\0"])
+def test_nothing_begins_while_the_member_has_no_place_in_the_group(made, place):
+    transactor, consumer = made(), Moving()
+    consumer.consumer_group_metadata = lambda: place
+    begun(transactor, consumer)
+    assert calls(transactor) == []
+    assert transactor.give_up(consumer, [TP, OTHER], 1.0) == [(End.ABORTED, {TP: 10, OTHER: 20})]
+    assert calls(transactor) == []
+    assert not transactor.busy
+
+
+def test_a_transaction_that_lost_a_partition_before_its_offsets_were_accepted_is_aborted(made):
+    transactor, consumer = made(send_offsets_to_transaction=again(1)), Moving()
+    begun(transactor, consumer, Outgoing("out", None, b"1"))
+    assert transactor.give_up(consumer, [OTHER], 1.0) == [(End.ABORTED, {TP: 10, OTHER: 20})]
+    assert calls(transactor)[-1] == "abort_transaction"
+    assert "commit_transaction" not in calls(transactor)
+    assert through(transactor) == (End.COMMITTED, {TP: 7}), "the part that is still owned can go"
+
+
+def test_a_transaction_whose_offsets_were_accepted_is_committed_although_a_partition_goes(made):
+    transactor, consumer = made(commit_transaction=again(2)), Moving()
+    begun(transactor, consumer)
+    assert transactor.give_up(consumer, [OTHER], 1.0) == [(End.COMMITTED, {TP: 10, OTHER: 20})]
+    assert "abort_transaction" not in calls(transactor)
+
+
+def test_a_transaction_without_the_partitions_that_go_stays_as_it_is(made):
+    transactor, consumer = made(send_offsets_to_transaction=again(1)), Moving()
+    assert transactor.give_up(consumer, [TP], 1.0) == []
+    begun(transactor, consumer)
+    assert transactor.give_up(consumer, [("t", 2)], 1.0) == []
+    assert transactor.step(consumer) == (End.COMMITTED, {TP: 10, OTHER: 20})
+
+
+def test_an_abort_that_takes_too_long_goes_on_later_and_tells_nothing_of_what_went(made):
+    transactor, consumer = made(send_offsets_to_transaction=again(1), abort_transaction=again(1_000_000)), Moving()
+    begun(transactor, consumer)
+    assert transactor.give_up(consumer, [OTHER], 0.05) == []
+    assert transactor.busy
+    transactor._producer.script.clear()
+    assert transactor.step(consumer) == (End.ABORTED, {TP: 10})
+
+
+def test_a_commit_that_takes_too_long_goes_on_later_and_tells_nothing_of_what_went(made):
+    transactor, consumer = made(commit_transaction=again(1_000_000)), Moving()
+    begun(transactor, consumer)
+    assert transactor.give_up(consumer, [OTHER], 0.05) == []
+    transactor._producer.script.clear()
+    assert transactor.step(consumer) == (End.COMMITTED, {TP: 10})
+    assert "abort_transaction" not in calls(transactor)
+
+
+@pytest.mark.parametrize("answer", [None, error(ck.KafkaError.FENCED_INSTANCE_ID, abort=True)])
+def test_a_doomed_transaction_waits_for_the_answer_about_its_offsets_and_is_aborted_whatever_it_is(
+    made, monkeypatch, answer
+):
+    monkeypatch.setattr("tidemill.sources.transactor.CALL_SECONDS", 0.02)
+    gate = threading.Event()
+
+    def late() -> None:
+        gate.wait(10)
+        if answer is not None:
+            raise answer
+
+    transactor, consumer = made(send_offsets_to_transaction=[late]), Moving()
+    begun(transactor, consumer)
+    assert transactor.give_up(consumer, [OTHER], 0.05) == []
+    assert "abort_transaction" not in calls(transactor), "a producer carries out one call at a time"
+    gate.set()
+    assert transactor.finish(consumer, 10.0) == [(End.ABORTED, {TP: 10})]
+    assert transactor.fatal is None, "its own member rejoined under another id: nobody took its place"
+    assert "commit_transaction" not in calls(transactor)
+
+
+def test_a_doomed_transaction_whose_offsets_never_get_an_answer_costs_its_producer(made, monkeypatch):
+    monkeypatch.setattr("tidemill.sources.transactor.CALL_SECONDS", 0.02)
+    monkeypatch.setattr("tidemill.sources.transactor.HANG_SECONDS", 0.1)
+    forever = threading.Event()
+    transactor, consumer = made(send_offsets_to_transaction=[forever.wait]), Moving()
+    hung = transactor._producer
+    begun(transactor, consumer)
+    assert transactor.give_up(consumer, [OTHER], 10.0) == [(End.ABORTED, {TP: 10, OTHER: 20})]
+    assert transactor._producer is not hung
+    assert transactor._producer.calls == ["init_transactions"], "its start is the abort"
+    forever.set()
+
+
+def test_giving_up_waits_no_longer_than_it_may(made):
+    seconds: list[float] = []
+
+    def slow(patience: float) -> None:
+        seconds.append(patience)
+        time.sleep(patience)
+        raise error(ck.KafkaError._TIMED_OUT, retriable=True)
+
+    transactor, consumer = made(send_offsets_to_transaction=again(1)), Moving()
+    begun(transactor, consumer)
+    transactor._producer.abort_transaction = slow
+    assert transactor.give_up(consumer, [TP], 0.3) == []
+    assert max(seconds) <= 0.3
+
+
+@pytest.mark.parametrize("name", ["send_offsets_to_transaction", "commit_transaction", "produce"])
+@pytest.mark.parametrize("kind", [TypeError, SystemError, SystemExit])
+def test_an_error_that_is_not_one_of_the_client_ends_the_engine_and_commits_nothing(made, name, kind):
+    transactor = made(**{name: [lambda: (_ for _ in ()).throw(kind("odd"))]})
+    assert through(transactor, Outgoing("out", None, b"1"))[0] is End.FATAL
+    assert transactor.fatal is not None
+    assert transactor.fatal[0] is Fatal.FAILED
+    assert f"{kind.__name__}: odd" in transactor.fatal[1]
+    if name != "commit_transaction":
+        assert "commit_transaction" not in calls(transactor)
+
+
+async def test_the_place_of_a_real_member_is_told_from_that_of_none(embedded_kafka):
+    topic, group = unique_name(), unique_name("group")
+    embedded_kafka.create_topic(topic)
+    consumer = ck.Consumer(
+        {"bootstrap.servers": embedded_kafka.bootstrap, "group.id": group, "group.instance.id": "i", "log_level": 0}
+    )
+    try:
+        assert not is_member(consumer.consumer_group_metadata())
+        consumer.subscribe([topic])
+        deadline = time.monotonic() + 30
+        while not consumer.assignment():
+            assert time.monotonic() < deadline
+            consumer.poll(0.05)
+        assert is_member(consumer.consumer_group_metadata())
+    finally:
+        consumer.close()

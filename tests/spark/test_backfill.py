@@ -268,6 +268,19 @@ def test_sigterm_keeps_what_is_done_and_a_killed_engine_costs_nothing(site: Site
     assert not again & {offset * 2 + partition for partition, offset in part_way}
 
 
+@pytest.mark.long
+def test_an_engine_that_hangs_is_killed_and_its_part_is_done_again(site: Site) -> None:
+    site.config(executor={"max_executors": 8})
+    site.feed(2_000)
+    run = site.start("Slow", "--from", "earliest")
+    wait_for(lambda: len(site.seen()) > 20, 60, "work under way")
+    os.kill(wait_for(lambda: engines(site.topic), 10, "engines")[0], signal.SIGSTOP)
+    assert run.wait(120) == ExitCode.OK
+    assert "an engine hangs; it is killed" in site.log()
+    assert set(site.seen()) == set(range(2_000))
+    wait_for(lambda: not marked(site.topic), 20, "no process left")
+
+
 def test_a_range_between_offsets_reports_gaps_and_leaves_the_live_group_alone(site: Site) -> None:
     site.feed(1_000)
     live = ck.Consumer({"bootstrap.servers": site.broker.bootstrap, "group.id": site.topic})

@@ -78,6 +78,11 @@ class KafkaSettings(Section):
         description="Results, dead letters and offsets in one transaction; all sinks have to be Kafka, on the same "
         "brokers.",
     )
+    revoke_timeout_seconds: NonNegativeFloat | None = Field(
+        None,
+        description="At a rebalance: how long running tasks of partitions that move to another engine may take to "
+        "finish. Default: executor.drain_timeout_seconds. With 10 s more it may not exceed max_poll_interval_ms.",
+    )
     client_config: Annotated[dict[str, Any], AfterValidator(_source_client_config)] = Field(
         default_factory=dict,
         description="Passed to librdkafka. Its security, sasl and ssl keys also apply to dead letters and to "
@@ -164,8 +169,11 @@ class ExecutorSettings(Section):
     retry_backoff: RetryBackoffSettings = Field(
         default_factory=RetryBackoffSettings, description="How long a failed task waits before it runs again."
     )
+    max_replacements: NonNegativeInt = Field(
+        10, description="How often in a row `on_error` may answer with other tasks; then a dead letter."
+    )
     drain_timeout_seconds: NonNegativeFloat = Field(
-        30.0, description="At a stop or a rebalance: how long work in hand may take to finish."
+        30.0, description="At a stop: how long what is in flight may take to finish."
     )
     backpressure_high_multiplier: PositiveInt = Field(
         32, description="Times max_executors: messages in hand, per engine, beyond which it reads no more."
@@ -298,6 +306,9 @@ class SparkSettings(Section):
     master: NonEmpty = Field("local", description="local means local[engines + 1].")
     engines: PositiveInt | None = Field(None, description="Default: the smaller of partitions and cores.")
     conf: dict[str, str] = Field(default_factory=dict, description="Passed to Spark as it is.")
+    start_timeout_seconds: PositiveFloat = Field(
+        120.0, description="How long Spark may take to start, its JVM included."
+    )
 
 
 class HistorySettings(Section):
@@ -353,6 +364,21 @@ class Settings(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_revoke_time(self) -> Self:
+        # Trigger hosts read this section too, and have no revokes that wait: what nobody set is checked by pipelines.
+        told = "revoke_timeout_seconds" in self.kafka.model_fields_set
+        told |= "drain_timeout_seconds" in self.executor.model_fields_set
+        if told and (problem := revoke_problem(self)):
+            raise ValueError(problem)
+        return self
+
+    @property
+    def revoke_timeout_seconds(self) -> float:
+        """How long running tasks of revoked partitions are waited for."""
+        seconds = self.kafka.revoke_timeout_seconds
+        return self.executor.drain_timeout_seconds if seconds is None else seconds
+
     @property
     def dlq_topic(self) -> str:
         """The dead-letter topic."""
@@ -362,6 +388,25 @@ class Settings(Section):
     def dlq_brokers(self) -> str:
         """The brokers of the dead-letter topic."""
         return self.dlq.brokers or self.kafka.brokers
+
+
+#: On top of what tasks may take, an engine needs this long at most to give partitions up.
+REVOKE_MARGIN_SECONDS = 10.0
+
+
+def revoke_problem(settings: Settings) -> str | None:
+    """Say why an engine could be expelled from its group while it waits for tasks of revoked partitions."""
+    seconds, limit_ms = settings.revoke_timeout_seconds, settings.kafka.max_poll_interval_ms
+    if (seconds + REVOKE_MARGIN_SECONDS) * 1000 <= limit_ms:
+        return None
+    where = ""
+    if settings.kafka.revoke_timeout_seconds is None:
+        where = ", the value of executor.drain_timeout_seconds"
+    return (
+        f"kafka.revoke_timeout_seconds ({seconds:g}{where}) and {REVOKE_MARGIN_SECONDS:g} s may not exceed "
+        f"kafka.max_poll_interval_ms ({limit_ms}), or the group would expel an engine that waits for its tasks; "
+        "lower the one or raise the other"
+    )
 
 
 def transaction_problems(settings: Settings) -> list[str]:

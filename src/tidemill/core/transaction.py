@@ -4,14 +4,22 @@ The rules of a transactional producer: what can be tried again is the very same 
 requires an abort is aborted, and everything of the transaction offered again; what is fatal ends the producer, and
 with it the engine.
 
+A lane may be given up while its transaction is open: another member of the group owns it, or soon will, and reads from
+the last committed offset. Once brokers have accepted the lane's offset, the next owner has to wait for the end of this
+transaction, so it may be committed. Before that it has to be aborted, because the next owner does the same work.
+
 Invariants: after `COMMIT` or `ABORT` was called, no other call follows but the same again; only one that was answered
-ends a transaction; a result is blamed only if it failed alone, since a broker refuses the whole batch it travelled in.
+ends a transaction; a transaction of which a lane was given up before its offsets were accepted is never committed; a
+result is blamed only if it failed alone, since a broker refuses the whole batch it travelled in.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from typing import Generic, TypeVar
+
+LaneT = TypeVar("LaneT", bound=Hashable)
 
 
 class Call(enum.Enum):
@@ -66,6 +74,71 @@ def following(call: Call, answer: Answer) -> Call | End:
     if answer is Answer.ABORT and call is not Call.ABORT:
         return Call.ABORT
     return End.FATAL
+
+
+def given_up(call: Call) -> Call | End:
+    """Return what follows when a lane is given up while this call is next, or has to be made again.
+
+    Example:
+        >>> given_up(Call.OFFSETS)
+        <Call.ABORT: 'abort'>
+        >>> given_up(Call.COMMIT)
+        <Call.COMMIT: 'commit'>
+    """
+    if call is Call.BEGIN:
+        return End.ABORTED
+    return call if call in (Call.COMMIT, Call.ABORT) else Call.ABORT
+
+
+class Transaction(Generic[LaneT]):
+    """An open transaction: which offsets it commits, and which call comes next.
+
+    Attributes:
+        call: The call that is to be made, or made again.
+        lanes: The lanes it has offsets of.
+        offsets: What it commits, and what its end is reported for: without the lanes that were forgotten.
+
+    Example:
+        >>> transaction = Transaction({"a": 10, "b": 20})
+        >>> transaction.answered(Answer.DONE), transaction.call
+        (None, <Call.SEND: 'send'>)
+        >>> transaction.give_up({"b"}), transaction.call
+        (None, <Call.ABORT: 'abort'>)
+        >>> transaction.forget({"b"})
+        >>> transaction.answered(Answer.DONE), transaction.offsets
+        (<End.ABORTED: 'aborted'>, {'a': 10})
+    """
+
+    __slots__ = ("call", "lanes", "offsets")
+
+    def __init__(self, offsets: Mapping[LaneT, int]) -> None:
+        """Start before its first call."""
+        self.call = Call.BEGIN
+        self.lanes = frozenset(offsets)
+        self.offsets = dict(offsets)
+
+    def answered(self, answer: Answer) -> End | None:
+        """Take the answer to `call`; return how the transaction ended, if it did."""
+        return self._go_on(following(self.call, answer))
+
+    def holds(self, lanes: Collection[LaneT]) -> bool:
+        """Tell whether it has offsets of any of these lanes."""
+        return not self.offsets.keys().isdisjoint(lanes)
+
+    def give_up(self, lanes: Collection[LaneT]) -> End | None:
+        """Note that lanes belong, or soon will, to another member; return how the transaction ended, if it did."""
+        return self._go_on(given_up(self.call)) if self.holds(lanes) else None
+
+    def forget(self, lanes: Collection[LaneT]) -> None:
+        """Leave lanes out of what its end is reported for: they may be owned again by then, with other work."""
+        for lane in lanes:
+            self.offsets.pop(lane, None)
+
+    def _go_on(self, after: Call | End) -> End | None:
+        if isinstance(after, End):
+            return after
+        self.call = after
+        return None
 
 
 class Fence(enum.Enum):

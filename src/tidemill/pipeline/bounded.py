@@ -79,6 +79,10 @@ class BoundedEngine:
         """Ask for an early end."""
         self._engine.drain()
 
+    def fail(self, text: str) -> None:
+        """End at once."""
+        self._engine.fail(text)
+
     def abandon(self) -> None:
         """Tell that nobody supervises this engine: what it does in part may be done by another already."""
         self._outcomes.in_part = False

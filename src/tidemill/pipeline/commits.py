@@ -47,6 +47,8 @@ class Commits:
         self._changed = asyncio.Event()
         #: The next offset of each partition, as this engine committed it.
         self.committed: dict[TopicPartition, int] = {}
+        #: At the end: how many finished messages could not be committed, and will be reprocessed.
+        self.failed = 0
 
     def open(self, partition: TopicPartition, offset: int) -> Entry[TopicPartition, int]:
         """Note a message that was taken in hand."""
@@ -57,6 +59,11 @@ class Commits:
         self._ledger.resolve(entry)
         if self._timer is None:
             self._soon()
+
+    def unresolved(self, partition: TopicPartition) -> list[int]:
+        """Return the offsets of a partition's messages that did not leave the pipeline."""
+        line = self._ledger.lines.get(partition)
+        return [] if line is None else [entry.item for entry in line.entries if entry.pending]
 
     def _soon(self) -> None:
         if self._timer is None:
@@ -147,6 +154,11 @@ class Commits:
             await self._changed.wait()
             if not self._in_flight or partitions is not None:
                 self.send()
+
+    def give_up(self) -> None:
+        """Count what could not be committed in time."""
+        lines = self._ledger.lines.values()
+        self.failed = sum(not entry.pending for line in lines for entry in line.entries)
 
     def close(self) -> None:
         """Send nothing more by itself."""

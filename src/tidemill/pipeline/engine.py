@@ -18,7 +18,7 @@ from typing import Any
 import structlog
 
 from tidemill.config.settings import Settings
-from tidemill.core.errors import ConfigError, HandlerError, RemoteError, said
+from tidemill.core.errors import ConfigError, HandlerError, RemoteError, said, sound
 from tidemill.core.ledger import Entry
 from tidemill.core.retry import Backoff
 from tidemill.pipeline.brake import brake_of
@@ -27,20 +27,23 @@ from tidemill.pipeline.commits import Commits
 from tidemill.pipeline.counters import Counters, Overridden, Slowest, process_usage
 from tidemill.pipeline.delivery import Outbox, Routed, payloads_of
 from tidemill.pipeline.handler import Handler
+from tidemill.pipeline.handover import hand_over
 from tidemill.pipeline.hooks import HookRunner, called
 from tidemill.pipeline.intake import Intake
+from tidemill.pipeline.keptwarden import KeptWarden
 from tidemill.pipeline.lane import Lane
-from tidemill.pipeline.letters import make_letter
 from tidemill.pipeline.models import ExecutorError
 from tidemill.pipeline.process import TaskExecutor
 from tidemill.pipeline.report import Report as Report
 from tidemill.pipeline.report import stalled_of
 from tidemill.pipeline.services import Services
+from tidemill.pipeline.stopping import Stopping
 from tidemill.pipeline.tasks import TaskPool, TaskRun
-from tidemill.pipeline.warden import Warden
 from tidemill.pipeline.windowrun import WindowRun
 from tidemill.runtime.deadletter import DeadLetters, LetterKind
+from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity
+from tidemill.runtime.letter_making import make_letter
 from tidemill.runtime.log import limited
 from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
@@ -48,11 +51,6 @@ from tidemill.sinks.payloads import CollectResult
 from tidemill.sources.base import CommitStatus, Fatal, Source, TopicPartition
 
 log = structlog.get_logger(__name__)
-
-#: At the end, the last commits may take this long.
-LAST_COMMIT_SECONDS = 10.0
-#: And `on_revoke` of what is owned then.
-LAST_HOOK_SECONDS = 5.0
 
 
 class Engine:
@@ -80,7 +78,7 @@ class Engine:
         letters: DeadLetters,
         executor: TaskExecutor,
         report: Report | None = None,
-        warden: Warden | None = None,
+        warden: KeptWarden | None = None,
     ) -> None:
         """Prepare; nothing is connected before `run`."""
         limits = settings.executor
@@ -92,7 +90,9 @@ class Engine:
         self.outbox = outbox
         self.letters = letters
         self.has = Overridden(handler)
-        self.hooks = HookRunner()
+        self.tasks = outbox.tasks = EngineTasks(self.fail)
+        self.hooks = HookRunner(self.tasks)
+        outbox.calls = self.hooks.calls
         self.counters = Counters()
         self.slowest = Slowest()
         self.backoff = Backoff(
@@ -100,18 +100,20 @@ class Engine:
             limits.retry_backoff.max_seconds,
             limits.retry_backoff.multiplier,
         )
-        self.services = Services(settings, handler, identity)
+        self.services = Services(settings, handler, identity, self.tasks, self.hooks.calls)
         # With transactions a window's own payloads go out with its messages, so those have to wait for them.
         self.holds_windows = limits.commit == "window" or (outbox.stage is not None and self.has.on_window_complete)
         self.executor = executor
         self._report = report
+        if report is not None:
+            report.tasks = self.tasks
         self._warden = warden
         self.commits = Commits(source, self._settled, outbox.stage)
         self.brake = brake_of(self)
         self.intake = Intake(self)
         if outbox.stage is not None:
             outbox.stage.charge = self.intake.charge
-        self.pool = TaskPool(executor, limits, self.intake.is_full)
+        self.pool = TaskPool(executor, limits, self.intake.is_full, self.tasks)
         self._subscribed = False
         self._stop = asyncio.Event()
         self._changed = asyncio.Event()
@@ -126,9 +128,17 @@ class Engine:
             may_subscribe: Awaited after `on_ready`; returns when this engine may take partitions.
         """
         self._loop = asyncio.get_running_loop()
+        self.tasks.watch()
+        try:
+            return await self._run(may_subscribe)
+        finally:
+            self.tasks.close()
+
+    async def _run(self, may_subscribe: Callable[[], Awaitable[None]]) -> EngineSummary:
         if self._warden is not None:
             self._warden.start()
         self.executor.open()
+        # Awaited here, whatever becomes of them.
         starting = asyncio.ensure_future(self._start(may_subscribe))
         stopping = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -142,16 +152,32 @@ class Engine:
         elif self._subscribed:
             await stopping
         stopping.cancel()
-        await self._end()
+        await Stopping(self, self.executor, self._report, self._warden).run()
         reason, text = self._fatal or (StopReason.DRAINED, None)
         return EngineSummary(self.identity.slot, reason, text, self.progress())
+
+    @property
+    def subscribed(self) -> bool:
+        """Whether it has become a member of its group."""
+        return self._subscribed
+
+    @property
+    def failed(self) -> bool:
+        """Whether it is at an end that nobody asked for."""
+        return self._fatal is not None
+
+    async def idle(self) -> None:
+        """Wait until nothing that was taken is left to do; the caller bounds the time."""
+        while self.intake.busy:
+            self._changed.clear()
+            await self._changed.wait()
 
     async def _start(self, may_subscribe: Callable[[], Awaitable[None]]) -> None:
         await self.outbox.connect()
         await self.letters.open()
         await self.services.open()
         try:
-            await called(self.handler.on_ready(self.settings, self.outbox.pg_pool))
+            await called(self.handler.on_ready(self.settings, self.outbox.pg_pool), self.hooks.calls, "on_ready")
         except Exception as error:
             raise HandlerError(f"on_ready raised {said(error)}") from error
         await may_subscribe()
@@ -159,6 +185,10 @@ class Engine:
         self.intake.start()
         self.source.start(self)
         self.services.start_periodic()
+
+    def fail(self, text: str) -> None:
+        """End at once, without a drain: a part of the engine is gone."""
+        self.on_fatal(Fatal.FAILED, text)
 
     def drain(self) -> None:
         """Ask for a clean end: fetch nothing more, finish what is in hand, commit, leave."""
@@ -177,65 +207,6 @@ class Engine:
         if self.brake is not None:
             self.brake.release()
 
-    async def _end(self) -> None:
-        """Drain unless the end is a failure; then release everything, whatever goes wrong on the way."""
-        await self._tried("periodic hooks", self.services.stop_periodic())
-        if self._subscribed and self._fatal is None:
-            await self._tried("drain", self._drain())
-        self.intake.stop()
-        for lane in self.intake.lanes.values():
-            lane.close()
-            self.outbox.abandon(lane.partition)
-        if self.brake is not None:
-            self.brake.close()
-        await self._tried("hooks", self.hooks.close())
-        await self._tried("tasks", self.pool.close())
-        if self._subscribed and self._fatal is None:
-            await self._tried("last commit", self._last_commit())
-            await self._tried("on_revoke", self._gave_up())
-        await self._tried("services", self.services.close())
-        await self._tried("sinks", self.outbox.close())
-        await self._tried("dead letters", self.letters.close())
-        if self._report is not None:
-            await self._tried("report", self._report.close())
-        if self._warden is not None:
-            self._warden.close()
-        if self._subscribed:
-            await self._tried("consumer", self.source.close(leave=self._fatal is None))
-
-    async def _tried(self, what: str, step: Awaitable[None]) -> None:
-        try:
-            await step
-        except Exception:
-            self.log.exception("a step of the stop failed", step=what)
-
-    async def _drain(self) -> None:
-        deadline = self._loop.time() + self.settings.executor.drain_timeout_seconds
-        self.intake.stop()
-        self.source.stop_fetching()
-        try:
-            async with asyncio.timeout_at(deadline):
-                while self.intake.busy:
-                    self._changed.clear()
-                    await self._changed.wait()
-        except TimeoutError:
-            left = sum(lane.unresolved for lane in self.intake.lanes.values())
-            self.log.warning("the drain timeout is over; what is left will be done again", messages=left)
-        await self.outbox.flush(max(0.0, deadline - self._loop.time()))
-
-    async def _last_commit(self) -> None:
-        try:
-            async with asyncio.timeout(LAST_COMMIT_SECONDS):
-                await self.commits.finish()
-        except TimeoutError:
-            self.log.warning("the last offsets could not be committed; their messages will be read again")
-        self.commits.close()
-
-    async def _gave_up(self) -> None:
-        if self.intake.lanes:
-            async with asyncio.timeout(LAST_HOOK_SECONDS):
-                await self._partition_hook("on_revoke", list(self.intake.lanes))
-
     # -- what the source tells --------------------------------------------------------------------------------
 
     def on_messages(self) -> None:
@@ -248,46 +219,21 @@ class Engine:
             self.log.info("partitions assigned", partitions=_names(partitions))
         for partition in partitions:
             if partition in self.intake.lanes:
-                self._forget(self.intake.lanes[partition])
+                self.forget(self.intake.lanes[partition])
             self.intake.assign(partition)
-        self.hooks.submit(self._partition_hook, "on_assign", partitions)
+        self.hooks.submit(self.partition_hook, "on_assign", partitions)
 
     async def on_revoked(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """Finish the partitions' work within the drain timeout; return what may be committed of them."""
-        self.log.info("partitions revoked", partitions=_names(partitions))
-        lanes = [self.intake.lanes[partition] for partition in partitions if partition in self.intake.lanes]
-        for lane in lanes:
-            self.intake.leave(lane)
-        try:
-            async with asyncio.timeout(self.settings.executor.drain_timeout_seconds):
-                for lane in lanes:
-                    await lane.drain()
-        except TimeoutError:
-            self.log.warning("revoked partitions were not done in time; their work will be done again")
-        offsets = await self._surrendered([lane.partition for lane in lanes])
-        for lane in lanes:
-            self._forget(lane)
-        self.hooks.submit(self._partition_hook, "on_revoke", partitions)
-        return offsets
-
-    async def _surrendered(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """Return what is to be committed of partitions that go; with transactions, that is done here already."""
-        if self.outbox.stage is None:
-            return self.commits.surrender(partitions)
-        try:
-            async with asyncio.timeout(LAST_COMMIT_SECONDS):
-                await self.commits.finish(partitions)
-        except TimeoutError:
-            self.log.warning("the last transaction of revoked partitions did not end; their work will be done again")
-        return {}
+        """Finish what runs of the partitions; return what is to be committed of them."""
+        return await hand_over(self, partitions)
 
     def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
         """Stop at once what belongs to somebody else by now."""
         self.log.error("partitions lost to the group; their work is dropped here", partitions=_names(partitions))
         for partition in partitions:
             if partition in self.intake.lanes:
-                self._forget(self.intake.lanes[partition])
-        self.hooks.submit(self._partition_hook, "on_revoke", partitions)
+                self.forget(self.intake.lanes[partition])
+        self.hooks.submit(self.partition_hook, "on_revoke", partitions)
 
     def on_committed(self, offsets: Mapping[TopicPartition, int], status: CommitStatus) -> None:
         """Advance the watermark, or offer the same prefix again."""
@@ -300,13 +246,14 @@ class Engine:
         """End: the place in the group is lost."""
         if self._fatal is None:
             fenced = fatal is Fatal.FENCED
-            self._fatal = (StopReason.FENCED if fenced else StopReason.FAILED, text)
+            self._fatal = (StopReason.FENCED if fenced else StopReason.FAILED, sound(text))
             self.log.error("the engine stops", reason=fatal.value, error=text)
             for lane in list(self.intake.lanes.values()):
-                self._forget(lane)
+                self.forget(lane)
         self._stop.set()
 
-    def _forget(self, lane: Lane) -> None:
+    def forget(self, lane: Lane) -> None:
+        """Give a partition up: what runs for it is killed, and late results change nothing."""
         lane.close()
         self.intake.forget(lane)
         self.pool.abandon(lane)
@@ -316,9 +263,10 @@ class Engine:
             self.brake.abandon(lane)
         self._changed.set()
 
-    async def _partition_hook(self, hook: str, partitions: Sequence[TopicPartition]) -> None:
+    async def partition_hook(self, hook: str, partitions: Sequence[TopicPartition]) -> None:
+        """Call `on_assign` or `on_revoke`."""
         try:
-            await called(getattr(self.handler, hook)(partitions))
+            await called(getattr(self.handler, hook)(partitions), self.hooks.calls, hook, _place, partitions)
         except Exception as error:
             self.log.warning("a hook raised", hook=hook, exc_info=error)
 
@@ -336,7 +284,7 @@ class Engine:
         """Let a message go: its work is delivered, skipped, or its letter confirmed."""
         self.commits.resolve(entry)
         self.counters.messages_done += 1
-        lane.resolved()
+        lane.resolved(message.offset)
         if not lane.busy:
             self._changed.set()
         self.intake.resolved(lane, message)
@@ -393,7 +341,18 @@ class Engine:
             refused: What a hook returned that is not delivered, if that is why.
         """
         payloads = payloads_of(refused) if isinstance(refused, CollectResult) else ()
-        self.letters.put(make_letter(kind, text, messages, run, error, payloads), done)
+        letter = make_letter(
+            kind,
+            text,
+            messages,
+            payloads=payloads,
+            attempts=max(1, run.attempts) if run is not None else 1,
+            task_id=run.task.task_id if run is not None else None,
+            args=run.task.args if run is not None else (),
+            exit_code=error.exit_code if error is not None else None,
+            stderr=error.stderr if error is not None else "",
+        )
+        self.letters.put(letter, done)
 
     def route(self, value: Any) -> list[Routed]:
         """Resolve the sinks of what a hook returned.
@@ -439,6 +398,8 @@ class Engine:
             cpu_seconds=cpu_seconds,
             rss_bytes=rss_bytes,
             slowest=self.slowest.rows(),
+            in_flight=self.intake.in_flight,
+            uncommitted=self.commits.failed,
             sinks=self.outbox.stats,
             **self.services.counts(),
         )
@@ -450,6 +411,10 @@ def _name(partition: TopicPartition) -> str:
 
 def _names(partitions: Any) -> list[str]:
     return [_name(partition) for partition in partitions]
+
+
+def _place(partitions: Sequence[TopicPartition]) -> tuple[str, str]:
+    return ", ".join(_names(partitions[:10])), ""
 
 
 def _unexpected(error: BaseException) -> BaseException | None:

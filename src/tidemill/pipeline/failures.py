@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 
 from tidemill.core.errors import said
 from tidemill.pipeline.brake import Case
+from tidemill.pipeline.failure_log import LOG_SECONDS, hook_raised, log_task, task_text
 from tidemill.pipeline.models import ErrorKind, ExecutorError
 from tidemill.runtime.deadletter import LetterKind
+from tidemill.runtime.log import kind_of, limited
 
 if TYPE_CHECKING:
     from tidemill.pipeline.tasks import TaskRun
@@ -36,7 +38,10 @@ def arrange_failed(window: WindowRun, error: Exception) -> None:
     """Refuse a single message; split a window so that its other messages go on."""
     engine, messages = window.engine, window.messages
     if len(messages) == 1:
-        engine.log.warning("arrange raised", message=_label(window), error=said(error), partition=window.lane.name)
+        text = said(error)
+        limited(engine.log, LOG_SECONDS, about=kind_of(text)).warning(
+            "arrange raised", message=_label(window), error=text, partition=window.lane.name
+        )
         _refuse(window, LetterKind.ARRANGE, error)
         return
     half = len(messages) // 2
@@ -46,9 +51,9 @@ def arrange_failed(window: WindowRun, error: Exception) -> None:
         )
 
 
-def task_failed(window: WindowRun, run: TaskRun, error: ExecutorError) -> None:
-    """Take a task that failed for good."""
-    text = error.exception or error.stderr.strip()[-500:] or f"exit code {error.exit_code}"
+def task_failed(window: WindowRun, run: TaskRun, error: ExecutorError, why: str = "") -> None:
+    """Take a task that failed for good; `why`: the reason, if that is not the number of its tries."""
+    text = task_text(error, why)
     cause = f"exit code {error.exit_code}" if error.kind is ErrorKind.EXIT else error.kind.value
 
     def again() -> None:
@@ -56,15 +61,7 @@ def task_failed(window: WindowRun, run: TaskRun, error: ExecutorError) -> None:
         window.engine.pool.submit(run)
 
     def write() -> None:
-        window.engine.log.warning(
-            "a task failed for good",
-            task_id=run.task.task_id,
-            kind=error.kind.value,
-            exit_code=error.exit_code,
-            exception=error.exception,
-            attempts=run.attempts,
-            partition=window.lane.name,
-        )
+        log_task(window.engine.log, run, error, why)
         _letter(window, LetterKind.TASK, text, window.indexes_of(run), run, error)
         window.give_up(run, error)
 
@@ -95,10 +92,10 @@ def hook_failed(
     """
     if window.lane.closed:
         return
-    window.engine.log.warning("a hook raised", hook=hook, partition=window.lane.name, exc_info=error)
+    text = hook_raised(window.engine.log, hook, error, partition=window.lane.name)
 
     def write() -> None:
-        _letter(window, LetterKind.HOOK, f"{hook}: {said(error)}", indexes, run, None, returned)
+        _letter(window, LetterKind.HOOK, text, indexes, run, None, returned)
         then()
 
     _fail(window, f"{hook}: {type(error).__name__}", said(error), indexes, again, write)
@@ -107,12 +104,10 @@ def hook_failed(
 def window_hook_failed(window: WindowRun, error: Exception, returned: object) -> None:
     """Take an `on_window_complete` that raised: it is dead-lettered with all messages of its window."""
     hook, engine, messages = "on_window_complete", window.engine, window.messages
-    engine.log.warning("a hook raised", hook=hook, partition=window.lane.name, exc_info=error)
-
+    text = hook_raised(engine.log, hook, error, partition=window.lane.name)
     well = sum(index not in window.causes for index in range(len(messages)))
 
     def write() -> None:
-        text = f"{hook}: {said(error)}"
         engine.dead_letter(LetterKind.HOOK, text, messages, window.window_done, None, None, returned)
         if engine.brake is not None:
             engine.brake.window_failed(window, well)

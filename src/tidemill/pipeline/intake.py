@@ -53,6 +53,8 @@ class Intake:
         # What is staged for a transaction waits for messages before it, not for a sink.
         self._counts_results = engine.outbox.stage is None
         self.lanes: dict[TopicPartition, Lane] = {}
+        #: Messages of all lanes that did not leave the pipeline yet.
+        self.in_flight = 0
         self._pumping = False
         self._open = False
         self._paused = False
@@ -67,7 +69,7 @@ class Intake:
         self._open = True
 
     def stop(self) -> None:
-        """Take nothing more; what is in hand becomes windows."""
+        """Take nothing more; what was taken becomes windows."""
         self._open = False
         for lane in self.lanes.values():
             self._close_window(lane, lane.windowing.flush())
@@ -99,14 +101,10 @@ class Intake:
         self._load.assign(partition)
         self.soon()
 
-    def leave(self, lane: Lane) -> None:
-        """Take nothing more of a partition; what is in hand becomes a window."""
-        lane.leaving = True
-        self._close_window(lane, lane.windowing.flush())
-
     def forget(self, lane: Lane) -> None:
         """Drop a closed lane."""
-        self.lanes.pop(lane.partition, None)
+        if self.lanes.pop(lane.partition, None) is not None:
+            self.in_flight -= lane.unresolved
         self._load.revoke(lane.partition)
 
     @property
@@ -132,6 +130,7 @@ class Intake:
 
     def resolved(self, lane: Lane, message: SourceMessage) -> None:
         """Count a message out: its bytes are let go."""
+        self.in_flight -= 1
         self._load.finished(lane.partition, 0, message.size_bytes)
         self._refill(lane.partition)
 
@@ -199,7 +198,7 @@ class Intake:
             self._try_one()
             return
         pull, window_size = self._engine.source.pull, self._limits.window_size
-        hungry = [lane for lane in self.lanes.values() if not lane.leaving]
+        hungry = [lane for lane in self.lanes.values() if lane.handover is None]
         while hungry:
             still = []
             for lane in hungry:
@@ -216,7 +215,7 @@ class Intake:
     def _try_one(self) -> None:
         """Take the message that the brake wants to try, if it wants one and there is one."""
         for lane in self.lanes.values() if self._wants_one else ():
-            if lane.leaving or self._room(lane) <= 0:
+            if lane.handover is not None or self._room(lane) <= 0:
                 continue
             messages = self._engine.source.pull(lane.partition, 1)
             if messages and self._engine.brake is not None:
@@ -231,6 +230,7 @@ class Intake:
         partition = lane.partition
         self._engine.counters.consumed += len(messages)
         lane.unresolved += len(messages)
+        self.in_flight += len(messages)
         self._load.handed(partition, len(messages), sum(message.size_bytes for message in messages))
         for message in messages:
             entry = self._engine.commits.open(partition, message.offset)
@@ -292,6 +292,8 @@ class Intake:
     async def _arrange(self, lane: Lane) -> None:
         try:
             while lane.waiting:
-                await lane.waiting.popleft().arrange()
+                lane.arranged = lane.waiting.popleft()
+                await lane.arranged.arrange()
+                lane.arranged = None
         finally:
             lane.arranging = False

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from tidemill.config.settings import ExecutorSettings
+from tidemill.core.handover import Handover
 from tidemill.core.ledger import Entry
 from tidemill.core.window import Windowing
 from tidemill.pipeline.models import ExecutorTask
@@ -32,6 +33,7 @@ class Lane:
         pending: Tasks without a terminal outcome, by key (the task id, or an internal one for a repeated id).
         waiting: Windows that wait for `arrange`, which is serial per partition.
         arranging: Whether `arrange` runs now.
+        arranged: The window that it runs for.
         unresolved: Messages in hand that did not leave the pipeline yet.
         undelivered: Its results that wait for sinks.
         undelivered_bytes: How much they are.
@@ -42,15 +44,17 @@ class Lane:
         stuck: Messages that are held, or wait for their key while others are: nothing comes of them by itself.
         order: Keeps tasks back until those of earlier messages with their key are done; None: no order.
         closed: The partition was given up: late results change nothing.
-        leaving: The partition is about to be given up: nothing more is taken of it.
+        handover: What is still waited for, once the partition is about to be given up: nothing more is taken of it,
+            and nothing more of it starts.
     """
 
     __slots__ = (
+        "arranged",
         "arranging",
         "closed",
-        "drained",
+        "handed_over",
+        "handover",
         "held",
-        "leaving",
         "linger",
         "name",
         "order",
@@ -77,6 +81,7 @@ class Lane:
         self.pending: dict[object, TaskRun] = {}
         self.waiting: deque[WindowRun] = deque()
         self.arranging = False
+        self.arranged: WindowRun | None = None
         self.unresolved = 0
         self.undelivered = 0
         self.undelivered_bytes = 0
@@ -87,8 +92,8 @@ class Lane:
         self.stuck = 0
         self.order: Ordering | None = None
         self.closed = False
-        self.leaving = False
-        self.drained: asyncio.Event | None = None
+        self.handover: Handover | None = None
+        self.handed_over: asyncio.Event | None = None
         self.linger: asyncio.TimerHandle | None = None
 
     def pending_tasks(self) -> Iterator[ExecutorTask]:
@@ -105,32 +110,67 @@ class Lane:
         """Whether something is in hand that may come to an end."""
         return self.unresolved > self.stuck or self.windows > 0
 
-    def resolved(self) -> None:
+    def resolved(self, offset: int) -> None:
         """Count one message out."""
         self.unresolved -= 1
-        self.note_idle()
+        if self.handover is not None:
+            self.handover.resolved(offset)
+            self._look()
 
     def window_done(self) -> None:
         """Count one window's own work out."""
         self.windows -= 1
-        self.note_idle()
+        self._look()
 
     def count_stuck(self) -> None:
         """Look again how many messages nothing comes of by itself."""
         waiting = self.order.waiting_messages if self.order is not None and self.held else 0
         self.stuck = len(self.held) + waiting
-        self.note_idle()
+        if self.handover is not None and self.held:
+            self.withdraw(self.held)
 
-    def note_idle(self) -> None:
-        """Let a drain end that waits, if nothing is left to wait for."""
-        if self.drained is not None and not self.busy:
-            self.drained.set()
+    # -- giving the partition up ------------------------------------------------------------------------------
 
-    async def drain(self) -> None:
-        """Wait until nothing is in hand, or the partition is given up."""
-        while self.busy and not self.closed:
-            self.drained = asyncio.Event()
-            await self.drained.wait()
+    def hand_over(self, unresolved: Iterable[int], queued: Iterable[TaskRun]) -> None:
+        """Drop what has not started, and let nothing more start.
+
+        Args:
+            unresolved: The offsets of its messages that did not leave the pipeline.
+            queued: Its tasks that were taken out of the queue.
+        """
+        unstarted = [offset for run in (*queued, *self.parked) for offset in run.window.offsets_of(run)]
+        unstarted += [window.messages[0].offset for window in self.waiting]
+        unstarted += self.held
+        if self.order is not None:  # those that wait for their key
+            waiting = [run for run in self.pending.values() if not run.attempts]
+            unstarted += [offset for run in waiting for offset in run.window.offsets_of(run)]
+        if self.arranged is not None:
+            unstarted.append(self.arranged.messages[0].offset)
+        if (window := self.windowing.flush()) is not None:
+            unstarted.append(window.items[0][0].offset)
+        self.handover = Handover(unresolved, unstarted)
+        self.waiting.clear()
+        self.parked.clear()
+        self._stop_linger()
+
+    def withdraw(self, offsets: Iterable[int]) -> None:
+        """Leave messages to the next owner whose work would have to start now; only while it is handed over."""
+        assert self.handover is not None
+        self.handover.withdrawn(offsets)
+        self._look()
+
+    def _look(self) -> None:
+        if self.handed_over is not None and self._is_over():
+            self.handed_over.set()
+
+    def _is_over(self) -> bool:
+        return self.closed or self.handover is None or not (self.handover.left or self.windows)
+
+    async def finish(self) -> None:
+        """Wait until nothing is left that is worth it, or the partition is gone; the caller bounds the time."""
+        while not self._is_over():
+            self.handed_over = asyncio.Event()
+            await self.handed_over.wait()
 
     def close(self) -> None:
         """Give the partition up."""
@@ -139,7 +179,10 @@ class Lane:
         self.parked.clear()
         if self.order is not None:
             self.order.close()
+        self._stop_linger()
+        self._look()
+
+    def _stop_linger(self) -> None:
         if self.linger is not None:
             self.linger.cancel()
-        if self.drained is not None:
-            self.drained.set()
+            self.linger = None

@@ -17,6 +17,7 @@ import structlog
 from tidemill.config.settings import ExecutorSettings
 from tidemill.pipeline.models import ErrorKind, ExecutorError, ExecutorResult, ExecutorTask
 from tidemill.pipeline.process import ProcessOutcome, TaskExecutor
+from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.log import limited
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class TaskRun:
         "age",
         "attempts",
         "error",
+        "generation",
         "key",
         "process",
         "replaced",
@@ -52,6 +54,8 @@ class TaskRun:
         self.age = age
         self.key: object = task.task_id
         self.attempts = 0
+        #: How many tasks it replaces, one after the other.
+        self.generation = 0
         self.result: ExecutorResult | None = None
         self.error: ExecutorError | None = None
         self.replaced = False
@@ -66,10 +70,18 @@ class TaskPool:
         executor: Starts the processes.
         settings: Slots and limits.
         is_full: Tells whether too much of a partition waits for sinks; its tasks are parked then.
+        tasks: Where asyncio tasks run.
     """
 
-    def __init__(self, executor: TaskExecutor, settings: ExecutorSettings, is_full: Callable[[Lane], bool]) -> None:
+    def __init__(
+        self,
+        executor: TaskExecutor,
+        settings: ExecutorSettings,
+        is_full: Callable[[Lane], bool],
+        tasks: EngineTasks,
+    ) -> None:
         """Start with an empty queue."""
+        self._tasks = tasks
         self._executor = executor
         self._is_full = is_full
         self._settings = settings
@@ -99,12 +111,18 @@ class TaskPool:
         return len(self._retrying)
 
     def submit(self, run: TaskRun) -> None:
-        """Queue a task; it starts as soon as it is the oldest and a slot is free."""
+        """Queue a task; it starts as soon as it is the oldest and a slot is free, unless its partition is going."""
+        if run.window.lane.handover is not None:
+            run.window.withdraw(run)
+            return
         heapq.heappush(self._queue, (run.age, next(self._order), run))
         self._dispatch_soon()
 
     def retry(self, run: TaskRun, delay_seconds: float) -> None:
-        """Queue a task again after a while."""
+        """Queue a task again after a while, unless its partition is going."""
+        if run.window.lane.handover is not None:
+            run.window.withdraw(run)
+            return
         self._retrying.add(run)
         run.timer = asyncio.get_running_loop().call_later(delay_seconds, self._again, run)
 
@@ -181,13 +199,25 @@ class TaskPool:
         """The machine is short of something: that is not the task's fault, so it keeps its place."""
         limited(log, 10.0).error("processes cannot be started; waiting", error=outcome.exception)
         run.attempts -= 1
-        heapq.heappush(self._queue, (run.age, next(self._order), run))
+        self.submit(run)
         if self._pause is None:
             self._pause = asyncio.get_running_loop().call_later(SPAWN_PAUSE_SECONDS, self._resume)
 
     def _resume(self) -> None:
         self._pause = None
         self._dispatch()
+
+    def withdraw(self, lane: Lane) -> list[TaskRun]:
+        """Take what does not run out of the queue and out of its backoff; return it."""
+        waiting = [run for run in self._retrying if run.window.lane is lane]
+        for run in waiting:
+            self._retrying.discard(run)
+            if run.timer is not None:
+                run.timer.cancel()
+        waiting += [run for _, _, run in self._queue if run.window.lane is lane]
+        self._queue = [item for item in self._queue if item[2].window.lane is not lane]
+        heapq.heapify(self._queue)
+        return waiting
 
     def abandon(self, lane: Lane) -> None:
         """Kill what runs for a closed lane and forget what waits."""
@@ -196,22 +226,18 @@ class TaskPool:
         if theirs:
             self._running.difference_update(theirs)
             processes = [run.process for run in theirs if run.process is not None]
-            killing = asyncio.ensure_future(self._executor.kill(processes, self._settings.term_grace_seconds))
+            course = self._executor.kill(processes, self._settings.term_grace_seconds)
+            killing = self._tasks.run(f"the end of the tasks of {lane.name}", course)
             self._killing.add(killing)
             killing.add_done_callback(self._killed)
-        for run in [run for run in self._retrying if run.window.lane is lane]:
-            self._retrying.discard(run)
-            if run.timer is not None:
-                run.timer.cancel()
-        self._queue = [item for item in self._queue if item[2].window.lane is not lane]
-        heapq.heapify(self._queue)
+        self.withdraw(lane)
 
     def _killed(self, killing: asyncio.Future[None]) -> None:
         self._killing.discard(killing)
         self._dispatch_soon()
 
-    async def close(self) -> None:
-        """Kill everything that runs, with the configured grace; no outcome is reported."""
+    async def close(self, grace_seconds: float) -> None:
+        """Kill everything that runs, with this much time between SIGTERM and SIGKILL; no outcome is reported."""
         self._closed = True
         for run in self._retrying:
             if run.timer is not None:
@@ -220,7 +246,7 @@ class TaskPool:
         self._queue.clear()
         if self._pause is not None:
             self._pause.cancel()
-        await self._executor.kill_all(self._settings.term_grace_seconds)
+        await self._executor.kill_all(grace_seconds)
         self._executor.close()
 
 

@@ -21,6 +21,7 @@ from tidemill.core.retry import Retry, decide
 from tidemill.pipeline import failures
 from tidemill.pipeline.checks import checked_action, checked_tasks
 from tidemill.pipeline.delivery import Origin, Routed
+from tidemill.pipeline.failure_log import hook_raised
 from tidemill.pipeline.hooks import called
 from tidemill.pipeline.models import (
     ErrorAction,
@@ -31,7 +32,7 @@ from tidemill.pipeline.models import (
     PendingContext,
 )
 from tidemill.pipeline.tasks import TaskRun
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.messages import SourceMessage, place_of
 from tidemill.sources.base import TopicPartition
 
 if TYPE_CHECKING:
@@ -108,13 +109,14 @@ class WindowRun:
         self.started_at = time.time()
         try:
             # A copy, here and below: what the handler does to its list must not change ours.
-            returned = await called(engine.handler.arrange(list(self.messages), PendingContext(lane.pending_tasks)))
+            hook = engine.handler.arrange(list(self.messages), PendingContext(lane.pending_tasks))
+            returned = await called(hook, engine.hooks.calls, "arrange", self._place)
             tasks = checked_tasks("arrange", returned)
         except Exception as error:
-            if not lane.closed:
+            if not lane.closed and lane.handover is None:
                 failures.arrange_failed(self, error)
         else:
-            if not lane.closed:
+            if not lane.closed and lane.handover is None:
                 self._start(tasks)
 
     def _start(self, tasks: list[ExecutorTask]) -> None:
@@ -196,7 +198,8 @@ class WindowRun:
         if engine.has.on_task_complete and not self.lane.closed:
             returned = None
             try:
-                returned = await called(engine.handler.on_task_complete(result))
+                hook = engine.handler.on_task_complete(result)
+                returned = await called(hook, engine.hooks.calls, "on_task_complete", self._place, run)
                 routed = engine.route(returned)
             except Exception as error:
                 again = functools.partial(engine.hooks.submit, self._task_hook, run, result)
@@ -219,12 +222,15 @@ class WindowRun:
         if self.lane.closed:
             return
         try:
-            action = checked_action(await called(self.engine.handler.on_error(run.task, error)))
+            hook = self.engine.handler.on_error(run.task, error)
+            action = checked_action(await called(hook, self.engine.hooks.calls, "on_error", self._place, run))
         except Exception as raised:
-            self.engine.log.warning(
+            hook_raised(
+                self.engine.log,
+                "on_error",
+                raised,
                 "on_error raised, or returned no ErrorAction and no list of tasks; the task is dead-lettered",
                 task_id=run.task.task_id,
-                exc_info=raised,
             )
             action = ErrorAction.DLQ
         if self.lane.closed:
@@ -241,6 +247,9 @@ class WindowRun:
 
     def _retry(self, run: TaskRun, error: ExecutorError) -> None:
         engine = self.engine
+        if error.never_starts:
+            failures.task_failed(self, run, error)
+            return
         decision = decide(run.attempts, engine.settings.executor.max_retries, engine.backoff, random.getrandbits(32))
         if isinstance(decision, Retry):
             engine.pool.retry(run, decision.delay_seconds)
@@ -252,6 +261,12 @@ class WindowRun:
             self.engine.counters.skipped += 1
             self.give_up(run, error)
             return
+        most = self.engine.settings.executor.max_replacements
+        if run.generation >= most:
+            failures.task_failed(
+                self, run, error, f"on_error has replaced it {most} times (executor.max_replacements): "
+            )
+            return
         run.replaced = True
         run.error = error
         self.lane.pending.pop(run.key, None)
@@ -260,6 +275,7 @@ class WindowRun:
         for task in tasks:
             task.parent_task_id = run.task.task_id
             child = self._run_for(task)
+            child.generation = run.generation + 1
             children.append(child)
             for index in indexes:
                 self.runs_of[index].append(child)
@@ -288,6 +304,15 @@ class WindowRun:
     def indexes_of(self, run: TaskRun) -> Sequence[int]:
         """Return the messages that a task works for."""
         return self.graph.indexes_of(run)
+
+    def offsets_of(self, run: TaskRun) -> list[int]:
+        """Return the messages that cannot leave the pipeline without a task."""
+        indexes = range(len(self.messages)) if self.held_for_window else self.indexes_of(run)
+        return [self.messages[index].offset for index in indexes]
+
+    def withdraw(self, run: TaskRun) -> None:
+        """Leave the messages of a task that does not start any more to the partition's next owner."""
+        self.lane.withdraw(self.offsets_of(run))
 
     # -- deliveries and letters -------------------------------------------------------------------------------
 
@@ -334,7 +359,8 @@ class WindowRun:
             return
         returned = None
         try:
-            returned = await called(engine.handler.on_message_complete(self._group(index)))
+            hook = engine.handler.on_message_complete(self._group(index))
+            returned = await called(hook, engine.hooks.calls, "on_message_complete", self._place, index)
             routed = engine.route(returned)
         except Exception as error:
             again = functools.partial(engine.hooks.submit, self._message_hook, index)
@@ -382,7 +408,8 @@ class WindowRun:
             return
         returned = None
         try:
-            returned = await called(engine.handler.on_window_complete(list(self.results), list(self.messages)))
+            hook = engine.handler.on_window_complete(list(self.results), list(self.messages))
+            returned = await called(hook, engine.hooks.calls, "on_window_complete", self._place)
             routed = engine.route(returned)
         except Exception as error:
             if not self.lane.closed:
@@ -408,3 +435,9 @@ class WindowRun:
         if self.held_for_window:
             self.held_for_window = False
             self._apply(self.graph.release(range(len(self.messages))))
+
+    def _place(self, of: TaskRun | int | None) -> tuple[str, str]:
+        """Say for which messages a hook runs: those of a task, one, or all of the window."""
+        if of is None:
+            return place_of(self.messages)
+        return place_of([self.messages[index] for index in ((of,) if isinstance(of, int) else self.indexes_of(of))])

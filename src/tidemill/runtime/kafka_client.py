@@ -213,7 +213,7 @@ class BackgroundCall:
     Attributes:
         began: When, by the monotonic clock.
         ended: Set when it came back.
-        error: What it raised.
+        error: What it raised, of any type.
     """
 
     def __init__(self, name: str, call: Callable[[], Any]) -> None:
@@ -225,14 +225,14 @@ class BackgroundCall:
         """
         self.began = time.monotonic()
         self.ended = threading.Event()
-        self.error: ck.KafkaException | None = None
+        self.error: BaseException | None = None
         self._call = call
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def _run(self) -> None:
         try:
             self._call()
-        except ck.KafkaException as error:
+        except BaseException as error:  # of any type: on this thread nobody else would see it
             self.error = error
         finally:
             self.ended.set()

@@ -6,6 +6,8 @@ import enum
 
 import msgspec
 
+from tidemill.core.errors import sound
+
 
 class StopReason(enum.StrEnum):
     """Why an engine ended."""
@@ -68,7 +70,7 @@ class EngineProgress(msgspec.Struct):
         held: Messages that the brake holds.
         gap: Messages that the broker had deleted before they were read.
         committed: The next offset per "topic/partition", as committed by this engine.
-        lag: Messages behind what was fetched, per "topic/partition".
+        lag: Kafka's lag, the end minus what is committed, per "topic/partition"; what is not known yet is not in it.
         paused: Partitions held by backpressure.
         stalled: What waits for something outside, and why.
         partitions: The partitions owned now, as "topic/partition".
@@ -82,6 +84,8 @@ class EngineProgress(msgspec.Struct):
         cache_entries: Values in the cache's memory.
         loop_blocks: How often something held up the event loop for too long.
         sinks: What happened at each sink, by its place in the configuration ("sinks.kafka.out").
+        in_flight: Messages taken from the source that did not leave the pipeline yet.
+        uncommitted: At the end of a drain: finished messages whose commit failed; they will be reprocessed.
     """
 
     consumed: int = 0
@@ -113,6 +117,8 @@ class EngineProgress(msgspec.Struct):
     cache_entries: int = 0
     loop_blocks: int = 0
     sinks: dict[str, SinkStats] = {}
+    in_flight: int = 0
+    uncommitted: int = 0
 
 
 class EngineSummary(msgspec.Struct):
@@ -122,3 +128,28 @@ class EngineSummary(msgspec.Struct):
     reason: StopReason
     error: str | None = None
     progress: EngineProgress = msgspec.field(default_factory=EngineProgress)
+
+
+#: Stands where a text would be that cannot be sent.
+UNSENT = "(this text cannot be sent)"
+#: An error at the end of an engine is shown whole up to this length.
+MAX_ERROR_CHARS = 20_000
+
+
+def without_texts(progress: EngineProgress) -> EngineProgress:
+    """Return a snapshot that can always be sent: its numbers and names only."""
+    return msgspec.structs.replace(
+        progress,
+        stalled={sound(name)[:200]: UNSENT for name in progress.stalled},
+        slowest=[(seconds, UNSENT, "") for seconds, _, _ in progress.slowest],
+        sinks={
+            name: msgspec.structs.replace(stats, last_error=stats.last_error and UNSENT)
+            for name, stats in progress.sinks.items()
+        },
+    )
+
+
+def summary_without_texts(summary: EngineSummary) -> EngineSummary:
+    """Return a summary that can always be sent: the error is kept, made sound and shortened."""
+    error = None if summary.error is None else sound(summary.error)[:MAX_ERROR_CHARS]
+    return msgspec.structs.replace(summary, error=error, progress=without_texts(summary.progress))

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from tidemill.core.transaction import Verdict
 from tidemill.runtime.messages import SourceMessage
 
 TopicPartition = tuple[str, int]
@@ -20,7 +21,8 @@ TopicPartition = tuple[str, int]
 class Outgoing(msgspec.Struct, eq=False):
     """A record that goes out in one transaction with the offsets of its messages.
 
-    The loop writes `alone`, the source's thread the two fields about its failure, before it tells how the commit ended.
+    The loop writes `alone`, the source's thread the three fields about its failure, before it tells how the commit
+    ended.
 
     Attributes:
         topic: Where to.
@@ -32,6 +34,10 @@ class Outgoing(msgspec.Struct, eq=False):
         attempts: How often it was refused.
         error: Why the brokers will not take it, if it is itself what is wrong.
         oversize: Whether that is its size, or the size of the batch it travelled in.
+        verdict: What becomes of it then, judged over all of its transaction.
+        headers: In order.
+        partition: -1: the one that the key chooses.
+        timestamp: In milliseconds since the epoch; 0: when it is sent.
     """
 
     topic: str
@@ -43,11 +49,16 @@ class Outgoing(msgspec.Struct, eq=False):
     attempts: int = 0
     error: str | None = None
     oversize: bool = False
+    verdict: Verdict | None = None
+    headers: Sequence[tuple[str, bytes | None]] = ()
+    partition: int = -1
+    timestamp: int = 0
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of key and value together."""
-        return (len(self.key) if self.key else 0) + (len(self.value) if self.value else 0)
+        """The bytes of key, value and headers together."""
+        size = (len(self.key) if self.key else 0) + (len(self.value) if self.value else 0)
+        return size + sum(len(name) + len(value or b"") for name, value in self.headers) if self.headers else size
 
 
 Records = Mapping[TopicPartition, Sequence[Outgoing]]
@@ -113,13 +124,13 @@ class Source(Protocol):
         """How many messages were deleted at the source before they were read."""
 
     def lag(self) -> Mapping[TopicPartition, int]:
-        """How many messages of the topic lie behind what was fetched, per partition."""
+        """Return the end of each partition minus what is committed of it, where that is known."""
 
     def stalled(self) -> str | None:
         """Why nothing comes, if the source knows."""
 
-    async def close(self, *, leave: bool) -> None:
-        """Disconnect; with `leave`, give the partitions to others at once instead of keeping them reserved."""
+    async def close(self, *, leave: bool, seconds: float = 30.0) -> None:
+        """Disconnect within this time; with `leave`, give the partitions to others instead of keeping them reserved."""
 
 
 class NotedSource(Source, Protocol):

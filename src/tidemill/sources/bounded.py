@@ -131,10 +131,10 @@ class BoundedSource:
         """Say why nothing comes."""
         return self._reader.stalled()
 
-    async def close(self, *, leave: bool) -> None:
+    async def close(self, *, leave: bool, seconds: float = CLOSE_SECONDS) -> None:
         """End the thread."""
         self.stop_fetching()
-        if self._thread.is_alive() and not await asyncio.to_thread(self._closed.wait, CLOSE_SECONDS):
+        if self._thread.is_alive() and not await asyncio.to_thread(self._closed.wait, seconds):
             log.warning("the reader did not end in time; it ends with this process")
 
     def _has_room(self, share: float) -> bool:

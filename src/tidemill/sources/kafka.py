@@ -25,14 +25,16 @@ from typing import Any
 import confluent_kafka as ck
 import structlog
 
-from tidemill.config.settings import Settings
+from tidemill.config.settings import REVOKE_MARGIN_SECONDS, Settings
 from tidemill.core.transaction import End
 from tidemill.runtime.kafka_client import LibraryLog
 from tidemill.runtime.log import limited
 from tidemill.runtime.messages import Header, SourceMessage
 from tidemill.sources.base import CommitStatus, Fatal, Outgoing, Records, SourceEvents, TopicPartition
 from tidemill.sources.buffer import Buffer
+from tidemill.sources.committer import Committer
 from tidemill.sources.gaps import count_deleted
+from tidemill.sources.lag import LagWatch
 from tidemill.sources.membership import consumer_config, leave_group
 from tidemill.sources.transactor import Transactor
 
@@ -46,11 +48,18 @@ POLL_SECONDS = 0.02
 CHECK_SECONDS = 1.0
 #: A request that only wakes the client is waited for no longer than this.
 WAKE_SECONDS = 0.001
-#: The engine may take this long beyond its drain timeout to give partitions up.
-REVOKE_SECONDS = 10.0
+#: Beyond the revoke timeout, a rebalance callback may take this long; half a second less than what the settings count
+#: on (`REVOKE_MARGIN_SECONDS`), so that the next poll comes in time.
+REVOKE_SECONDS = REVOKE_MARGIN_SECONDS - 0.5
+#: Within a rebalance callback, the coordinator has to answer this fast to be sent a commit.
+ANSWER_SECONDS = 0.5
+#: A commit of what partitions leave behind is tried again after this long.
+COMMIT_AGAIN_SECONDS = 0.2
 #: At the end, a transaction that is open may take this long to be committed or aborted.
 TRANSACTION_END_SECONDS = 5.0
-#: The thread may take this long to end.
+#: An open transaction may take this long to end before its partitions are given up; after that it ends behind them.
+GIVE_UP_SECONDS = 1.0
+#: The thread may take this long to end, if nobody says how long.
 CLOSE_SECONDS = 30.0
 
 _AGAIN = frozenset(
@@ -60,6 +69,9 @@ _AGAIN = frozenset(
         ck.KafkaError.UNKNOWN_MEMBER_ID,
     }
 )
+_NO_ANSWER = ck.KafkaError(ck.KafkaError._TIMED_OUT)
+#: A commit within a rebalance callback that failed so fails again.
+_FINAL = _AGAIN | {ck.KafkaError.FENCED_INSTANCE_ID, ck.KafkaError._FATAL}
 
 
 class KafkaSource:
@@ -78,7 +90,7 @@ class KafkaSource:
         self._topic = settings.kafka.source_topic
         self._max_poll = settings.kafka.max_poll_records
         self._max_bytes = settings.executor.max_queued_bytes
-        self._drain_seconds = settings.executor.drain_timeout_seconds
+        self._revoke_seconds = settings.revoke_timeout_seconds
         self._config = consumer_config(settings, instance_id)
         # Of the partitions that are ours; only the thread touches it.
         self._buffers: dict[TopicPartition, Buffer] = {}
@@ -87,13 +99,15 @@ class KafkaSource:
         self._commands: deque[Callable[[], None]] = deque()
         self._to_commit: dict[TopicPartition, int] = {}
         self._to_send: dict[TopicPartition, Sequence[Outgoing]] = {}
-        self._commit_in_flight = False
         self._notes: dict[TopicPartition, str] = {}
         self._noted: dict[TopicPartition, str] = {}
-        self._takes_notes = True
+        self._committer = Committer(self._commit_ended, self._notes)
+        self._commit_error: ck.KafkaError | None = None
         self._fetching = True
         self._leave: bool | None = None
-        self._lag: dict[TopicPartition, int] = {}
+        self._close_by = 0.0
+        self._lag = LagWatch()
+        self._next_check = 0.0
         self._stalled: str | None = None
         self._gap = 0
         self._dead = False
@@ -142,8 +156,8 @@ class KafkaSource:
         self._fetching = False
 
     def lag(self) -> Mapping[TopicPartition, int]:
-        """Return the messages behind what was handed over, per owned partition."""
-        return self._lag
+        """Return the end minus what is committed, per owned partition of which the brokers have told."""
+        return self._lag.lag
 
     @property
     def gap(self) -> int:
@@ -155,10 +169,11 @@ class KafkaSource:
         trouble = self._transactor.trouble if self._transactor is not None else None
         return self._stalled or (f"transactions: {trouble}" if trouble else None)
 
-    async def close(self, *, leave: bool) -> None:
+    async def close(self, *, leave: bool, seconds: float = CLOSE_SECONDS) -> None:
         """End the thread; with `leave` the group has the partitions in about a second."""
+        self._close_by = time.monotonic() + seconds
         self._leave = leave
-        if self._thread.is_alive() and not await asyncio.to_thread(self._ended.wait, CLOSE_SECONDS):
+        if self._thread.is_alive() and not await asyncio.to_thread(self._ended.wait, seconds):
             log.warning("the consumer did not end in time; its partitions stay reserved for the session timeout")
 
     def _assigned(self, buffers: dict[TopicPartition, Buffer]) -> None:
@@ -200,19 +215,17 @@ class KafkaSource:
             if self._is_over():
                 return
         self._consumer = ck.Consumer(
-            {**self._config, "error_cb": self._on_error, "on_commit": self._on_commit}, logger=LibraryLog()
+            {**self._config, "error_cb": self._on_error, "on_commit": self._committer.on_commit}, logger=LibraryLog()
         )
         self._consumer.subscribe(
             [self._topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
         )
-        next_check = time.monotonic() + CHECK_SECONDS
         while self._leave is None and not self._dead:
             self._fetch()
             self._work_off()
             self._regulate()
-            if time.monotonic() >= next_check:
+            if time.monotonic() >= self._next_check:
                 self._check()
-                next_check = time.monotonic() + CHECK_SECONDS
         self._finish(leave=bool(self._leave))
 
     def _work_off(self) -> None:
@@ -222,12 +235,18 @@ class KafkaSource:
 
     def _finish(self, *, leave: bool) -> None:
         self._fetching = False
-        self._check()
+        if self._stalled is not None:
+            leave = False  # nobody would hear it, and the time for it is somebody else's
+        else:
+            self._check()
         if self._transactor is not None:
-            self._transactor.finish(self._consumer, TRANSACTION_END_SECONDS)
+            self._transactor.finish(self._consumer, min(TRANSACTION_END_SECONDS, self._close_in()))
         if leave:
-            leave_group(self._consumer, lambda: self._joined)
+            leave_group(self._consumer, lambda: self._joined, self._close_in())
         self._consumer.close()
+
+    def _close_in(self) -> float:
+        return max(0.0, self._close_by - time.monotonic())
 
     def _fetch(self) -> None:
         first = self._consumer.poll(POLL_SECONDS)
@@ -321,14 +340,7 @@ class KafkaSource:
         if self._transactor is not None:
             self._transact(self._transactor)
             return
-        if not self._to_commit or self._commit_in_flight:
-            return
-        offsets, self._to_commit = self._to_commit, {}
-        try:
-            self._consumer.commit(offsets=self._positions(offsets), asynchronous=True)
-            self._commit_in_flight = True
-        except ck.KafkaException as error:
-            self._commit_ended(offsets, error.args[0])
+        self._committer.send(self._consumer, self._to_commit)
 
     def _transact(self, transactor: Transactor) -> None:
         """Go on with the open transaction, or begin one with everything that waits."""
@@ -342,6 +354,8 @@ class KafkaSource:
         self._is_over()
 
     def _transacted(self, end: End, offsets: dict[TopicPartition, int]) -> None:
+        if end is End.COMMITTED:
+            self._lag.committed(offsets)
         status = CommitStatus.DONE if end is End.COMMITTED else CommitStatus.AGAIN
         self._tell(self._events.on_committed, offsets, status)
 
@@ -354,15 +368,11 @@ class KafkaSource:
             self._tell(self._events.on_fatal, *fatal)
         return fatal is not None
 
-    def _on_commit(self, error: ck.KafkaError | None, partitions: Sequence[ck.TopicPartition]) -> None:
-        self._commit_in_flight = False
-        offsets = {(p.topic, p.partition): p.offset for p in partitions}
-        failed = error or next((p.error for p in partitions if p.error is not None), None)
-        self._commit_ended(offsets, failed)
-
     def _commit_ended(self, offsets: dict[TopicPartition, int], error: ck.KafkaError | None) -> None:
+        self._commit_error = error
         if error is None:
             self._stalled = None
+            self._lag.committed(offsets)
             self._tell(self._events.on_committed, offsets, CommitStatus.DONE)
             return
         code = error.code()
@@ -370,8 +380,6 @@ class KafkaSource:
             self._tell(self._events.on_committed, offsets, CommitStatus.FENCED)
             self._fence(error.str())
             return
-        if code == ck.KafkaError.OFFSET_METADATA_TOO_LARGE:
-            self._takes_notes = False
         if code not in _AGAIN:
             limited(log, 10.0).warning("a commit failed and is tried again", error=error.str())
         self._tell(self._events.on_committed, offsets, CommitStatus.AGAIN)
@@ -404,17 +412,12 @@ class KafkaSource:
 
     def _check(self) -> None:
         """Refresh the lag and the gaps; while the brokers are unreachable, find out whether they are back."""
-        lag = {}
+        self._next_check = time.monotonic() + CHECK_SECONDS
+        paused = (partition for partition, buffer in self._buffers.items() if buffer.paused)
+        self._lag.look(self._consumer, paused, time.monotonic(), may_ask=self._stalled is None)
         for (topic, partition), buffer in list(self._buffers.items()):
-            try:
-                _, high = self._consumer.get_watermark_offsets(ck.TopicPartition(topic, partition), cached=True)
-            except ck.KafkaException:
-                continue
-            if high >= 0 and buffer.expected >= 0:
-                lag[topic, partition] = max(0, high - buffer.expected) + len(buffer.messages)
             if buffer.holes:
                 self._count_gaps(topic, partition, buffer)
-        self._lag = lag
         if self._stalled is not None:
             try:
                 topic = self._consumer.list_topics(self._topic, timeout=0.5).topics[self._topic]
@@ -439,6 +442,9 @@ class KafkaSource:
 
     def _on_assign(self, consumer: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
         committed: dict[TopicPartition, int] = {}
+        if self._transactor is not None:
+            for ended in self._transactor.end_before(consumer, _names(partitions), TRANSACTION_END_SECONDS):
+                self._transacted(*ended)
         for position in partitions:
             self._noted.pop((position.topic, position.partition), None)
         if partitions:
@@ -454,6 +460,8 @@ class KafkaSource:
         if partitions:
             # librdkafka keeps a pause over a revoke: what was full when it went would never be read again.
             consumer.resume(partitions)
+        self._lag.assigned({tp: committed.get(tp, -1) for tp in buffers})
+        self._next_check = 0.0  # the lag is to be known at once
         self._joined = True
         self._tell(self._assigned, buffers)
 
@@ -467,33 +475,44 @@ class KafkaSource:
         consumer.incremental_unassign(partitions)
 
     def _finish_work(self, consumer: ck.Consumer, owned: list[TopicPartition]) -> None:
+        """Let the engine finish what runs of revoked partitions; commit for all meanwhile, without a poll."""
+        deadline = time.monotonic() + self._revoke_seconds + REVOKE_SECONDS
+        self._give_up(owned)
         work = asyncio.run_coroutine_threadsafe(self._revoked(owned), self._loop)
-        try:
-            offsets = self._awaited(work)
-            if offsets:
-                consumer.commit(offsets=self._positions(offsets), asynchronous=False)
-        except ck.KafkaException as error:
-            log.warning(
-                "the last commit of revoked partitions failed; their work will be done again",
-                error=str(error),
-            )
-            if error.args[0].code() in (ck.KafkaError.FENCED_INSTANCE_ID, ck.KafkaError._FATAL):
-                self._fence(str(error))
-        except TimeoutError:
+        while not work.done() and time.monotonic() < deadline:
+            self._work_off_now(consumer)
+            concurrent.futures.wait((work,), POLL_SECONDS)
+        if not work.done():
             work.cancel()
             self._tell(self._lost, owned)
-            log.warning("revoked partitions were not drained in time; their work will be done again", partitions=owned)
+            log.warning(
+                "revoked partitions were not given up in time; their messages are redelivered", partitions=owned
+            )
+        elif offsets := work.result():
+            self._commit_last(consumer, offsets, deadline)
 
-    def _awaited(self, work: concurrent.futures.Future[Mapping[TopicPartition, int]]) -> Mapping[TopicPartition, int]:
-        """Wait for the engine; transactions go on meanwhile, and the last one of these partitions is among them."""
-        if self._transactor is None:
-            return work.result(self._drain_seconds + REVOKE_SECONDS)
-        deadline = time.monotonic() + self._drain_seconds + 2 * REVOKE_SECONDS
-        while time.monotonic() < deadline:
-            self._work_off()
-            if concurrent.futures.wait((work,), POLL_SECONDS).done:
+    def _work_off_now(self, consumer: ck.Consumer) -> None:
+        while self._commands:
+            self._commands.popleft()()
+        if self._transactor is not None:
+            self._transact(self._transactor)
+        else:
+            self._committer.send_now(consumer, self._to_commit, ANSWER_SECONDS)
+
+    def _commit_last(self, consumer: ck.Consumer, offsets: Mapping[TopicPartition, int], deadline: float) -> None:
+        """Commit what partitions leave behind, before somebody else begins there."""
+        deadline = min(deadline, time.monotonic() + REVOKE_SECONDS)
+        while True:
+            self._commit_error = _NO_ANSWER
+            self._to_commit.update(offsets)
+            self._work_off_now(consumer)
+            error = self._commit_error
+            if error is None or error.code() in _FINAL or time.monotonic() + COMMIT_AGAIN_SECONDS >= deadline:
                 break
-        return work.result(0)
+            time.sleep(COMMIT_AGAIN_SECONDS)
+        if error is not None:
+            text = "the last commit of revoked partitions failed; their messages are redelivered"
+            log.warning(text, error=error.str())
 
     def _on_lost(self, consumer: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
         lost = _names(partitions)
@@ -505,10 +524,15 @@ class KafkaSource:
             self._buffers.pop(tp, None)
             self._to_commit.pop(tp, None)
             self._to_send.pop(tp, None)
+            self._committer.forget(tp)
+            self._lag.forget(tp)
+        self._give_up(partitions)
 
-    def _positions(self, offsets: Mapping[TopicPartition, int]) -> list[ck.TopicPartition]:
-        notes = self._notes if self._takes_notes else {}
-        return [ck.TopicPartition(*tp, offset, notes.get(tp, "")) for tp, offset in offsets.items()]
+    def _give_up(self, partitions: list[TopicPartition]) -> None:
+        if self._transactor is not None:
+            for ended in self._transactor.give_up(self._consumer, partitions, GIVE_UP_SECONDS):
+                self._transacted(*ended)
+            self._is_over()
 
 
 def _names(partitions: Sequence[ck.TopicPartition]) -> list[TopicPartition]:

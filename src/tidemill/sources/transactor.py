@@ -8,6 +8,10 @@ Handing the offsets over is the one call that may not come back: librdkafka igno
 where the group's coordinator went away (its issues 5456 and 5511; 2.16). So it has a thread of its own, and if it
 hangs the producer is replaced: nothing of its transaction was committed, and the new one's start aborts it.
 
+A transaction keeps the place in the group (`sources.place`) that was current when it began: brokers reject its offsets
+once partitions may belong to another member. It is then aborted, and what is still owned is offered again. Giving up a
+partition aborts an open transaction with its offset, unless the brokers have accepted that already.
+
 The transactional id is the engine's member id: whoever starts under it fences whoever had it, and the brokers abort
 what that one left open, before the new one is told where its partitions begin.
 """
@@ -15,7 +19,7 @@ what that one left open, before the new one is told where its partitions begin.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,16 +27,19 @@ import confluent_kafka as ck
 import structlog
 
 from tidemill.config.settings import KafkaSettings
-from tidemill.core.transaction import Answer, Call, End, Fence, fenced, following
+from tidemill.core.transaction import Answer, Call, End, Fence, Transaction, fenced, judged
 from tidemill.runtime.kafka_client import BackgroundCall, LibraryLog, reason, scrubbed
 from tidemill.runtime.log import limited
 from tidemill.runtime.producer import producer_config, too_large, worth_retrying
 from tidemill.sources.base import Fatal, Outgoing, TopicPartition
+from tidemill.sources.place import is_member
 
 log = structlog.get_logger(__name__)
 
 CALL_SECONDS = 1.0
-#: The call that hands offsets over has hung after so long.
+#: A call waits at least this long, however little time is left.
+_SHORTEST_SECONDS = 0.05
+#: The call that hands offsets over has hung after this long.
 HANG_SECONDS = 10.0
 #: A failed transaction sends nothing more and does not say so while a flush waits: it is aborted after so long.
 FLUSH_SECONDS = 5.0
@@ -49,6 +56,8 @@ _FENCED = frozenset(
         ck.KafkaError.PRODUCER_FENCED,
     }
 )
+#: What brokers say of offsets of an earlier generation, or of a member that is expelled.
+_REBALANCED = frozenset({ck.KafkaError.ILLEGAL_GENERATION, ck.KafkaError.UNKNOWN_MEMBER_ID})
 
 
 class Transactor:
@@ -77,14 +86,17 @@ class Transactor:
             },
         )
         self._limits = limits
-        self._call: Call | None = None
+        self._transaction: Transaction[TopicPartition] | None = None
         self._records: list[Outgoing] = []
         self._sent = 0
-        self._offsets: dict[TopicPartition, int] = {}
+        self._place: Any = None
         self._began = 0.0
+        self._deadline: float | None = None
         self._handing: BackgroundCall | None = None
         self._flush_began: float | None = None
         self._replaced = False
+        self._given_up = False
+        self._rebalanced = False
         #: Why it does not go on, while it does not.
         self.trouble: str | None = None
         #: How it ended for good: fenced, or failed, and in words.
@@ -93,7 +105,7 @@ class Transactor:
     @property
     def busy(self) -> bool:
         """Whether a transaction is open."""
-        return self._call is not None
+        return self._transaction is not None
 
     def open(self, ended: Callable[[], bool]) -> None:
         """Connect, fence whoever had the id, and end what he left open; waits for the brokers.
@@ -117,59 +129,116 @@ class Transactor:
 
     def begin(self, offsets: dict[TopicPartition, int], records: list[Outgoing]) -> None:
         """Take what the next transaction holds; `step` carries it out."""
-        self._offsets, self._records, self._sent = offsets, records, 0
-        self._call = Call.BEGIN
+        self._transaction, self._records, self._sent = Transaction(offsets), records, 0
         self._began = time.monotonic()
         self._flush_began = None
+        self._given_up = self._rebalanced = False
 
     def step(self, consumer: ck.Consumer) -> tuple[End, dict[TopicPartition, int]] | None:
         """Go on until the transaction ends or a call has to be made again; return how it ended, and its offsets."""
-        while self._call is not None and self.fatal is None:
-            call = self._call
+        while (transaction := self._transaction) is not None and self.fatal is None:
+            call = transaction.call
             answer = self._asked(partial(self._carry_out, call, consumer))
-            after = following(call, answer)
-            if isinstance(after, End):
-                return self._ended(after)
-            if after is Call.ABORT is not call:
-                limited(log, 10.0).warning("a transaction is aborted; it will be tried again", error=self.trouble)
-            self._call = after
+            end = transaction.answered(answer)
+            if end is not None:
+                return self._ended(end)
+            if transaction.call is Call.ABORT is not call:
+                self._say_aborted()
             if answer is Answer.AGAIN:
                 return None
         return None
 
+    def give_up(
+        self, consumer: ck.Consumer, partitions: Collection[TopicPartition], seconds: float
+    ) -> list[tuple[End, dict[TopicPartition, int]]]:
+        """End an open transaction with offsets of partitions that belong, or soon will, to another member.
+
+        It is committed if the brokers have accepted its offsets, else aborted. If that takes longer than `seconds`,
+        `step` continues it, and reports its end for the other partitions only. Does not poll the consumer.
+
+        Returns:
+            How it ended, and its offsets; empty if none was open with these partitions, or it did not end in time.
+        """
+        transaction = self._transaction
+        if transaction is None or not transaction.holds(partitions):
+            return []
+        end = transaction.give_up(partitions)
+        self._given_up = True
+        if transaction.call is Call.ABORT:
+            limited(log, 10.0).info("a transaction is aborted, since partitions of it were given up")
+        ended = [self._ended(end)] if end is not None else self.finish(consumer, seconds)
+        if not ended:
+            transaction.forget(partitions)
+        return ended
+
+    def end_before(
+        self, consumer: ck.Consumer, partitions: Collection[TopicPartition], seconds: float
+    ) -> list[tuple[End, dict[TopicPartition, int]]]:
+        """End a transaction that was open when these partitions were given up, now that they are assigned again.
+
+        Until it ends, brokers do not tell where they begin.
+        """
+        transaction = self._transaction
+        if transaction is None or transaction.lanes.isdisjoint(partitions):
+            return []
+        return self.finish(consumer, seconds)
+
+    def _say_aborted(self) -> None:
+        if self._rebalanced:
+            limited(log, 10.0).info("a transaction is aborted and will be repeated, since the group rebalanced")
+        else:
+            limited(log, 10.0).warning("a transaction is aborted and will be repeated", error=self.trouble)
+
     def _ended(self, end: End) -> tuple[End, dict[TopicPartition, int]]:
-        offsets, self._offsets, self._records, self._call = self._offsets, {}, [], None
+        assert self._transaction is not None
+        offsets = self._transaction.offsets
+        suspects = [record for record in self._records if record.error is not None]
+        for record, verdict in zip(suspects, judged([each.alone for each in suspects]), strict=True):
+            record.verdict = verdict
+        self._transaction, self._records = None, []
         if end is End.FATAL:
             self._end_for_good(f"the transactional producer failed: {self.trouble}")
-        elif end is End.COMMITTED:
+        elif end is End.COMMITTED or self._given_up:
             self.trouble = None
         return end, offsets
 
+    def _patience(self) -> float:
+        """Return how long a call may wait."""
+        if self._deadline is None:
+            return CALL_SECONDS
+        return min(CALL_SECONDS, max(_SHORTEST_SECONDS, self._deadline - time.monotonic()))
+
     def _carry_out(self, call: Call, consumer: ck.Consumer) -> Answer:
-        producer = self._producer
         if call is Call.BEGIN:
-            producer.begin_transaction()
-        elif call is Call.SEND:
+            return self._begin(consumer)
+        if call is Call.SEND:
             return self._send()
-        elif call is Call.OFFSETS:
-            return self._hand_over(consumer)
-        elif call is Call.COMMIT:
-            producer.commit_transaction(CALL_SECONDS)
-        elif self._replaced:
-            producer.init_transactions(CALL_SECONDS)
-            self._replaced = False
-        else:
-            producer.abort_transaction(CALL_SECONDS)
+        if call is Call.OFFSETS:
+            return self._hand_over()
+        if call is Call.ABORT:
+            return self._abort()
+        self._producer.commit_transaction(self._patience())
         return Answer.DONE
 
-    def _hand_over(self, consumer: ck.Consumer) -> Answer:
+    def _begin(self, consumer: ck.Consumer) -> Answer:
+        place: Any = consumer.consumer_group_metadata()
+        if not is_member(place):
+            return Answer.AGAIN  # its partitions are lost; the consumer's callback says so in a moment
+        self._place = place
+        self._producer.begin_transaction()
+        return Answer.DONE
+
+    def _hand_over(self) -> Answer:
         if self._handing is None:
-            positions = [ck.TopicPartition(topic, n, offset) for (topic, n), offset in self._offsets.items()]
-            place = consumer.consumer_group_metadata()
-            call = partial(self._producer.send_offsets_to_transaction, positions, place, HANG_SECONDS)
+            assert self._transaction is not None
+            offsets = self._transaction.offsets
+            positions = [ck.TopicPartition(topic, n, offset) for (topic, n), offset in offsets.items()]
+            call = partial(self._producer.send_offsets_to_transaction, positions, self._place, HANG_SECONDS)
             self._handing = BackgroundCall("tidemill-offsets", call)
-        handing = self._handing
-        if handing.ended.wait(CALL_SECONDS):
+        return self._handed_over(self._handing)
+
+    def _handed_over(self, handing: BackgroundCall) -> Answer:
+        if handing.ended.wait(self._patience()):
             self._handing = None
             if handing.error is not None:
                 raise handing.error
@@ -183,6 +252,24 @@ class Transactor:
         self._replaced = True
         return Answer.ABORT
 
+    def _abort(self) -> Answer:
+        """Abort, after the answer to offsets that are being handed over: a producer makes one call at a time.
+
+        The answer itself does not matter: what was accepted is aborted, too.
+        """
+        if self._handing is not None:
+            try:
+                if self._handed_over(self._handing) is Answer.AGAIN:
+                    return Answer.AGAIN
+            except ck.KafkaException as error:
+                log.debug("offsets of a transaction that is aborted were rejected", error=reason(error))
+        if self._replaced:
+            self._producer.init_transactions(self._patience())
+            self._replaced = False
+        else:
+            self._producer.abort_transaction(self._patience())
+        return Answer.DONE
+
     def _send(self) -> Answer:
         """Hand records over from where the last call ended; one that has to go alone waits for those around it."""
         produce, failed = self._producer.produce, self._failed
@@ -190,13 +277,13 @@ class Transactor:
         while self._sent < len(records):
             record = records[self._sent]
             behind_one = self._sent > 0 and records[self._sent - 1].alone
-            if (record.alone or behind_one) and self._producer.flush(CALL_SECONDS):
+            if (record.alone or behind_one) and self._producer.flush(self._patience()):
                 return self._flushing()
             self._flush_began = None
             try:
-                produce(record.topic, record.value, record.key, on_delivery=partial(failed, record))
+                produce(record.topic, record.value, record.key, on_delivery=partial(failed, record), **_more(record))
             except BufferError:
-                self._producer.poll(CALL_SECONDS)
+                self._producer.poll(self._patience())
                 return Answer.AGAIN
             except ck.KafkaException as error:
                 if error.args[0].fatal():
@@ -221,7 +308,7 @@ class Transactor:
         if error is None:
             return
         text = scrubbed(f"topic {record.topic}: {error.name()}: {error.str()}", self._config)
-        if worth_retrying(error):
+        if worth_retrying(error, record.partition):
             log.debug("a record of a transaction was not taken", error=text)
         else:
             record.error = text
@@ -239,9 +326,14 @@ class Transactor:
             if error.fatal():
                 return Answer.FATAL
             if error.txn_requires_abort():
+                self._rebalanced = error.code() in _REBALANCED
                 return Answer.ABORT
             if error.retriable() or error.code() == ck.KafkaError._TIMED_OUT:
                 return Answer.AGAIN
+            return Answer.FATAL
+        except BaseException as raised:  # of any type: what the call did is not known, so nothing may follow it
+            log.exception("an unexpected error in a transaction")
+            self.trouble = scrubbed(f"{type(raised).__name__}: {raised}", self._config)
             return Answer.FATAL
 
     def _fence(self, error: ck.KafkaError) -> None:
@@ -261,9 +353,19 @@ class Transactor:
 
     def finish(self, consumer: ck.Consumer, seconds: float) -> list[tuple[End, dict[TopicPartition, int]]]:
         """End an open transaction, well or not, within `seconds`; return how, if it ended."""
-        deadline = time.monotonic() + seconds
-        while self.busy and self.fatal is None and time.monotonic() < deadline:
-            ended = self.step(consumer)
-            if ended is not None:
-                return [ended]
-        return []
+        self._deadline = time.monotonic() + seconds
+        try:
+            while self.busy and self.fatal is None and time.monotonic() < self._deadline:
+                ended = self.step(consumer)
+                if ended is not None:
+                    return [ended]
+            return []
+        finally:
+            self._deadline = None
+
+
+def _more(record: Outgoing) -> dict[str, Any]:
+    """Return what a record has besides key and value; most have nothing."""
+    if not record.headers and record.partition < 0 and not record.timestamp:
+        return {}
+    return {"partition": record.partition, "timestamp": record.timestamp, "headers": list(record.headers)}

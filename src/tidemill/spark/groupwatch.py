@@ -31,7 +31,7 @@ class GroupWatch:
     Args:
         settings: Of the pipeline.
         look_seconds: How often to look.
-        patience_seconds: How long a partition may be without an owner; None: the drain timeout and a margin.
+        patience_seconds: How long a partition may be without an owner; None: the revoke timeout and a margin.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class GroupWatch:
     ) -> None:
         """Prepare."""
         if patience_seconds is None:
-            patience_seconds = settings.executor.drain_timeout_seconds + MARGIN_SECONDS
+            patience_seconds = settings.revoke_timeout_seconds + MARGIN_SECONDS
         self._settings = settings
         self._look_seconds = look_seconds
         self._watch = OwnerWatch(patience_seconds)

@@ -1,0 +1,55 @@
+"""What of a revoked lane is dropped at once, and what is worth waiting for before the lane goes.
+
+Only the contiguous resolved prefix of a lane can be committed. So the first message with work that has not started
+(a window not arranged, a task queued, parked or in backoff) is the *cut*: it and everything behind it is redelivered to
+the next owner whatever finishes here, and only unresolved messages before the cut are waited for. All of their work is
+running, which includes hooks and deliveries. A task that fails meanwhile and would have to run again lowers the cut.
+
+Invariants: the cut only falls; what is waited for only shrinks; nothing at or behind the cut is ever waited for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+
+class Handover:
+    """One lane on its way to its next owner.
+
+    Args:
+        unresolved: The offsets of all messages that did not leave the pipeline yet.
+        unstarted: Those of them with work that has not started.
+
+    Example:
+        >>> handover = Handover(unresolved=[3, 5, 8, 9], unstarted=[8])
+        >>> handover.left
+        2
+        >>> handover.resolved(3)
+        >>> handover.withdrawn([5])
+        >>> handover.left
+        0
+    """
+
+    __slots__ = ("_cut", "_waited")
+
+    def __init__(self, unresolved: Iterable[int], unstarted: Iterable[int]) -> None:
+        """Drop what cannot be committed here."""
+        self._cut: float = min(unstarted, default=math.inf)
+        self._waited = {offset for offset in unresolved if offset < self._cut}
+
+    @property
+    def left(self) -> int:
+        """How many messages are still waited for."""
+        return len(self._waited)
+
+    def resolved(self, offset: int) -> None:
+        """Note that a message left the pipeline."""
+        self._waited.discard(offset)
+
+    def withdrawn(self, offsets: Iterable[int]) -> None:
+        """Note that work for these messages would have to start, or start again; it will not."""
+        lowest = min(offsets, default=math.inf)
+        if lowest < self._cut:
+            self._cut = lowest
+            self._waited = {offset for offset in self._waited if offset < lowest}

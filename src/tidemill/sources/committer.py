@@ -1,0 +1,102 @@
+"""Sends a consumer's offsets to the brokers, and tells how it went; used on the consumer's thread only.
+
+Two ways. Between polls commits are asynchronous, one at a time; the answer comes with a poll. Within a rebalance
+callback there are no polls, so commits there are synchronous. Those have no time limit, and the client lets no other
+thread use the consumer meanwhile; so the coordinator is first asked for something that has one, and as long as it does
+not answer that, nothing is committed.
+
+Invariant: each commit that is sent is told of, unless the answer never comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import confluent_kafka as ck
+
+from tidemill.sources.base import TopicPartition
+
+#: Tells how a commit went; without an error it is in effect.
+Ended = Callable[[dict[TopicPartition, int], ck.KafkaError | None], None]
+
+
+class Committer:
+    """What is on its way to the brokers.
+
+    Args:
+        ended: Called with what was committed and how it went.
+        notes: Texts to keep beside offsets; read at each commit.
+    """
+
+    def __init__(self, ended: Ended, notes: Mapping[TopicPartition, str]) -> None:
+        """Start with nothing on its way."""
+        self._ended = ended
+        self._notes = notes
+        self._in_flight: dict[TopicPartition, int] | None = None
+        self._takes_notes = True
+
+    def forget(self, partition: TopicPartition) -> None:
+        """Leave a partition out of what is committed once more."""
+        if self._in_flight is not None:
+            self._in_flight.pop(partition, None)
+
+    def send(self, consumer: ck.Consumer, waiting: dict[TopicPartition, int]) -> None:
+        """Take what waits and commit it, unless something is on its way; the answer comes with a poll."""
+        if self._in_flight is not None or not waiting:
+            return
+        offsets = _taken(waiting)
+        try:
+            consumer.commit(offsets=self._positions(offsets), asynchronous=True)
+            self._in_flight = offsets
+        except ck.KafkaException as error:
+            self._ended(offsets, error.args[0])
+
+    def on_commit(self, error: ck.KafkaError | None, partitions: Sequence[ck.TopicPartition]) -> None:
+        """Take the answer to an asynchronous commit; the consumer's `on_commit`."""
+        self._in_flight = None
+        self._tell({(p.topic, p.partition): p.offset for p in partitions}, error, partitions)
+
+    def send_now(self, consumer: ck.Consumer, waiting: dict[TopicPartition, int], seconds: float) -> None:
+        """Take what waits and commit it without a poll, if the coordinator answers within `seconds`.
+
+        What an asynchronous commit took along is committed once more: the answer to that comes with a poll only.
+        """
+        for partition, offset in (self._in_flight or {}).items():
+            waiting.setdefault(partition, offset)
+        self._in_flight = None
+        if not waiting:
+            return
+        positions = self._positions(waiting)
+        try:
+            consumer.committed(positions[:1], timeout=seconds)
+        except ck.KafkaException:
+            return
+        offsets = _taken(waiting)
+        try:
+            answer = consumer.commit(offsets=positions, asynchronous=False)
+        except ck.KafkaException as error:
+            self._ended(offsets, error.args[0])
+        else:
+            self._tell(offsets, None, answer)
+
+    def _tell(
+        self,
+        offsets: dict[TopicPartition, int],
+        error: ck.KafkaError | None,
+        partitions: Sequence[ck.TopicPartition],
+    ) -> None:
+        failed = error or next((p.error for p in partitions if p.error is not None), None)
+        if failed is not None and failed.code() == ck.KafkaError.OFFSET_METADATA_TOO_LARGE:
+            self._takes_notes = False
+        self._ended(offsets, failed)
+
+    def _positions(self, offsets: Mapping[TopicPartition, int]) -> list[ck.TopicPartition]:
+        notes = self._notes if self._takes_notes else {}
+        return [ck.TopicPartition(*tp, offset, notes.get(tp, "")) for tp, offset in offsets.items()]
+
+
+def _taken(waiting: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
+    """Return what waits; nothing waits then."""
+    offsets = dict(waiting)
+    waiting.clear()
+    return offsets

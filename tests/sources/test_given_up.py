@@ -1,0 +1,182 @@
+"""Partitions that go while a transaction with their offsets is open: source and transactor over scripted clients."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import confluent_kafka as ck
+import pytest
+from tests.sources.test_kafka import Events, carry_out
+from tests.sources.test_transactor import Moving, Producer, error
+
+from tidemill.config.settings import KafkaSettings, Settings
+from tidemill.sources.base import CommitStatus, Outgoing
+from tidemill.sources.kafka import KafkaSource
+from tidemill.sources.transactor import Transactor
+
+KEPT, GONE = ("t", 0), ("t", 1)
+POSITIONS = [ck.TopicPartition(*KEPT), ck.TopicPartition(*GONE)]
+
+
+class Broker(Producer):
+    """Takes offsets of the current generation only, and keeps what was committed."""
+
+    member: Member
+    committed: list[dict[tuple[str, int], int]]
+    busy: list[Any]
+
+    def send_offsets_to_transaction(self, positions: Any, place: bytes, seconds: float) -> None:
+        if self.busy:
+            raise self.busy.pop()
+        if place != self.member.consumer_group_metadata():
+            raise error(ck.KafkaError.ILLEGAL_GENERATION, abort=True)
+        self.offsets = {(p.topic, p.partition): p.offset for p in positions}
+
+    def commit_transaction(self, seconds: float) -> None:
+        self.committed.append(self.offsets)
+
+
+class Member(Moving):
+    """A consumer whose rebalances are played by hand."""
+
+    def committed(self, partitions, timeout):
+        return [ck.TopicPartition(p.topic, p.partition, 0) for p in partitions]
+
+    def incremental_assign(self, partitions): ...
+    def incremental_unassign(self, partitions): ...
+    def resume(self, partitions): ...
+    def commit(self, offsets, asynchronous):
+        raise AssertionError("offsets were committed without their transaction")
+
+
+class Side:
+    """One engine's source, with its transactor, its consumer and its broker."""
+
+    def __init__(self) -> None:
+        self.member = Member()
+        self.kind: Any = type(
+            "Scripted", (Broker,), {"made": [], "script": {}, "member": self.member, "committed": [], "busy": []}
+        )
+        self.events = Events()
+
+    def open(self) -> None:
+        transactor = Transactor(KafkaSettings(), "id", {}, [])
+        transactor.open(lambda: False)
+        self.source = KafkaSource(Settings(), "x", transactor)
+        self.source._consumer, self.source._events = self.member, self.events  # type: ignore[assignment]
+        self.source._loop = asyncio.get_running_loop()
+
+    async def on_thread(self, function: Callable[..., Any], *arguments: Any) -> None:
+        await asyncio.to_thread(function, *arguments)
+        await asyncio.sleep(0)
+
+    async def commit(self, offsets: dict[tuple[str, int], int]) -> None:
+        self.source.commit(offsets, {tp: [Outgoing("out", None, b"%d" % tp[1])] for tp in offsets})
+        await self.on_thread(carry_out, self.source)
+        await self.on_thread(self.source._send_commits)
+
+    def ends(self) -> list[tuple[dict[tuple[str, int], int], CommitStatus]]:
+        return [event[1:] for event in self.events.told if event[0] == "on_committed"]
+
+
+@pytest.fixture
+async def side(monkeypatch):
+    made = Side()
+    monkeypatch.setattr("tidemill.sources.transactor.ck.Producer", made.kind)
+    made.open()
+    await made.on_thread(made.source._on_assign, made.member, POSITIONS)
+    return made
+
+
+def unavailable() -> Exception:
+    return error(ck.KafkaError._TIMED_OUT, retriable=True)
+
+
+@pytest.mark.parametrize("how", ["lost", "revoked", "not waited for"])
+async def test_no_transaction_commits_a_partition_that_is_gone(side, how):
+    side.kind.busy.append(unavailable())
+    await side.commit({KEPT: 10, GONE: 20})
+    assert side.ends() == []
+    if how == "lost":
+        await side.on_thread(side.source._on_lost, side.member, POSITIONS[1:])
+    else:
+        side.source._drain_seconds = -19.9
+        side.events.never = how == "not waited for"
+        # A revoke that is waited for goes on with the transaction meanwhile.
+        side.kind.busy.extend([unavailable()] * 100 if how == "revoked" else [unavailable()] * 1_000_000)
+        await side.on_thread(side.source._on_revoke, side.member, POSITIONS[1:])
+    side.kind.busy.clear()
+    side.member.generation = 2
+    await side.on_thread(side.source._send_commits)
+    assert side.kind.committed == []
+    assert {status for _, status in side.ends()} == {CommitStatus.AGAIN}
+    assert KEPT in side.ends()[0][0]
+    await side.commit({KEPT: 10})
+    assert side.kind.committed == [{KEPT: 10}]
+
+
+async def test_an_abort_that_ends_after_its_partition_came_back_says_nothing_of_its_new_work(side, monkeypatch):
+    monkeypatch.setattr("tidemill.sources.kafka.GIVE_UP_SECONDS", 0.01)
+    side.kind.busy.append(unavailable())
+    await side.commit({KEPT: 10, GONE: 20})
+    side.kind.script["abort_transaction"] = [unavailable()] * 1_000_000
+    await side.on_thread(side.source._on_lost, side.member, POSITIONS[1:])
+    assert side.ends() == []
+    monkeypatch.setattr("tidemill.sources.kafka.TRANSACTION_END_SECONDS", 0.01)
+    await side.on_thread(side.source._on_assign, side.member, POSITIONS[1:])
+    side.kind.script.clear()
+    await side.commit({GONE: 20})
+    await side.on_thread(side.source._send_commits)
+    assert side.ends() == [({KEPT: 10}, CommitStatus.AGAIN), ({GONE: 20}, CommitStatus.DONE)]
+    assert side.kind.committed == [{GONE: 20}]
+
+
+async def test_a_partition_that_comes_back_is_read_only_after_the_transaction_that_was_open_when_it_went(
+    side, monkeypatch
+):
+    monkeypatch.setattr("tidemill.sources.kafka.GIVE_UP_SECONDS", 0.01)
+    side.kind.busy.append(unavailable())
+    await side.commit({KEPT: 10, GONE: 20})
+    side.kind.script["abort_transaction"] = [unavailable()] * 1_000_000
+    await side.on_thread(side.source._on_lost, side.member, POSITIONS[1:])
+    assert side.source._transactor.busy
+    side.kind.script["abort_transaction"] = [unavailable()] * 3
+    asked: list[bool] = []
+    committed = side.member.committed
+    side.member.committed = lambda partitions, timeout: (
+        asked.append(side.source._transactor.busy) or committed(partitions, timeout)
+    )
+    await side.on_thread(side.source._on_assign, side.member, POSITIONS[1:])
+    assert asked == [False], "brokers do not tell a committed offset while a transaction with it is open"
+    assert side.ends() == [({KEPT: 10}, CommitStatus.AGAIN)]
+    assert side.source.stalled() is None
+
+
+async def test_an_accepted_transaction_is_committed_while_its_partition_goes(side):
+    refused = [unavailable()]
+    commit = side.kind.commit_transaction
+
+    def slowly(self: Any, seconds: float) -> None:
+        if refused:
+            raise refused.pop()
+        commit(self, seconds)
+
+    side.kind.commit_transaction = slowly
+    await side.commit({KEPT: 10, GONE: 20})
+    assert side.ends() == []
+    await side.on_thread(side.source._on_lost, side.member, POSITIONS[1:])
+    assert side.kind.committed == [{KEPT: 10, GONE: 20}]
+    names = [event[0] for event in side.events.told]
+    assert names.index("on_committed") < names.index("on_lost"), "the engine counts it before it forgets it"
+
+
+async def test_a_generation_that_is_over_aborts_the_transaction_and_all_of_it_is_offered_again(side):
+    side.kind.busy.append(unavailable())
+    await side.commit({KEPT: 10, GONE: 20})
+    side.member.generation = 2
+    await side.on_thread(side.source._send_commits)
+    assert side.ends() == [({KEPT: 10, GONE: 20}, CommitStatus.AGAIN)]
+    await side.commit({KEPT: 10, GONE: 20})
+    assert side.kind.committed == [{KEPT: 10, GONE: 20}]
