@@ -227,7 +227,7 @@ async def test_without_it_everything_is_dead_lettered(rig) -> None:
     run.engine.release()
 
 
-async def test_neither_a_drain_nor_a_revoke_waits_for_what_is_held(rig) -> None:
+async def test_neither_a_drain_nor_a_revoke_waits_for_what_is_held(rig, logs) -> None:
     messages = [*ALL, *(message(offset, partition=1) for offset in range(60))]
     run = rig(Deployment("on_task_complete"), messages, executor=BRAKE | {"drain_timeout_seconds": 60})
     await run.until(lambda: run.engine.progress().held and not run.engine.hooks.busy)
@@ -235,6 +235,7 @@ async def test_neither_a_drain_nor_a_revoke_waits_for_what_is_held(rig) -> None:
     assert all(lane.partition == P1 for lane in run.engine.intake.lanes.values())
     summary = await asyncio.wait_for(run.end(), 5)
     assert summary.reason is StopReason.DRAINED
+    assert any("left for the next run" in line["event"] for line in logs)
     assert len(lettered(run)) < LEAST + 50
     held = [offset for offset in range(200) if offset not in lettered(run)]
     assert run.source.committed.get(P0, 0) <= held[0], "what is held is given to the next one"

@@ -66,6 +66,9 @@ class FakeEngine:
     def resume(self) -> None:
         self.paused = False
 
+    def release(self) -> None:
+        pass
+
 
 def build(settings: Settings, handler: Handler[Any, Any], identity: Identity) -> FakeEngine:
     return FakeEngine(settings, handler, identity)

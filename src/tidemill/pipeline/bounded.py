@@ -95,6 +95,9 @@ class BoundedEngine:
         """Take messages again."""
         self._engine.resume()
 
+    def release(self) -> None:
+        """Do nothing: a bounded engine does not brake, it fails."""
+
     def progress(self) -> EngineProgress:
         """Return a snapshot."""
         return self._engine.progress()

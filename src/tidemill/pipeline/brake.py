@@ -154,7 +154,9 @@ class EngineBrake:
         return f"{text} (tidemill release dead-letters them)"
 
     def close(self) -> None:
-        """Try nothing more."""
+        """Try nothing more; what is held is left uncommitted."""
+        if self.held:
+            self._engine.log.warning("messages that the brake held are left for the next run", held=self.held)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

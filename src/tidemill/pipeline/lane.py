@@ -141,6 +141,9 @@ class Lane:
         unstarted = [offset for run in (*queued, *self.parked) for offset in run.window.offsets_of(run)]
         unstarted += [window.messages[0].offset for window in self.waiting]
         unstarted += self.held
+        if self.order is not None:  # those that wait for their key
+            waiting = [run for run in self.pending.values() if not run.attempts]
+            unstarted += [offset for run in waiting for offset in run.window.offsets_of(run)]
         if self.arranged is not None:
             unstarted.append(self.arranged.messages[0].offset)
         if (window := self.windowing.flush()) is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from tidemill.core.errors import sound
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.progress import brake_name
 
 if TYPE_CHECKING:
     from tidemill.pipeline.engine import Engine
@@ -42,7 +43,7 @@ def stalled_of(engine: Engine) -> dict[str, str]:
         ("kafka", engine.source.stalled()),
         ("dead letters", engine.letters.stalled()),
         ("resident program", engine.executor.stalled()),
-        (f"brake of engine {engine.identity.slot}", engine.brake.stalled() if engine.brake is not None else None),
+        (brake_name(engine.identity.slot), engine.brake.stalled() if engine.brake is not None else None),
     ):
         if text is not None:
             stalled[name] = text

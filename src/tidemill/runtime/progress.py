@@ -18,6 +18,11 @@ class StopReason(enum.StrEnum):
     FAILED = "failed"
 
 
+def brake_name(slot: int) -> str:
+    """Return the name under which the brake of a slot's engine is in `stalled`."""
+    return f"brake of engine {slot}"
+
+
 class SinkStats(msgspec.Struct):
     """What happened at one sink of an engine.
 

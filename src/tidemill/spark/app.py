@@ -34,6 +34,7 @@ from tidemill.runtime.identity import Identity, cluster_name, worker_name
 from tidemill.runtime.link import RECONNECT_SECONDS
 from tidemill.runtime.lock import WorkerLock
 from tidemill.runtime.log import configure
+from tidemill.runtime.pipeline_socket import pipeline_socket
 from tidemill.sinks.build import build_sinks
 from tidemill.sources.membership import present_members, reap_member
 from tidemill.spark.groupwatch import GroupWatch
@@ -172,6 +173,8 @@ class Pipeline:
 
     def _start_and_run(self) -> ExitCode:
         settings = self._settings or load_settings(self._config_path)
+        # `on_startup` may change them; a user finds this run by what is configured.
+        self._found_by = settings.kafka
         worker = worker_name(settings)
         self._configure_logs(settings, worker)
         handler = handler_of(self._handler)
@@ -226,13 +229,18 @@ class Pipeline:
             )
 
         live = LiveSlots(spark, worker, count, make_job, self._on_finished, self._times(settings), partitions)
+        control = pipeline_socket(self._found_by, worker, live.release)
         host = "127.0.0.1" if is_local(settings.spark) else spark.driver_host
         spark.watch(lambda: self._wakes.put(_Wake.SPARK_LOST))
         self._live = live
         try:
             live.start(bind_host=host)
-            with GroupWatch(settings):
-                code = self._supervise(live)
+            live.call(control.start())
+            try:
+                with GroupWatch(settings):
+                    code = self._supervise(live)
+            finally:
+                live.call(control.close())
         finally:
             live.close()
         if code is not ExitCode.STOPPED:

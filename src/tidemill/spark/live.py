@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import msgspec
 import structlog
@@ -31,11 +32,12 @@ from tidemill.runtime.frames import (
     LinkAddress,
     Pause,
     Refused,
+    Release,
     Resume,
     Welcome,
 )
 from tidemill.runtime.link import LinkServer
-from tidemill.runtime.progress import EngineProgress, EngineSummary
+from tidemill.runtime.progress import EngineProgress, EngineSummary, brake_name
 from tidemill.spark.jobs import JobOutcome, JobThread, job_group, outcome_of
 from tidemill.spark.progress import EngineStatus, PipelineProgress, summed
 from tidemill.spark.session import Spark
@@ -160,6 +162,10 @@ class LiveSlots:
     def resume(self) -> None:
         """Let engines take messages again."""
         self._soon(lambda: self._set_paused(False))
+
+    def call(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine on the link's loop and wait for its end; not from that loop itself."""
+        self._server.call(coroutine)
 
     def exit_now(self) -> None:
         """Let every engine's process end now; their wardens clean up. No new one is started."""
@@ -286,6 +292,15 @@ class LiveSlots:
 
     def _pause_or_resume(self) -> Command:
         return Pause() if self._paused or self._roster.holding else Resume()
+
+    def release(self) -> list[dict[str, Any]]:
+        """Let the brakes off that are on, as engines said last; return what is held. Only on the link's loop."""
+        told = []
+        for seat in self._seats:
+            if seat.progress is not None and brake_name(seat.number) in seat.progress.stalled:
+                self._send_to_slot(seat, Release())
+                told.append({"slot": seat.number, "held": seat.progress.held})
+        return told
 
     def _tell_all(self, command: Command) -> None:
         for link in self._callers:
