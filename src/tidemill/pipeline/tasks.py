@@ -65,11 +65,19 @@ class TaskPool:
     Args:
         executor: Starts the processes.
         settings: Slots and limits.
-        is_full: Tells whether too much of a partition waits for sinks; its tasks are parked then.
+        is_full: Tells whether too much of a partition waits for sinks.
+        park: Called with its tasks then, instead of starting them.
     """
 
-    def __init__(self, executor: TaskExecutor, settings: ExecutorSettings, is_full: Callable[[Lane], bool]) -> None:
+    def __init__(
+        self,
+        executor: TaskExecutor,
+        settings: ExecutorSettings,
+        is_full: Callable[[Lane], bool],
+        park: Callable[[TaskRun], None],
+    ) -> None:
         """Start with an empty queue."""
+        self._park = park
         self._executor = executor
         self._is_full = is_full
         self._settings = settings
@@ -136,7 +144,7 @@ class TaskPool:
             if lane.closed:
                 continue
             if lane.undelivered_bytes and self._is_full(lane):
-                lane.parked.append(run)
+                self._park(run)
             else:
                 self._start(run)
 
