@@ -6,6 +6,10 @@ unset PYTHONPATH PYTHONHOME MYPYPATH # a checkout runs its own code
 # 1-based counts of what was run, and the names of what failed.
 STEP=0
 FAILED=()
+# What runs beside: names, files of output, process ids.
+BESIDE=()
+BESIDE_LOGS=()
+BESIDE_PIDS=()
 
 say() { printf '%s\n' "$*"; }
 
@@ -65,25 +69,31 @@ step() {
     fi
 }
 
-# Run a command beside the next steps; its output is shown when `joined` waits for it. One at a time.
+# Run a command beside the next steps; its output is shown when `joined` waits for it.
 #   beside "name" command...
 beside() {
-    BESIDE=$1
-    BESIDE_LOG=$(mktemp)
+    local log
+    log=$(mktemp)
+    BESIDE+=("$1")
+    BESIDE_LOGS+=("$log")
     shift
-    say "==> beside: $BESIDE (its output comes at the end)"
-    "$@" >"$BESIDE_LOG" 2>&1 &
-    BESIDE_PID=$!
-    trap 'kill "$BESIDE_PID" 2>/dev/null || true; rm -f "$BESIDE_LOG"; exit 130' INT TERM
+    say "==> beside: ${BESIDE[-1]} (its output comes at the end)"
+    "$@" >"$log" 2>&1 &
+    BESIDE_PIDS+=($!)
+    trap 'kill "${BESIDE_PIDS[@]}" 2>/dev/null || true; rm -f "${BESIDE_LOGS[@]}"; exit 130' INT TERM
 }
 
-# Wait for what runs beside, show its output, and note whether it failed.
+# Wait for all that runs beside, show each output, and note what failed.
 joined() {
-    local code=0
-    wait "$BESIDE_PID" || code=$?
+    local n code
+    for n in "${!BESIDE[@]}"; do
+        code=0
+        wait "${BESIDE_PIDS[n]}" || code=$?
+        step "${BESIDE[n]}" shown "${BESIDE_LOGS[n]}" "$code"
+        rm -f "${BESIDE_LOGS[n]}"
+    done
     trap - INT TERM
-    step "$BESIDE" shown "$BESIDE_LOG" "$code"
-    rm -f "$BESIDE_LOG"
+    BESIDE=() BESIDE_LOGS=() BESIDE_PIDS=()
 }
 
 shown() {

@@ -44,6 +44,18 @@ def test_steps_that_all_work_end_well() -> None:
     assert "all 2 steps ok" in output
 
 
+def test_commands_run_beside_the_steps_and_each_tells_its_output_and_its_failure() -> None:
+    code, output = bash(
+        'gate=$(mktemp -u); mkfifo "$gate"; beside left bash -c "cat $gate; exit 3"; beside right echo quick; '
+        'step middle bash -c "echo opened >$gate"; joined; beside late echo again; joined; verdict'
+    )
+    assert code == 1
+    assert "opened\n    left: FAILED (exit code 3)" in output
+    assert "quick\n    right: ok" in output
+    assert "again\n    late: ok" in output
+    assert output.splitlines()[-1].endswith(" s: left")
+
+
 def test_a_quiet_command_shows_its_output_only_when_it_fails() -> None:
     code, output = bash('quietly "making tea" echo hidden')
     assert code == 0

@@ -35,7 +35,7 @@ class Server:
 
 
 def hello(part: int, run_token: int = 0) -> Hello:
-    return Hello("", part, 0, run_token, "e", 1, "h")
+    return Hello(part, 0, run_token, "e", 1, "h")
 
 
 @pytest.fixture

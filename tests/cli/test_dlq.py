@@ -41,6 +41,7 @@ class Dlq:
     """A topic with letters, and the command over it."""
 
     def __init__(self, broker: EmbeddedBroker, tidemill: Run, folder: Path, partitions: int = 2) -> None:
+        self.broker = broker
         self.bootstrap = broker.bootstrap
         self.topic = broker.create_topic(unique_name("orders"), partitions=partitions)
         self.dlq = broker.create_topic(f"{self.topic}_dlq")
@@ -215,6 +216,27 @@ def test_redrive_goes_on_and_says_what_it_did(dlq: Dlq) -> None:
     assert "1 not sent: max_redrives" in second
     assert "sent again 3 times already" in second
     assert set(dlq.sent(5).values()) == {1}
+
+
+def test_list_and_show_say_what_was_redriven_when_and_where_to(dlq: Dlq) -> None:
+    letters = [*(dlq.letter(n) for n in range(4)), dlq.letter(4, redrives=3)]
+    dlq.write(*letters)
+    assert all(line["redriven"] == [] for line in dlq.json("list"))
+    began = datetime.now(UTC).replace(microsecond=0)
+    other = dlq.broker.create_topic(unique_name("elsewhere"))
+    dlq("redrive", "--limit", "3")
+    dlq("redrive", "--limit", "1", "--to", other)
+    dlq("redrive", code=ExitCode.REMOTE)
+
+    listed = {line["letter_id"]: line["redriven"] for line in dlq.json("list")}
+    told = [[each["to"] for each in listed[letter.letter_id]] for letter in letters]
+    assert [sorted(each) for each in told] == [sorted(["source", other]), ["source"], ["source"], ["source"], []]
+    times = [datetime.fromisoformat(each["at"]) for sent in listed.values() for each in sent]
+    assert all(began <= at <= datetime.now(UTC) for at in times)
+    assert "REDRIVEN" in dlq("list").stdout
+    assert f"UTC to {other}" in dlq("show", letters[0].letter_id).stdout
+    assert "--max-redrives 4" in dlq("show", letters[4].letter_id).stdout
+    assert "1 letters sent" in dlq("redrive", "--id", letters[4].letter_id, "--max-redrives", "4").stderr
 
 
 def test_messages_that_a_letter_had_no_room_for_are_counted_and_named(dlq: Dlq) -> None:

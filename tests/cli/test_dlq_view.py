@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -12,6 +13,7 @@ from tidemill.cli.dlq_view import letter_text, letters_table
 from tidemill.runtime.deadletter import Letter, LetterKind, letter_sources
 from tidemill.runtime.letterbox import Found
 from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.redrive_history import Redriven
 
 WHY = 'insert orders (id=17): UndefinedColumnError: column "totl" of relation "orders" does not exist'
 LETTER = Letter(
@@ -26,7 +28,7 @@ FOUND = Found(0, 1, LETTER, "")
 
 def test_a_narrow_terminal_shows_ids_kinds_and_whole_errors() -> None:
     console = Console(file=io.StringIO(), width=80)
-    console.print(letters_table([FOUND], console.width))
+    console.print(letters_table([(FOUND, [])], console.width))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert all(len(line) <= 80 for line in lines)
     first = lines[1].split()
@@ -43,11 +45,32 @@ def test_the_commands_that_a_letter_proposes_name_the_configuration_that_was_nam
     assert f"redrive --id {LETTER.letter_id}" in letter_text(FOUND)
 
 
+def test_a_letter_that_was_sent_again_says_so_and_proposes_what_works() -> None:
+    often = Found(0, 1, msgspec.structs.replace(LETTER, redrives=3), "")
+    sent = [Redriven(1_700_000_000, "source")]
+    lines = letter_text(often, sent=sent, max_redrives=3).splitlines()
+    assert "redriven    2023-11-14 22:13:20 UTC to source" in lines
+    assert lines[-1].endswith(f"redrive --id {LETTER.letter_id} --restart --max-redrives 4")
+    console = Console(file=io.StringIO(), width=80)
+    console.print(letters_table([(often, sent), (FOUND, [])], console.width))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert "REDRIVEN" in text
+    assert "11-14" in text
+
+
 def test_what_goes_to_a_file_or_a_program_is_not_cut(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
-    _table(iter([FOUND]), letters_table)
+    sent = [Redriven(1_700_000_000, "source"), Redriven(1_700_000_100, "other")]
+    _table(iter([FOUND]), lambda page, width: letters_table([(each, sent) for each in page], width))
     (_, line) = capsys.readouterr().out.splitlines()
-    for part in (WHY, "postgres.the-database-of-all-orders", "orders/3/1234567", "customer-17"):
+    for part in (
+        WHY,
+        "postgres.the-database-of-all-orders",
+        "orders/3/1234567",
+        "customer-17",
+        "11-14 22:15 to other (2 times)",
+    ):
         assert part in line

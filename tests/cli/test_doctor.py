@@ -196,3 +196,11 @@ def test_a_check_that_fails_itself_is_a_finding_without_secrets() -> None:
     assert finding.problem is not None
     assert "ValueError" in finding.text
     assert "hunter2" not in finding.text
+
+
+def test_a_cache_folder_that_cannot_be_written_is_told_with_the_one_that_is_used(tidemill: Run, tmp_path: Path) -> None:
+    done = tidemill("doctor", env={"XDG_CACHE_HOME": "/dev/null", "TMPDIR": str(tmp_path)})
+    line = next(line for line in done.stdout.splitlines() if " cache folder: " in line)
+    assert line.startswith("ok ")
+    assert f"{tmp_path}/tidemill-cache-" in line
+    assert "because /dev/null/tidemill cannot be written" in line

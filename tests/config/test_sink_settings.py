@@ -28,7 +28,13 @@ def test_defaults_are_those_of_the_reference() -> None:
             "redis": {"a": {}},
         }
     ).sinks
-    assert sinks.postgres["a"].model_dump() == {"ui_url": "", "dsn": "postgresql://h/d", "pool_min": 2, "pool_max": 10}
+    assert sinks.postgres["a"].model_dump() == {
+        "ui_url": "",
+        "dsn": "postgresql://h/d",
+        "pool_min": 2,
+        "pool_max": 10,
+        "statements": {},
+    }
     assert sinks.http["a"].model_dump() == {
         "ui_url": "",
         "url": "https://h/",
@@ -39,7 +45,12 @@ def test_defaults_are_those_of_the_reference() -> None:
         "concurrency": 1,
         "idempotency_header": "Idempotency-Key",
     }
-    assert sinks.redis["a"].model_dump() == {"ui_url": "", "url": "redis://localhost:6379/0", "key_prefix": ""}
+    assert sinks.redis["a"].model_dump() == {
+        "ui_url": "",
+        "url": "redis://localhost:6379/0",
+        "key_prefix": "",
+        "scripts": {},
+    }
     assert list(sinks.by_type()) == ["http", "mongo", "postgres", "redis"]
     assert not sinks.is_empty()
 
@@ -131,3 +142,34 @@ def test_passwords_of_addresses_are_known_in_each_of_their_forms() -> None:
     assert url_secrets("http://[") == frozenset()
     assert without("a p@ss and token=b", {"p@ss"}) == "a *** and token=***"
     assert redact({"headers": {"X-Any": "s", "Accept": "a"}}) == {"headers": {"X-Any": "***", "Accept": "a"}}
+
+
+@pytest.mark.parametrize("value", [" Bearer x", "Bearer x\t", "a\r\nb", "\0"])
+def test_a_header_that_no_request_could_have_is_refused(value: str) -> None:
+    with pytest.raises(ConfigError, match="the value of X-Any has characters that a header cannot have"):
+        load({"http": {"a": {"url": "https://h/", "headers": {"X-Any": value}}}})
+
+
+@pytest.mark.parametrize(
+    ("statement", "problem"),
+    [
+        ({"s": {"sql": "COMMIT"}}, "has to be one statement that begins with INSERT"),
+        ({"s": {"sql": "DROP TABLE t"}}, "has to be one statement"),
+        ({"s": {"sql": "selection"}}, "has to be one statement"),
+        ({"s": {"sql": ""}}, "sql"),
+        ({"s": {"sql": "SELECT f($1)", "parameters": ["a b"]}}, "'a b' is not a usable name"),
+        ({"s": {"sql": "SELECT f($1)", "parameters": ["a", "a"]}}, "has a name twice"),
+        ({"s": {"sql": "SELECT f($1)", "parameters": ["a"], "key": ["b"]}}, "key names b, which is not in parameters"),
+        ({"s; --": {"sql": "SELECT f()"}}, "'s; --' is not a usable name"),
+        ({"s": {"sql": "SELECT f()", "params": []}}, "params"),
+    ],
+)
+def test_a_statement_that_cannot_be_one_is_refused(statement: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        load({"postgres": {"a": {"dsn": "postgresql://h/d", "statements": statement}}})
+
+
+def test_a_statement_says_what_its_parameters_are_called() -> None:
+    statement = {"sql": " with x as (select $1) select f($2)", "parameters": ["a", "b"], "key": ["b"]}
+    found = load({"postgres": {"a": {"dsn": "postgresql://h/d", "statements": {"s": statement}}}}).sinks.postgres["a"]
+    assert found.statements["s"].model_dump() == statement

@@ -19,6 +19,7 @@ class Load:
     uncommitted: int = 0
     sizes: list[int] | None = None
     waiting: int = 0
+    held: int = 0
     paused: bool = False
 
 
@@ -77,6 +78,18 @@ class BackpressureBesideModel(RuleBasedStateMachine):
             assert load.count <= self.high_mark() or not count
             assert load.uncommitted <= self.limits[4]
         assert others == {other: self.room(other) for other in self.loads if other != lane}
+
+    @rule(lane=st.sampled_from(LANES), amount=st.integers(-10, 10))
+    def messages_wait_for_others_or_cease_to(self, lane: str, amount: int) -> None:
+        load = self.loads.get(lane)
+        if load is None:
+            self.pressure.waits(lane, amount)
+            assert self.pressure.room(lane) == 0
+            return
+        amount = max(-load.held, min(amount, load.count))
+        load.held += amount
+        load.count -= amount
+        self.pressure.waits(lane, amount)
 
     @rule(lane=st.sampled_from(LANES), amount=st.integers(1, 10))
     def work_ends(self, lane: str, amount: int) -> None:

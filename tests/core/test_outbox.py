@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidemill.core.breaker import BreakerState
+from tidemill.core.culprit import Fault, fault_of, parts_of
+from tidemill.core.errors import ConfigError, RemoteError, WrongPlaceError
 from tidemill.core.outbox import SendQueue
 from tidemill.core.outbox_items import Ask, Decision, Delivered, GaveUp, Item, Limits, WhenOpen
 from tidemill.core.retry import Backoff
@@ -628,6 +631,280 @@ def test_what_may_be_taken_later_is_tried_no_more_often_than_that_either() -> No
     assert isinstance(effect, GaveUp)
 
 
+# -- a sink that raises -------------------------------------------------------------------------------------------
+
+
+class Raising:
+    """A sink that writes one item after the other and raises at some, behind a queue whose questions are dropped."""
+
+    def __init__(self, queue: SendQueue[str, str], *bad: str, fault: Fault) -> None:
+        self.queue = queue
+        self.bad = bad
+        self.fault = fault
+        self.now = 0.0
+        self.down = False
+        self.written: Counter[str] = Counter()
+        self.delivered: list[str] = []
+        self.asked: list[str] = []
+        self.sent: list[list[str]] = []
+
+    def run(self, until: float = 60.0) -> None:
+        while (due := self.queue.due) is not None and due <= until:
+            self.now = max(self.now, due)
+            self.call()
+
+    def call(self) -> None:
+        batch = self.queue.take(self.now)
+        if not batch:
+            return
+        self.sent.append(names(batch))
+        for item in batch:
+            if self.down or item.value in self.bad:
+                self.effects(self.queue.failed("raised", True, self.now, FULL, self.fault))
+                return
+            self.written[item.value] += 1
+        self.effects(self.queue.answered([None] * len(batch), self.now, FULL))
+
+    def effects(self, effects: Sequence[Any]) -> None:
+        for effect in effects:
+            if isinstance(effect, Delivered):
+                self.delivered += names(effect.items)
+            else:
+                self.asked += names(effect.items)
+                if isinstance(effect, Ask):
+                    self.queue.decided(effect, Decision.DROP, self.now, 0)
+
+
+def test_an_exception_says_whose_fault_it_may_be() -> None:
+    wrong = [TypeError(), ValueError(), KeyError(), IndexError(), AttributeError(), OverflowError(), UnicodeError()]
+    assert {fault_of(each) for each in wrong} == {Fault.DATA}
+    assert {fault_of(each) for each in (OSError(), RuntimeError(), TimeoutError())} == {Fault.UNKNOWN}
+    assert fault_of(WrongPlaceError("no folder")) is Fault.PLACE
+    assert fault_of(ExceptionGroup("tasks", [ValueError(), ExceptionGroup("more", [KeyError()])])) is Fault.DATA
+    assert fault_of(ExceptionGroup("tasks", [ValueError(), OSError()])) is Fault.UNKNOWN
+    assert {fault_of(each) for each in (RemoteError("down"), ConfigError("not connected"))} == {Fault.SINK}
+    assert [list(part) for part in parts_of([1, 2], is_part=False)] == [[1], [2]]
+
+
+@pytest.mark.parametrize("fault", [Fault.DATA, Fault.UNKNOWN])
+@pytest.mark.parametrize("at", [0, 1, 6, 7, 24, 48, 49])
+def test_the_item_at_which_a_sink_raises_is_found_and_nothing_else_is_written_more_than_three_times(
+    fault: Fault, at: int
+) -> None:
+    queue = new_queue(count=50)
+    add(queue, *(f"-{n}" for n in range(50)))
+    sink = Raising(queue, f"-{at}", fault=fault)
+    sink.run()
+    assert sink.asked == [f"-{at}"]
+    assert sorted(sink.delivered) == sorted(f"-{n}" for n in range(50) if n != at)
+    assert max(sink.written.values()) <= 3
+    assert len(sink.sent) <= 18
+    assert sink.now <= 1.0, "an innocent waited longer than one backoff"
+    assert queue.opened == 0
+    assert queue.outstanding == 0
+
+
+@pytest.mark.parametrize("fault", [Fault.DATA, Fault.UNKNOWN])
+def test_the_order_of_a_key_holds_while_the_culprit_is_looked_for(fault: Fault) -> None:
+    queue = new_queue(count=30)
+    add(queue, *(f"{'abc'[n % 3]}{n}" for n in range(30)))
+    sink = Raising(queue, "a0", "a9", "b10", fault=fault)
+    sink.call()
+    add(queue, "a30", "b31", now=0.0)
+    sink.run()
+    assert sorted(sink.asked) == ["a0", "a9", "b10"]
+    for key in "abc":
+        numbers = [int(name[1:]) for name in sink.delivered if name[0] == key]
+        assert numbers == sorted(numbers)
+    assert len(sink.delivered) == 29
+
+
+def test_a_decision_that_comes_while_parts_are_left_lets_those_that_waited_go_first() -> None:
+    queue = new_queue(count=4)
+    add(queue, "a1", "a2", "b1", "a3")
+    queue.take(0.0)
+    assert queue.failed("raised", True, 0.0, 0, Fault.DATA) == []
+    assert names(queue.take(0.0)) == ["a1", "a2"]
+    queue.failed("raised", True, 0.0, 0, Fault.DATA)
+    assert names(queue.take(0.0)) == ["a1"]
+    (ask,) = queue.failed("raised", True, 0.0, 0, Fault.DATA)
+    assert isinstance(ask, Ask)
+    assert names(queue.take(0.0)) == ["b1"], "a2 and a3 wait for the decision"
+    queue.failed("raised", True, 0.0, 0, Fault.SINK)
+    queue.decided(ask, Decision.DROP, 0.0, 0)
+    order: list[str] = []
+    while queue.due is not None:
+        batch = queue.take(queue.due)
+        order += names(batch)
+        queue.answered([None] * len(batch), 0.0, 0)
+    assert [name for name in order if name[0] == "a"] == ["a2", "a3"]
+    assert sorted(order) == ["a2", "a3", "b1"]
+
+
+def test_what_waited_for_a_decision_goes_before_the_parts_that_are_left() -> None:
+    queue = new_queue(count=9)
+    add(queue, "a1", "a2", "b1", "b2", "b3", "b4", "a3", "a4", "b5")
+    queue.take(0.0)
+    queue.failed("raised", True, 0.0, 0, Fault.DATA)
+    assert names(queue.take(0.0)) == ["a1", "a2", "b1"]
+    (ask,) = queue.answered([NEVER, WAITS, None], 0.0, 0)[1:]
+    queue.decided(ask, Decision.DROP, 0.0, 0)
+    assert names(queue.take(0.0)) == ["a2"]
+    queue.answered([None], 0.0, 0)
+    assert names(queue.take(0.0)) == ["b2", "b3", "b4"]
+    queue.answered([None] * 3, 0.0, 0)
+    assert names(queue.take(0.0)) == ["a3", "a4", "b5"]
+
+
+def test_a_sink_that_raises_at_everything_has_failed_and_nobody_is_blamed() -> None:
+    queue = new_queue(count=20, failures=5)
+    items = add(queue, *(f"-{n}" for n in range(20)))
+    sink = Raising(queue, fault=Fault.UNKNOWN)
+    sink.down = True
+    sink.run(BUDGET / 2)
+    assert queue.opened == 1
+    assert (sink.asked, sink.delivered) == ([], [])
+    assert all(item.attempts >= 1 and item.deadline is not None for item in items), "the budget of each began"
+    sink.down = False
+    sink.run()
+    assert sorted(sink.delivered) == sorted(item.value for item in items)
+    assert sink.asked == []
+
+
+def test_a_sink_that_breaks_down_while_a_culprit_is_looked_for_takes_no_innocent_with_it() -> None:
+    queue = new_queue(count=20, failures=5)
+    add(queue, *(f"-{n}" for n in range(20)))
+    sink = Raising(queue, "-9", fault=Fault.UNKNOWN)
+    for _ in range(3):
+        sink.call()
+    assert sink.delivered
+    sink.down = True
+    sink.run(BUDGET / 4)
+    sink.down = False
+    sink.run()
+    assert sink.asked == ["-9"]
+    assert len(sink.delivered) == 19
+
+
+def test_a_lone_item_at_which_the_sink_raises_waits_until_something_speaks_for_the_sink() -> None:
+    queue = new_queue()
+    add(queue, "a1")
+    sink = Raising(queue, "a1", fault=Fault.UNKNOWN)
+    sink.run(3.0)
+    assert sink.asked == []
+    add(queue, "b1", now=sink.now)
+    sink.run(20.0)
+    assert (sink.asked, sink.delivered) == (["a1"], ["b1"])
+
+
+def test_many_culprits_are_told_from_a_sink_that_fails() -> None:
+    queue = new_queue(count=40, failures=5)
+    add(queue, *(f"-{n}" for n in range(40)))
+    bad = [f"-{n}" for n in range(40) if n % 2 == 0 or n < 8]
+    sink = Raising(queue, *bad, fault=Fault.UNKNOWN)
+    sink.run(BUDGET * 0.9)
+    assert sorted(sink.asked) == sorted(bad)
+    assert len(sink.delivered) == 40 - len(bad)
+
+
+def test_wrong_data_say_nothing_about_the_sink() -> None:
+    queue = new_queue(failures=1)
+    add(queue, "a1")
+    queue.take(0.0)
+    queue.failed("down", True, 0.0, FULL)
+    assert queue.take(4.0)
+    (ask,) = queue.failed("raised", True, 4.0, 0, Fault.DATA)
+    assert isinstance(ask, Ask)
+    assert queue.breaker(4.0) is BreakerState.HALF_OPEN
+    add(queue, "b1", "c1", now=4.0)
+    assert names(queue.take(4.0)) == ["b1"]
+
+
+def test_while_the_breaker_is_open_parts_go_one_by_one() -> None:
+    queue = new_queue(count=9, failures=1)
+    add(queue, *(f"-{n}" for n in range(9)))
+    queue.take(0.0)
+    queue.failed("raised", True, 0.0, 0, Fault.UNKNOWN)
+    assert len(queue.take(0.0)) == 3
+    queue.failed("down", True, 0.0, 0)
+    assert queue.opened == 1
+    assert queue.take(1.0) == ()
+    assert names(queue.take(10.0)) == ["-3"]
+    queue.answered([None], 10.0, 0)
+    assert names(queue.take(10.0)) == ["-4", "-5"]
+
+
+def test_parts_respect_the_bytes_of_a_batch() -> None:
+    queue = new_queue(count=9, size=4)
+    add(queue, "a0", "b1", "b2", size=1)
+    queue.take(0.0)
+    add(queue, "a3", "a4", "a5", size=2)
+    (ask,) = queue.answered([NEVER, None, None], 0.0, 0)[1:]
+    add(queue, "c6", "c7")
+    assert names(queue.take(0.0)) == ["c6", "c7"]
+    queue.failed("raised", True, 0.0, 0, Fault.DATA)
+    queue.decided(ask, Decision.DROP, 0.0, 0)
+    assert names(queue.take(0.0)) == ["a3", "a4"]
+    queue.answered([None, None], 0.0, 0)
+    assert names(queue.take(0.0)) == ["a5"]
+
+
+def test_an_item_that_raised_goes_alone_when_a_decision_tries_it_again() -> None:
+    queue = new_queue(count=9)
+    add(queue, "a1", "b1")
+    queue.take(0.0)
+    queue.answered([AGAIN, AGAIN], 0.0, FULL)
+    add(queue, "c1")
+    queue.take(0.0)
+    (ask,) = queue.failed("raised", True, 0.0, 0, Fault.DATA)
+    queue.decided(ask, Decision.RETRY, 0.0, 0)
+    assert names(queue.take(9.0)) == ["a1", "b1"]
+    queue.answered([None, None], 9.0, 0)
+    add(queue, "d1", now=9.0)
+    assert names(queue.take(9.0)) == ["c1"]
+
+
+@pytest.mark.parametrize("when_open", WhenOpen)
+def test_while_the_place_of_a_sink_is_wrong_everything_waits_and_nothing_is_counted(when_open: WhenOpen) -> None:
+    queue = new_queue(count=4, failures=1, when_open=when_open)
+    items = add(queue, "a1", "-1", "a2")
+    now = 0.0
+    pauses = []
+    while now < 10 * BUDGET:
+        assert names(queue.take(now)) in (["a1", "-1", "a2"], ["a1", "-1"])
+        assert queue.failed("no folder", True, now, FULL, Fault.PLACE) == []
+        assert queue.shed(now) == []
+        assert queue.due is not None
+        pauses.append(round(queue.due - now))
+        now = queue.due
+    assert pauses[:4] == [1, 2, 4, 8]
+    assert (queue.opened, queue.failing, queue.outstanding) == (0, (0.0, "no folder"), 3)
+    assert [(item.attempts, item.deadline) for item in items] == [(0, None)] * 3
+    order: list[str] = []
+    while queue.due is not None:
+        batch = queue.take(queue.due)
+        order += names(batch)
+        queue.answered([None] * len(batch), now, 0)
+    assert sorted(order) == ["-1", "a1", "a2"]
+    assert order.index("a1") < order.index("a2")
+    assert queue.failing is None
+
+
+def test_parts_are_forgotten_with_their_lane_or_shed_by_an_open_breaker() -> None:
+    for when_open in WhenOpen:
+        queue = new_queue(count=9, failures=1, when_open=when_open)
+        add(queue, "a1", "a2", lane="p")
+        add(queue, "b1", "b2", lane="q")
+        queue.take(0.0)
+        queue.failed("raised", True, 0.0, 0, Fault.UNKNOWN)
+        queue.abandon("p")
+        assert queue.outstanding == 2
+        assert names(queue.take(0.0)) == ["b1", "b2"]
+        queue.abandon("p")
+        effects = queue.failed("down", True, 0.0, 0)
+        assert [names(effect.items) for effect in effects] == ([["b1", "b2"]] if when_open is WhenOpen.GIVE_UP else [])
+
+
 # -- random schedules -----------------------------------------------------------------------------------------
 
 WORDS = {"ok": None, "again": AGAIN, "never": NEVER, "big": Refusal("big", False, True), "waits": WAITS}
@@ -636,6 +913,7 @@ STEPS = st.one_of(
     st.tuples(st.just("add"), st.sampled_from("aab-"), st.sampled_from("ppq"), st.integers(1, 60), st.integers(1, 4)),
     st.tuples(st.just("answer"), st.lists(ANSWERS, max_size=6)),
     st.tuples(st.just("fail"), st.booleans()),
+    st.tuples(st.just("raise"), st.sampled_from([Fault.DATA, Fault.UNKNOWN, Fault.PLACE])),
     st.tuples(st.just("decide"), st.integers(0, 5), st.sampled_from(Decision)),
     st.tuples(st.just("time"), st.sampled_from([0.5, 3.0, BUDGET])),
     st.tuples(st.just("abandon"), st.sampled_from("pq")),
@@ -706,10 +984,29 @@ class Schedule:
         self.batch = []
         self.effects(self.queue.answered(answers, self.now, FULL))
 
-    def tried(self, item: Item[str, str]) -> None:
-        if not item.gone:
+    def tried(self, item: Item[str, str], *, ended: bool = False) -> None:
+        if ended or not item.gone:
             self.tries[item.number] += 1
             self.first.setdefault(item.number, self.now)
+
+    def raised(self, fault: Fault) -> None:
+        """Raise: alone it is a refusal; over several it counts once the sink is found to have failed."""
+        batch, self.batch = self.batch, []
+        before = {item.number: item.attempts for item in self.items}
+        effects = self.queue.failed("raised", True, self.now, FULL, fault)
+        if len(batch) > 1 or fault is Fault.PLACE:
+            assert effects == []
+            assert all(item.attempts == before[item.number] for item in batch)
+        self.caught_up(before, batch)
+        self.effects(effects)
+
+    def caught_up(self, before: dict[int, int], batch: list[Item[str, str]]) -> None:
+        """Take what a failure of the sink counted: of parts that were not tried alone, one refusal each."""
+        for item in self.items:
+            if item.attempts != before[item.number]:
+                assert item.attempts == before[item.number] + 1
+                assert item in batch or (before[item.number] == 0 and item.doubted_at is not None)
+                self.tried(item, ended=True)
 
     def decide(self, ask: Ask[str, str], decision: Decision) -> None:
         if decision is Decision.DROP:
@@ -733,10 +1030,13 @@ class Schedule:
             case ("answer", script) if self.batch:
                 self.answer(script)
             case ("fail", retryable) if self.batch:
-                for item in self.batch:
-                    self.tried(item)
-                self.batch = []
-                self.effects(self.queue.failed("down", retryable, self.now, FULL))
+                batch, self.batch = self.batch, []
+                before = {item.number: item.attempts for item in self.items}
+                effects = self.queue.failed("down", retryable, self.now, FULL)
+                self.caught_up(before, batch)
+                self.effects(effects)
+            case ("raise", fault) if self.batch:
+                self.raised(fault)
             case ("decide", index, decision) if self.asks:
                 self.decide(self.asks.pop(index % len(self.asks)), decision)
             case ("time", seconds):

@@ -151,6 +151,7 @@ class Simulation:
         self.saved |= positions
         self.cursor.saved(positions)
         assert self.cursor.unsaved == {}
+        assert all(self.cursor.saved_at(number) == at for number, at in positions.items())
 
 
 STEPS = st.lists(

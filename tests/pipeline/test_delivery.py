@@ -52,7 +52,9 @@ class Fixture:
 
     def submit(self, *payloads: KafkaPayload, partition: int = 0, name: Any = None) -> None:
         label = name if name is not None else payloads[0].data
-        origin = Origin([SourceMessage("in", partition, 5, b"k", b"v")], ExecutorTask("t-1", ["-x"]))
+        origin = Origin(
+            [SourceMessage("in", partition, 5, b"k", b"v")], ExecutorTask("t-1", ["-x", "--password=hunter2"])
+        )
         before = len(self.released)
         self.outbox.submit(
             self.outbox.route(CollectResult(kafka=payloads)), origin, lambda: self.released.append(label)
@@ -181,11 +183,11 @@ async def test_a_payload_that_only_waited_for_another_is_not_counted_as_refused(
 
 @pytest.mark.parametrize("failure", [RemoteError("sink down"), OSError("sink down"), TimeoutError("sink down")])
 async def test_a_sink_that_fails_is_tried_again_with_everything_in_order(failure: Exception) -> None:
-    fixture = Fixture(retry_backoff={"initial_seconds": 0.05, "max_seconds": 0.05})
-    fixture.script = {"*": [failure] * 3}
+    fixture = Fixture(retry_backoff={"initial_seconds": 0.05, "max_seconds": 0.05}, breaker={"failures": 100})
+    fixture.script = {"*": [failure] * 8}
     await fixture.outbox.connect()
     for number in range(10):
-        fixture.submit(KafkaPayload(data=number))
+        fixture.submit(KafkaPayload(key="k", data=number))
     await fixture.until(lambda: fixture.outbox.stalled())
     assert "10 payloads wait" in fixture.outbox.stalled()["sinks.kafka.out"]
     assert "sink down" in fixture.outbox.stalled()["sinks.kafka.out"]
@@ -235,7 +237,12 @@ async def test_without_a_hook_what_is_refused_for_good_becomes_one_letter_per_su
     first, second = fixture.letters.letters
     assert (first.kind, first.error, first.sink_name, first.sink_type) == (kind, refusal.error, "out", "kafka")
     assert [json.loads(each)["data"] for each in first.original_payloads] == ["a", "b"]
-    assert (first.attempt_count, first.task_id, first.args, first.partition) == (1, "t-1", ["-x"], 0)
+    assert (first.attempt_count, first.task_id, first.args, first.partition) == (
+        1,
+        "t-1",
+        ["-x", "--password=***"],
+        0,
+    )
     assert [(s.topic, s.partition, s.offset, s.value) for s in second.sources] == [("in", 3, 5, "v")]
     assert fixture.outbox.stats["sinks.kafka.out"].dead_lettered == 3
     await fixture.outbox.close()

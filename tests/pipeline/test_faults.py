@@ -346,8 +346,8 @@ async def test_tasks_do_not_start_while_too_much_waits_for_a_sink(rig) -> None:
     run.files.open.clear()
     lane = await owned(run)
     await run.until(lambda: lane.parked and not run.engine.pool.running)
-    # What runs, and what ended and had no hook yet, may come on top.
-    assert lane.undelivered_bytes <= limit + 2 * 2 * 100_100
+    # What runs, and what ended and had no hook yet, may come on top: a hook begins up to three turns of the loop later.
+    assert lane.undelivered_bytes <= limit + 4 * 2 * 100_100
     assert run.engine.progress().tasks_queued == len(lane.parked) + run.engine.pool.queued > 30
     run.files.open.set()
     await run.committed(60)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tidemill.pipeline import warden as warden_module
+from tidemill.pipeline.keptwarden import KeptWarden
 from tidemill.pipeline.warden import ENGINE_ID_VARIABLE, Warden, marked
 
 DEADLINE_SECONDS = 20.0
@@ -24,11 +26,12 @@ ENGINE = """
 import asyncio, os, sys, time
 from tidemill.config.settings import ExecutorSettings
 from tidemill.pipeline.executor import Executor
+from tidemill.pipeline.keptwarden import KeptWarden
 from tidemill.pipeline.warden import Warden
 
 async def main():
     engine_id, script, fork = sys.argv[1:4]
-    warden = Warden(engine_id, float(sys.argv[4]))
+    warden = KeptWarden(Warden(engine_id, float(sys.argv[4])))
     warden.start()
     executor = Executor(ExecutorSettings(), engine_id)
     executor.open()
@@ -69,8 +72,21 @@ class FakeEngine:
         assert select.select([self.process.stdout], [], [], DEADLINE_SECONDS)[0]
         self.warden_pid = int(self.process.stdout.readline())
 
+    def wardens(self) -> list[int]:
+        """Return the wardens of this engine that are up."""
+        found = []
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{name}/cmdline", "rb") as stream:
+                    words = stream.read().split(b"\0")
+                if b"-S" in words and self.engine_id.encode() in words and os.readlink(f"/proc/{name}/cwd") == "/":
+                    found.append(int(name))
+            except OSError:
+                continue
+        return found
+
     def close(self) -> None:
-        for pid in [*marked(self.engine_id), self.warden_pid]:
+        for pid in [*marked(self.engine_id), *self.wardens()]:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -146,20 +162,29 @@ def test_other_engines_children_are_left_alone(start: Callable[..., FakeEngine])
     assert len(marked(other.engine_id)) == 4
 
 
-def test_a_clean_end_leaves_children_alone_and_reaps_the_warden() -> None:
+def test_a_clean_end_ends_programs_that_left_their_group_and_reaps_the_warden() -> None:
     engine_id = f"engine-{time.monotonic_ns()}"
-    child = subprocess.Popen(["sleep", "80"], env={ENGINE_ID_VARIABLE: engine_id, "PATH": os.environ["PATH"]})
-    try:
-        warden = Warden(engine_id)
-        warden.start()
-        warden.close()
-        with pytest.raises(ChildProcessError):
-            os.waitpid(warden.pid or -2, os.WNOHANG)
-        assert child.poll() is None
-        assert marked(engine_id) == [child.pid]
-    finally:
-        child.kill()
-        child.wait()
+    environ = {ENGINE_ID_VARIABLE: engine_id, "PATH": os.environ["PATH"]}
+    warden = Warden(engine_id)
+    warden.start()
+    # Its parent, the task, has ended.
+    subprocess.run(["sh", "-c", "trap '' TERM; setsid sleep 80 &"], env=environ, check=True)
+    until(lambda: marked(engine_id), "the program is up")
+    pid = warden.pid
+    warden.close()
+    assert marked(engine_id) == []
+    with pytest.raises(ChildProcessError):
+        os.waitpid(pid or -2, os.WNOHANG)
+
+
+def test_a_warden_that_finds_nothing_at_a_clean_end_leaves_at_once() -> None:
+    warden = Warden(f"engine-{time.monotonic_ns()}")
+    warden.start()
+    pid = warden.pid
+    until(lambda: os.readlink(f"/proc/{pid}/cwd") == "/", "it is up")
+    started_at = time.monotonic()
+    warden.close()
+    assert time.monotonic() - started_at < warden_module.LEAVE_SECONDS / 2
 
 
 def test_a_warden_that_was_killed_is_reaped_all_the_same() -> None:
@@ -171,6 +196,66 @@ def test_a_warden_that_was_killed_is_reaped_all_the_same() -> None:
     warden.close()
     assert warden.pid is None
     warden.close()
+
+
+async def test_a_warden_that_dies_is_replaced_within_a_second_again_and_again() -> None:
+    warden = KeptWarden(Warden(f"engine-{time.monotonic_ns()}"))
+    warden.start()
+    try:
+        for _ in range(3):
+            before = warden.pid
+            assert before is not None
+            os.kill(before, signal.SIGKILL)
+            killed_at = time.monotonic()
+            while warden.pid == before:
+                assert time.monotonic() - killed_at < 1
+                await asyncio.sleep(0.005)
+            assert warden.pid is not None
+            assert is_alive(warden.pid)
+    finally:
+        warden.close()
+    assert warden.pid is None
+
+
+async def test_a_warden_without_pidfd_is_replaced_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "pidfd_open")
+    await test_a_warden_that_dies_is_replaced_within_a_second_again_and_again()
+
+
+async def test_a_warden_that_cannot_be_replaced_at_once_is_replaced_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = Warden(f"engine-{time.monotonic_ns()}")
+    warden = KeptWarden(inner)
+    warden.start()
+    started = inner.start
+    refusals = 0
+
+    def refused_twice() -> None:
+        nonlocal refusals
+        if refusals == 2:
+            return started()
+        refusals += 1
+        raise OSError("no room")
+
+    monkeypatch.setattr(inner, "start", refused_twice)
+    assert inner.pid is not None
+    os.kill(inner.pid, signal.SIGKILL)
+    try:
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while refusals < 2 or inner.pid is None or not is_alive(inner.pid):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
+    finally:
+        warden.close()
+
+
+def test_the_successor_of_a_dead_warden_finds_what_runs(start: Callable[..., FakeEngine]) -> None:
+    engine = start("sleep 82")
+    until(lambda: len(marked(engine.engine_id)) >= 4, "all children are up")
+    children = marked(engine.engine_id)
+    os.kill(engine.warden_pid, signal.SIGKILL)
+    until(lambda: set(engine.wardens()) - {engine.warden_pid}, "another warden is up")
+    engine.process.kill()
+    until(lambda: not any(map(is_alive, children)), "all children are gone")
 
 
 def test_a_warden_is_small_holds_no_descriptor_of_the_engine_and_carries_no_id(

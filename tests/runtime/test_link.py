@@ -13,11 +13,22 @@ from typing import Any
 import msgspec
 import pytest
 
-from tidemill.core.errors import RemoteError
+from tidemill.core.errors import RemoteError, sound
 from tidemill.runtime import frames
-from tidemill.runtime.frames import Drain, Go, Hello, LinkAddress, Refused, Welcome
+from tidemill.runtime.engine_tasks import EngineTasks
+from tidemill.runtime.frames import Challenge, Drain, Go, Hello, LinkAddress, Proof, Refused, Welcome
 from tidemill.runtime.link import EngineLink, LinkServer
-from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
+from tidemill.runtime.link_proof import Side, link_proof, new_nonce
+from tidemill.runtime.progress import (
+    MAX_ERROR_CHARS,
+    UNSENT,
+    EngineProgress,
+    EngineSummary,
+    SinkStats,
+    StopReason,
+)
+
+HELLO = Hello(1, 5, 0, "engine", 42, "here")
 
 
 class Driver:
@@ -64,11 +75,11 @@ def driver() -> Iterator[Driver]:
 
 
 class Engine:
-    def __init__(self, address: LinkAddress, **options: float) -> None:
+    def __init__(self, address: LinkAddress, **options: Any) -> None:
         self.commands: asyncio.Queue[frames.Command] = asyncio.Queue()
         self.lost: asyncio.Queue[str] = asyncio.Queue()
         self.consumed = 0
-        hello = Hello("", 1, 5, 0, "engine", 42, "here")
+        hello = HELLO
         self.link = EngineLink(address, hello, self.progress, self.commands.put_nowait, self.lost.put_nowait, **options)
 
     def progress(self) -> EngineProgress:
@@ -160,10 +171,10 @@ async def test_an_engine_gives_up_where_nobody_listens() -> None:
         struct.pack(">I", 100_000_000),
         framed(b"\xc1 is no msgpack"),
         framed(msgspec.msgpack.encode(frames.Ready())),
-        framed(msgspec.msgpack.encode(Hello("wrong", 1, 5, 0, "engine", 42, "here"))),
-        framed(msgspec.msgpack.encode(Hello("", 1, 5, 0, "engine", 42, "here"))),
+        framed(msgspec.msgpack.encode(HELLO)),
+        framed(msgspec.msgpack.encode(msgspec.structs.replace(HELLO, nonce=b"short"))),
     ],
-    ids=["http", "endless", "garbage", "no hello", "wrong secret", "no secret"],
+    ids=["http", "endless", "garbage", "no hello", "no nonce", "a short nonce"],
 )
 async def test_a_stranger_is_cut_off_without_an_answer(driver: Driver, data: bytes) -> None:
     assert await raw(driver.address, data) == b""
@@ -179,10 +190,83 @@ async def test_a_frame_that_is_too_long_closes_the_link(driver: Driver) -> None:
     assert await driver.next("closed") == ("closed", link)
 
 
+async def challenged(
+    address: LinkAddress, hello: bytes
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Challenge]:
+    """Say hello; return the connection and what the driver answers."""
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    writer.write(framed(hello))
+    challenge = frames.from_driver.decode(await frames.receive_frame(reader, 4096))
+    assert isinstance(challenge, Challenge)
+    return reader, writer, challenge
+
+
+def a_hello() -> bytes:
+    return msgspec.msgpack.encode(msgspec.structs.replace(HELLO, nonce=new_nonce()))
+
+
+async def test_an_engine_is_believed_only_for_the_hello_and_the_challenge_that_it_proved(driver: Driver) -> None:
+    secret, hello, other = driver.address.secret, a_hello(), a_hello()
+
+    async def answer(proof: Callable[[Challenge], Any]) -> bytes:
+        reader, writer, challenge = await challenged(driver.address, hello)
+        assert challenge.proof == link_proof(secret, Side.DRIVER, hello, challenge.nonce)
+        assert secret.encode() not in challenge.proof + challenge.nonce
+        frames.send_frame(writer, proof(challenge))
+        async with asyncio.timeout(3.0):
+            got = await reader.read(100)
+        writer.close()
+        return got
+
+    _, _, earlier = await challenged(driver.address, hello)
+    wrong: list[Callable[[Challenge], Any]] = [
+        lambda c: Proof(link_proof("a guess", Side.ENGINE, hello, c.nonce)),
+        lambda c: Proof(c.proof),
+        lambda c: Proof(link_proof(secret, Side.ENGINE, other, c.nonce)),
+        lambda c: Proof(link_proof(secret, Side.ENGINE, hello, earlier.nonce)),
+        lambda c: Proof(b""),
+        lambda c: frames.Ready(),
+    ]
+    for proof in wrong:
+        assert await answer(proof) == b""
+    assert driver.told.empty()
+    welcome = await answer(lambda c: Proof(link_proof(secret, Side.ENGINE, hello, c.nonce)))
+    assert welcome == framed(msgspec.msgpack.encode(Welcome(7)))
+    await driver.next("hello")
+
+
 async def test_a_second_hello_closes_the_link(driver: Driver) -> None:
-    hello = framed(msgspec.msgpack.encode(Hello(driver.address.secret, 1, 5, 0, "engine", 42, "here")))
-    assert await raw(driver.address, hello + hello) == framed(msgspec.msgpack.encode(Welcome(7)))
+    hello = a_hello()
+    _, writer, challenge = await challenged(driver.address, hello)
+    frames.send_frame(writer, Proof(link_proof(driver.address.secret, Side.ENGINE, hello, challenge.nonce)))
+    await driver.next("hello")
+    writer.write(framed(hello))
     await driver.next("closed")
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [Welcome(7), Challenge(b"n" * 32, b"p" * 32), Drain()],
+    ids=["welcome without a challenge", "a challenge without a proof", "a command"],
+)
+async def test_an_engine_tells_nothing_to_what_is_not_its_driver(answer: Any) -> None:
+    heard: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.append(await frames.receive_frame(reader, 4096))
+        frames.send_frame(writer, answer)
+        heard.append(await reader.read())
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    address = LinkAddress("127.0.0.1", server.sockets[0].getsockname()[1], "hush")
+    with pytest.raises(RemoteError, match="does not know this pipeline's secret"):
+        await Engine(address, reconnect_seconds=0.3).link.connect()
+    server.close()
+    assert set(heard[1::2]) <= {b""}
+    assert all(b"hush" not in each for each in heard)
+    assert all(isinstance(frames.from_engine.decode(each), Hello) for each in heard[::2])
 
 
 async def test_a_slow_driver_does_not_fill_the_engines_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,6 +274,9 @@ async def test_a_slow_driver_does_not_fill_the_engines_memory(monkeypatch: pytes
     welcomed = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        hello, nonce = await frames.receive_frame(reader, 4096), new_nonce()
+        frames.send_frame(writer, Challenge(nonce, link_proof("secret", Side.DRIVER, hello, nonce)))
+        await frames.receive_frame(reader, 4096)
         frames.send_frame(writer, Welcome(1))
         welcomed.set()
         with contextlib.suppress(asyncio.CancelledError):
@@ -212,7 +299,6 @@ async def test_a_slow_driver_does_not_fill_the_engines_memory(monkeypatch: pytes
 
 def test_no_secret_is_shown() -> None:
     assert "hush" not in repr(LinkAddress("h", 1, "hush"))
-    assert "hush" not in repr(Hello("hush", 1, 5, 0, "engine", 42, "here"))
 
 
 def test_a_server_that_never_started_can_be_closed() -> None:
@@ -222,3 +308,43 @@ def test_a_server_that_never_started_can_be_closed() -> None:
 def test_an_address_of_another_host_cannot_be_listened_on() -> None:
     with pytest.raises(RemoteError, match=r"spark\.driver\.host"):
         LinkServer(object(), bind_host="192.0.2.77").start()  # type: ignore[arg-type]
+
+
+def texts(text: str) -> EngineProgress:
+    stats = SinkStats(refused=3, last_error=text)
+    return EngineProgress(
+        consumed=9, stalled={"kafka": text}, slowest=[(2.5, text, text)], sinks={"sinks.kafka.out": stats}
+    )
+
+
+@pytest.mark.parametrize("text", ["\ud800.jpg", "x" * (frames.MAX_FRAME_BYTES + 1)], ids=["lone surrogate", "too long"])
+async def test_a_snapshot_that_cannot_be_sent_goes_without_its_texts(driver: Driver, text: str) -> None:
+    engine = Engine(driver.address)
+    engine.link._progress = lambda: texts(text)
+    await engine.link.connect()
+    await driver.next("beat")
+    progress = (await driver.next("beat"))[2]
+    assert progress.consumed == 9
+    assert progress.stalled == {"kafka": UNSENT}
+    assert progress.slowest == [(2.5, UNSENT, "")]
+    assert progress.sinks["sinks.kafka.out"] == SinkStats(refused=3, last_error=UNSENT)
+    await engine.link.close(EngineSummary(1, StopReason.FAILED, f"OSError: {text}", texts(text)))
+    summary = (await driver.next("ended"))[2]
+    assert summary.error.startswith(f"OSError: {sound(text)[:5]}")
+    assert len(summary.error) <= MAX_ERROR_CHARS
+    assert summary.progress.consumed == 9
+
+
+async def test_the_end_of_the_beats_is_told(driver: Driver) -> None:
+    faults: asyncio.Queue[str] = asyncio.Queue()
+    engine = Engine(driver.address, tasks=EngineTasks(faults.put_nowait))
+
+    def broken() -> EngineProgress:
+        raise LookupError("no snapshot")
+
+    engine.link._progress = broken
+    await engine.link.connect()
+    fault = await asyncio.wait_for(faults.get(), 5)
+    assert "the beats to the driver failed: LookupError: no snapshot" in fault
+    await engine.link.close(EngineSummary(1, StopReason.FAILED, fault))
+    await driver.next("ended")

@@ -150,7 +150,7 @@ async def test_a_single_statement_needs_no_transaction_of_its_own(
     assert [sql[:6] for sql in seen.sql if not sql.startswith("SELECT")] == ["INSERT"]
 
 
-async def test_more_parameters_than_the_protocol_has_are_split_into_statements(
+async def test_a_wide_table_takes_any_number_of_rows_in_one_short_statement(
     sink: PostgresSink, dsn: str, seen: Statements
 ) -> None:
     names = [f"c{n}" for n in range(100)]
@@ -158,10 +158,118 @@ async def test_more_parameters_than_the_protocol_has_are_split_into_statements(
     seen.sql.clear()
     payloads = [PostgresPayload(table="wide", data={"id": n, **dict.fromkeys(names, n)}) for n in range(1_000)]
     assert list(await deliver(sink, payloads)) == [None] * 1_000
-    # 101 parameters a row: 324 rows in 32,767.
-    assert len(seen.like("INSERT")) == 4
-    rows = await run(dsn, "SELECT id, c99 FROM wide ORDER BY ctid")
+    assert len(seen.like("INSERT")) == 1
+    for count in (2, 3, 997):
+        assert list(await deliver(sink, payloads[:count])) == [None] * count
+    assert len(set(seen.like("INSERT"))) == 1, "it depends on the number of rows"
+    rows = await run(dsn, "SELECT id, c99 FROM wide ORDER BY ctid LIMIT 1000")
     assert [tuple(row) for row in rows] == [(n, n) for n in range(1_000)]
+
+
+async def test_types_without_a_usable_array_go_in_powers_of_two_rows_of_bounded_length(
+    sink: PostgresSink, dsn: str, seen: Statements
+) -> None:
+    await run(dsn, "CREATE TYPE mood AS ENUM ('sad', 'glad')")
+    await run(dsn, "CREATE TABLE moods (id int PRIMARY KEY, mood mood, at inet, tags text[])")
+
+    def row(n: int, **more: Any) -> PostgresPayload:
+        data = {"id": n, "mood": ("sad", "glad")[n % 2], "at": f"10.0.0.{n % 250}", "tags": ["a", str(n)]}
+        return PostgresPayload(table="moods", data=data, **more)
+
+    seen.sql.clear()
+    for count in (1, 3, 700, 999):
+        assert list(await deliver(sink, [row(n, conflict="id") for n in range(count)])) == [None] * count
+    lengths = {sql.count("(") for sql in set(seen.like("INSERT"))}
+    assert len(lengths) <= 11
+    assert max(len(sql) for sql in seen.sql) < 16_000
+    found = await run(dsn, "SELECT count(*), max(tags[2]::int) AS last, count(mood) AS moods FROM moods")
+    assert tuple(found[0]) == (999, 998, 999)
+
+
+async def test_full_batches_have_a_statement_of_their_own_for_a_bounded_number_of_narrow_tables(
+    sink: PostgresSink, dsn: str, seen: Statements
+) -> None:
+    for number in range(18):
+        await run(dsn, f"CREATE TABLE narrow_{number} (a int, b text)")
+    seen.sql.clear()
+    for number in range(18):
+        rows = [PostgresPayload(table=f"narrow_{number}", data={"a": n, "b": "x"}) for n in range(sink.max_batch_count)]
+        for _ in range(2):
+            assert list(await deliver(sink, rows)) == [None] * len(rows)
+    statements = set(seen.like("INSERT"))
+    assert len(statements) == 18
+    assert len([sql for sql in statements if "VALUES" in sql]) == 16
+    assert (await run(dsn, "SELECT count(*) FROM narrow_17 WHERE a = 999"))[0]["count"] == 2
+
+
+async def test_lists_in_json_columns_are_one_value_each_and_in_others_are_refused(
+    sink: PostgresSink, dsn: str, seen: Statements
+) -> None:
+    await run(dsn, "CREATE TABLE mixed (id int, j jsonb, k json, note text)")
+
+    def row(n: int, note: Any = None, **data: Any) -> PostgresPayload:
+        return PostgresPayload(table="mixed", data={"id": n, "note": note, "j": None, "k": None, **data})
+
+    seen.sql.clear()
+    rows = [row(1, j=["a", "b"], k={"x": [1]}), row(2, j="[3, 4]", k="null"), row(3, j=5, k=True), row(4)]
+    assert list(await deliver(sink, rows)) == [None] * 4
+    assert len(seen.like("INSERT")) == 1
+    found = await run(dsn, "SELECT j, k FROM mixed ORDER BY id")
+    assert [tuple(each) for each in found] == [
+        ('["a", "b"]', '{"x":[1]}'),
+        ("[3, 4]", "null"),
+        ("5", "true"),
+        (None,) * 2,
+    ]
+    # Lists of one length would be taken apart with the array, and put next to others' values.
+    answers = await deliver(sink, [row(n, note=["a", "b"]) for n in (5, 6, 7)])
+    assert all(answer is not None and not answer.retryable for answer in answers)
+    assert (await run(dsn, "SELECT count(*) FROM mixed"))[0]["count"] == 4
+
+
+@pytest.mark.parametrize("op", ["update", "delete"])
+async def test_json_in_changes_of_many_rows(sink: PostgresSink, dsn: str, seen: Statements, op: Any) -> None:
+    await run(dsn, "CREATE TABLE docs (id int, j jsonb)")
+    await deliver(sink, [PostgresPayload(table="docs", data={"id": n, "j": {"n": n}}) for n in range(4)])
+    seen.sql.clear()
+    changes = [
+        PostgresPayload(table="docs", op=op, data={"id": -n} if op == "update" else None, where={"j": {"n": n}})
+        for n in (1, 2)
+    ]
+    assert list(await deliver(sink, changes)) == [None] * 2
+    assert len(seen.like(op.upper())) == 1
+    left = [row["id"] for row in await run(dsn, "SELECT id FROM docs ORDER BY id")]
+    assert left == ([-2, -1, 0, 3] if op == "update" else [0, 3])
+
+
+async def test_a_column_that_got_another_type_meanwhile_is_written_all_the_same(sink: PostgresSink, dsn: str) -> None:
+    await run(dsn, "CREATE TABLE changing (id int, note text)")
+
+    def rows(*notes: Any) -> list[PostgresPayload]:
+        return [PostgresPayload(table="changing", data={"id": 1, "note": note}) for note in notes]
+
+    assert list(await deliver(sink, rows("1", "2"))) == [None] * 2
+    await run(dsn, "ALTER TABLE changing ALTER note TYPE int USING note::int")
+    assert list(await deliver(sink, rows(3, 4))) == [None] * 2
+    # For text there is no way into a number: that is the rows' own failure.
+    answers = await deliver(sink, rows("five", "six"))
+    assert all(answer is not None and not answer.retryable for answer in answers)
+    assert [row["note"] for row in await run(dsn, "SELECT note FROM changing ORDER BY note")] == [1, 2, 3, 4]
+
+
+async def test_what_is_kept_per_table_does_not_grow_with_the_numbers_of_rows(
+    sink: PostgresSink, dsn: str, seen: Statements
+) -> None:
+    names = [f"column_{n}" for n in range(30)]
+    await run(dsn, f"CREATE TABLE many (at inet, {', '.join(f'{name} int' for name in names)})")
+    seen.sql.clear()
+    for count in range(1, 400, 7):
+        for more in ({}, {"at": "::1"}):
+            payload = PostgresPayload(table="many", data={**dict.fromkeys(names, 1), **more})
+            assert list(await deliver(sink, [payload] * count)) == [None] * count
+    statements = set(seen.like("INSERT"))
+    assert len(statements) <= 2 + 8
+    assert sum(len(sql) for sql in statements) < 64_000
 
 
 async def test_one_statement_never_has_the_same_conflict_key_twice_and_the_last_one_wins(
@@ -269,6 +377,197 @@ async def test_where_none_finds_null_and_an_update_that_finds_nothing_is_done(si
     change = PostgresPayload(table="orders", op="update", data={"total": 5}, where={"total": None})
     assert list(await deliver(sink, [change, order(1), change])) == [None] * 3
     assert [row["total"] for row in await run(dsn, "SELECT total FROM orders")] == [5]
+
+
+def gone(**where: Any) -> PostgresPayload:
+    return PostgresPayload(table="orders", op="delete", where=where)
+
+
+async def test_deletes_of_many_rows_are_one_statement_and_keep_their_place_among_others(
+    sink: PostgresSink, dsn: str, seen: Statements
+) -> None:
+    await run(dsn, ORDERS)
+    seen.sql.clear()
+    payloads = [*(order(n) for n in range(10)), *(gone(id=n, total=None) for n in range(0, 10, 2)), order(4, "again")]
+    assert list(await deliver(sink, payloads)) == [None] * len(payloads)
+    assert len(seen.like("DELETE")) == 1
+    left = await run(dsn, "SELECT id, state FROM orders ORDER BY id")
+    assert [row["id"] for row in left] == [1, 3, 4, 5, 7, 9]
+    assert [row["state"] for row in left][2] == "again"
+
+
+async def test_a_delete_is_harmless_when_it_is_repeated_and_finds_null(sink: PostgresSink, dsn: str) -> None:
+    await run(dsn, ORDERS)
+    payloads = [order(1), order(2), gone(id=1), gone(id=1), gone(total=None, state="new"), gone(id=77)]
+    assert list(await deliver(sink, payloads)) == [None] * 6
+    assert list(await deliver(sink, payloads[2:])) == [None] * 4
+    assert await run(dsn, "SELECT id FROM orders") == []
+
+
+async def test_a_delete_that_is_refused_is_named_and_what_comes_later_for_its_row_waits(
+    sink: PostgresSink, dsn: str
+) -> None:
+    await run(dsn, ORDERS)
+    await run(dsn, "CREATE TABLE parts (id int PRIMARY KEY, parent int REFERENCES orders)")
+    await deliver(sink, [*(order(n) for n in range(4)), PostgresPayload(table="parts", data={"id": 1, "parent": 2})])
+    answers = await deliver(sink, [*(gone(id=n) for n in range(4)), gone(id=2)])
+    assert [answer is None for answer in answers] == [True, True, False, True, False]
+    assert "delete orders (id=2): ForeignKeyViolationError" in str(answers[2])
+    assert answers[4] is not None
+    assert answers[4].waits
+    assert [row["id"] for row in await run(dsn, "SELECT id FROM orders")] == [2]
+
+
+COUNT = {
+    "sql": "INSERT INTO totals AS t (region, n) VALUES ($1, $2) "
+    "ON CONFLICT (region) DO UPDATE SET n = t.n + excluded.n",
+    "parameters": ["region", "n"],
+    "key": ["region"],
+}
+#: The same, counted once however often it is delivered.
+COUNT_ONCE = {
+    "sql": "WITH fresh AS (INSERT INTO counted (id) VALUES ($1) ON CONFLICT DO NOTHING RETURNING id) "
+    "INSERT INTO totals AS t (region, n) SELECT $2::text, $3::int FROM fresh "
+    "ON CONFLICT (region) DO UPDATE SET n = t.n + excluded.n",
+    "parameters": ["id", "region", "n"],
+    "key": ["region"],
+}
+
+
+@pytest.fixture
+async def counting(dsn: str) -> AsyncIterator[PostgresSink]:
+    await run(
+        dsn,
+        "CREATE TABLE totals (region text PRIMARY KEY, n int CHECK (n < 1000)); CREATE TABLE counted (id int UNIQUE)",
+    )
+    made = make_sink(dsn, statements={"count": COUNT, "count_once": COUNT_ONCE})
+    await made.connect()
+    yield made
+    await made.close()
+
+
+def count(region: str | None, n: Any = 1) -> PostgresPayload:
+    return PostgresPayload(statement="count", data={"n": n, "region": region})
+
+
+async def totals(dsn: str) -> dict[str, int]:
+    return {row["region"]: row["n"] for row in await run(dsn, "SELECT region, n FROM totals")}
+
+
+async def test_a_statement_of_the_configuration_counts_per_key_whatever_shares_its_batch(
+    counting: PostgresSink, dsn: str, seen: Statements
+) -> None:
+    seen.sql.clear()
+    payloads = [count(("north", "south", "north")[n % 3]) for n in range(300)]
+    assert list(await deliver(counting, payloads)) == [None] * 300
+    assert await totals(dsn) == {"north": 200, "south": 100}
+    assert list(await deliver(counting, [count("north", -200), count("east", 5)])) == [None] * 2
+    assert await totals(dsn) == {"north": 0, "south": 100, "east": 5}
+    assert not seen.like("BEGIN")
+
+
+async def test_a_statement_keeps_its_place_among_rows(counting: PostgresSink, dsn: str) -> None:
+    zero = PostgresPayload(table="totals", data={"region": "n", "n": 0}, op="upsert", conflict="region")
+    payloads = [count("n", 7), zero, count("n", 1), count("n", 2), count("n", 3)]
+    assert list(await deliver(counting, payloads)) == [None] * 5
+    assert await totals(dsn) == {"n": 6}
+
+
+async def test_of_many_statements_only_the_one_at_fault_is_refused_and_none_counts_twice(
+    counting: PostgresSink, dsn: str
+) -> None:
+    payloads = [count("a") for _ in range(50)] + [count("b", 1_000), count("a"), count("c", "x"), count("b")]
+    answers = await deliver(counting, payloads)
+    refused = {index: answer for index, answer in enumerate(answers) if answer is not None}
+    assert sorted(refused) == [50, 52, 53]
+    assert "statement count (region=b, n=1000): CheckViolationError" in refused[50].error
+    assert "statement count (region=c, n=x)" in refused[52].error
+    assert refused[53].waits, "it would overtake the one of its key that is refused"
+    assert await totals(dsn) == {"a": 51}
+
+
+async def test_a_statement_that_notes_what_it_counted_counts_a_repeated_delivery_once(
+    counting: PostgresSink, dsn: str
+) -> None:
+    payloads = [
+        PostgresPayload(statement="count_once", data={"id": n, "region": "ab"[n % 2], "n": 1}) for n in range(40)
+    ]
+    assert list(await deliver(counting, payloads[:25])) == [None] * 25
+    assert list(await deliver(counting, payloads)) == [None] * 40
+    assert await totals(dsn) == {"a": 20, "b": 20}
+
+
+async def test_values_are_bound_and_never_part_of_the_sql(counting: PostgresSink, dsn: str) -> None:
+    evil = "x', 1); DROP TABLE totals; --"
+    assert list(await deliver(counting, [count(evil), count(evil)])) == [None] * 2
+    assert await totals(dsn) == {evil: 2}
+
+
+@pytest.mark.parametrize(
+    ("payload", "problem"),
+    [
+        (
+            PostgresPayload(statement="cuont", data={}),
+            "statement 'cuont' is not configured at sinks.postgres.db.statements",
+        ),
+        (PostgresPayload(statement="x" * 10_000_000, data={}), "there is count, count_once"),
+        (PostgresPayload(statement="count", data={"n": 1}), "has to have region, n, and has n"),
+        (PostgresPayload(statement="count", data={"n": 1, "region": "", "m": 1}), "and has m, n, region"),
+        (PostgresPayload(statement="count"), "and has nothing"),
+        (PostgresPayload(statement="count", data={"n": 1, "region": "a\0"}), "'region' of statement count has a NUL"),
+        (PostgresPayload(statement="count", data={"n": 1, "region": "\ud800"}), "lone surrogate"),
+        (PostgresPayload(statement="count", data=[1, 2]), "data has to be a model"),
+        (PostgresPayload(statement="count", table="t", data={}), "not table, op, conflict or where"),
+        (PostgresPayload(statement="count", op="upsert", data={}), "not table, op, conflict or where"),
+        (PostgresPayload(statement=5, data={}), "statement 5 is not configured"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_payload_that_does_not_fit_its_statement_is_refused(payload: PostgresPayload, problem: str) -> None:
+    made = make_sink("postgresql://nowhere/db", statements={"count": COUNT, "count_once": COUNT_ONCE})
+    with pytest.raises((ValueError, TypeError), match=problem) as caught:
+        made.encode(payload)
+    assert len(str(caught.value)) < 500
+
+
+async def test_a_wrong_statement_is_told_at_the_start_and_a_table_that_is_made_later_is_not(dsn: str) -> None:
+    for sql, parameters, problem in (
+        ("INSERT INTO t VALEUS ($1)", ["a"], r"statements\.s: PostgresSyntaxError.*correct sql"),
+        ("SELECT 1; SELECT 2", [], r"statements\.s: .*multiple commands"),
+        ("SELECT $1::int + $2::int", ["a"], r"statements\.s: sql has 2 parameters .* and parameters names 1"),
+    ):
+        sink = make_sink(dsn, statements={"s": {"sql": sql, "parameters": parameters}})
+        with pytest.raises(ConfigError, match=problem):
+            await sink.connect()
+    sink = make_sink(dsn, statements={"s": {"sql": "INSERT INTO later VALUES ($1)", "parameters": ["a"]}})
+    await sink.connect()
+    payload = PostgresPayload(statement="s", data={"a": 1})
+    (refused,) = await deliver(sink, [payload])
+    assert refused is not None
+    await run(dsn, "CREATE TABLE later (a int)")
+    assert list(await deliver(sink, [payload, payload])) == [None, None]
+    await sink.close()
+
+
+async def test_a_connection_that_breaks_before_the_end_leaves_nothing_of_a_batch_of_statements(
+    counting: PostgresSink, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = asyncpg.Connection.executemany
+
+    async def executemany(self: Any, query: str, *args: Any, **kwargs: Any) -> Any:
+        await original(self, query, *args, **kwargs)
+        self.terminate()
+        raise asyncpg.ConnectionDoesNotExistError("connection was closed in the middle of operation")
+
+    batch = [order(1), *(count("a") for _ in range(5))]
+    await run(dsn, ORDERS)
+    with monkeypatch.context() as patched:
+        patched.setattr(asyncpg.Connection, "executemany", executemany)
+        with pytest.raises(RemoteError) as caught:
+            await deliver(counting, batch)
+    assert caught.value.retryable
+    assert await totals(dsn) == {}
+    assert list(await deliver(counting, batch)) == [None] * 6
+    assert await totals(dsn) == {"a": 5}
 
 
 async def test_a_failing_batch_falls_back_until_the_row_at_fault_is_named_and_the_others_are_there_once(
@@ -463,7 +762,11 @@ async def test_models_keep_their_types_and_containers_become_arrays_or_json_as_t
         PostgresPayload(table="t", data=[1]),
         PostgresPayload(table="t", data=b"[1]"),
         PostgresPayload(table="t", data=b"{"),
-        PostgresPayload(table="t", data={"a": 1}, op="delete"),  # type: ignore[arg-type]
+        PostgresPayload(table="t", data={"a": 1}, op="delete"),
+        PostgresPayload(table="t", data={"a": 1}, op="delete", where={"a": 1}),
+        PostgresPayload(table="t", op="delete"),
+        PostgresPayload(table="t", op="delete", where={}),
+        PostgresPayload(table="t", data={"a": 1}, op="statement"),  # type: ignore[arg-type]
         PostgresPayload(table="t", data={"a": 1}, op="upsert"),
         PostgresPayload(table="t", data={"a": 1}, op="upsert", conflict=["b"]),
         PostgresPayload(table="t", data={"a": 1}, op="upsert", conflict=["a; --"]),
@@ -483,7 +786,7 @@ def test_what_is_no_usable_row_is_refused_before_it_is_sent(payload: PostgresPay
 
 def test_an_unknown_operation_is_told_with_those_there_are() -> None:
     payload = PostgresPayload(table="t", data={"a": 1}, op="replace")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="op 'replace' is not known; there is insert, upsert, update"):
+    with pytest.raises(ValueError, match="op 'replace' is not known; there is insert, upsert, update, delete"):
         make_sink("postgresql://nowhere/db").encode(payload)
 
 

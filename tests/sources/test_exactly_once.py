@@ -24,6 +24,7 @@ from tidemill.runtime.deadletter import LetterKind, decode_letter
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.progress import EngineSummary, StopReason
 from tidemill.sinks.payloads import CollectResult, KafkaPayload
+from tidemill.testing.kafka import consume
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120)]
 
@@ -51,14 +52,14 @@ class Copy(Handler[Any, Any]):
 class Place:
     """A source topic, a result topic, and the engines between them."""
 
-    def __init__(self, broker: Any, partitions: int = 4, **topic_config: str) -> None:
+    def __init__(self, broker: Any, partitions: int = 4, out_partitions: int = 2, **topic_config: str) -> None:
         self.broker = broker
         self.partitions = partitions
         self.session_timeout_ms = 6_000
         self.topic = f"eos-{uuid.uuid4().hex[:8]}"
         self.out = f"{self.topic}-out"
         broker.create_topic(self.topic, partitions=partitions)
-        broker.create_topic(self.out, partitions=2, config=topic_config or None)
+        broker.create_topic(self.out, partitions=out_partitions, config=topic_config or None)
         self.tasks: list[asyncio.Task[EngineSummary]] = []
         self.engines: list[Engine] = []
 
@@ -262,6 +263,62 @@ async def test_what_the_topic_refuses_is_decided_about_and_the_rest_goes_out_onc
         assert engine.letters.written == 3
     refused = [attempt for error, attempt in handler.asked if "INVALID_RECORD" in error]
     assert max(refused) == (2 if answer is DeliveryAction.RETRY else 1)
+
+
+async def test_an_innocent_record_of_another_partition_in_a_refused_batch_is_not_blamed(embedded_kafka):
+    class Pair(Copy):
+        """The results of both messages, the first of them bad, at the same time: one batch, one transaction."""
+
+        both = asyncio.Barrier(2)
+
+        async def on_task_complete(self, result):
+            number = int(result.task.metadata["value"])
+            await self.both.wait()
+            return CollectResult(kafka=[KafkaPayload(key=None if number == 0 else "k", data=b"%d" % number)])
+
+    place = Place(embedded_kafka, partitions=2, out_partitions=1, **{"cleanup.policy": "compact"})
+    try:
+        place.feed(0, 2)
+        place.start(Pair())
+        await place.committed(2)
+        assert place.visible() == [b"1"]
+        assert [letter.sources[0].partition for letter in place.letters()] == [0]
+    finally:
+        await place.end()
+
+
+async def test_headers_partition_and_timestamp_go_out_with_the_transaction_and_a_missing_partition_is_dead_lettered(
+    place,
+):
+    at = 1_714_566_600_999
+
+    class Whole(Copy):
+        """Message 5 names a partition that is not there."""
+
+        async def on_task_complete(self, result):
+            number = int(result.task.metadata["value"])
+            partition = 99 if number == 5 else number % 2
+            payload = KafkaPayload(
+                key="k",
+                data=b"%d" % number,
+                headers={"n": b"%d\xff" % number},
+                partition=partition,
+                timestamp=at + number,
+            )
+            return CollectResult(kafka=[payload])
+
+    place.feed(0, 40)
+    place.start(Whole())
+    await place.committed(40)
+    assert sorted(int(value) for value in place.visible()) == [n for n in range(40) if n != 5]
+    # Each transaction leaves a marker, which is no message.
+    for each in consume(place.broker.bootstrap, place.out, 39):
+        number = int(each.value())
+        assert each.partition() == number % 2
+        assert each.headers() == [("n", b"%d\xff" % number)]
+        assert each.timestamp()[1] == at + number
+    (letter,) = place.letters()
+    assert "_UNKNOWN_PARTITION" in letter.error
 
 
 async def test_letters_go_out_with_the_offsets_of_their_messages(place):

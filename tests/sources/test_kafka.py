@@ -637,6 +637,9 @@ async def test_an_open_transaction_of_revoked_partitions_is_ended_before_their_t
     class Transactions:
         busy, fatal, trouble = True, None, None
 
+        def end_before(self, consumer, partitions, seconds):
+            return []
+
         def give_up(self, consumer, partitions, seconds):
             order.append("given up" if partitions == [TP] else "something else")
             return [(End.ABORTED, {TP: 100})]

@@ -12,7 +12,7 @@ import confluent_kafka as ck
 import pytest
 
 from tidemill.config.settings import KafkaSettings
-from tidemill.core.transaction import End
+from tidemill.core.transaction import End, Verdict
 from tidemill.sources.base import Fatal, Outgoing
 from tidemill.sources.place import is_member
 from tidemill.sources.transactor import Transactor
@@ -118,6 +118,45 @@ def test_a_record_that_cannot_even_be_handed_over_is_blamed(made) -> None:
     assert through(transactor, *records)[0] is End.ABORTED
     assert [record.error is not None for record in records] == [False, True, False]
     assert records[1].oversize
+
+
+def refusing(transactor: Transactor, *refused: Outgoing) -> Callable[[], None]:
+    def refuse() -> None:
+        for record in refused:
+            transactor._failed(record, ck.KafkaError(ck.KafkaError.INVALID_RECORD), None)
+
+    return refuse
+
+
+def refused_later(transactor: Transactor, *refused: Outgoing) -> None:
+    def refuse() -> None:
+        refusing(transactor, *refused)()
+        raise error(ck.KafkaError.INVALID_RECORD, abort=True)
+
+    transactor._producer.script["commit_transaction"] = [refuse]  # type: ignore[attr-defined]
+
+
+def test_guilt_is_judged_over_all_of_a_transaction(made) -> None:
+    transactor = made(commit_transaction=[])
+    bad, innocent, fine = (Outgoing("out", None, value) for value in (b"bad", b"innocent", b"fine"))
+    refused_later(transactor, bad, innocent)
+    assert through(transactor, bad, innocent, fine)[0] is End.ABORTED
+    assert [record.verdict for record in (bad, innocent, fine)] == [Verdict.ALONE, Verdict.ALONE, None]
+    bad.alone, bad.error = True, None
+    innocent.alone, innocent.error = True, None
+    refused_later(transactor, bad)
+    assert through(transactor, bad, innocent, fine)[0] is End.ABORTED
+    assert bad.verdict is Verdict.REFUSED
+    assert innocent.error is None
+
+
+def test_a_record_of_a_partition_that_went_meanwhile_still_counts_as_a_suspect(made) -> None:
+    transactor, consumer = made(commit_transaction=[], send_offsets_to_transaction=again(1)), Moving()
+    bad, innocent = Outgoing("out", None, b"bad"), Outgoing("out", None, b"innocent")
+    begun(transactor, consumer, bad, innocent)
+    transactor._producer.script["abort_transaction"] = [refusing(transactor, bad, innocent)]
+    assert transactor.give_up(consumer, [TP], 1.0)[0][0] is End.ABORTED
+    assert innocent.verdict is Verdict.ALONE
 
 
 def test_a_full_queue_is_waited_for_and_goes_on_where_it_was(made) -> None:

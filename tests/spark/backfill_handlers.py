@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from typing import Any
 
 import pydantic
@@ -47,6 +49,21 @@ class Slow(Known):
             )
             for m in messages
         ]
+
+
+class Shuffled(Known):
+    """Results that take their time, so that only an order keeps them in order."""
+
+    async def on_task_complete(self, result):
+        await asyncio.sleep(random.random() * 0.02)
+        return await super().on_task_complete(result)
+
+
+class Broken(Known):
+    """A deployment that lacks something."""
+
+    async def on_task_complete(self, result):
+        raise LookupError("no such table")
 
 
 class Unready(Known):

@@ -24,6 +24,7 @@ class FakeEngine:
         self.subscribed = False
         self.paused = False
         self.stop = asyncio.Event()
+        self.fault: str | None = None
 
     def progress(self) -> EngineProgress:
         name = f"topic/{self.identity.slot}"
@@ -47,10 +48,16 @@ class FakeEngine:
         while not self.stop.is_set():
             self.consumed += not self.paused
             await asyncio.sleep(0.01)
+        if self.fault is not None:
+            return EngineSummary(slot, StopReason.FAILED, self.fault, self.progress())
         await asyncio.sleep(getattr(self.handler, "drain_seconds", 0.0))
         return EngineSummary(slot, StopReason.DRAINED, None, self.progress())
 
     def drain(self) -> None:
+        self.stop.set()
+
+    def fail(self, text: str) -> None:
+        self.fault = text
         self.stop.set()
 
     def pause(self) -> None:
@@ -69,4 +76,12 @@ def build_exiting(settings: Settings, handler: Handler[Any, Any], identity: Iden
 
 
 def build_dying(settings: Settings, handler: Handler[Any, Any], identity: Identity) -> FakeEngine:
+    os._exit(9)
+
+
+def build_dying_once(settings: Settings, handler: Handler[Any, Any], identity: Identity) -> FakeEngine:
+    try:
+        os.mkdir(handler.folder)  # type: ignore[attr-defined]
+    except FileExistsError:
+        return FakeEngine(settings, handler, identity)
     os._exit(9)

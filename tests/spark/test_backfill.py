@@ -172,6 +172,45 @@ def test_a_topic_is_done_once_in_ranges_finer_than_its_partitions(site: Site) ->
     assert not {name for name in groups if name.startswith(site.topic)}, "a group was joined"
 
 
+def test_order_by_key_demands_whole_partitions_and_keeps_the_order_then(site: Site) -> None:
+    producer = ck.Producer({"bootstrap.servers": site.broker.bootstrap})
+    for n in range(600):
+        producer.produce(site.topic, json.dumps({"n": n}).encode(), key=b"%d" % (n % 6), partition=n % 2)
+    assert producer.flush(30) == 0
+    site.config()
+    half = site.run("Shuffled", "--from", "earliest", "--to", "10", "--range-messages", "4")
+    assert half.returncode == ExitCode.OK, half.stderr
+    site.config(executor={"order_by": "key"})
+    refused = site.run("Shuffled", "--from", "earliest")
+    assert refused.returncode == ExitCode.CONFIG
+    assert "give --whole-partitions" in refused.stderr
+    split = site.run("Shuffled", "--from", "earliest", "--to", "10", "--whole-partitions")
+    assert split.returncode == ExitCode.CONFIG, "that plan has split them already"
+    assert "a new folder for the outcomes" in split.stderr
+    (site.folder / "out" / "out.jsonl").unlink()
+    site.outcomes = site.folder / "whole"
+    done = site.run("Shuffled", "--from", "earliest", "--whole-partitions", "--range-messages", "50")
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert len(site.parts()) == 2
+    lines = [json.loads(line)["n"] for line in (site.folder / "out" / "out.jsonl").read_text().splitlines()]
+    for key in range(6):
+        assert [n for n in lines if n % 6 == key] == list(range(key, 600, 6))
+
+
+def test_a_backfill_of_which_too_much_fails_ends_and_is_not_tried_again(site: Site) -> None:
+    site.feed(2_000)
+    site.config(executor={"max_failure_ratio": 0.5}, spark={"master": "local[1]"})
+    failed = site.run("Broken", "--from", "earliest")
+    assert failed.returncode == ExitCode.HANDLER, failed.stderr
+    assert "50 of the last 50 messages failed with on_task_complete: LookupError (last: " in failed.stderr
+    assert "executor.max_failure_ratio (0.5)" in failed.stderr
+    consumer = ck.Consumer({"bootstrap.servers": site.broker.bootstrap, "group.id": f"{site.topic}-letters"})
+    _, letters = consumer.get_watermark_offsets(ck.TopicPartition(f"{site.topic}_dlq", 0), timeout=20)
+    consumer.close()
+    assert letters < 200, "it was tried again, or went on"
+    assert site.parts() == []
+
+
 def test_a_killed_backfill_is_resumed_without_doing_finished_ranges_again(site: Site) -> None:
     site.feed(3_000)
     site.config(executor={"max_executors": 8})
@@ -227,6 +266,19 @@ def test_sigterm_keeps_what_is_done_and_a_killed_engine_costs_nothing(site: Site
     )
     again = {n for n, times in (site.seen() - seen).items() if n in seen}
     assert not again & {offset * 2 + partition for partition, offset in part_way}
+
+
+@pytest.mark.long
+def test_an_engine_that_hangs_is_killed_and_its_part_is_done_again(site: Site) -> None:
+    site.config(executor={"max_executors": 8})
+    site.feed(2_000)
+    run = site.start("Slow", "--from", "earliest")
+    wait_for(lambda: len(site.seen()) > 20, 60, "work under way")
+    os.kill(wait_for(lambda: engines(site.topic), 10, "engines")[0], signal.SIGSTOP)
+    assert run.wait(120) == ExitCode.OK
+    assert "an engine hangs; it is killed" in site.log()
+    assert set(site.seen()) == set(range(2_000))
+    wait_for(lambda: not marked(site.topic), 20, "no process left")
 
 
 def test_a_range_between_offsets_reports_gaps_and_leaves_the_live_group_alone(site: Site) -> None:

@@ -167,6 +167,20 @@ def test_what_goes_wrong_with_a_batch_is_told_by_its_handlers_words(session, set
         process(twice.union(twice).coalesce(1), Known, settings)
 
 
+def test_rows_whose_engine_hangs_again_and_again_end_the_run_by_name(session, settings, monkeypatch):
+    monkeypatch.setattr("tidemill.spark.bounded.SILENT_SECONDS", 2.0)
+
+    class Hanging(Known):
+        async def arrange(self, messages, pending):
+            import time
+
+            time.sleep(3_600)
+
+    with pytest.raises(TidemillError, match="part 0 of the run failed: its engine said nothing for 2 s, 4 times"):
+        process(rows_of(session, 1).coalesce(1), Hanging, settings)
+    assert session.sparkContext.parallelize(range(100), 4).map(lambda n: n + 1).sum() == 5_050
+
+
 def test_dead_letters_of_rows_go_to_the_topic_and_a_history_is_written(session, settings, tmp_path):
     settings.history.path = str(tmp_path / "history")
     rows = session.createDataFrame([("a", '{"n": 1}'), ("b", "no json"), ("c", None)], "key string, value string")

@@ -14,9 +14,10 @@ import pytest
 from tidemill.config.settings import SparkSettings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.progress import EngineProgress, SinkStats
+from tidemill.spark.jvm import standard_error_pipe
 from tidemill.spark.prepare import engine_count
 from tidemill.spark.progress import summed
-from tidemill.spark.session import Spark, _package_zip, _standard_error, spark_conf
+from tidemill.spark.session import Spark, _package_zip, spark_conf
 
 
 def test_local_has_one_core_more_than_engines() -> None:
@@ -90,7 +91,7 @@ def test_signal_handlers_are_what_they_were_and_the_jvm_is_gone() -> None:
 
 def test_what_the_jvm_says_goes_to_standard_error_as_it_is_now(capsys: pytest.CaptureFixture[str]) -> None:
     script = "echo WARNING: Using incubator modules: x; echo out of memory; printf end"
-    with _standard_error() as standard_error:
+    with standard_error_pipe(threading.Event()) as standard_error:
         subprocess.run(["sh", "-c", f"({script}) >&2"], stderr=standard_error, check=True)
 
     for thread in threading.enumerate():

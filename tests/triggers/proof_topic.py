@@ -109,9 +109,10 @@ class Trio:
 
     def check_letters(self) -> set[int]:
         """Return which messages have letters: each for failures that happened, of the trigger that it names."""
-        raised = self.topic.noted("raised")
+        letters = self.topic.letters()
+        raised = self.topic.noted("raised")  # only now: a host may still be writing both, a note first
         lettered = set()
-        for letter in self.topic.letters():
+        for letter in letters:
             [source] = letter.sources
             number = source.offset * PARTITIONS + source.partition
             assert letter.kind == "failed"

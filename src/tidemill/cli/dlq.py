@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tidemill.config.settings import Settings
     from tidemill.core.redrive import Criteria
     from tidemill.runtime.letterbox import Found, LetterBox
+    from tidemill.runtime.redrive_history import Redriven
 
 #: Columns of an output that is no terminal.
 _NO_WIDTH = 100_000
@@ -59,13 +60,28 @@ def list_letters(
         from tidemill.cli.dlq_view import letter_json, letters_table
 
         criteria = criteria_of(ids, kinds, sinks, since, until, keys, text)
-        with _opened(config) as box:
+        settings = _settings(config)
+        with _opened(settings) as box:
             found = _all(box, criteria) if limit == 0 else reversed(_newest(box, criteria, limit))
+            sent = _history(settings, box)
             if as_json:
                 for each in found:
-                    typer.echo(letter_json(each))
+                    typer.echo(letter_json(each, sent(each)))
             else:
-                _table(found, letters_table)
+                _table(found, lambda page, width: letters_table([(each, sent(each)) for each in page], width))
+
+
+def _history(settings: Settings, box: LetterBox) -> Callable[[Found], list[Redriven]]:
+    """Return what tells when and where to a letter was sent again."""
+    from tidemill.core.errors import RemoteError
+    from tidemill.runtime.redrive_history import read_history
+
+    try:
+        return read_history(settings, box.ranges()).of
+    except RemoteError as error:
+        # It takes a right of its own to see groups; the letters can be seen without.
+        typer.echo(f"warning: {error}", err=True)
+        return lambda found: []
 
 
 def _table(found: Iterator[Found], table: Callable[[list[Found], int], object]) -> None:
@@ -101,7 +117,8 @@ def show(
 
         if not letter_id:
             raise ConfigError("the id of a letter is not empty")
-        with _opened(config) as box:
+        settings = _settings(config)
+        with _opened(settings) as box:
             found: dict[str, Found] = {}
             for each in _all(box, Criteria(ids=(letter_id,))):
                 assert each.letter is not None
@@ -114,8 +131,10 @@ def show(
                 )
             if len(found) > 1 and letter_id not in found:
                 raise ConfigError(f"several letters begin with {letter_id!r}: {', '.join(found)}, perhaps more")
-        one = found.get(letter_id) or next(iter(found.values()))
-        typer.echo(letter_json(one) if as_json else letter_text(one, str(config or "")))
+            one = found.get(letter_id) or next(iter(found.values()))
+            sent = _history(settings, box)(one)
+        allowed = settings.dlq.max_redrives
+        typer.echo(letter_json(one, sent) if as_json else letter_text(one, str(config or ""), sent, allowed))
 
 
 @app.command()
@@ -138,7 +157,7 @@ def stats(
 
         criteria = criteria_of(ids, kinds, sinks, since, until, keys, text)
         counted = LetterStats()
-        with _opened(config) as box:
+        with _opened(_settings(config)) as box:
             for each in _all(box, criteria, garbage=True):
                 if each.letter is None:
                     counted.no_letters += 1
@@ -167,6 +186,12 @@ def redrive(
     keys: Keys = None,
     text: Text = "",
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most so many letters in this run.")] = None,
+    max_redrives: Annotated[
+        int | None,
+        typer.Option(
+            "--max-redrives", min=0, help="Leave a message that was sent again so often; else dlq.max_redrives."
+        ),
+    ] = None,
     rate: Annotated[
         float | None, typer.Option("--rate", min=0.001, help="At most so many messages or payloads in a second.")
     ] = None,
@@ -189,7 +214,7 @@ def redrive(
 
         target, topic = parsed_target(to)
         criteria = criteria_of(ids, kinds, sinks, since, until, keys, text, relative=False)
-        order = Order(criteria, target, topic, limit, rate, dry_run, restart)
+        order = Order(criteria, target, topic, limit, max_redrives, rate, dry_run, restart)
         raise typer.Exit(run_redrive(_settings(config), order, as_json=as_json))
 
 
@@ -206,10 +231,10 @@ def _settings(config: Path | None) -> Settings:
     return settings
 
 
-def _opened(config: Path | None) -> LetterBox:
+def _opened(settings: Settings) -> LetterBox:
     from tidemill.runtime.letterbox import LetterBox
 
-    return LetterBox(_settings(config))
+    return LetterBox(settings)
 
 
 def _all(box: LetterBox, criteria: Criteria, *, garbage: bool = False) -> Iterator[Found]:

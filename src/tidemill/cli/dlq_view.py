@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ import msgspec
 from tidemill.runtime.deadletter import HISTORY_HEADER, Letter, LetterSource
 from tidemill.runtime.letter_payloads import Blob
 from tidemill.runtime.letterbox import Found, shown_bytes
+from tidemill.runtime.redrive_history import Redriven
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 #: In a narrower terminal the table says less, and errors take several lines; `show` has the rest.
 _WIDE = 120
-_NARROW_CELL = 20
+_NARROW_CELL = 22
 #: Of values, payloads and headers so much is shown; --json has all of it.
 _SHOWN = 2_000
 _ID = 12
@@ -46,31 +47,47 @@ def place(source: LetterSource) -> str:
     return f"{source.topic}/{source.partition}/{source.offset}"
 
 
-def letter_json(found: Found) -> str:
-    """Return a letter as one line of JSON, with its place in the dead-letter topic."""
+def letter_json(found: Found, sent: Sequence[Redriven] = ()) -> str:
+    """Return a letter as one line of JSON, with its place in the dead-letter topic and where it was sent again."""
     where = {"partition": found.partition, "offset": found.offset}
     if found.letter is None:
         return json.dumps({"dlq": where, "problem": found.problem})
-    return msgspec.json.encode({"dlq": where, **msgspec.structs.asdict(found.letter)}).decode()
+    redriven = [{"at": _iso(each.at), "to": each.to} for each in sent]
+    return msgspec.json.encode({"dlq": where, **msgspec.structs.asdict(found.letter), "redriven": redriven}).decode()
 
 
-def letters_table(found: Iterable[Found], width: int) -> RenderableType:
-    """Return a table with a line for each letter; where there is little room, with fewer columns."""
+def letters_table(found: Sequence[tuple[Found, Sequence[Redriven]]], width: int) -> RenderableType:
+    """Return a table with a line for each letter; where there is little room, with fewer columns.
+
+    Args:
+        found: Letters, each with the times it was sent again; the column of those is there if one was.
+        width: Of the terminal, in characters.
+    """
     from rich.table import Table
     from rich.text import Text
 
     wide = width >= _WIDE
+    any_sent = any(sent for _, sent in found)
+    middle = ["SINK OR TASK", "MESSAGE", "KEY"] if wide else [] if any_sent else ["SINK OR TASK"]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("LETTER", "WRITTEN (UTC)", "KIND"):
         table.add_column(name, no_wrap=True)
-    for name in ("SINK OR TASK", "MESSAGE", "KEY") if wide else ("SINK OR TASK",):
+    for name in (*middle, "REDRIVEN (UTC)") if any_sent else middle:
         table.add_column(name, no_wrap=True, overflow="ellipsis", max_width=None if wide else _NARROW_CELL)
     table.add_column("ERROR", no_wrap=wide, overflow="ellipsis" if wide else "fold")
-    for each in found:
-        cells = _row(each)
+    for each, sent in found:
+        *cells, error = _row(each)
+        shown = cells[: 3 + len(middle)] + ([_sent_text(sent)] if any_sent else [])
         # Text, not str: rich would read markup in it.
-        table.add_row(*(Text(plain(cell)) for cell in (cells if wide else (*cells[:4], cells[-1]))))
+        table.add_row(*(Text(plain(cell)) for cell in (*shown, error)))
     return table
+
+
+def _sent_text(sent: Sequence[Redriven]) -> str:
+    if not sent:
+        return "-"
+    times = f" ({len(sent)} times)" if len(sent) > 1 else ""
+    return f"{time_text(sent[-1].at)[5:16]} to {sent[-1].to}{times}"
 
 
 def _row(found: Found) -> tuple[str, ...]:
@@ -90,12 +107,14 @@ def _row(found: Found) -> tuple[str, ...]:
     )
 
 
-def letter_text(found: Found, config: str = "") -> str:
+def letter_text(found: Found, config: str = "", sent: Sequence[Redriven] = (), max_redrives: int = 1_000) -> str:
     """Return everything about a letter, for people.
 
     Args:
         found: Where it is.
         config: The configuration file that was named, for the commands that are proposed.
+        sent: When and where to it was sent again.
+        max_redrives: How often a message is sent again unless the command says otherwise.
     """
     letter = found.letter
     assert letter is not None
@@ -106,6 +125,7 @@ def letter_text(found: Found, config: str = "") -> str:
         ("error", letter.error),
         ("attempts", str(letter.attempt_count)),
         ("redrives", str(letter.redrives)),
+        ("redriven", "\n".join(f"{time_text(each.at)} UTC to {each.to}" for each in sent)),
         ("sink", f"sinks.{letter.sink_type}.{letter.sink_name}" if letter.sink_name else ""),
         ("task", letter.task_id or ""),
         ("arguments", " ".join(letter.args)),
@@ -119,7 +139,7 @@ def letter_text(found: Found, config: str = "") -> str:
         lines += _source_lines(source)
     if letter.sources_dropped:
         lines.append(f"{'messages':<11} and {letter.sources_dropped} more, whose positions did not fit into the letter")
-    lines += ["", *_what_to_do(letter, config)]
+    lines += ["", *_what_to_do(letter, config, again=bool(sent), max_redrives=max_redrives)]
     return "\n".join(lines)
 
 
@@ -166,11 +186,14 @@ def _indented(text: str) -> str:
     return plain(text.rstrip("\n"), lines=True).replace("\n", "\n" + " " * 12)
 
 
-def _what_to_do(letter: Letter, config: str) -> list[str]:
+def _what_to_do(letter: Letter, config: str, *, again: bool, max_redrives: int) -> list[str]:
     command = f"tidemill dlq redrive {f'{shlex.quote(config)} ' if config else ''}--id {letter.letter_id}"
+    # A redrive that was done goes on after it: only from the beginning it comes to this letter again.
+    command += " --restart" if again else ""
     lines = []
     if letter.sources:
-        lines.append(f"process again:  {command}")
+        allowed = f" --max-redrives {letter.redrives + 1}" if letter.redrives >= max_redrives else ""
+        lines.append(f"process again:  {command}{allowed}")
     if letter.sink_name and letter.original_payloads:
         lines.append(f"deliver again:  {command} --to sink")
     return lines

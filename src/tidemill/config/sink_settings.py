@@ -25,6 +25,9 @@ _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\uffff]*")
 #: Made by the client from the request itself.
 _OWNED_HEADERS = frozenset({"host", "content-length", "transfer-encoding", "connection"})
+_IDENTIFIER = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,62}")
+#: What a statement of the configuration may be: nothing that ends the transaction it is in.
+_SQL = re.compile(r"\s*(insert|update|delete|merge|with|select)\b", re.IGNORECASE)
 _DATABASE_REFUSED = re.compile(r'[/\\. "$\x00]')
 
 
@@ -69,6 +72,14 @@ def _http_url(value: str) -> str:
     return value
 
 
+def _utf8(value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"has no form in UTF-8: {error.reason}") from None
+    return value
+
+
 def _redis_url(value: str) -> str:
     return _address(value, ("redis", "rediss", "unix"), "redis://host:6379/0")
 
@@ -79,8 +90,10 @@ def _headers(value: dict[str, str]) -> dict[str, str]:
             raise ValueError(f"{name!r} is no name of a header")
         if name.lower() in _OWNED_HEADERS:
             raise ValueError(f"{name} may not be set here: the client makes it")
-        if not _HEADER_VALUE.fullmatch(content):
-            raise ValueError(f"the value of {name} has characters that a header cannot have")
+        if not _HEADER_VALUE.fullmatch(content) or content != content.strip(" \t"):
+            raise ValueError(
+                f"the value of {name} has characters that a header cannot have, or a blank at an end of it"
+            )
     return value
 
 
@@ -113,6 +126,47 @@ class FilesystemSinkSettings(SinkSection):
     fsync: bool = Field(False, description="Wait until what was written is on the disk.")
 
 
+def _sql(value: str) -> str:
+    if not _SQL.match(value) or "\0" in value:
+        raise ValueError("has to be one statement that begins with INSERT, UPDATE, DELETE, MERGE, WITH or SELECT")
+    return value
+
+
+def _identifiers(value: list[str]) -> list[str]:
+    for name in value:
+        if not _IDENTIFIER.fullmatch(name):
+            raise ValueError(f"{name!r} is not a usable name: letters, digits and _ are allowed, not first a digit")
+    if len(set(value)) < len(value):
+        raise ValueError("has a name twice")
+    return value
+
+
+class PostgresStatementSettings(Section):
+    """A statement that payloads can name."""
+
+    sql: Annotated[NonEmpty, AfterValidator(_sql)] = Field(
+        description="One INSERT, UPDATE, DELETE, MERGE, WITH or SELECT, with $1, $2, ... for its parameters."
+    )
+    parameters: Annotated[list[str], AfterValidator(_identifiers)] = Field(
+        default_factory=list, description="What $1, $2, ... are called in a payload's data."
+    )
+    key: Annotated[list[str], AfterValidator(_identifiers)] = Field(
+        default_factory=list,
+        description="The parameters that say which row is meant; payloads with the same values stay in order.",
+    )
+
+    @model_validator(mode="after")
+    def _check_key(self) -> Self:
+        if missing := [name for name in self.key if name not in self.parameters]:
+            raise ValueError(f"key names {', '.join(missing)}, which is not in parameters")
+        return self
+
+
+def _statements(value: dict[str, PostgresStatementSettings]) -> dict[str, PostgresStatementSettings]:
+    _identifiers(list(value))
+    return value
+
+
 class PostgresSinkSettings(SinkSection):
     """A PostgreSQL database."""
 
@@ -122,6 +176,9 @@ class PostgresSinkSettings(SinkSection):
     pool_min: NonNegativeInt = Field(2, description="Connections that each engine keeps open.")
     pool_max: PositiveInt = Field(
         10, description="Connections that each engine opens at most; the server sees engines x pool_max."
+    )
+    statements: Annotated[dict[str, PostgresStatementSettings], AfterValidator(_statements)] = Field(
+        default_factory=dict, description="Statements that payloads can name."
     )
 
     @model_validator(mode="after")
@@ -139,10 +196,14 @@ class MongoSinkSettings(SinkSection):
 
 
 class HttpSinkSettings(SinkSection):
-    """An HTTP endpoint that takes one JSON body per request."""
+    """An HTTP endpoint that takes one request per payload."""
 
-    url: Annotated[NonEmpty, AfterValidator(_http_url)] = Field(description="Where requests go.")
-    method: Annotated[Literal["POST", "PUT", "PATCH"], BeforeValidator(_upper)] = Field("POST", description="How.")
+    url: Annotated[NonEmpty, AfterValidator(_http_url)] = Field(
+        description="Where requests go, or what the paths of payloads are below of."
+    )
+    method: Annotated[Literal["POST", "PUT", "PATCH"], BeforeValidator(_upper)] = Field(
+        "POST", description="How, unless a payload says otherwise."
+    )
     timeout_seconds: PositiveFloat = Field(30.0, description="A request that is not answered for so long has failed.")
     headers: Annotated[dict[str, str], AfterValidator(_headers)] = Field(
         default_factory=dict, description="Sent with every request; shown masked."
@@ -162,7 +223,10 @@ class RedisSinkSettings(SinkSection):
     url: Annotated[NonEmpty, AfterValidator(_redis_url)] = Field(
         "redis://localhost:6379/0", description="redis://, rediss:// or unix://; may have user and password."
     )
-    key_prefix: str = Field("", description="Put before every key.")
+    key_prefix: Annotated[str, AfterValidator(_utf8)] = Field("", description="Put before every key.")
+    scripts: dict[NonEmpty, Annotated[NonEmpty, AfterValidator(_utf8)]] = Field(
+        default_factory=dict, description="Lua scripts by name, for payloads with `op: script`."
+    )
 
 
 def _custom(value: dict[str, dict[str, dict[str, Any]]]) -> dict[str, dict[str, dict[str, Any]]]:

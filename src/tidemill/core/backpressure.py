@@ -7,7 +7,8 @@ then stays paused until its messages in hand fell to the low mark and nothing el
 goes on with a good many at once.
 
 Invariants: what is handed over within `room` never takes a lane above its high mark or `max_uncommitted`; a
-lane with nothing in hand and nothing uncommitted has room.
+lane with nothing in hand and nothing uncommitted has room. Messages that wait for others (`waits`) are not in the high
+mark.
 """
 
 from __future__ import annotations
@@ -105,6 +106,16 @@ class Backpressure(Generic[LaneT]):
         if load is not None:
             load.count -= count
             load.size_bytes -= size_bytes
+
+    def waits(self, lane: LaneT, count: int) -> None:
+        """Count messages that began to wait for others, or with a negative count ceased to.
+
+        While they wait they count against `max_uncommitted` and the bytes only. Those that cease to may take a lane
+        above its high mark; it is paused then.
+        """
+        load = self._loads.get(lane)
+        if load is not None:
+            load.count -= count
 
     def committed(self, lane: LaneT, count: int) -> None:
         """Count messages that a commit passed."""

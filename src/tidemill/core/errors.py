@@ -18,6 +18,10 @@ class HandlerError(TidemillError):
     """The user's handler is wrong or raised."""
 
 
+class TooManyFailuresError(HandlerError):
+    """More messages of a bounded run failed than `executor.max_failure_ratio` allows."""
+
+
 class RemoteError(TidemillError):
     """A broker, a sink or a database failed.
 
@@ -30,6 +34,10 @@ class RemoteError(TidemillError):
         """Keep whether trying again can help."""
         super().__init__(message)
         self.retryable = retryable
+
+
+class WrongPlaceError(RemoteError):
+    """What a sink writes to is not there, through no fault of a payload: everything waits until it is, however long."""
 
 
 class InvariantError(TidemillError):
@@ -48,15 +56,31 @@ class FencedError(TidemillError):
     """Another process took this engine's place in the consumer group."""
 
 
+def sound(text: str) -> str:
+    r"""Return a text that every encoder accepts: lone surrogates, as in names of files that are not UTF-8, are escaped.
+
+    Example:
+        >>> sound("caf\udce9.jpg")
+        'caf\\udce9.jpg'
+    """
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "backslashreplace").decode()
+    return text
+
+
 def said(error: BaseException) -> str:
-    """Return type and text of an error; never raises, although a user's `__str__` may.
+    """Return type and text of an error, sound; never raises, although a user's `__str__` may.
 
     Example:
         >>> said(ValueError("no number"))
         'ValueError: no number'
     """
     try:
-        text = str(error)
+        text = sound(str(error))
     except Exception:
         text = "its text cannot be read"
     return f"{type(error).__name__}: {text}"

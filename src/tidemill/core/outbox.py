@@ -6,7 +6,8 @@ key behind it wait, and once its back-off is over it goes alone, as a probe; whe
 return to the head of the line together. Items without a key hold nothing. When the sink as a whole fails, the whole
 line pauses; after some failures in a row its circuit breaker opens, and the first item sent afterwards goes alone.
 An item that cannot be tried again, or for too long, is asked about, and holds its key until decided. One that the sink
-did not try because one before it in the batch was refused waits behind that one; nothing is counted of it.
+did not try because one before it in the batch was refused waits behind that one; nothing is counted of it. A batch at
+which the sink raises is sent in *parts* before anything else, to find the item at fault (`core.culprit`).
 
 Invariants, each a property test:
 1. Every item ends exactly once: delivered, given up, dropped by a decision, or abandoned with its lane.
@@ -16,16 +17,18 @@ Invariants, each a property test:
    a decision asked for it, and no more than `max_retries` times.
 5. An item that was never tried is never asked about, and its budget does not begin.
 6. While the breaker is not closed, at most one item is in flight; with `WhenOpen.GIVE_UP` nothing waits for it.
+7. An item is asked about because a call raised only if that call was about it alone.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Generic
 
-from tidemill.core.breaker import Breaker, BreakerState
+from tidemill.core.breaker import BreakerState
+from tidemill.core.culprit import Fault
+from tidemill.core.outbox_health import SinkHealth
 from tidemill.core.outbox_items import (
     Ask,
     Decision,
@@ -43,6 +46,8 @@ from tidemill.core.outbox_items import (
     WhenOpen,
     WholeBatch,
 )
+from tidemill.core.outbox_parts import Parts
+from tidemill.core.outbox_probes import Probes
 
 
 class SendQueue(Generic[LaneT, ValueT]):
@@ -55,18 +60,15 @@ class SendQueue(Generic[LaneT, ValueT]):
     def __init__(self, limits: Limits) -> None:
         """Start empty."""
         self._limits = limits
-        self._breaker = Breaker(limits.breaker_failures, limits.breaker_seconds)
+        self._health = SinkHealth(limits)
         self._ready: deque[Item[LaneT, ValueT]] = deque()
         self._ready_bytes = 0
         self._ready_since = 0.0
-        # A heap: of what is tried again, the oldest goes first.
-        self._probes: list[Item[LaneT, ValueT]] = []
-        self._later: list[tuple[float, Item[LaneT, ValueT]]] = []
+        self._probes: Probes[LaneT, ValueT] = Probes()
         self._holds: dict[Hashable, Hold[LaneT, ValueT]] = {}
         self._asked: set[Item[LaneT, ValueT]] = set()
         self._in_flight: list[Item[LaneT, ValueT]] = []
-        self._paused_until = 0.0
-        self._failures = 0
+        self._parts: Parts[LaneT, ValueT] = Parts()
         self._numbers = 0
         self._abandoned = False
         #: Items that did not end yet.
@@ -87,11 +89,11 @@ class SendQueue(Generic[LaneT, ValueT]):
     @property
     def opened(self) -> int:
         """How often the circuit breaker opened."""
-        return self._breaker.opened
+        return self._health.breaker.opened
 
     def breaker(self, now: float) -> BreakerState:
         """Return what the circuit breaker lets through at this time."""
-        return self._breaker.state(now)
+        return self._health.breaker.state(now)
 
     def add(self, item: Item[LaneT, ValueT], now: float) -> None:
         """Put an item at the end of the line."""
@@ -121,13 +123,13 @@ class SendQueue(Generic[LaneT, ValueT]):
 
     def take(self, now: float) -> Sequence[Item[LaneT, ValueT]]:
         """Return the batch to send now; empty while one is in flight, or nothing is to be sent yet."""
-        if self._in_flight or now < self._paused_until:
+        if self._in_flight or now < self._health.paused_until:
             return ()
-        limits = self._limits
-        max_count = limits.max_count if self._breaker.until is None else 1
-        while self._later and self._later[0][0] <= now:
-            heapq.heappush(self._probes, heapq.heappop(self._later)[1])
-        if not self._probes:
+        limits, max_count = self._limits, self._health.max_count
+        self._in_flight = self._parts.take(max_count, limits.max_bytes, self._holds, self._passed)
+        if self._in_flight:
+            return self._in_flight
+        if not self._probes.due(now):
             count = len(self._ready)
             full = count >= max_count or self._ready_bytes >= limits.max_bytes
             if not count or not (full or now >= self._ready_since + limits.linger_seconds):
@@ -143,18 +145,10 @@ class SendQueue(Generic[LaneT, ValueT]):
     def _collect(self, max_count: int) -> list[Item[LaneT, ValueT]]:
         """Fill a batch with probes first, then with those of the line whose key is not held."""
         limits = self._limits
-        batch: list[Item[LaneT, ValueT]] = []
-        size = 0
-        while self._probes and len(batch) < max_count:
-            item = self._probes[0]
-            if item.state is State.GONE:
-                heapq.heappop(self._probes)
-                self._passed(item)
-                continue
-            size += item.size_bytes
-            if batch and size > limits.max_bytes:
-                return batch
-            batch.append(heapq.heappop(self._probes))
+        batch, full = self._probes.take(max_count, limits.max_bytes, self._passed)
+        if full:
+            return batch
+        size = sum(item.size_bytes for item in batch)
         while self._ready and len(batch) < max_count:
             item = self._ready[0]
             hold = self._holds.get(item.key) if item.key is not None else None
@@ -168,75 +162,73 @@ class SendQueue(Generic[LaneT, ValueT]):
                 hold.behind.append(item)
             self._ready.popleft()
             self._ready_bytes -= item.size_bytes
-        return batch
+        return batch or self._probes.take(max_count, limits.max_bytes, self._passed)[0]
 
     @property
     def due(self) -> float | None:
         """When `take` is worth a call if nothing else happens before; None: not before something does."""
         if self._in_flight:
             return None
-        times = []
-        if self._probes:
-            times.append(self._paused_until)
-        if self._later:
-            times.append(self._later[0][0])
+        paused_until = self._health.paused_until
+        probe = self._probes.next_due(paused_until)
+        times = [] if probe is None else [probe]
+        if self._parts:
+            times.append(paused_until)
         if self._ready:
             times.append(self._ready_since + self._limits.linger_seconds)
-        return max(min(times), self._paused_until) if times else None
+        return max(min(times), paused_until) if times else None
 
     # -- what became of it ------------------------------------------------------------------------------------
 
     def answered(self, answers: Sequence[Refused | None], now: float, bits: int) -> list[Effect[LaneT, ValueT]]:
         """Take the sink's answers, one per item of the batch in flight, None where it is confirmed."""
-        self._failures = 0
         batch = self._in_flight
-        self._judge(answers, now, bits)
+        self._health.answered(batch, answers, now, bits)
         if not self._holds and not self._abandoned and answers.count(None) == len(batch):
             self._in_flight = []
             self.outstanding -= len(batch)
-            if not self._later and not self._probes:
+            if not self._probes:
                 self.failing = None
             return [Delivered(batch)]
         return self._settle(answers, Failures(now, None, bits)) + self.shed(now)
 
-    def _judge(self, answers: Sequence[Refused | None], now: float, bits: int) -> None:
-        """Tell the breaker how an answer went.
-
-        It is a failure if nothing in it says that the sink works. While the breaker is closed, an item that is only
-        tried again proves nothing: the refusal may be its own, and must not hold up the others.
-        """
-        if not all(answer is not None and (answer.retryable or answer.waits) for answer in answers):
-            self._breaker.succeeded()
-            return
-        tried = (item for item, answer in zip(self._in_flight, answers, strict=True) if answer and not answer.waits)
-        if self._breaker.until is not None or any(item.attempts == 0 for item in tried):
-            self._open(now, bits)
-
-    def _open(self, now: float, bits: int) -> None:
-        self._breaker.failed(now, bits)
-        if self._breaker.until is not None:
-            self._paused_until = max(self._paused_until, self._breaker.until)
-
     def shed(self, now: float) -> list[Effect[LaneT, ValueT]]:
         """Give up what waits while the breaker is open, if that is what is wanted; call it after `add` too."""
-        if self._limits.when_open is WhenOpen.HOLD or self._breaker.state(now) is not BreakerState.OPEN:
+        if self._limits.when_open is WhenOpen.HOLD or self.breaker(now) is not BreakerState.OPEN:
             return []
         gone = self._forget(lambda item: item.state is not State.ASKED)
         error = self.failing[1] if self.failing is not None else "the circuit breaker is open"
         return [GaveUp(gone, error, False, max(item.attempts for item in gone))] if gone else []
 
-    def failed(self, error: str, retryable: bool, now: float, bits: int) -> list[Effect[LaneT, ValueT]]:
-        """Take that nothing of the batch in flight is known to be delivered; if it can be retried, the line pauses."""
-        due = None
-        if retryable:
-            self._failures += 1
-            self._paused_until = now + self._limits.backoff.delay(self._failures, bits)
-            self._open(now, bits)
-            due = self._paused_until
+    def failed(
+        self, error: str, retryable: bool, now: float, bits: int, fault: Fault = Fault.SINK
+    ) -> list[Effect[LaneT, ValueT]]:
+        """Take that nothing of the batch in flight is known to be delivered; if it can be retried, the line pauses.
+
+        If the fault may be an item's, the batch is sent in parts, and an item that stands alone is judged. While the
+        place that the sink writes to is wrong everything waits, and nothing is counted.
+        """
+        batch = self._in_flight
+        if fault is Fault.PLACE:
+            failures: Failures[LaneT, ValueT] = Failures(now, None, bits)
+            failures.again = self._health.pause(now, bits)
+            self.failing = (self.failing[0] if self.failing else now, error)
+            return self._settle([WholeBatch(error, True, waits=True)] * len(batch), failures)
+        if fault.may_be_a_payload and len(batch) > 1:
+            self._in_flight = []
+            self._abandoned = False
+            self._health.doubt(batch)
+            self._parts.split(batch)
+            return []
+        if fault.may_be_a_payload and self._health.blames(batch[0], fault):
+            retryable, due = False, None
         else:
-            self._breaker.succeeded()
-        answers = [WholeBatch(error, retryable)] * len(self._in_flight)
-        return self._settle(answers, Failures(now, due, bits)) + self.shed(now)
+            due = self._health.failed(retryable, now, bits)
+            if due is not None:
+                self._parts.count(now + self._limits.budget_seconds)
+            if fault.may_be_a_payload:
+                self._probes.let_others_first()
+        return self._settle([WholeBatch(error, retryable)] * len(batch), Failures(now, due, bits)) + self.shed(now)
 
     def _settle(
         self, answers: Sequence[Refused | None], failures: Failures[LaneT, ValueT]
@@ -256,16 +248,13 @@ class SendQueue(Generic[LaneT, ValueT]):
                 self._wait(item, failures.again if item.key is None else failures.now)
             else:
                 self._refused(item, answer, failures)
-        if not self._holds and not self._later and not self._probes and None in answers:
+        if not self._holds and not self._probes and None in answers:
             self.failing = None
         return [*([Delivered(delivered)] if delivered else []), *failures.effects()]
 
     def _refused(self, item: Item[LaneT, ValueT], answer: Refused, failures: Failures[LaneT, ValueT]) -> None:
         now = failures.again = failures.now
-        item.attempts += 1
-        if item.deadline is None:
-            item.deadline = now + self._limits.budget_seconds
-        in_time = now < item.deadline
+        in_time = now < item.refused(now + self._limits.budget_seconds)
         if answer.retryable:
             self.failing = (self.failing[0] if self.failing else now, answer.error)
         if answer.retryable and in_time and not (item.extended and item.attempts >= item.last_attempt):
@@ -286,7 +275,7 @@ class SendQueue(Generic[LaneT, ValueT]):
     def _wait(self, item: Item[LaneT, ValueT], due: float) -> None:
         item.state = State.WAITING
         if self._hold(item) is item:
-            heapq.heappush(self._later, (due, item))
+            self._probes.add(item, due)
 
     def _hold(self, item: Item[LaneT, ValueT]) -> Item[LaneT, ValueT]:
         """Let an item hold its key, or stand behind the one that does; return the one that does."""
@@ -327,7 +316,7 @@ class SendQueue(Generic[LaneT, ValueT]):
                 item.state = State.WAITING
                 if not behind:
                     due = now + self._limits.backoff.delay(item.attempts, bits)
-                    heapq.heappush(self._later, (due, item))
+                    self._probes.add(item, due)
         return [GaveUp(given_up, ask.error, ask.oversize, ask.attempts)] if given_up else []
 
     def _end(self, item: Item[LaneT, ValueT]) -> None:
@@ -348,9 +337,12 @@ class SendQueue(Generic[LaneT, ValueT]):
             if head.state is State.ASKED:
                 hold.asked -= 1
             else:
-                heapq.heappush(self._probes, head)
+                self._probes.add(head)
             return
         del self._holds[item.key]
+        if self._parts and behind:
+            self._parts.put_first(list(behind))
+            return
         for waiting in reversed(behind):
             if waiting.state is not State.GONE:
                 waiting.state = State.QUEUED
@@ -393,8 +385,7 @@ class SendQueue(Generic[LaneT, ValueT]):
         yield from self._ready
         yield from self._probes
         yield from self._in_flight
-        for _, item in self._later:
-            yield item
+        yield from self._parts
         for hold in self._holds.values():
             yield hold.head
             yield from hold.behind

@@ -59,16 +59,20 @@ class Item(Generic[LaneT, ValueT]):
         size_bytes: What it counts for in a batch.
         value: Opaque.
         attempts: How often it was refused; not how often it waited behind another.
+        doubted_at: See `core.culprit.Suspect`.
+        raised_alone: Likewise; it is then sent alone.
     """
 
     __slots__ = (
         "attempts",
         "deadline",
+        "doubted_at",
         "extended",
         "key",
         "lane",
         "last_attempt",
         "number",
+        "raised_alone",
         "size_bytes",
         "state",
         "value",
@@ -84,6 +88,8 @@ class Item(Generic[LaneT, ValueT]):
         self.deadline: float | None = None
         self.extended = False
         self.last_attempt = 0
+        self.doubted_at: int | None = None
+        self.raised_alone = False
         self.number = 0
         self.state = State.QUEUED
 
@@ -91,6 +97,13 @@ class Item(Generic[LaneT, ValueT]):
     def gone(self) -> bool:
         """Whether it ended."""
         return self.state is State.GONE
+
+    def refused(self, deadline: float) -> float:
+        """Count a refusal, and return until when the item is tried again: the first deadline counts."""
+        self.attempts += 1
+        if self.deadline is None:
+            self.deadline = deadline
+        return self.deadline
 
     def __lt__(self, other: Item[LaneT, ValueT]) -> bool:
         """Order by arrival: of items due at the same time the oldest goes first."""

@@ -207,6 +207,10 @@ class Cursor:
         for number, at in positions.items():
             self._saved[number] = max(self._saved[number], at)
 
+    def saved_at(self, partition: int) -> int:
+        """Return the position that was saved last."""
+        return self._saved[partition]
+
     @property
     def left(self) -> int:
         """How many offsets are not dealt with."""

@@ -10,7 +10,10 @@ Invariants:
 - At most one job has not ended; a new one is submitted only once every link of this slot is closed.
 - The run tokens of admitted engines never fall.
 - A slot that is finished submits nothing and admits nobody; it finishes once.
-- After a fencing or a configuration error nothing is submitted, nor after a failure before the first `Ready`.
+- What the supervising process itself missed is not held against an engine: a tick that comes late says that this
+  process stood still (stopped, or on a starved host), and the slot's clock stood still with it.
+- After a fencing or a configuration error nothing is submitted, nor after a failure that an engine told of before the
+  first `Ready`, nor after several in a row that died before it.
 
 The shell feeds what happens, in order, and carries out the effects, in order. It feeds `Tick` at `due`.
 """
@@ -67,6 +70,9 @@ class SlotLimits:
         silent_seconds: An engine that says nothing for so long is taken for dead.
         lost_seconds: An engine that does not connect again ends itself within 10 s and the drain timeout; one
         that has not after so long is taken for dead.
+        first_crashes: After so many engines that died before any was ready the slot is given up.
+        look_seconds: The longest wait between two ticks while something is waited for.
+        late_seconds: A tick that comes later than this after it was due tells of a process that stood still.
     """
 
     backoff: Backoff = field(default_factory=lambda: Backoff(0.2, 30.0, 2.0))
@@ -74,6 +80,9 @@ class SlotLimits:
     hello_seconds: float = 60.0
     silent_seconds: float = 15.0
     lost_seconds: float = 55.0
+    first_crashes: int = 3
+    look_seconds: float = 1.0
+    late_seconds: float = 0.5
 
 
 class Slot:
@@ -110,6 +119,9 @@ class Slot:
         self._had_engine = False
         self._draining = False
         self._finished = False
+        #: For how long this process stood still, altogether; all other times are those of a clock that did so too.
+        self._stood_seconds = 0.0
+        self._fed_at = 0.0
 
     @property
     def state(self) -> SlotState:
@@ -139,7 +151,7 @@ class Slot:
         if self._finished or (self._job is None and self._start_at is None):
             return None
         limits = self._limits
-        times = []
+        times = [self._fed_at + limits.look_seconds]
         if self._start_at is not None and not self._open:
             times.append(self._start_at)
         if self._cancelled_at is not None:
@@ -150,7 +162,7 @@ class Slot:
             times.append(self._alone_since + limits.lost_seconds)
         if not self._connected:
             times.append(self._said_at + limits.hello_seconds)
-        return min(times)
+        return min(times) + self._stood_seconds
 
     def feed(self, event: Input, now: float) -> list[Effect]:
         """Take one input and return what to do about it, in order.
@@ -159,6 +171,16 @@ class Slot:
             event: What happened.
             now: Seconds on a clock that never goes back.
         """
+        due = self.due
+        if due is not None and now > due + self._limits.late_seconds:
+            self._stood_seconds += now - due
+            if self._connected:
+                # It may have stood still as well, and takes its time until it can say so.
+                self._heard_at = now - self._stood_seconds
+        self._fed_at = now - self._stood_seconds
+        return self._take(event, self._fed_at)
+
+    def _take(self, event: Input, now: float) -> list[Effect]:
         if self._finished:
             return [Refuse(event.run_token, self._text("is finished"))] if isinstance(event, Hello) else []
         match event:
@@ -230,9 +252,13 @@ class Slot:
         if self._cancelled_at is not None and ending is Ending.CRASHED:
             error = self._cancelled_why
         by_us = ending is Ending.FENCED and self._engines_of_job > 1
-        starting = not self._was_ready and ending in (Ending.FAILED, Ending.CRASHED)
+        hopeless = not self._was_ready and (
+            ending is Ending.FAILED or (ending is Ending.CRASHED and self._failures + 1 >= self._limits.first_crashes)
+        )
         final = ending is Ending.CONFIG or (ending is Ending.FENCED and not by_us)
-        if self._draining or starting or final:
+        if hopeless and ending is Ending.CRASHED:
+            error = f"{self._failures + 1} times in a row before it was ready; the last time: {error}"
+        if self._draining or hopeless or final:
             return self._finish(ending, error)
         if self._ready_at is not None and now >= self._ready_at + self._limits.healthy_seconds:
             self._failures = 0

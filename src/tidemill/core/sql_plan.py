@@ -1,17 +1,21 @@
 """Which rows go together in one SQL statement, and what that statement says.
 
 Theory of operation. A row has a shape (operation, table, columns) and its values; rows of one shape that are adjacent
-share a statement with one group of parameters each. An update of several rows joins the table with a list of values;
-that list begins with a row of NULLs taken from the table itself, which gives each column its type and matches nothing.
+share a statement. Where the types of all its parameters have arrays that can be taken apart again, several rows are one
+array per parameter: that statement is short, and the same for any number of rows. Else they are a group of parameters
+each, and their number is a power of two. Either way there are few statements per shape, so that client and server can
+keep them prepared. An update or delete of several rows joins the table with a list of them. Groups of parameters begin
+there with a row of NULLs taken from the table itself, which gives each column its type and matches nothing.
 Keys that differ here may be one to the database (a uuid in capitals, a padded char, citext): the list's rows are
 numbered, and of those that the database finds equal the last one is joined.
 
 Invariants, each a property test:
 1. The ranges cover all rows, in order, without overlap; the rows of a range have one shape.
-2. No statement has more parameters than the protocol allows, nor the same conflict key twice.
+2. No statement of several rows has more parameters than `MAX_PARAMETERS`, nor the same conflict key twice.
 3. Rows in one statement do what they would do one after the other: an update that changes a column it looks for goes
    alone, and of several updates of one row the last one wins.
-4. Names come into a statement only if they are identifiers, and in quotes.
+4. Names come into a statement only if they are identifiers, and in quotes; statements of the configuration are sent as
+   they are.
 """
 
 from __future__ import annotations
@@ -23,9 +27,22 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-#: PostgreSQL counts the parameters of a statement in 16 bits; its clients take them for signed.
-MAX_PARAMETERS = 32_767
-_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+#: Of several rows in one statement without arrays. The protocol has 32,767; longer statements are no faster, and each
+#: is kept by the client and by every server process.
+MAX_PARAMETERS = 2_048
+#: Types of parameters whose arrays have one element per row, in whatever form a value comes.
+ARRAY_TYPES = frozenset(
+    {
+        *("bool", "int2", "int4", "int8", "float4", "float8", "numeric", "text", "varchar", "bpchar", "bytea", "uuid"),
+        *("date", "time", "timetz", "timestamp", "timestamptz", "interval", "json", "jsonb"),
+    }
+)
+#: Sent as text and cast: their values may be lists, which would be taken apart with the array.
+JSON_TYPES = frozenset({"json", "jsonb"})
+#: Statements that are kept as text; each is no longer than a few thousand parameters or one row's columns.
+_KEPT = 512
+#: PostgreSQL cuts longer names off, and would find something else.
+_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,62}")
 
 
 class Operation(enum.StrEnum):
@@ -34,6 +51,8 @@ class Operation(enum.StrEnum):
     INSERT = "insert"
     UPSERT = "upsert"
     UPDATE = "update"
+    DELETE = "delete"
+    STATEMENT = "statement"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +61,12 @@ class Shape:
 
     Attributes:
         operation: What is done.
-        table: `table` or `schema.table`.
-        columns: The columns that get values, in the order of the values.
+        table: `table` or `schema.table`; of a statement of the configuration its name.
+        columns: The columns, or the statement's parameters, that get values, in the order of the values.
         conflict: The columns that decide whether a row is there already.
-        where: The columns that an update looks for; their values follow those of `columns`.
+        where: The columns that an update or delete looks for; their values follow those of `columns`.
         nulls: The columns that have to be NULL; they have no values.
+        sql: A statement of the configuration.
     """
 
     operation: Operation
@@ -55,6 +75,7 @@ class Shape:
     conflict: tuple[str, ...] = ()
     where: tuple[str, ...] = ()
     nulls: tuple[str, ...] = ()
+    sql: str = ""
 
     def __post_init__(self) -> None:
         """Check the names and what belongs together.
@@ -64,31 +85,38 @@ class Shape:
         """
         if not all(_NAME.fullmatch(part) for part in self.table.split(".", 1)):
             raise ValueError(
-                f"table {self.table!r} is no name of a table: letters, digits and _ are allowed, not first a digit, "
-                "and one schema before a dot"
+                f"table {_shown(self.table)} is no name of a table: letters, digits and _ are allowed, not first a "
+                "digit, up to 63 of them, and one schema before a dot"
             )
         for name in (*self.columns, *self.conflict, *self.where, *self.nulls):
             if not isinstance(name, str) or not _NAME.fullmatch(name):
                 raise ValueError(
-                    f"column {name!r} of {self.table} is no name of a column: letters, digits and _ are allowed, "
-                    "not first a digit"
+                    f"column {_shown(name)} of {self.table} is no name of a column: letters, digits and _ are "
+                    "allowed, not first a digit, up to 63 of them"
                 )
         if problem := self._problem():
             raise ValueError(f"{self.operation} of {self.table}: {problem}")
 
     def _problem(self) -> str | None:
+        if self.operation is Operation.STATEMENT:
+            return None
+        if self.operation in (Operation.UPDATE, Operation.DELETE):
+            return self._problem_of_change()
         if not self.columns:
             return "data has no column"
-        if self.operation is Operation.UPDATE:
-            if self.conflict:
-                return "an update takes where, not conflict"
-            return None if self.where or self.nulls else "an update without where would change every row"
         if self.where or self.nulls:
-            return "where is for updates"
+            return "where is for updates and deletes"
         if self.operation is Operation.UPSERT and not self.conflict:
             return "an upsert needs the columns that decide whether the row is there: conflict"
         missing = [name for name in self.conflict if name not in self.columns]
         return f"data has no {', '.join(missing)}, which conflict names" if missing else None
+
+    def _problem_of_change(self) -> str | None:
+        if self.conflict:
+            return f"it takes where, not conflict; conflict is for {Operation.INSERT} and {Operation.UPSERT}"
+        if bool(self.columns) is (self.operation is Operation.DELETE):
+            return "data has no column" if self.operation is Operation.UPDATE else "it takes where, and no data"
+        return None if self.where or self.nulls else "without where it would concern every row"
 
     @property
     def parameters(self) -> int:
@@ -98,9 +126,9 @@ class Shape:
     @property
     def batchable(self) -> bool:
         """Whether several rows in one statement do what they would do one after the other."""
-        if self.operation is not Operation.UPDATE:
-            return True
-        return bool(self.where) and not set(self.columns) & {*self.where, *self.nulls}
+        if self.operation is Operation.UPDATE:
+            return bool(self.where) and not set(self.columns) & {*self.where, *self.nulls}
+        return self.operation is not Operation.DELETE or bool(self.where)
 
 
 class Row(NamedTuple):
@@ -110,66 +138,130 @@ class Row(NamedTuple):
         shape: What it has in common with others.
         values: Its values, as the shape says.
         key: Equal for rows that concern the same row of the table; None: no such thing is known.
+        nested: Whether a value is no scalar: a list, say, which an array would be mixed up with.
     """
 
     shape: Shape
     values: tuple[object, ...]
     key: Hashable = None
+    nested: bool = False
 
 
-def ranges(rows: Sequence[Row], max_parameters: int = MAX_PARAMETERS) -> Iterator[tuple[int, int]]:
-    """Yield the statements for these rows as (first, last + 1), in order."""
-    first, room, keys = 0, 0, set[Hashable]()
+def ranges(rows: Sequence[Row]) -> Iterator[tuple[int, int]]:
+    """Yield the rows that may share a statement as (first, last + 1), in order."""
+    first, keys = 0, set[Hashable]()
     shape: Shape | None = None
-    for index, (row_shape, _, key) in enumerate(rows):
+    together = apart = False
+    for index, row in enumerate(rows):
+        row_shape, key = row.shape, row.key
         # Equal shapes are nearly always the same object.
         same = row_shape is shape or row_shape == shape
-        if not same or room == 0 or (key is not None and key in keys):
+        if not same or not together or (apart and key in keys):
             if index:
                 yield first, index
             first, shape = index, row_shape
-            room = max(1, max_parameters // shape.parameters) if shape.batchable else 1
+            together = shape.batchable
+            # Statements of the configuration are carried out one by one, if in one go.
+            apart = shape.operation is not Operation.STATEMENT
             keys = set()
-        room -= 1
         if key is not None:
             keys.add(key)
     if rows:
         yield first, len(rows)
 
 
-@functools.lru_cache(maxsize=1024)
+def powers(first: int, last: int, parameters: int) -> Iterator[tuple[int, int]]:
+    """Yield parts of a range whose lengths are powers of two, within `MAX_PARAMETERS` unless a part is one row.
+
+    Example:
+        >>> list(powers(0, 7, 2))
+        [(0, 4), (4, 6), (6, 7)]
+    """
+    most = max(1, MAX_PARAMETERS // max(1, parameters))
+    while first < last:
+        count = 1 << (min(last - first, most).bit_length() - 1)
+        yield first, first + count
+        first += count
+
+
+@functools.lru_cache(maxsize=_KEPT)
 def statement(shape: Shape, count: int) -> str:
-    """Return the SQL for so many rows of a shape.
+    """Return the SQL for so many rows of a shape, with parameters for each.
 
     Example:
         >>> statement(Shape(Operation.UPSERT, "shop.orders", ("id", "n"), ("id",)), 2)
         'INSERT INTO "shop"."orders" ("id", "n") VALUES ($1, $2), ($3, $4) ON CONFLICT ("id") DO UPDATE SET "n" = EXCLUDED."n"'
     """  # noqa: E501
-    table = ".".join(f'"{part}"' for part in shape.table.split("."))
-    if shape.operation is not Operation.UPDATE:
+    if shape.operation is Operation.STATEMENT:
+        return shape.sql
+    table = _table(shape)
+    if shape.operation in (Operation.INSERT, Operation.UPSERT):
         head = f"INSERT INTO {table} ({_listed(shape.columns)}) VALUES "  # noqa: S608 - names are identifiers
         return head + _groups(shape, count) + _on_conflict(shape)
-    if count == 1:
-        places = [f'"{name}" = ${place}' for place, name in enumerate((*shape.columns, *shape.where), 1)]
-        tests = [*places[len(shape.columns) :], *(f'"{name}" IS NULL' for name in shape.nulls)]
-        changes = ", ".join(places[: len(shape.columns)])
-        return f"UPDATE {table} SET {changes} WHERE {' AND '.join(tests)}"  # noqa: S608 - names are identifiers
-    return _joined_update(table, shape, count)
+    if count > 1:
+        # A column can be both set and looked for only in statements of one row, so the names are distinct here.
+        names = (*shape.columns, *shape.where)
+        types = ", ".join(f'(NULL::{table})."{name}"' for name in names)
+        return _joined(
+            shape, f"(VALUES ({types}, 0), {_groups(shape, count, numbered=True)}) AS rows ({_numbered(names)})"
+        )
+    places = [f'"{name}" = ${place}' for place, name in enumerate((*shape.columns, *shape.where), 1)]
+    tests = " AND ".join([*places[len(shape.columns) :], *(f'"{name}" IS NULL' for name in shape.nulls)])
+    if shape.operation is Operation.DELETE:
+        return f"DELETE FROM {table} WHERE {tests}"  # noqa: S608 - names are identifiers
+    changes = ", ".join(places[: len(shape.columns)])
+    return f"UPDATE {table} SET {changes} WHERE {tests}"  # noqa: S608 - names are identifiers
 
 
-def _joined_update(table: str, shape: Shape, count: int) -> str:
-    # A column can be both set and looked for only in statements of one row, so the names are distinct here.
+@functools.lru_cache(maxsize=_KEPT)
+def array_statement(shape: Shape, types: tuple[str, ...]) -> str:
+    """Return the SQL for any number of rows of a shape, with one array per parameter.
+
+    Args:
+        shape: Of an insert, upsert, update or delete that is batchable.
+        types: The types of its parameters, of `ARRAY_TYPES`.
+
+    Example:
+        >>> array_statement(Shape(Operation.INSERT, "t", ("id", "j")), ("int4", "jsonb"))
+        'INSERT INTO "t" ("id", "j") SELECT "id", "j"::pg_catalog."jsonb" FROM unnest($1::pg_catalog."int4"[], $2::pg_catalog."text"[]) AS rows ("id", "j")'
+    """  # noqa: E501
     names = (*shape.columns, *shape.where)
-    types = ", ".join(f'(NULL::{table})."{name}"' for name in names)
-    changes = ", ".join(f'"{name}" = given."{name}"' for name in shape.columns)
-    tests = [f'there."{name}" = given."{name}"' for name in shape.where]
-    tests += [f'there."{name}" IS NULL' for name in shape.nulls]
-    # No column can be called "#", so that the rows' numbers are in nobody's way.
-    rows = f'(VALUES ({types}, 0), {_groups(shape, count, numbered=True)}) AS rows ({_listed(names)}, "#")'
+    sent = ["text" if kind in JSON_TYPES else kind for kind in types]
+    arrays = ", ".join(f'${place}::pg_catalog."{kind}"[]' for place, kind in enumerate(sent, 1))
+    if shape.operation in (Operation.INSERT, Operation.UPSERT):
+        cast = ", ".join(
+            f'"{name}"::pg_catalog."{kind}"' if kind in JSON_TYPES else f'"{name}"'
+            for name, kind in zip(names, types, strict=True)
+        )
+        head = f"INSERT INTO {_table(shape)} ({_listed(names)}) SELECT {cast} FROM "  # noqa: S608 - the same
+        return f"{head}unnest({arrays}) AS rows ({_listed(names)}){_on_conflict(shape)}"
+    rows = f"unnest({arrays}) WITH ORDINALITY AS rows ({_numbered(names)})"
+    cast = ", ".join(
+        f'"{name}"::pg_catalog."{kind}" AS "{name}"' if kind in JSON_TYPES else f'"{name}"'
+        for name, kind in zip(names, types, strict=True)
+    )
+    return _joined(shape, f'(SELECT {cast}, "#" FROM {rows}) AS rows')  # noqa: S608 - the same
+
+
+def _joined(shape: Shape, rows: str) -> str:
+    """Return an update or delete by a list of rows, which are numbered."""
     keys = _listed(shape.where)
     given = f'(SELECT DISTINCT ON ({keys}) * FROM {rows} ORDER BY {keys}, "#" DESC) AS given'  # noqa: S608 - the same
-    found = " AND ".join(tests)
-    return f"UPDATE {table} AS there SET {changes} FROM {given} WHERE {found}"  # noqa: S608 - names are identifiers
+    tests = [f'there."{name}" = given."{name}"' for name in shape.where]
+    found = " AND ".join([*tests, *(f'there."{name}" IS NULL' for name in shape.nulls)])
+    if shape.operation is Operation.DELETE:
+        return f"DELETE FROM {_table(shape)} AS there USING {given} WHERE {found}"  # noqa: S608 - the same
+    changes = ", ".join(f'"{name}" = given."{name}"' for name in shape.columns)
+    return f"UPDATE {_table(shape)} AS there SET {changes} FROM {given} WHERE {found}"  # noqa: S608 - the same
+
+
+def _numbered(names: Sequence[str]) -> str:
+    # No column can be called "#", so that the rows' numbers are in nobody's way.
+    return f'{_listed(names)}, "#"'
+
+
+def _table(shape: Shape) -> str:
+    return ".".join(f'"{part}"' for part in shape.table.split("."))
 
 
 def _on_conflict(shape: Shape) -> str:
@@ -180,6 +272,11 @@ def _on_conflict(shape: Shape) -> str:
         return f" ON CONFLICT ({_listed(shape.conflict)}) DO NOTHING"
     assigned = ", ".join(f'"{name}" = EXCLUDED."{name}"' for name in changes)
     return f" ON CONFLICT ({_listed(shape.conflict)}) DO UPDATE SET {assigned}"
+
+
+def _shown(name: object) -> str:
+    text = repr(name)
+    return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -7,23 +7,24 @@ meanwhile makes up the next one, so that an idle sink sends at once and a busy o
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import structlog
 
 from tidemill.core.breaker import BreakerState
-from tidemill.core.errors import InvariantError, RemoteError, said
+from tidemill.core.culprit import Fault, fault_of
+from tidemill.core.errors import InvariantError, RemoteError, said, sound
 from tidemill.core.outbox import SendQueue
 from tidemill.core.outbox_items import Ask, Decision, Delivered, GaveUp, Item, Limits
+from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.log import limited
 from tidemill.runtime.progress import SinkStats
-from tidemill.sinks.base import Encoded, Refusal, Sink
+from tidemill.sinks.base import Encoded, Refusal, Sink, encoded
 
 log = structlog.get_logger(__name__)
 
@@ -60,8 +61,9 @@ class Submission:
         if self.pending == 0:
             try:
                 self.released()
-            except Exception:
-                log.exception("a release failed; this is a fault of tidemill")
+            except Exception as error:  # ours; what is settled beside it must not suffer
+                context = {"message": "the release of delivered payloads", "exception": error}
+                asyncio.get_running_loop().call_exception_handler(context)
 
 
 class Parcel(msgspec.Struct):
@@ -114,7 +116,7 @@ class Batcher:
         self._gave_up = gave_up
         self._settled = settled
         self._wake: asyncio.Future[None] | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[NoReturn] | None = None
         self._sent_at: float | None = None
         self._breaker = BreakerState.CLOSED
         # Calls that were cancelled and do not end; kept, or they would be collected while they run.
@@ -134,16 +136,17 @@ class Batcher:
         """Connect the sink."""
         await self.sink.connect()
 
-    def start(self) -> None:
+    def start(self, tasks: EngineTasks) -> None:
         """Start sending, in the running loop."""
         self._loop = asyncio.get_running_loop()
-        self._task = self._loop.create_task(self._run(), name=self.label)
+        self._tasks = tasks
+        self._task = tasks.keep(f"the deliveries to {self.label}", self._run())
 
     def add(self, payload: Any, lane: DeliveryLane, submission: Submission) -> None:
         """Put a payload into the line; one that cannot be encoded is asked about, in a later turn of the loop."""
         now = self._loop.time()
         try:
-            encoded = self.sink.encode(payload)
+            ready = encoded(self.sink, payload)
         except Exception as error:  # a user's data can raise anything
             text = said(error)
             item = Item(lane, None, 0, Parcel(payload, None, submission))
@@ -151,8 +154,8 @@ class Batcher:
             self._note_error(text, 1)
             self._loop.call_soon(self._ask, self, question)
             return
-        submission.origin.size_bytes += encoded.size_bytes
-        item = Item(lane, encoded.key, encoded.size_bytes, Parcel(payload, encoded, submission))
+        submission.origin.size_bytes += ready.size_bytes
+        item = Item(lane, ready.key, ready.size_bytes, Parcel(payload, ready, submission))
         self._queue.add(item, now)
         if self._breaker is not BreakerState.CLOSED and (shed := self._queue.shed(now)):
             self._loop.call_soon(self._apply, shed)
@@ -174,7 +177,7 @@ class Batcher:
         self._queue.abandon(lane)
         self._wake_up()
 
-    async def _run(self) -> None:
+    async def _run(self) -> NoReturn:
         queue = self._queue
         while True:
             batch = queue.take(self._loop.time())
@@ -201,8 +204,14 @@ class Batcher:
         except Exception as error:
             text = str(error) if isinstance(error, RemoteError) else said(error)
             retryable = error.retryable if isinstance(error, RemoteError) else True
-            self._note_error(text, len(batch))
-            effects = self._queue.failed(text, retryable, self._loop.time(), bits)
+            fault = fault_of(error)
+            if fault is Fault.PLACE:
+                self._note_error(text, 0, "a sink cannot be written to; everything waits")
+            elif fault.may_be_a_payload and len(batch) > 1:
+                self._note_error(text, 0, "a sink raised over a batch; it is sent in parts")
+            else:
+                self._note_error(text, len(batch))
+            effects = self._queue.failed(text, retryable, self._loop.time(), bits, fault)
         else:
             if answers.count(None) != len(answers):
                 refused = [answer for answer in answers if answer is not None]
@@ -226,10 +235,7 @@ class Batcher:
             raise
         if call.cancelled():
             raise RemoteError(f"{self.label}: sending was cancelled from within")
-        answers = call.result()
-        if len(answers) != len(batch):
-            raise InvariantError(f"{self.label} gave {len(answers)} answers for {len(batch)} payloads")
-        return answers
+        return checked(call.result(), batch, self.label)
 
     async def _cancel(self, call: asyncio.Task[Any]) -> None:
         """End a call, or leave it to itself: a sink that hangs for good must not keep its payloads for ever."""
@@ -242,13 +248,13 @@ class Batcher:
         self._left.add(call)
         call.add_done_callback(self._left.discard)
 
-    def _note_error(self, text: str, count: int) -> None:
+    def _note_error(self, text: str, count: int, event: str = "a sink refused payloads") -> None:
         stats = self.stats
         stats.error_count += 1
         stats.refused += count
-        stats.last_error = text
+        stats.last_error = sound(text)[:2000]
         stats.last_error_at = time.time()
-        limited(log, 10.0).warning("a sink refused payloads", sink=self.label, payloads=count, error=text[:2000])
+        limited(log, 10.0).warning(event, sink=self.label, payloads=count, error=text[:2000])
 
     def _apply(self, effects: Sequence[Delivered[DeliveryLane, Parcel] | Question | Failure]) -> None:
         for effect in effects:
@@ -298,14 +304,28 @@ class Batcher:
     async def close(self) -> None:
         """Stop sending and close the sink; errors are logged."""
         if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await self._tasks.stop(self._task)
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self.sink.close()
         except Exception as error:
             log.warning("a sink could not be closed", sink=self.label, error=said(error))
+
+
+def checked(answers: Any, batch: Sequence[Encoded], label: str) -> Sequence[Refusal | None]:
+    """Return what a sink answered about a batch.
+
+    Raises:
+        InvariantError: It is not one answer per payload.
+    """
+    if not isinstance(answers, Sequence) or len(answers) != len(batch):
+        count = len(answers) if isinstance(answers, Sequence) else repr(answers)[:200]
+        raise InvariantError(f"{label} gave {count} answers for {len(batch)} payloads")
+    if answers.count(None) != len(answers):
+        for answer in answers:
+            if answer is not None and not isinstance(answer, Refusal):
+                raise InvariantError(f"{label} answered {answer!r:.200}, which is neither None nor a Refusal")
+    return answers
 
 
 def _most_telling(refused: Sequence[Refusal]) -> str:

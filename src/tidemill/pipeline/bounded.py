@@ -55,6 +55,8 @@ class BoundedEngine:
         self._source = source
         self._outcomes = outcomes
         self._engine = build_engine(settings, handler, identity, source, outcomes)
+        if self._engine.brake is not None:
+            self._engine.brake.fails = True
         outcomes.committed = source.committed
         outcomes.on_finished = self._look
         outcomes.on_error = self._refused
@@ -76,6 +78,10 @@ class BoundedEngine:
     def drain(self) -> None:
         """Ask for an early end."""
         self._engine.drain()
+
+    def fail(self, text: str) -> None:
+        """End at once."""
+        self._engine.fail(text)
 
     def abandon(self) -> None:
         """Tell that nobody supervises this engine: what it does in part may be done by another already."""

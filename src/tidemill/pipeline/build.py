@@ -7,9 +7,11 @@ from typing import Any
 
 from tidemill.config.settings import Settings
 from tidemill.pipeline.delivery import Outbox
-from tidemill.pipeline.engine import Engine, Report
+from tidemill.pipeline.engine import Engine
 from tidemill.pipeline.handler import Handler
 from tidemill.pipeline.history import HistoryWriter
+from tidemill.pipeline.keptwarden import KeptWarden
+from tidemill.pipeline.report import Report
 from tidemill.pipeline.resident import build_executor
 from tidemill.pipeline.stage import Stage
 from tidemill.pipeline.stager import StagedLetters
@@ -51,7 +53,7 @@ def build_engine(
         letters,
         build_executor(settings.executor, identity.engine_id),
         report or build_history(settings, identity),
-        Warden(identity.engine_id),
+        KeptWarden(Warden(identity.engine_id)),
     )
 
 

@@ -16,7 +16,7 @@ import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import pydantic
@@ -26,6 +26,7 @@ from tidemill.config.settings import CacheSettings
 from tidemill.core.errors import HandlerError, RemoteError
 from tidemill.core.writebehind import Entry, Known, WriteBehind
 from tidemill.pipeline.cachefile import CacheFile
+from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.log import limited
 
 log = structlog.get_logger(__name__)
@@ -44,10 +45,12 @@ class Cache:
     Args:
         settings: Size, interval and folder.
         engine: The engine's lasting name, which is part of the file's.
+        tasks: Where its tasks run.
     """
 
-    def __init__(self, settings: CacheSettings, engine: str) -> None:
+    def __init__(self, settings: CacheSettings, engine: str, tasks: EngineTasks | None = None) -> None:
         """Open nothing yet."""
+        self._tasks = tasks or EngineTasks()
         self._settings = settings
         self._file = CacheFile(Path(settings.path) / f"{engine}-cache.db")
         self._known = WriteBehind(settings.max_memory_entries)
@@ -55,7 +58,7 @@ class Cache:
         self._full = asyncio.Event()
         #: What fails, reading or writing, and how.
         self._problems: dict[str, str] = {}
-        self._flusher: asyncio.Task[None] | None = None
+        self._flusher: asyncio.Task[NoReturn] | None = None
         self._writing: asyncio.Future[None] | None = None
         self._open = False
         #: Reads that found a value, and those that did not.
@@ -135,7 +138,7 @@ class Cache:
             self._known.start(*await self._in_thread(self._file.newest, limit, time.time()))
         except RemoteError as error:
             self._failed("read", error)
-        self._flusher = asyncio.ensure_future(self._flush_regularly())
+        self._flusher = self._tasks.keep("the flushes of the cache", self._flush_regularly())
 
     @property
     def entries(self) -> int:
@@ -155,8 +158,7 @@ class Cache:
             return
         self._open = False
         if self._flusher is not None:
-            self._flusher.cancel()
-            await asyncio.wait({self._flusher})
+            await self._tasks.stop(self._flusher)
         try:
             async with asyncio.timeout(LAST_FLUSH_SECONDS):
                 if self._writing is not None:
@@ -179,14 +181,14 @@ class Cache:
         if self._known.is_full:
             self._full.set()
 
-    async def _flush_regularly(self) -> None:
+    async def _flush_regularly(self) -> NoReturn:
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.flush_interval_seconds):
                     await self._full.wait()
             self._full.clear()
             # Shielded: a batch on its way is not taken back by a stop; the last flush waits for it.
-            self._writing = asyncio.ensure_future(self._write())
+            self._writing = self._tasks.run("a flush of the cache", self._write())
             await asyncio.shield(self._writing)
 
     async def _write(self) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 from tidemill.pipeline.handler import Handler, overrides
 from tidemill.pipeline.models import ExecutorResult
 
+#: Task ids and labels are shown up to this length; a snapshot must not grow with what users put into them.
+SHOWN_CHARS = 200
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -52,7 +54,7 @@ class Slowest:
         if result.duration_seconds <= self._floor:
             return
         labels = ",".join(f"{name}={value}" for name, value in result.task.labels.items())
-        item = (result.duration_seconds, result.task.task_id, labels)
+        item = (result.duration_seconds, result.task.task_id[:SHOWN_CHARS], labels[:SHOWN_CHARS])
         if len(self._heap) < self._keep:
             heapq.heappush(self._heap, item)
         else:

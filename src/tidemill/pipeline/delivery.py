@@ -36,15 +36,19 @@ from tidemill.pipeline.batcher import (
     Question,
     Submission,
 )
-from tidemill.pipeline.hooks import called
+from tidemill.pipeline.failure_log import hook_raised
+from tidemill.pipeline.hooks import Calls, called
 from tidemill.pipeline.idempotency import name_payloads
 from tidemill.pipeline.models import DeliveryAction, DeliveryError, ExecutorTask
 from tidemill.pipeline.stage import Stage
 from tidemill.pipeline.stager import Stager
-from tidemill.runtime.deadletter import DeadLetters, Letter, LetterKind, letter_sources, payload_json, redrives_of
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.deadletter import DeadLetters, LetterKind, payload_json
+from tidemill.runtime.engine_tasks import EngineTasks
+from tidemill.runtime.letter_making import make_letter
+from tidemill.runtime.messages import SourceMessage, place_of
 from tidemill.runtime.progress import SinkStats
 from tidemill.sinks.base import Sink
+from tidemill.sinks.fields import type_check
 from tidemill.sinks.payloads import (
     CollectResult,
     CustomPayload,
@@ -137,6 +141,10 @@ class Outbox:
         self._all = [courier for named in self._couriers.values() for courier in named.values()]
         self._group = group
         self._names = any(courier.sink.takes_idempotency_key for courier in self._all)
+        #: Where its tasks run; an engine sets its own.
+        self.tasks = EngineTasks()
+        #: Where its hook is noted while it runs; an engine sets its own.
+        self.calls: Calls | None = None
         self._hooks: set[asyncio.Task[None]] = set()
         self._letters_open = 0
         self._idle: asyncio.Event | None = None
@@ -197,7 +205,7 @@ class Outbox:
             await self.close()
             raise
         for courier in self._all:
-            courier.start()
+            courier.start(self.tasks)
 
     async def _connect(self, courier: Courier) -> None:
         try:
@@ -232,9 +240,7 @@ class Outbox:
     async def close(self) -> None:
         """Give up what is left and close all sinks; errors are logged."""
         self._closed = True
-        for task in list(self._hooks):
-            task.cancel()
-        await asyncio.gather(*self._hooks, return_exceptions=True)
+        await self.tasks.stop(*self._hooks)
         await asyncio.gather(*(courier.close() for courier in self._all))
 
     def _changed(self) -> None:
@@ -249,18 +255,24 @@ class Outbox:
         Raises:
             SinkNotConfiguredError: A payload names a sink that does not exist.
             AmbiguousSinkError: A payload names none where there are several.
-            TypeError: A field has something that is no payload of its type.
+            TypeError: A field has something that is no payload of its type, or a payload's field has another type.
         """
         routed: list[Routed] = []
         for field, kind, payload_class in _FIELDS:
             payloads = getattr(collect, field)
             if not payloads:
                 continue
+            if not isinstance(payloads, Sequence) or isinstance(payloads, (str, bytes)):
+                raise TypeError(
+                    f"CollectResult.{field} takes a list of {payload_class.__name__}, not {type(payloads).__name__}"
+                )
+            check = type_check(payload_class)
             for payload in payloads:
                 if not isinstance(payload, payload_class):
                     raise TypeError(
                         f"CollectResult.{field} takes {payload_class.__name__}, not {type(payload).__name__}"
                     )
+                check(payload)
                 routed.append(Routed(self._courier_of(kind or payload.type, payload.sink), payload))
         return routed
 
@@ -300,7 +312,7 @@ class Outbox:
         if self._hook is None:
             self._drop(courier, question, DeliveryAction.DLQ)
             return
-        task = asyncio.ensure_future(self._asked(self._hook, courier, question))
+        task = self.tasks.run("on_delivery_error", self._asked(self._hook, courier, question))
         self._hooks.add(task)
         task.add_done_callback(self._hooks.discard)
 
@@ -313,13 +325,10 @@ class Outbox:
             question.attempts,
         )
         try:
-            action = DeliveryAction(await called(hook(error)))
+            action = DeliveryAction(await called(hook(error), self.calls, "on_delivery_error", _place, question))
         except Exception as raised:
-            log.warning(
-                "on_delivery_error raised, or returned no DeliveryAction; dead-lettering",
-                sink=courier.label,
-                exc_info=raised,
-            )
+            event = "on_delivery_error raised, or returned no DeliveryAction; dead-lettering"
+            hook_raised(log, "on_delivery_error", raised, event, sink=courier.label)
             action = DeliveryAction.DLQ
         if self._closed:
             return
@@ -352,18 +361,15 @@ class Outbox:
             courier.stats.dead_lettered += len(payloads)
             self._letters_open += 1
             origin: Origin = submission.origin
-            letter = Letter(
-                kind=LetterKind.OVERSIZE if oversize else LetterKind.DELIVERY,
-                error=error,
-                original_payloads=[payload_json(payload) for payload in payloads],
-                sink_name=courier.sink.name,
-                sink_type=courier.sink.type,
-                partition=origin.sources[0].partition if origin.sources else None,
-                attempt_count=attempts,
-                redrives=redrives_of(origin.sources),
+            letter = make_letter(
+                LetterKind.OVERSIZE if oversize else LetterKind.DELIVERY,
+                error,
+                origin.sources,
+                attempts=attempts,
+                payloads=[payload_json(payload) for payload in payloads],
+                sink=(courier.sink.type, courier.sink.name),
                 task_id=origin.task.task_id if origin.task else None,
-                args=[str(arg) for arg in origin.task.args] if origin.task else [],
-                sources=letter_sources(origin.sources),
+                args=origin.task.args if origin.task else (),
             )
             self._letters.put(letter, partial(self._letter_written, submission, len(payloads)))
 
@@ -372,6 +378,10 @@ class Outbox:
         if not self._closed:
             submission.settle(count)
         self._changed()
+
+
+def _place(question: Question) -> tuple[str, str]:
+    return place_of(question.items[0].value.submission.origin.sources) if question.items else ("", "")
 
 
 def limits_of(settings: DeliverySettings) -> Limits:

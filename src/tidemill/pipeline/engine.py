@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
 from tidemill.config.settings import Settings
-from tidemill.core.errors import ConfigError, HandlerError, RemoteError, said
+from tidemill.core.errors import ConfigError, HandlerError, RemoteError, said, sound
 from tidemill.core.ledger import Entry
 from tidemill.core.retry import Backoff
+from tidemill.pipeline.brake import brake_of
 from tidemill.pipeline.checks import collected
 from tidemill.pipeline.commits import Commits
 from tidemill.pipeline.counters import Counters, Overridden, Slowest, process_usage
@@ -29,17 +30,20 @@ from tidemill.pipeline.handler import Handler
 from tidemill.pipeline.handover import hand_over
 from tidemill.pipeline.hooks import HookRunner, called
 from tidemill.pipeline.intake import Intake
+from tidemill.pipeline.keptwarden import KeptWarden
 from tidemill.pipeline.lane import Lane
-from tidemill.pipeline.letters import make_letter
 from tidemill.pipeline.models import ExecutorError
 from tidemill.pipeline.process import TaskExecutor
+from tidemill.pipeline.report import Report as Report
+from tidemill.pipeline.report import stalled_of
 from tidemill.pipeline.services import Services
 from tidemill.pipeline.stopping import Stopping
 from tidemill.pipeline.tasks import TaskPool, TaskRun
-from tidemill.pipeline.warden import Warden
 from tidemill.pipeline.windowrun import WindowRun
 from tidemill.runtime.deadletter import DeadLetters, LetterKind
+from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity
+from tidemill.runtime.letter_making import make_letter
 from tidemill.runtime.log import limited
 from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
@@ -47,18 +51,6 @@ from tidemill.sinks.payloads import CollectResult
 from tidemill.sources.base import CommitStatus, Fatal, Source, TopicPartition, name_of
 
 log = structlog.get_logger(__name__)
-
-
-class Report(Protocol):
-    """Where finished messages are reported; `history.HistoryWriter` is one."""
-
-    def finished(
-        self, message: SourceMessage, started_at: float | None, runs: Sequence[TaskRun], error: str | None
-    ) -> None:
-        """Take a message that left the pipeline; must be quick and must not raise."""
-
-    async def close(self) -> None:
-        """Write what is left."""
 
 
 class Engine:
@@ -86,7 +78,7 @@ class Engine:
         letters: DeadLetters,
         executor: TaskExecutor,
         report: Report | None = None,
-        warden: Warden | None = None,
+        warden: KeptWarden | None = None,
     ) -> None:
         """Prepare; nothing is connected before `run`."""
         limits = settings.executor
@@ -98,7 +90,9 @@ class Engine:
         self.outbox = outbox
         self.letters = letters
         self.has = Overridden(handler)
-        self.hooks = HookRunner()
+        self.tasks = outbox.tasks = EngineTasks(self.fail)
+        self.hooks = HookRunner(self.tasks)
+        outbox.calls = self.hooks.calls
         self.counters = Counters()
         self.slowest = Slowest()
         self.backoff = Backoff(
@@ -106,17 +100,20 @@ class Engine:
             limits.retry_backoff.max_seconds,
             limits.retry_backoff.multiplier,
         )
-        self.services = Services(settings, handler, identity)
+        self.services = Services(settings, handler, identity, self.tasks, self.hooks.calls)
         # With transactions a window's own payloads go out with its messages, so those have to wait for them.
         self.holds_windows = limits.commit == "window" or (outbox.stage is not None and self.has.on_window_complete)
-        self._executor = executor
+        self.executor = executor
         self._report = report
+        if report is not None:
+            report.tasks = self.tasks
         self._warden = warden
         self.commits = Commits(source, self._settled, outbox.stage)
+        self.brake = brake_of(self)
         self.intake = Intake(self)
         if outbox.stage is not None:
             outbox.stage.charge = self.intake.charge
-        self.pool = TaskPool(executor, limits, self.intake.is_full, self.intake.park)
+        self.pool = TaskPool(executor, limits, self.intake.is_full, self.intake.park, self.tasks)
         self._lag: tuple[Mapping[TopicPartition, int], dict[str, int]] = ({}, {})
         self._subscribed = False
         self._stop = asyncio.Event()
@@ -132,9 +129,17 @@ class Engine:
             may_subscribe: Awaited after `on_ready`; returns when this engine may take partitions.
         """
         self._loop = asyncio.get_running_loop()
+        self.tasks.watch()
+        try:
+            return await self._run(may_subscribe)
+        finally:
+            self.tasks.close()
+
+    async def _run(self, may_subscribe: Callable[[], Awaitable[None]]) -> EngineSummary:
         if self._warden is not None:
             self._warden.start()
-        self._executor.open()
+        self.executor.open()
+        # Awaited here, whatever becomes of them.
         starting = asyncio.ensure_future(self._start(may_subscribe))
         stopping = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -148,7 +153,7 @@ class Engine:
         elif self._subscribed:
             await stopping
         stopping.cancel()
-        await Stopping(self, self._executor, self._report, self._warden).run()
+        await Stopping(self, self.executor, self._report, self._warden).run()
         reason, text = self._fatal or (StopReason.DRAINED, None)
         return EngineSummary(self.identity.slot, reason, text, self.progress())
 
@@ -173,7 +178,7 @@ class Engine:
         await self.letters.open()
         await self.services.open()
         try:
-            await called(self.handler.on_ready(self.settings, self.outbox.pg_pool))
+            await called(self.handler.on_ready(self.settings, self.outbox.pg_pool), self.hooks.calls, "on_ready")
         except Exception as error:
             raise HandlerError(f"on_ready raised {said(error)}") from error
         await may_subscribe()
@@ -181,6 +186,10 @@ class Engine:
         self.intake.start()
         self.source.start(self)
         self.services.start_periodic()
+
+    def fail(self, text: str) -> None:
+        """End at once, without a drain: a part of the engine is gone."""
+        self.on_fatal(Fatal.FAILED, text)
 
     def drain(self) -> None:
         """Ask for a clean end: fetch nothing more, finish what is in hand, commit, leave."""
@@ -193,6 +202,11 @@ class Engine:
     def resume(self) -> None:
         """Take messages again."""
         self.intake.resume()
+
+    def release(self) -> None:
+        """Let the brake off by a user's word: what it holds is dead-lettered."""
+        if self.brake is not None:
+            self.brake.release()
 
     # -- what the source tells --------------------------------------------------------------------------------
 
@@ -233,7 +247,7 @@ class Engine:
         """End: the place in the group is lost."""
         if self._fatal is None:
             fenced = fatal is Fatal.FENCED
-            self._fatal = (StopReason.FENCED if fenced else StopReason.FAILED, text)
+            self._fatal = (StopReason.FENCED if fenced else StopReason.FAILED, sound(text))
             self.log.error("the engine stops", reason=fatal.value, error=text)
             for lane in list(self.intake.lanes.values()):
                 self.forget(lane)
@@ -246,12 +260,14 @@ class Engine:
         self.pool.abandon(lane)
         self.outbox.abandon(lane.partition)
         self.commits.abandon(lane.partition)
+        if self.brake is not None:
+            self.brake.abandon(lane)
         self._changed.set()
 
     async def partition_hook(self, hook: str, partitions: Sequence[TopicPartition]) -> None:
         """Call `on_assign` or `on_revoke`."""
         try:
-            await called(getattr(self.handler, hook)(partitions))
+            await called(getattr(self.handler, hook)(partitions), self.hooks.calls, hook, _place, partitions)
         except Exception as error:
             self.log.warning("a hook raised", hook=hook, exc_info=error)
 
@@ -281,6 +297,11 @@ class Engine:
         lane.window_done()
         if not lane.busy:
             self._changed.set()
+
+    def count_stuck(self, lane: Lane) -> None:
+        """Look again for how much of a partition a stop need not wait."""
+        lane.count_stuck()
+        self._changed.set()
 
     def reject(
         self,
@@ -321,7 +342,18 @@ class Engine:
             refused: What a hook returned that is not delivered, if that is why.
         """
         payloads = payloads_of(refused) if isinstance(refused, CollectResult) else ()
-        self.letters.put(make_letter(kind, text, messages, run, error, payloads), done)
+        letter = make_letter(
+            kind,
+            text,
+            messages,
+            payloads=payloads,
+            attempts=max(1, run.attempts) if run is not None else 1,
+            task_id=run.task.task_id if run is not None else None,
+            args=run.task.args if run is not None else (),
+            exit_code=error.exit_code if error is not None else None,
+            stderr=error.stderr if error is not None else "",
+        )
+        self.letters.put(letter, done)
 
     def route(self, value: Any) -> list[Routed]:
         """Resolve the sinks of what a hook returned.
@@ -351,19 +383,11 @@ class Engine:
         """Return a snapshot; cheap enough for four times a second."""
         counters, pool = self.counters, self.pool
         cpu_seconds, rss_bytes = process_usage()
-        stalled = self.outbox.stalled() | self.services.stalled()
-        for name, text in (
-            ("kafka", self.source.stalled()),
-            ("dead letters", self.letters.stalled()),
-            ("resident program", self._executor.stalled()),
-        ):
-            if text is not None:
-                stalled[name] = text
         return EngineProgress(
             consumed=counters.consumed,
             messages_done=counters.messages_done,
             tasks_running=pool.running,
-            tasks_queued=pool.queued + self.intake.parked,
+            tasks_queued=pool.queued + self.intake.held_back,
             tasks_retrying=pool.retrying,
             tasks_done=counters.tasks_done,
             tasks_failed=counters.tasks_failed,
@@ -372,11 +396,12 @@ class Engine:
             letters_dropped=self.letters.dropped,
             skipped=counters.skipped + self.outbox.skipped,
             warnings=counters.warnings,
+            held=self.brake.held if self.brake is not None else 0,
             gap=self.source.gap,
             committed=dict(self.commits.named),
             lag=self._named_lag(),
             paused=self.intake.paused,
-            stalled=stalled,
+            stalled=stalled_of(self),
             partitions=self.intake.names,
             cpu_seconds=cpu_seconds,
             rss_bytes=rss_bytes,
@@ -390,6 +415,10 @@ class Engine:
 
 def _names(partitions: Any) -> list[str]:
     return [name_of(partition) for partition in partitions]
+
+
+def _place(partitions: Sequence[TopicPartition]) -> tuple[str, str]:
+    return ", ".join(_names(partitions[:10])), ""
 
 
 def _unexpected(error: BaseException) -> BaseException | None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.log import limited
 from tidemill.runtime.messages import SourceMessage
@@ -80,6 +81,8 @@ class HistoryWriter:
         self._rows: list[Row] = []
         self._parts = 0
         self._timer: asyncio.TimerHandle | None = None
+        #: Where its writes run; an engine sets its own.
+        self.tasks = EngineTasks()
         self._writing: asyncio.Task[None] | None = None
         self._refused = False
         #: Rows that were given up because the disk went on refusing, or that no schema can hold.
@@ -149,7 +152,7 @@ class HistoryWriter:
     def _start(self) -> None:
         self._disarm()
         if self._writing is None:
-            self._writing = asyncio.create_task(self._write())
+            self._writing = self.tasks.run("the history", self._write())
 
     async def _write(self) -> None:
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tidemill.core.backpressure import Backpressure
@@ -16,6 +17,7 @@ from tidemill.core.errors import said
 from tidemill.core.ledger import Entry
 from tidemill.core.window import Window
 from tidemill.pipeline.lane import Lane, Opened
+from tidemill.pipeline.ordering import Ordering
 from tidemill.pipeline.windowrun import WindowRun
 from tidemill.runtime.deadletter import LetterKind
 from tidemill.runtime.messages import SourceMessage
@@ -65,6 +67,8 @@ class Intake:
         self._pumping = False
         self._open = False
         self._paused = False
+        self._braked = False
+        self._wants_one = False
 
     # -- which partitions -------------------------------------------------------------------------------------
 
@@ -88,10 +92,22 @@ class Intake:
         self._paused = False
         self._soon()
 
+    def brake(self, on: bool) -> None:
+        """Take nothing but what `take_one` asks for; or take messages again."""
+        self._braked, self._wants_one = on, False
+        self._soon()
+
+    def take_one(self) -> None:
+        """Take one message although the brake is on, as soon as there is one."""
+        self._wants_one = True
+        self._soon()
+
     def assign(self, partition: TopicPartition) -> None:
         """Take a partition on."""
         lane = self.lanes[partition] = Lane(partition, self._limits)
         self._names = None
+        if self._limits.order_by == "key":
+            lane.order = Ordering(partial(self._waits, lane), hooked=self._engine.has.on_message_complete)
         self._load.assign(partition)
         self._visit(lane)
 
@@ -126,9 +142,10 @@ class Intake:
         return [lane.name for lane in self._starved.values()]
 
     @property
-    def parked(self) -> int:
-        """How many tasks wait until less of their partition waits for sinks."""
-        return sum(len(lane.parked) for lane in self._parking.values())
+    def held_back(self) -> int:
+        """How many tasks wait until less of their partition waits for sinks, or for their key."""
+        lanes = self.lanes if self._limits.order_by == "key" else self._parking
+        return sum(lane.held_back for lane in lanes.values())
 
     def _room(self, lane: Lane) -> int:
         undelivered = lane.undelivered if self._counts_results else 0
@@ -161,6 +178,14 @@ class Intake:
             for run in parked:
                 self._engine.pool.submit(run)
         if lane.starved:
+            self._refill(lane)
+
+    def _waits(self, lane: Lane, count: int) -> None:
+        """Count messages that wait for their key, or ceased to: meanwhile they do not count against the watermarks."""
+        self._load.waits(lane.partition, count)
+        if lane.held:
+            self._engine.count_stuck(lane)
+        if count > 0:
             self._refill(lane)
 
     def charge(self, partition: TopicPartition, size_bytes: int) -> None:
@@ -221,6 +246,9 @@ class Intake:
         if self._shares_grew:
             self._shares_grew = False
             self._news |= self._starved
+        if self._braked:
+            self._try_one()
+            return
         pull, window_size = self._engine.source.pull, self._limits.window_size
         hungry = [lane for lane in self._news.values() if lane.handover is None]
         self._news.clear()
@@ -243,6 +271,19 @@ class Intake:
             self._starved[lane.partition] = lane
         else:
             self._starved.pop(lane.partition, None)
+
+    def _try_one(self) -> None:
+        """Take the message that the brake wants to try, if it wants one and there is one."""
+        for lane in self.lanes.values() if self._wants_one else ():
+            if lane.handover is not None or self._room(lane) <= 0:
+                continue
+            messages = self._engine.source.pull(lane.partition, 1)
+            if messages and self._engine.brake is not None:
+                self._wants_one = False
+                self._engine.brake.taken(lane, messages[0].offset)
+                self._accept(lane, messages)
+                self._close_window(lane, lane.windowing.flush())
+                return
 
     def _accept(self, lane: Lane, messages: list[SourceMessage]) -> None:
         now = self._loop.time()
@@ -272,7 +313,11 @@ class Intake:
             if engine.settings.kafka.on_parse_error == "pass":
                 message.parse_error = text
                 return True
-            engine.reject(lane, message, entry, LetterKind.PARSE, text)
+            if engine.brake is None:
+                engine.reject(lane, message, entry, LetterKind.PARSE, text)
+            else:  # in a window of its own it keeps its place, whether it is dead-lettered or held
+                self._close_window(lane, lane.windowing.flush())
+                self.arrange_soon(WindowRun(engine, lane, [message], [entry], self._loop.time(), is_parsed=False))
             return False
         return True
 
@@ -294,7 +339,12 @@ class Intake:
             return
         messages = [message for message, _ in window.items]
         entries = [entry for _, entry in window.items]
-        lane.waiting.append(WindowRun(self._engine, lane, messages, entries, self._loop.time()))
+        self.arrange_soon(WindowRun(self._engine, lane, messages, entries, self._loop.time()))
+
+    def arrange_soon(self, window: WindowRun) -> None:
+        """Let a window be arranged after those of its partition that wait for that already."""
+        lane = window.lane
+        lane.waiting.append(window)
         if not lane.arranging:
             lane.arranging = True
             self._engine.hooks.submit(self._arrange, lane)

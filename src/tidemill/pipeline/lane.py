@@ -16,6 +16,7 @@ from tidemill.runtime.messages import SourceMessage
 from tidemill.sources.base import TopicPartition, name_of
 
 if TYPE_CHECKING:
+    from tidemill.pipeline.ordering import Ordering
     from tidemill.pipeline.tasks import TaskRun
     from tidemill.pipeline.windowrun import WindowRun
 
@@ -38,7 +39,10 @@ class Lane:
         undelivered_bytes: How much they are.
         starved: It had no room when it was looked at last.
         parked: Tasks that do not start before less of that waits.
-        windows: Windows whose own hook, or what it delivers, is not done yet; their messages may be.
+        windows: Windows whose own hook, or what it delivers, is not done yet; their messages may be. Not held ones.
+        held: How many failures the brake holds of a message, by its offset.
+        stuck: Messages that are held, or wait for their key while others are: nothing comes of them by itself.
+        order: Keeps tasks back until those of earlier messages with their key are done; None: no order.
         closed: The partition was given up: late results change nothing.
         handover: What is still waited for, once the partition is about to be given up: nothing more is taken of it,
             and nothing more of it starts.
@@ -50,12 +54,15 @@ class Lane:
         "closed",
         "handed_over",
         "handover",
+        "held",
         "linger",
         "name",
+        "order",
         "parked",
         "partition",
         "pending",
         "starved",
+        "stuck",
         "undelivered",
         "undelivered_bytes",
         "unresolved",
@@ -81,6 +88,9 @@ class Lane:
         self.starved = False
         self.parked: list[TaskRun] = []
         self.windows = 0
+        self.held: dict[int, int] = {}
+        self.stuck = 0
+        self.order: Ordering | None = None
         self.closed = False
         self.handover: Handover | None = None
         self.handed_over: asyncio.Event | None = None
@@ -91,9 +101,14 @@ class Lane:
         return (run.task for run in self.pending.values())
 
     @property
+    def held_back(self) -> int:
+        """How many tasks wait for sinks or for their key."""
+        return len(self.parked) + (self.order.waiting if self.order is not None else 0)
+
+    @property
     def busy(self) -> bool:
-        """Whether something is in hand."""
-        return self.unresolved > 0 or self.windows > 0
+        """Whether something is in hand that may come to an end."""
+        return self.unresolved > self.stuck or self.windows > 0
 
     def resolved(self, offset: int) -> None:
         """Count one message out."""
@@ -107,6 +122,13 @@ class Lane:
         self.windows -= 1
         self._look()
 
+    def count_stuck(self) -> None:
+        """Look again how many messages nothing comes of by itself."""
+        waiting = self.order.waiting_messages if self.order is not None and self.held else 0
+        self.stuck = len(self.held) + waiting
+        if self.handover is not None and self.held:
+            self.withdraw(self.held)
+
     # -- giving the partition up ------------------------------------------------------------------------------
 
     def hand_over(self, unresolved: Iterable[int], queued: Iterable[TaskRun]) -> None:
@@ -118,6 +140,7 @@ class Lane:
         """
         unstarted = [offset for run in (*queued, *self.parked) for offset in run.window.offsets_of(run)]
         unstarted += [window.messages[0].offset for window in self.waiting]
+        unstarted += self.held
         if self.arranged is not None:
             unstarted.append(self.arranged.messages[0].offset)
         if (window := self.windowing.flush()) is not None:
@@ -151,6 +174,8 @@ class Lane:
         self.closed = True
         self.waiting.clear()
         self.parked.clear()
+        if self.order is not None:
+            self.order.close()
         self._stop_linger()
         self._look()
 

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from tidemill.core.ranges import OffsetRange
 from tidemill.pipeline.history import Row, row_of, table_of
+from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sources.base import TopicPartition
 
 if TYPE_CHECKING:
-    from tidemill.pipeline.engine import Report
+    from tidemill.pipeline.report import Report
     from tidemill.pipeline.tasks import TaskRun
 
 #: Rows are handed to the file when so many wait; so many make a row group.
@@ -128,6 +129,7 @@ class Outcomes:
             partition: whole or _Part(OutcomeFile(folder, range_name(part), identity))
             for partition, part in self._ranges.items()
         }
+        self._tasks = EngineTasks()
         self._writing: asyncio.Task[None] | None = None
         #: How many messages were reported.
         self.count = 0
@@ -144,6 +146,17 @@ class Outcomes:
         #: What the disk refused.
         self.error: Exception | None = None
 
+    @property
+    def tasks(self) -> EngineTasks:
+        """Where its writes run, and those of the history; an engine sets its own."""
+        return self._tasks
+
+    @tasks.setter
+    def tasks(self, tasks: EngineTasks) -> None:
+        self._tasks = tasks
+        if self._history is not None:
+            self._history.tasks = tasks
+
     def finished(
         self, message: SourceMessage, started_at: float | None, runs: Sequence[TaskRun], error: str | None
     ) -> None:
@@ -151,7 +164,7 @@ class Outcomes:
         part = self._whole or self._parts[message.topic, message.partition]
         part.rows.append(row_of(message, started_at, runs, error))
         if len(part.rows) >= part.limit and self._writing is None:
-            self._writing = asyncio.get_running_loop().create_task(self._write(part, message))
+            self._writing = self._tasks.run("the outcomes", self._write(part, message))
         if self._history is not None:
             self._history.finished(message, started_at, runs, error)
         self.count += 1

@@ -16,7 +16,8 @@ import structlog
 
 from tidemill.core.errors import HandlerError, said
 from tidemill.core.periodic import OnError, Outcome, Periodic, Scope, Sleep
-from tidemill.pipeline.hooks import called
+from tidemill.pipeline.hooks import Calls, called
+from tidemill.runtime.engine_tasks import EngineTasks
 
 log = structlog.get_logger(__name__)
 
@@ -97,10 +98,16 @@ class PeriodicRunner:
     Args:
         handler: The handler.
         slot: The engine's slot.
+        tasks: Where they run.
+        calls: Where each is noted while it runs.
     """
 
-    def __init__(self, handler: object, slot: int) -> None:
+    def __init__(
+        self, handler: object, slot: int, tasks: EngineTasks | None = None, calls: Calls | None = None
+    ) -> None:
         """Start nothing yet."""
+        self._calls = calls
+        self._engine_tasks = tasks or EngineTasks()
         self._handler = handler
         self._slot = slot
         self._hooks = periodic_hooks(handler)
@@ -115,12 +122,12 @@ class PeriodicRunner:
         for name, hook in self._hooks.items():
             step = hook.first(self._slot)
             if isinstance(step, Sleep):
-                self._tasks[name] = asyncio.create_task(self._repeat(name, hook, step), name=f"periodic {name}")
+                self._tasks[name] = self._engine_tasks.run(f"periodic {name}", self._repeat(name, hook, step))
 
     async def stop(self) -> None:
         """Cancel them, whatever they do."""
         for task in self._tasks.values():
-            task.cancel()
+            self._engine_tasks.cancel(task)
         if not self._tasks:
             return
         _, left = await asyncio.wait(self._tasks.values(), timeout=CANCEL_SECONDS)
@@ -132,7 +139,7 @@ class PeriodicRunner:
             await asyncio.sleep(step.seconds)
             self.runs += 1
             try:
-                await called(getattr(self._handler, name)())
+                await called(getattr(self._handler, name)(), self._calls, name)
                 outcome = Outcome.RETURNED
             except Exception as error:
                 outcome = Outcome.RAISED

@@ -7,7 +7,7 @@ when it began: letters that come meanwhile, about the very messages it sent, are
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -26,10 +26,12 @@ from tidemill.core.redrive import (
     identity,
     judge,
 )
+from tidemill.core.redrive_record import RedriveRecord, decode_record
 from tidemill.pipeline.redrive_sinks import SinkTarget
 from tidemill.pipeline.redrive_targets import Item, NotSentError, RedriveTarget, TopicTarget, Unsent, target_limit
 from tidemill.runtime.letterbox import Found, LetterBox, Reached, facts_of
 from tidemill.runtime.producer import producer_config
+from tidemill.runtime.redrive_history import GROUP_PREFIX
 from tidemill.runtime.redrive_producer import CursorProducer
 
 #: A batch is sent after so many letters, bytes, or so long after its first: what a crash repeats, where it repeats.
@@ -49,6 +51,7 @@ class Order(msgspec.Struct, frozen=True):
         target: Where to.
         topic: The topic, for `Target.TOPIC`.
         limit: At most so many letters; None: all.
+        max_redrives: Send a message again that was sent again less often; None: as configured.
         rate: At most so many messages or payloads in a second; None: as fast as can be.
         dry_run: Send nothing, only say what would be sent.
         restart: Begin at the beginning, whatever was sent before.
@@ -58,6 +61,7 @@ class Order(msgspec.Struct, frozen=True):
     target: Target = Target.SOURCE
     topic: str = ""
     limit: int | None = None
+    max_redrives: int | None = None
     rate: float | None = None
     dry_run: bool = False
     restart: bool = False
@@ -83,9 +87,9 @@ class Redrive:
         shown: Callable[[Item], None] = lambda item: None,
     ) -> None:
         """Prepare; nothing is connected before `run`."""
-        target = order.topic if order.target is Target.TOPIC else order.target.value
-        where = f"{order.target.value}:{target}"
-        self.name = f"tidemill-redrive-{identity(settings.dlq_topic, settings.dlq_brokers, where, order.criteria)}"
+        self._to = order.topic if order.target is Target.TOPIC else order.target.value
+        where = f"{order.target.value}:{self._to}"
+        self.name = f"{GROUP_PREFIX}{identity(settings.dlq_topic, settings.dlq_brokers, where, order.criteria)}"
         self.tally = Tally()
         self.total = 0
         self.resumed = False
@@ -99,6 +103,10 @@ class Redrive:
         self._recent = Recent()
         self._items: list[Item] = []
         self._cursor = Cursor({}, {})
+        self._records: dict[int, RedriveRecord] = {}
+        self._unsent: dict[int, list[int]] = {}
+        self._corrected: set[int] = set()
+        self._max_redrives = settings.dlq.max_redrives if order.max_redrives is None else order.max_redrives
         self._configured = [(kind, name) for kind, named in settings.sinks.by_type().items() for name in named]
         self._names = SinkNames(order.criteria.sinks, self._configured)
 
@@ -148,13 +156,17 @@ class Redrive:
             topic = order.topic if order.target is Target.TOPIC else ""
             limit = target_limit(settings, topic) if settings.dlq_brokers == settings.kafka.brokers else {}
             config = producer_config(settings.kafka, settings.dlq_brokers, limit)
-            cursor = CursorProducer(config, self.name, settings.dlq_topic, box.group_metadata)
+            cursor = CursorProducer(config, self.name, settings.dlq_topic, box.group_metadata, self._note)
         if order.target is Target.SINK:
             return SinkTarget(settings, cursor, self._stopped)
         return TopicTarget(settings, cursor, order.topic)
 
     def _starts(self, box: LetterBox, ranges: dict[int, tuple[int, int]]) -> dict[int, int]:
-        saved = {} if self._order.restart else box.committed(ranges)
+        committed = box.committed(ranges)
+        for number in ranges:
+            kept = decode_record(committed[number][1]) if number in committed else None
+            self._records[number] = kept or RedriveRecord(self._to, self._order.criteria)
+        saved = {} if self._order.restart else {number: at for number, (at, _) in committed.items()}
         beyond = [number for number, at in saved.items() if at > ranges[number][1]]
         if beyond:
             raise ConfigError(
@@ -178,7 +190,18 @@ class Redrive:
             if self._stopped() or self._limit_reached:
                 break
         self._flush(target)
+        if self._corrected:
+            target.send((), {number: self._cursor.saved_at(number) for number in self._corrected})
         self._watch(self)
+
+    def _note(self, partition: int, position: int) -> str:
+        """Return what is kept beside a position that is about to be saved."""
+        return self._record(partition, position).encode()
+
+    def _record(self, partition: int, position: int) -> RedriveRecord:
+        record = self._records[partition].copy()
+        record.passed(self._cursor.saved_at(partition), position, time.time(), self._unsent.get(partition, ()))
+        return record
 
     @property
     def _limit_reached(self) -> bool:
@@ -206,17 +229,28 @@ class Redrive:
         order = self._order
         facts = facts_of(letter, text=bool(order.criteria.text))
         self._names.met(facts.sink_type, facts.sink_name)
-        why = judge(facts, order.criteria, order.target, self._settings.dlq.max_redrives)
+        why = judge(facts, order.criteria, order.target, self._max_redrives)
         if why is None and self._recent.seen(letter.letter_id):
             why = Why.TWICE
         if why is not None:
-            self.tally.passed_over(why, letter.letter_id, _explained(why, facts.redrives))
+            if why.failed:
+                self._unsent.setdefault(found.partition, []).append(found.offset)
+            self.tally.passed_over(why, letter.letter_id, self._explained(why, facts.redrives))
             return None
         try:
             return target.prepare(letter, found.partition, found.offset)
         except NotSentError as error:
+            self._unsent.setdefault(found.partition, []).append(found.offset)
             self.tally.passed_over(error.why, letter.letter_id, str(error))
             return None
+
+    def _explained(self, why: Why, redrives: int) -> str:
+        if why is Why.MAX_REDRIVES:
+            return (
+                f"sent again {redrives} times already, and at most {self._max_redrives} are allowed; "
+                f"--max-redrives {redrives + 1} sends it once more"
+            )
+        return str(why.value)
 
     def _waited(self, target: RedriveTarget) -> bool:
         while (seconds := self._pace.wait(time.monotonic())) > 0:
@@ -240,7 +274,7 @@ class Redrive:
             if not positions:
                 return
             unsent = target.send(items, positions)
-            self._cursor.saved(positions)
+            self._saved(positions, unsent)
         for item, why, text in unsent:
             self.tally.passed_over(why, item.letter.letter_id, text)
         self.tally.sent += len(items) - len(unsent)
@@ -248,15 +282,18 @@ class Redrive:
         if self._order.target is not Target.SINK:
             self._note_parts(items, unsent)
 
+    def _saved(self, positions: Mapping[int, int], unsent: Unsent) -> None:
+        for number, at in positions.items():
+            self._records[number] = self._record(number, at)
+            self._unsent.pop(number, None)
+        self._cursor.saved(positions)
+        for item, _, _ in unsent:
+            self._records[item.partition].not_sent(item.offset)
+            self._corrected.add(item.partition)
+
     def _note_parts(self, items: Sequence[Item], unsent: Unsent) -> None:
         """Take note of letters that had no room for all their messages."""
         refused = {id(item) for item, _, _ in unsent}
         for item in items:
             if item.letter.sources_dropped and id(item) not in refused:
                 self.tally.sent_in_part(item.letter.letter_id, item.letter.sources_dropped)
-
-
-def _explained(why: Why, redrives: int) -> str:
-    if why is Why.MAX_REDRIVES:
-        return f"sent again {redrives} times already (dlq.max_redrives)"
-    return str(why.value)

@@ -2,6 +2,7 @@
 
 Invariants: payloads of one key go in the order of their letters, one at a time; a letter counts as sent when its sink
 confirmed every payload; the cursor is saved after that, so that a crash in between sends one batch again, at most.
+A payload at which a sink raises is refused, and the others of its batch go on (`core.culprit`).
 """
 
 from __future__ import annotations
@@ -10,27 +11,32 @@ import asyncio
 import random
 import time
 import types
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from tidemill.config.settings import Settings
+from tidemill.core.culprit import Fault, Witnesses, fault_of, parts_of
 from tidemill.core.errors import RemoteError, TidemillError, said
 from tidemill.core.redrive import Why
 from tidemill.core.retry import JITTER_BITS, Backoff
+from tidemill.pipeline.batcher import checked
 from tidemill.pipeline.redrive_targets import Item, NotSentError, Positions, Unsent
 from tidemill.runtime.deadletter import Letter
 from tidemill.runtime.letter_payloads import PayloadLostError, restored_fields
 from tidemill.runtime.redrive_producer import CursorProducer
 from tidemill.sinks import payloads
-from tidemill.sinks.base import Encoded, Refusal, Sink
+from tidemill.sinks.base import Encoded, Refusal, Sink, encoded
 from tidemill.sinks.build import build_sinks
 
 #: A sink may take this long to connect, or to answer a batch; longer if it says so.
 ANSWER_SECONDS = 60.0
 #: A sink that takes nothing for so long ends the redrive, to be continued later.
 PATIENCE_SECONDS = 120.0
+#: After so many payloads in a row at which it raised, a sink is given a pause.
+RAISED_IN_A_ROW = 5
 _BACKOFF = Backoff(0.1, 5.0)
 
 #: The class of a sink's payloads, by its type.
@@ -42,7 +48,8 @@ _CLASSES: Mapping[str, str] = {
     "http": "HttpPayload",
     "redis": "RedisPayload",
 }
-#: These send JSON: times and the like go out as the letter has them. The others want them as they were.
+#: These send JSON: times and the like go out as the letter has them. The others want them as they were, and so does
+#: Redis but for `set`: bytes in what it gets are values of their own.
 _JSON_SINKS = frozenset({"kafka", "filesystem", "http", "redis"})
 
 
@@ -51,6 +58,9 @@ class _Parcel(msgspec.Struct):
 
     item: Item
     encoded: Encoded
+    # See `core.culprit.Suspect`; whatever went through in this run speaks for the sink.
+    doubted_at: int | None = 0
+    raised_alone: bool = False
 
 
 class SinkTarget:
@@ -71,6 +81,7 @@ class SinkTarget:
         self._answer_seconds = max(ANSWER_SECONDS, settings.delivery.timeout_seconds)
         self._sinks = build_sinks(settings)
         self._connected: list[Sink] = []
+        self._witnesses: dict[str, Witnesses] = {}
         self._runner = asyncio.Runner()
 
     def open(self) -> None:
@@ -87,12 +98,12 @@ class SinkTarget:
         if sink not in self._connected and self._cursor is not None:
             self._runner.run(self._connect(sink, label))
         try:
-            content = [sink.encode(payload_of(letter, text)) for text in letter.original_payloads]
+            content = [encoded(sink, payload_of(letter, text)) for text in letter.original_payloads]
         except PayloadLostError as error:
             raise NotSentError(Why.LOST, f"a payload for {label}: {error}") from None
         except Exception as error:  # what a sink says about a payload that it cannot encode
             raise NotSentError(Why.REFUSED, f"{label}: {said(error)}") from None
-        size = sum(encoded.size_bytes for encoded in content)
+        size = sum(each.size_bytes for each in content)
         return Item(letter, partition, offset, content, len(content), size, label)
 
     async def _connect(self, sink: Sink, label: str) -> None:
@@ -117,7 +128,7 @@ class SinkTarget:
     async def _delivered(self, items: Sequence[Item]) -> Unsent:
         by_sink: dict[str, list[_Parcel]] = {}
         for item in items:
-            by_sink.setdefault(item.where, []).extend(_Parcel(item, encoded) for encoded in item.content)
+            by_sink.setdefault(item.where, []).extend(_Parcel(item, each) for each in item.content)
         unsent: Unsent = []
         for label, parcels in by_sink.items():
             letter = parcels[0].item.letter
@@ -134,7 +145,7 @@ class SinkTarget:
         since, failures = time.monotonic(), 0
         while parcels:
             batch, rest = _batch(sink, parcels)
-            answers, trouble = await self._answers(sink, label, [parcel.encoded for parcel in batch])
+            answers, trouble = await self._answers(sink, label, batch)
             again = []
             for parcel, answer in zip(batch, answers, strict=True):
                 if answer is not None and answer.retryable:
@@ -150,21 +161,48 @@ class SinkTarget:
                 await self._pause(label, failures, since, trouble)
         return refused
 
-    async def _answers(self, sink: Sink, label: str, batch: Sequence[Encoded]) -> tuple[Sequence[Refusal | None], str]:
-        """Return an answer per payload; a failure as a whole is one that may be tried again, or ends the redrive."""
+    async def _answers(self, sink: Sink, label: str, batch: Sequence[_Parcel]) -> tuple[Sequence[Refusal | None], str]:
+        """Return an answer per payload; where the sink raises, the batch is sent in parts to find the culprit."""
+        witnesses = self._witnesses.setdefault(label, Witnesses())
+        answers: list[Refusal | None] = []
+        trouble, in_a_row, is_part = "", 0, False
+        todo = deque([batch])
+        while todo:
+            part = todo.popleft()
+            if in_a_row == RAISED_IN_A_ROW:
+                witnesses.sink_failed()
+                answers += [Refusal(trouble, retryable=True)] * len(part)
+                continue
+            try:
+                found: Sequence[Refusal | None] = await self._answered(sink, label, [each.encoded for each in part])
+            except Exception as error:  # a sink of another package may raise anything
+                if isinstance(error, RemoteError) and not error.retryable:
+                    raise RemoteError(f"{label}: {error}; the same command goes on where this one ended") from None
+                fault = fault_of(error)
+                if fault.may_be_a_payload and len(part) > 1:
+                    todo.extendleft(reversed(parts_of(part, is_part=is_part)))
+                    is_part = True
+                    continue
+                trouble = said(error) if fault.may_be_a_payload else str(error)
+                guilty = fault.may_be_a_payload and witnesses.guilty(part[0], fault)
+                in_a_row += fault is Fault.UNKNOWN and not guilty
+                found = [Refusal(trouble, retryable=not guilty)] * len(part)
+            else:
+                if None in found:
+                    witnesses.went_through()
+                    in_a_row = 0
+            answers += found
+        return answers, trouble
+
+    async def _answered(self, sink: Sink, label: str, batch: Sequence[Encoded]) -> Sequence[Refusal | None]:
         seconds = max(self._answer_seconds, sink.send_timeout_seconds or 0.0)
         try:
-            async with asyncio.timeout(seconds):
-                return await sink.send(batch), ""
-        except TimeoutError:
-            text = f"no answer within {seconds:g} s"
-        except RemoteError as error:
-            if not error.retryable:
-                raise RemoteError(f"{label}: {error}; the same command goes on where this one ended") from None
-            text = str(error)
-        except Exception as error:  # a sink of somebody's own may raise anything
-            text = said(error)
-        return [Refusal(text, retryable=True)] * len(batch), text
+            async with asyncio.timeout(seconds) as limit:
+                return checked(await sink.send(batch), batch, label)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise RemoteError(f"no answer within {seconds:g} s") from error
 
     async def _pause(self, label: str, failures: int, since: float, trouble: str) -> None:
         if self._stopped() or time.monotonic() - since > PATIENCE_SECONDS:
@@ -184,17 +222,25 @@ async def _closed(sinks: Sequence[Sink]) -> None:
 
 
 def _batch(sink: Sink, parcels: Sequence[_Parcel]) -> tuple[list[_Parcel], list[_Parcel]]:
-    """Split off what the sink gets next: never two of one key, or a refused one could be overtaken."""
-    keys: set[Any] = set()
+    """Split off what the sink gets next: never two of one key, or a refused one could be overtaken.
+
+    A payload at which the sink raised goes alone, after those that it does not hold up.
+    """
+    batch: list[_Parcel] = []
+    rest: list[_Parcel] = []
+    keys = {parcel.encoded.key for parcel in parcels if parcel.raised_alone} - {None}
     size = 0
     for index, parcel in enumerate(parcels):
-        encoded = parcel.encoded
-        size += encoded.size_bytes
-        full = index == sink.max_batch_count or (index and size > sink.max_batch_bytes)
-        if full or (encoded.key is not None and encoded.key in keys):
-            return list(parcels[:index]), list(parcels[index:])
-        keys.add(encoded.key)
-    return list(parcels), []
+        key = parcel.encoded.key
+        if parcel.raised_alone or key in keys:
+            rest.append(parcel)
+            continue
+        size += parcel.encoded.size_bytes
+        if batch and (len(batch) == sink.max_batch_count or size > sink.max_batch_bytes):
+            return batch, rest + list(parcels[index:])
+        batch.append(parcel)
+        keys |= {key} - {None}
+    return (batch, rest) if batch else (rest[:1], rest[1:])
 
 
 def payload_of(letter: Letter, text: str) -> Any:
@@ -208,6 +254,8 @@ def payload_of(letter: Letter, text: str) -> Any:
         PayloadLostError: It cannot be had back.
     """
     fields = restored_fields(text, typed=letter.sink_type not in _JSON_SINKS)
+    if letter.sink_type == "redis" and fields.get("op", "set") != "set":
+        fields = restored_fields(text, typed=True)
     name = _CLASSES.get(letter.sink_type)
     if name is None:
         # A sink of somebody's own: its payloads' class is not known here, their fields are.

@@ -2,7 +2,7 @@
 over the event loop that names the hook which holds it up.
 
 Opened before `on_ready` and closed after the last `on_revoke`, so that every hook of an engine has them. Invariants:
-none of them can end the engine; the handler is given back as it came.
+nothing that a handler does with them can end the engine; the handler is given back as it came.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from tidemill.core.blocking import Cause
 from tidemill.core.errors import HandlerError
 from tidemill.pipeline.cache import Cache
 from tidemill.pipeline.handler import HOOKS, Handler
-from tidemill.pipeline.hooks import latest
+from tidemill.pipeline.hooks import Calls, latest
 from tidemill.pipeline.periodic import PeriodicRunner, periodic_hooks
 from tidemill.runtime.blockwatch import Block, BlockWatch
+from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity
 
 log = structlog.get_logger(__name__)
@@ -40,14 +41,23 @@ class Services:
         settings: The configuration.
         handler: The handler, which finds them as its own attributes while they are open.
         identity: Who the engine is.
+        tasks: Where their tasks run.
+        calls: Where hooks are noted while they run.
     """
 
-    def __init__(self, settings: Settings, handler: Handler[Any, Any], identity: Identity) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        handler: Handler[Any, Any],
+        identity: Identity,
+        tasks: EngineTasks,
+        calls: Calls,
+    ) -> None:
         """Start nothing yet."""
         self._handler = handler
         self._offload = Offload(settings.executor.offload_threads)
-        self._periodic = PeriodicRunner(handler, identity.slot)
-        self._cache = Cache(settings.cache, identity.instance_id) if settings.cache.enabled else None
+        self._periodic = PeriodicRunner(handler, identity.slot, tasks, calls)
+        self._cache = Cache(settings.cache, identity.instance_id, tasks) if settings.cache.enabled else None
         self._seconds = settings.executor.block_seconds
         self._watch: HookWatch | None = None
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from tidemill.core.ledger import Entry
 from tidemill.core.staging import Staged, StagedState, Staging
-from tidemill.core.transaction import Verdict, judged
+from tidemill.core.transaction import Verdict
 from tidemill.sources.base import Outgoing, TopicPartition
 
 StagedRecord = Staged[TopicPartition, Outgoing]
@@ -88,24 +88,31 @@ class Stage:
             owner.committed(count)
 
     def aborted(self, partition: TopicPartition) -> int:
-        """Offer what was taken again; what the brokers will not take is somebody's to decide about.
+        """Offer what was taken again; the owners decide about records that brokers reject for good.
+
+        A batch holds records of several partitions, so the source gives the verdicts, over the whole transaction.
 
         Returns:
             How many records were to blame.
         """
-        bad = [staged for staged in self._staging.retry(partition) if staged.result.error is not None]
+        blamed = 0
         refused: dict[Owner, list[StagedRecord]] = {}
-        for staged, verdict in zip(bad, judged([staged.result.alone for staged in bad]), strict=True):
+        for staged in self._staging.retry(partition):
+            record = staged.result
+            verdict, record.verdict = record.verdict, None
+            if verdict is None:
+                continue
+            blamed += 1
             if verdict is Verdict.ALONE:
-                staged.result.alone = True
-                staged.result.error = None
+                record.alone = True
+                record.error = None
             else:
-                staged.result.attempts += 1
+                record.attempts += 1
                 self._staging.withhold(staged)
-                refused.setdefault(staged.result.owner, []).append(staged)
+                refused.setdefault(record.owner, []).append(staged)
         for owner, records in refused.items():
             owner.refused(records)
-        return len(bad)
+        return blamed
 
     def again(self, staged: StagedRecord) -> None:
         """Let a withheld record go after all, by itself."""

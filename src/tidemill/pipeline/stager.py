@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from tidemill.config.settings import Settings
-from tidemill.core.errors import InvariantError, said
+from tidemill.core.errors import InvariantError, said, sound
 from tidemill.core.outbox_items import Ask, Decision, GaveUp, Item, State
 from tidemill.core.staging import StagedState
 from tidemill.pipeline.batcher import DeliveryLane, Entry, Failure, Parcel, Question, Submission
 from tidemill.pipeline.stage import Stage, StagedRecord
 from tidemill.runtime.deadletter import RECORD_OVERHEAD_BYTES, Letter, encode_letter, letter_topic_limit
+from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.kafka_client import client_config
 from tidemill.runtime.log import limited
+from tidemill.runtime.producer import FullRecord
 from tidemill.runtime.progress import SinkStats
 from tidemill.sinks.base import Encoded
 from tidemill.sources.base import Outgoing
@@ -83,7 +85,7 @@ class Stager:
         if self._limit is not None:
             self._stage.limits.append(self._limit)
 
-    def start(self) -> None:
+    def start(self, tasks: EngineTasks) -> None:
         """Work in the running loop."""
         self._loop = asyncio.get_running_loop()
 
@@ -104,9 +106,12 @@ class Stager:
     def _put(self, payload: Any, encoded: Encoded, submission: Submission) -> None:
         if not submission.origin.sources:
             raise InvariantError(f"{self.label}: a result of no message cannot go out with one")
-        key, value = encoded.body
+        key, value, headers, partition, timestamp = FullRecord(*encoded.body)
         parcel = Parcel(payload, encoded, submission)
-        self._stage.put(submission.origin.sources, Outgoing(self.sink.topic, key, value, self, parcel))
+        record = Outgoing(
+            self.sink.topic, key, value, self, parcel, headers=headers, partition=partition, timestamp=timestamp
+        )
+        self._stage.put(submission.origin.sources, record)
 
     def _refuse(self, payload: Any, lane: DeliveryLane, submission: Submission, text: str, *, oversize: bool) -> None:
         item: Entry = Item(lane, None, 0, Parcel(payload, None, submission))
@@ -164,7 +169,7 @@ class Stager:
         stats = self.stats
         stats.error_count += 1
         stats.refused += count
-        stats.last_error = text
+        stats.last_error = sound(text)[:2000]
         stats.last_error_at = time.time()
         limited(log, 10.0).warning("a sink refused payloads", sink=self.label, payloads=count, error=text[:2000])
 

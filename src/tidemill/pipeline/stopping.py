@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
+from tidemill.pipeline.keptwarden import KeptWarden
 from tidemill.pipeline.process import TaskExecutor
-from tidemill.pipeline.warden import Warden
 
 if TYPE_CHECKING:
     from tidemill.pipeline.engine import Engine, Report
@@ -34,7 +34,9 @@ class Stopping:
         warden: Cleans up after this process if it is killed.
     """
 
-    def __init__(self, engine: Engine, executor: TaskExecutor, report: Report | None, warden: Warden | None) -> None:
+    def __init__(
+        self, engine: Engine, executor: TaskExecutor, report: Report | None, warden: KeptWarden | None
+    ) -> None:
         """Begin to count the time."""
         self._engine = engine
         self._executor = executor
@@ -54,6 +56,8 @@ class Stopping:
         for lane in engine.intake.lanes.values():
             lane.close()
             engine.outbox.abandon(lane.partition)
+        if engine.brake is not None:
+            engine.brake.close()
         commits = engine.subscribed and not engine.failed
         # What was committed does not wait for what is killed.
         await asyncio.gather(

@@ -17,6 +17,7 @@ import structlog
 from tidemill.config.settings import ExecutorSettings
 from tidemill.pipeline.models import ErrorKind, ExecutorError, ExecutorResult, ExecutorTask
 from tidemill.pipeline.process import ProcessOutcome, TaskExecutor
+from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.log import limited
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class TaskRun:
         "age",
         "attempts",
         "error",
+        "generation",
         "key",
         "process",
         "replaced",
@@ -52,6 +54,8 @@ class TaskRun:
         self.age = age
         self.key: object = task.task_id
         self.attempts = 0
+        #: How many tasks it replaces, one after the other.
+        self.generation = 0
         self.result: ExecutorResult | None = None
         self.error: ExecutorError | None = None
         self.replaced = False
@@ -67,6 +71,7 @@ class TaskPool:
         settings: Slots and limits.
         is_full: Tells whether too much of a partition waits for sinks.
         park: Called with its tasks then, instead of starting them.
+        tasks: Where asyncio tasks run.
     """
 
     def __init__(
@@ -75,9 +80,11 @@ class TaskPool:
         settings: ExecutorSettings,
         is_full: Callable[[Lane], bool],
         park: Callable[[TaskRun], None],
+        tasks: EngineTasks,
     ) -> None:
         """Start with an empty queue."""
         self._park = park
+        self._tasks = tasks
         self._executor = executor
         self._is_full = is_full
         self._settings = settings
@@ -222,7 +229,8 @@ class TaskPool:
         if theirs:
             self._running.difference_update(theirs)
             processes = [run.process for run in theirs if run.process is not None]
-            killing = asyncio.ensure_future(self._executor.kill(processes, self._settings.term_grace_seconds))
+            course = self._executor.kill(processes, self._settings.term_grace_seconds)
+            killing = self._tasks.run(f"the end of the tasks of {lane.name}", course)
             self._killing.add(killing)
             killing.add_done_callback(self._killed)
         self.withdraw(lane)

@@ -7,7 +7,8 @@ carries the engine's id in its environment, and whatever shares their groups.
 
 Invariants: only small modules of the standard library are imported here (no pathlib, no contextlib), so that a
 warden stays at some 9 MB; it keeps no descriptor of the engine beside the pipe and does not carry an engine's id
-itself; a byte on the pipe tells it to leave without looking.
+itself; a byte on the pipe tells it that the engine has ended its tasks: it looks once, for programs that left their
+task's group, and leaves.
 """
 
 from __future__ import annotations
@@ -79,8 +80,20 @@ class Warden:
                 os.close(self._pipe)
                 self._pipe = -1
 
+    def reaped(self) -> bool:
+        """Tell whether the warden has ended, or was never started; `start` starts another one."""
+        if self.pid is not None:
+            try:
+                if os.waitpid(self.pid, os.WNOHANG)[0] == 0:
+                    return False
+            except ChildProcessError:
+                pass  # somebody else in this process waited for it
+            os.close(self._pipe)
+            self.pid, self._pipe = None, -1
+        return True
+
     def close(self) -> None:
-        """Tell the warden to leave, and reap it; for an engine whose children have all ended."""
+        """Let the warden end what is left of tasks that have ended, and leave; reap it."""
         if self.pid is None:
             return
         try:  # noqa: SIM105  # see above: no contextlib
@@ -126,24 +139,38 @@ def end_all(engine_id: str, grace_seconds: float) -> None:
     """End what carries the id: SIGTERM for the grace, then SIGKILL, until several looks in a row find nothing."""
     started = time.monotonic()
     asked: set[int] = set()
+    groups: set[int] = set()
     clean = 0
     while clean < CLEAN_LOOKS and time.monotonic() < started + grace_seconds + STUBBORN_SECONDS:
         late = time.monotonic() >= started + grace_seconds
         found = marked(engine_id)
         clean = 0 if found else clean + 1
+        told: set[int] = set()
         for pid in found:
             if late or pid not in asked:
-                _signal_group(pid, signal.SIGKILL if late else signal.SIGTERM)
+                _signal(pid, signal.SIGKILL if late else signal.SIGTERM, groups, told)
                 asked.add(pid)
+        groups |= told
         time.sleep(PAUSE_SECONDS)
 
 
-def _signal_group(pid: int, number: int) -> None:
+def _signal(pid: int, number: int, groups: set[int], told: set[int]) -> None:
+    """Signal a process with its group: once, so that no handler of a program runs twice.
+
+    Args:
+        pid: A process that carries the id.
+        number: The signal.
+        groups: Those that were signalled at an earlier look; of these only the process itself is.
+        told: Those that were signalled at this look.
+    """
     try:
         group = os.getpgid(pid)
-        if group == os.getpgrp():
+        if group in told:
+            return
+        if group == os.getpgrp() or (group in groups and number == signal.SIGTERM):
             os.kill(pid, number)
         else:  # every group with a marked process was made for a task, or by one
+            told.add(group)
             os.killpg(group, number)
     except OSError:
         pass  # it ended meanwhile, or is not ours to end
@@ -170,7 +197,7 @@ def main(engine_id: str, engine_pid: int, grace_seconds: float) -> None:
         pass  # no pidfd here, or the engine is gone already: the pipe tells
     # With another parent the engine is gone, and its number may be another process's by now.
     ended = dict(waiting.poll() if os.getppid() == engine_pid else waiting.poll(0))
-    if ended.get(0, 0) & select.POLLIN and os.read(0, 1):
+    if ended.get(0, 0) & select.POLLIN and os.read(0, 1) and not marked(engine_id):
         return
     end_all(engine_id, grace_seconds)
 

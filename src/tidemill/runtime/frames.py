@@ -21,7 +21,7 @@ _LENGTH = struct.Struct(">I")
 
 
 class LinkAddress(msgspec.Struct, frozen=True):
-    """Where engines find their driver, and what they say to be believed."""
+    """Where engines find their driver, and what both sides prove that they know."""
 
     host: str
     port: int
@@ -36,10 +36,10 @@ class LinkAddress(msgspec.Struct, frozen=True):
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
-    """The first frame of a connection.
+    """The first frame of a connection; believed once a `Proof` follows.
 
     Attributes:
-        secret: What makes the driver believe it.
+        nonce: A new random number of each connection.
         slot: Which slot the engine fills.
         job_token: The number of the submission that started this engine.
         run_token: 0 at the first connection, later the number that the engine was welcomed under.
@@ -47,9 +47,10 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
         pid: The engine's process.
         host: The engine's host.
         ready: `on_ready` is done; told again after a connection was lost.
+        stage: The Spark stage of a bounded run's engine.
+        attempt: Spark's number for the attempt of its task.
     """
 
-    secret: str
     slot: int
     job_token: int
     run_token: int
@@ -57,10 +58,15 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     pid: int
     host: str
     ready: bool = False
+    stage: int = -1
+    attempt: int = -1
+    nonce: bytes = b""
 
-    def __repr__(self) -> str:
-        """Leave the secret out."""
-        return f"Hello(slot={self.slot}, job_token={self.job_token}, run_token={self.run_token})"
+
+class Proof(msgspec.Struct, frozen=True, tag=True):
+    """The answer to a challenge: the engine knows the pipeline's secret."""
+
+    proof: bytes
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True):
@@ -80,6 +86,18 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 
 
 # -- frames from the driver --------------------------------------------------------------------------------
+
+
+class Challenge(msgspec.Struct, frozen=True, tag=True):
+    """The answer to a hello: the driver knows the pipeline's secret, and wants the engine to prove the same.
+
+    Attributes:
+        nonce: A new random number of each connection.
+        proof: The driver's.
+    """
+
+    nonce: bytes
+    proof: bytes
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
@@ -119,8 +137,8 @@ class Exit(msgspec.Struct, frozen=True, tag=True):
 
 
 Command = Begin | Go | Drain | Pause | Resume | Exit
-FromEngine = Hello | Beat | Ready | Ended
-FromDriver = Welcome | Refused | Command
+FromEngine = Hello | Proof | Beat | Ready | Ended
+FromDriver = Challenge | Welcome | Refused | Command
 
 _encode = msgspec.msgpack.Encoder().encode
 from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
@@ -131,9 +149,18 @@ class BadFrameError(Exception):
     """The other side does not speak this protocol."""
 
 
-def send_frame(writer: asyncio.StreamWriter, frame: FromEngine | FromDriver) -> None:
+def send_frame(writer: asyncio.StreamWriter, frame: FromEngine | FromDriver) -> bytes:
+    """Send a frame; return its message.
+
+    Raises:
+        UnicodeEncodeError: A text in it has a lone surrogate; nothing was sent.
+        BadFrameError: The other side would refuse its size; nothing was sent.
+    """
     body = _encode(frame)
+    if len(body) > MAX_FRAME_BYTES:
+        raise BadFrameError(f"a frame of {len(body)} bytes")
     writer.write(_LENGTH.pack(len(body)) + body)
+    return body
 
 
 async def receive_frame(reader: asyncio.StreamReader, limit: int) -> bytes:

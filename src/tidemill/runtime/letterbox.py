@@ -133,14 +133,14 @@ class LetterBox:
             raise self._failed(error) from None
         return {each.partition: each.offset if each.offset >= 0 else ranges[each.partition][1] for each in answers}
 
-    def committed(self, ranges: Mapping[int, tuple[int, int]]) -> dict[int, int]:
-        """Return the group's saved positions, without those partitions that have none."""
+    def committed(self, ranges: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, str]]:
+        """Return the group's saved positions and what is kept beside them, without partitions that have none."""
         wanted = [ck.TopicPartition(self.topic, number) for number in ranges]
         try:
             answers = self._consumer.committed(wanted, timeout=CALL_SECONDS)
         except ck.KafkaException as error:
             raise self._failed(error) from None
-        return {each.partition: each.offset for each in answers if each.offset >= 0}
+        return {each.partition: (each.offset, each.metadata or "") for each in answers if each.offset >= 0}
 
     def group_metadata(self) -> Any:
         """Return what a transaction needs to save positions for the group."""

@@ -4,7 +4,8 @@ The driver's side (`LinkServer`) is the truth about engines: who said hello, who
 runs on an event loop of its own thread and decides nothing: it tells a `LinkEvents` what happened, in order,
 on that loop. The engine's side (`EngineLink`) lives in the engine's loop.
 
-Invariants: nothing is believed before a hello with the pipeline's secret; whatever is not a known frame closes
+Invariants: neither side believes anything before the other has proved that it knows the pipeline's secret, which
+never travels over the link; nothing is encrypted, which is the network's part; whatever is not a known frame closes
 the connection; whoever is told of a hello is told of that connection's end. An engine that is refused, or that
 cannot reach its driver for 10 s, is told so once and has to stop.
 """
@@ -13,30 +14,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import itertools
 import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import msgspec
 import structlog
 
-from tidemill.core.errors import InvariantError, RemoteError
+from tidemill.core.errors import InvariantError, RemoteError, said
+from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.frames import (
     MAX_FRAME_BYTES,
     MAX_HELLO_BYTES,
     BadFrameError,
     Beat,
+    Challenge,
     Command,
     Ended,
     FromDriver,
     FromEngine,
     Hello,
     LinkAddress,
+    Proof,
     Ready,
     Refused,
     Welcome,
@@ -45,7 +48,9 @@ from tidemill.runtime.frames import (
     receive_frame,
     send_frame,
 )
-from tidemill.runtime.progress import EngineProgress, EngineSummary
+from tidemill.runtime.link_proof import NONCE_BYTES, Side, is_proof, link_proof, new_nonce
+from tidemill.runtime.log import limited
+from tidemill.runtime.progress import EngineProgress, EngineSummary, summary_without_texts, without_texts
 
 log = structlog.get_logger(__name__)
 
@@ -186,7 +191,7 @@ class LinkServer:
         try:
             _tune(writer)
             async with asyncio.timeout(HELLO_SECONDS):
-                hello = await self._hello(reader)
+                hello = await self._hello(reader, writer)
             link = next(self._numbers)
             self._links[link] = writer
             self._events.on_hello(link, hello)
@@ -205,12 +210,17 @@ class LinkServer:
                 del self._links[link]
                 self._events.on_closed(link)
 
-    async def _hello(self, reader: asyncio.StreamReader) -> Hello:
-        frame = from_engine.decode(await receive_frame(reader, MAX_HELLO_BYTES))
-        told = frame.secret if isinstance(frame, Hello) else ""
-        if not isinstance(frame, Hello) or not hmac.compare_digest(told.encode(), self._secret.encode()):
-            raise BadFrameError("no hello with this pipeline's secret")
-        return frame
+    async def _hello(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Hello:
+        said = await receive_frame(reader, MAX_HELLO_BYTES)
+        hello = from_engine.decode(said)
+        if not isinstance(hello, Hello) or len(hello.nonce) != NONCE_BYTES:
+            raise BadFrameError("no hello")
+        nonce = new_nonce()
+        send_frame(writer, Challenge(nonce, link_proof(self._secret, Side.DRIVER, said, nonce)))
+        answer = from_engine.decode(await receive_frame(reader, MAX_HELLO_BYTES))
+        if not isinstance(answer, Proof) or not is_proof(answer.proof, self._secret, Side.ENGINE, said, nonce):
+            raise BadFrameError("no proof that it knows this pipeline's secret")
+        return hello
 
     def _tell(self, link: int, frame: FromEngine) -> None:
         match frame:
@@ -229,10 +239,11 @@ class EngineLink:
 
     Args:
         address: The driver.
-        hello: Who this engine is; secret and run token are filled in here.
+        hello: Who this engine is; nonce and run token are filled in here.
         progress: Called for every snapshot.
         on_command: Called with each command of the driver.
         on_lost: Called once, with the reason: the driver cannot be reached any more, or refuses this engine.
+        tasks: Where its tasks run.
         reconnect_seconds: For how long the driver is looked for.
     """
 
@@ -243,19 +254,21 @@ class EngineLink:
         progress: Callable[[], EngineProgress],
         on_command: Callable[[Command], None],
         on_lost: Callable[[str], None],
+        tasks: EngineTasks | None = None,
         *,
         reconnect_seconds: float = RECONNECT_SECONDS,
     ) -> None:
         """Prepare; nothing is connected before `connect`."""
         self._address = address
-        self._hello = msgspec.structs.replace(hello, secret=address.secret)
+        self._hello = hello
         self._progress = progress
         self._on_command = on_command
         self._on_lost = on_lost
         self._reconnect_seconds = reconnect_seconds
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._engine_tasks = tasks or EngineTasks()
+        self._tasks: list[asyncio.Task[Any]] = []
 
     async def connect(self) -> int:
         """Say hello and return the run token; from now on snapshots are sent and commands received.
@@ -264,7 +277,10 @@ class EngineLink:
             RemoteError: The driver cannot be reached, or refuses this engine.
         """
         run_token = await self._reach()
-        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._beat())]
+        self._tasks = [
+            self._engine_tasks.run("the link to the driver", self._listen()),
+            self._engine_tasks.keep("the beats to the driver", self._beat()),
+        ]
         return run_token
 
     def ready(self) -> None:
@@ -274,10 +290,12 @@ class EngineLink:
 
     async def close(self, summary: EngineSummary) -> None:
         """Tell the end and go; what cannot be told within a second is not."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._send(Ended(summary))
+        await self._engine_tasks.stop(*self._tasks)
+        try:
+            self._send(Ended(summary))
+        except Exception as error:
+            log.warning("a summary cannot be sent whole; it goes without its texts", error=said(error))
+            self._send(Ended(summary_without_texts(summary)))
         if self._writer is not None:
             self._writer.close()
             with contextlib.suppress(OSError, TimeoutError):
@@ -307,7 +325,8 @@ class EngineLink:
         reader, writer = await asyncio.open_connection(self._address.host, self._address.port)
         try:
             _tune(writer)
-            send_frame(writer, self._hello)
+            said = send_frame(writer, msgspec.structs.replace(self._hello, nonce=new_nonce()))
+            await self._prove(reader, writer, said)
             answer = from_driver.decode(await receive_frame(reader, MAX_FRAME_BYTES))
         except BaseException:
             writer.close()
@@ -318,6 +337,13 @@ class EngineLink:
         self._hello = msgspec.structs.replace(self._hello, run_token=answer.run_token)
         self._reader, self._writer = reader, writer
         return answer.run_token
+
+    async def _prove(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, said: bytes) -> None:
+        """Let the driver prove itself first: nothing but a hello is said to anybody else."""
+        frame, secret = from_driver.decode(await receive_frame(reader, MAX_HELLO_BYTES)), self._address.secret
+        if not isinstance(frame, Challenge) or not is_proof(frame.proof, secret, Side.DRIVER, said, frame.nonce):
+            raise BadFrameError("what listens there does not know this pipeline's secret")
+        send_frame(writer, Proof(link_proof(secret, Side.ENGINE, said, frame.nonce)))
 
     async def _listen(self) -> None:
         while True:
@@ -343,17 +369,25 @@ class EngineLink:
                     self._on_lost(reason)
                     # Nothing else will come, and asking again would be refused again.
                     await asyncio.get_running_loop().create_future()
-                case Welcome():
+                case Welcome() | Challenge():
                     raise BadFrameError("a second welcome")
                 case command:
                     self._on_command(command)
 
-    async def _beat(self) -> None:
+    async def _beat(self) -> NoReturn:
         while True:
             writer = self._writer
             if writer is not None and writer.transport.get_write_buffer_size() < MAX_WAITING_BYTES:
-                self._send(Beat(self._progress()))
+                self._send_progress()
             await asyncio.sleep(BEAT_SECONDS)
+
+    def _send_progress(self) -> None:
+        progress = self._progress()
+        try:
+            self._send(Beat(progress))
+        except Exception as error:  # silence would be taken for the end of this engine
+            limited(log, 60.0).warning("a snapshot cannot be sent whole; it goes without its texts", error=said(error))
+            self._send(Beat(without_texts(progress)))
 
 
 def _tune(writer: asyncio.StreamWriter) -> None:

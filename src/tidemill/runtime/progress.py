@@ -6,6 +6,8 @@ import enum
 
 import msgspec
 
+from tidemill.core.errors import sound
+
 
 class StopReason(enum.StrEnum):
     """Why an engine ended."""
@@ -60,6 +62,7 @@ class EngineProgress(msgspec.Struct):
         letters_dropped: Letters that were given up, by `dlq.on_send_failure: drop`.
         skipped: Failures and payloads that a hook chose to skip.
         warnings: Wrong but harmless things that handlers did (a task id twice, foreign offsets).
+        held: Messages that the brake holds.
         gap: Messages that the broker had deleted before they were read.
         committed: The next offset per "topic/partition", as committed by this engine.
         lag: Kafka's lag, the end minus what is committed, per "topic/partition"; what is not known yet is not in it.
@@ -92,6 +95,7 @@ class EngineProgress(msgspec.Struct):
     letters_dropped: int = 0
     skipped: int = 0
     warnings: int = 0
+    held: int = 0
     gap: int = 0
     committed: dict[str, int] = {}
     lag: dict[str, int] = {}
@@ -119,3 +123,28 @@ class EngineSummary(msgspec.Struct):
     reason: StopReason
     error: str | None = None
     progress: EngineProgress = msgspec.field(default_factory=EngineProgress)
+
+
+#: Stands where a text would be that cannot be sent.
+UNSENT = "(this text cannot be sent)"
+#: An error at the end of an engine is shown whole up to this length.
+MAX_ERROR_CHARS = 20_000
+
+
+def without_texts(progress: EngineProgress) -> EngineProgress:
+    """Return a snapshot that can always be sent: its numbers and names only."""
+    return msgspec.structs.replace(
+        progress,
+        stalled={sound(name)[:200]: UNSENT for name in progress.stalled},
+        slowest=[(seconds, UNSENT, "") for seconds, _, _ in progress.slowest],
+        sinks={
+            name: msgspec.structs.replace(stats, last_error=stats.last_error and UNSENT)
+            for name, stats in progress.sinks.items()
+        },
+    )
+
+
+def summary_without_texts(summary: EngineSummary) -> EngineSummary:
+    """Return a summary that can always be sent: the error is kept, made sound and shortened."""
+    error = None if summary.error is None else sound(summary.error)[:MAX_ERROR_CHARS]
+    return msgspec.structs.replace(summary, error=error, progress=without_texts(summary.progress))

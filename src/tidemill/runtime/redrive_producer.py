@@ -185,14 +185,23 @@ class CursorProducer(_Sender):
         name: The redrive's: its group and transactional id.
         topic: The dead-letter topic.
         group_metadata: Returns that of a consumer of the group.
+        note: Returns what is kept beside a position, by partition and position.
     """
 
-    def __init__(self, config: Mapping[str, Any], name: str, topic: str, group_metadata: Callable[[], Any]) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        name: str,
+        topic: str,
+        group_metadata: Callable[[], Any],
+        note: Callable[[int, int], str] = lambda partition, position: "",
+    ) -> None:
         """Make the client; nothing is fenced before `open`."""
         super().__init__(config, "dlq redrive")
         self._name = name
         self._topic = topic
         self._group_metadata = group_metadata
+        self._note = note
         self._producer = self._own()
 
     def _own(self) -> ck.Producer:
@@ -255,7 +264,8 @@ class CursorProducer(_Sender):
         return {}
 
     def _save(self, positions: Mapping[int, int]) -> None:
-        offsets = [ck.TopicPartition(self._topic, number, at) for number, at in positions.items()]
+        topic, note = self._topic, self._note
+        offsets = [ck.TopicPartition(topic, number, at, note(number, at)) for number, at in positions.items()]
         producer, metadata = self._producer, self._group_metadata()
         call = BackgroundCall(
             "tidemill-cursor", lambda: producer.send_offsets_to_transaction(offsets, metadata, CALL_SECONDS)

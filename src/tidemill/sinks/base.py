@@ -106,13 +106,34 @@ class Sink(ABC):
         """Deliver a batch; answer one item per payload in the same order, None where it is confirmed.
 
         Raises:
-            Exception: Nothing of the batch is known to be delivered. `RemoteError.retryable` says whether to
-                send it again; any other exception is taken as retryable.
+            RemoteError: The sink failed, and nothing of the batch is known to be delivered; `retryable` says whether to
+                send it again.
+            Exception: One of the payloads may be at fault: they are sent in smaller batches to find it.
         """
 
     @abstractmethod
     async def close(self) -> None:
         """Release everything; what was confirmed stays so."""
+
+
+def encoded(sink: Sink, payload: Any) -> Encoded:
+    """Encode a payload, and check what comes of it: a sink of another package may have made anything.
+
+    Raises:
+        Exception: What concerns this payload alone.
+    """
+    made: Any = sink.encode(payload)
+    if not isinstance(made, Encoded) or not isinstance(made.size_bytes, int):
+        raise TypeError(
+            f"{sink.place}: encode has to return an Encoded with a size in bytes, not {shortened(repr(made))}"
+        )
+    try:
+        hash(made.key)
+    except TypeError:
+        raise TypeError(
+            f"{sink.place}: the key {shortened(repr(made.key))} is not hashable; use text or a tuple"
+        ) from None
+    return made
 
 
 class Answers:

@@ -8,29 +8,31 @@ statement is decided by `core.sql_plan`.
 from __future__ import annotations
 
 import contextlib
-import datetime
-import decimal
-import enum
-import ipaddress
-import uuid
 from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import asyncpg
+import structlog
 
-from tidemill.config.redaction import redact, redact_text, url_secrets, without
+from tidemill.config.redaction import redact_text, url_secrets, without
 from tidemill.config.sink_settings import PostgresSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError, said
-from tidemill.core.sql_plan import Operation, Row, Shape, ranges, statement
-from tidemill.sinks.base import CHECK, Answers, Encoded, Refusal, Sink, closed_in, plain, shortened, to_json
+from tidemill.core.sql_plan import Operation, Row, Shape
+from tidemill.sinks.base import CHECK, Answers, Encoded, Refusal, Sink, closed_in, plain, shortened
 from tidemill.sinks.payloads import PostgresPayload
+from tidemill.sinks.postgres_values import named, row_key, sound_values
+from tidemill.sinks.postgres_writing import MAX_KNOWN_SHAPES, FailedError, Writer, json_text
 
+log = structlog.get_logger(__name__)
+
+#: What payloads can ask for; statements of the configuration have a field of their own.
+_OPERATIONS = tuple(operation for operation in Operation if operation is not Operation.STATEMENT)
 #: One connection may take this long to be made.
 CONNECT_SECONDS = 10.0
 #: The pool's connections may take this long to end; a handler may still hold some.
 CLOSE_SECONDS = 5.0
-#: Shapes that were checked; forgotten together when there are too many.
-MAX_KNOWN_SHAPES = 1_000
+#: Statements beyond this are not kept prepared; those of a row with very many columns.
+MAX_PREPARED_BYTES = 64 * 1024
 #: What the server says when the same may work later: connection, transaction conflicts, resources, locks, shutdown,
 #: the operating system, and logins that somebody is changing.
 _PASSING_CLASSES = frozenset({"08", "40", "53", "55", "57", "58", "28"})
@@ -41,21 +43,6 @@ _STATEMENT_CLASSES = frozenset({"42", "3F"})
 _ROW_STATES = frozenset({"42501", "42883"})
 #: Their detail says every value of the row, in the server's language: not null, check, and the options of views.
 _ROW_IN_DETAIL = frozenset({"23502", "23514", "44000"})
-_PLAIN = frozenset({type(None), bool, int, float, str, bytes})
-_KNOWN = (
-    *(decimal.Decimal, datetime.date, datetime.time, datetime.timedelta, uuid.UUID),
-    *(ipaddress.IPv4Address, ipaddress.IPv6Address, ipaddress.IPv4Interface, ipaddress.IPv6Interface),
-    *(ipaddress.IPv4Network, ipaddress.IPv6Network, int, float),
-)
-
-
-class _FailedError(Exception):
-    """A part of a transaction failed: rows `first` up to `last`; None: its end did."""
-
-    def __init__(self, part: tuple[int, int] | None, error: Exception) -> None:
-        super().__init__(str(error))
-        self.part = part
-        self.error = error
 
 
 class PostgresSink(Sink):
@@ -75,7 +62,13 @@ class PostgresSink(Sink):
         super().__init__(name)
         self._settings = settings
         self._secrets = url_secrets(settings.dsn)
+        # Shapes that were checked; forgotten together when there are too many.
         self._shapes: dict[Hashable, tuple[Shape, tuple[str, ...]]] = {}
+        self._writer = Writer(self.max_batch_count)
+        self._statements = {
+            name: (Shape(Operation.STATEMENT, name, tuple(each.parameters), sql=each.sql), tuple(sorted(each.key)))
+            for name, each in settings.statements.items()
+        }
         #: For `on_ready`; None before `connect` and after `close`.
         self.pool: asyncpg.Pool | None = None
 
@@ -94,8 +87,8 @@ class PostgresSink(Sink):
                 min_size=self._settings.pool_min,
                 max_size=self._settings.pool_max,
                 timeout=CONNECT_SECONDS,
-                # Statements of many rows are long, and the same few come again and again.
-                max_cacheable_statement_size=0,
+                # The same few come again and again.
+                max_cacheable_statement_size=MAX_PREPARED_BYTES,
                 init=_accept_json,
             )
             async with contextlib.AsyncExitStack() as stack:
@@ -103,6 +96,7 @@ class PostgresSink(Sink):
                 await pool
                 async with pool.acquire(timeout=CONNECT_SECONDS) as connection:
                     await connection.execute("SELECT 1")
+                    await self._check_statements(connection)
                 stack.pop_all()
         except (ValueError, asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
             raise ConfigError(f"{self.place}: {where}: {self._text(error)}; correct dsn") from None
@@ -112,13 +106,37 @@ class PostgresSink(Sink):
             raise RemoteError(f"{self.place}: {where}: {self._text(error)}; {CHECK} dsn") from None
         self.pool = pool
 
+    async def _check_statements(self, connection: asyncpg.Connection) -> None:
+        """Let the server look at the statements of the configuration; their tables may be made later.
+
+        Raises:
+            ConfigError: One is wrong by itself.
+        """
+        for name, (shape, _) in self._statements.items():
+            place = f"{self.place}.statements.{name}"
+            try:
+                count = len((await connection.prepare(shape.sql)).get_parameters())
+            except asyncpg.PostgresSyntaxError as error:
+                raise ConfigError(f"{place}: {self._text(error)}; correct sql") from None
+            except asyncpg.PostgresError as error:
+                if _passing(error):
+                    raise
+                log.warning("a statement cannot be carried out yet", statement=place, error=self._text(error))
+                continue
+            if count != len(shape.columns):
+                raise ConfigError(
+                    f"{place}: sql has {count} parameters ($1, $2, ...), and parameters names {len(shape.columns)}; "
+                    "name each of them"
+                )
+
     def _text(self, error: BaseException) -> str:
         text = said(error)
         if isinstance(error, asyncpg.PostgresError):
             # Its own text ends with the detail, whatever that says.
             detail = error.detail if error.detail and error.sqlstate not in _ROW_IN_DETAIL else ""
             text = f"{type(error).__name__}: {error.args[0]}{f' ({detail})' if detail else ''}"
-        return without(text, self._secrets)
+        # The server may repeat a whole value. It is cut twice, so that no secret is cut where it is still shown.
+        return shortened(without(text[:10_000], self._secrets), 2_000)
 
     # -- payloads -----------------------------------------------------------------------------------------------
 
@@ -129,41 +147,63 @@ class PostgresSink(Sink):
             TypeError: `data` is no mapping, or has a value that PostgreSQL has no form for.
             ValueError: A name is no identifier, or the parts of the payload do not fit each other.
         """
-        data = payload.data if type(payload.data) is dict else plain(payload.data)
-        where = payload.where
-        conflict = payload.conflict if isinstance(payload.conflict, str) else tuple(payload.conflict)
+        if payload.statement:
+            return self._encoded_statement(payload)
+        data = payload.data if type(payload.data) is dict else self._columns(payload)
+        where, conflict = payload.where, payload.conflict
+        if not isinstance(conflict, str):
+            conflict = _conflict(payload)
         looked_for: tuple[str, ...] = ()
         if where:
             if not isinstance(where, Mapping):
-                raise TypeError(f"where of {payload.table} has to be a mapping of columns to values")
+                raise TypeError(f"where has to be a mapping of columns to values, not {type(where).__name__}")
             looked_for = tuple(name for name, value in where.items() if value is not None)
         known = (payload.op, payload.table, conflict, tuple(data), looked_for, tuple(where) if where else ())
-        found = self._shapes.get(known)
+        try:
+            found = self._shapes.get(known)
+        except TypeError:
+            raise TypeError(f"op and table have to be text, not {_types(payload.op, payload.table)}") from None
         if found is None:
-            found = self._checked(known, plain(data))
+            found = self._checked(known, data)
         shape, identity = found
-        values = [*data.values(), *(where[name] for name in looked_for)] if where else list(data.values())
-        size = 0
-        for index, value in enumerate(values):
-            kind = type(value)
-            if kind not in _PLAIN:
-                name = (*shape.columns, *shape.where)[index]
-                values[index], bytes_ = _value(payload.table, name, value)
-                size += bytes_
-            else:
-                size += len(value) if kind is str or kind is bytes else 8
-        key = _key(shape, identity, where if shape.operation is Operation.UPDATE else data)
-        return Encoded(key, Row(shape, tuple(values), key), size)
+        given = [*data.values(), *(where[name] for name in looked_for)] if where else data.values()
+        values, size, nested = sound_values(shape.table, (*shape.columns, *shape.where), given)
+        key = row_key(shape.table, identity, where or data)
+        return Encoded(key, Row(shape, tuple(values), key, nested), size)
+
+    def _columns(self, payload: PostgresPayload) -> Mapping[str, Any]:
+        return {} if payload.data is None and payload.op == "delete" else plain(payload.data)
+
+    def _encoded_statement(self, payload: PostgresPayload) -> Encoded:
+        found = self._statements.get(payload.statement) if isinstance(payload.statement, str) else None
+        if found is None:
+            there = ", ".join(sorted(self._statements)) or "none"
+            name = shortened(repr(payload.statement), 60)
+            raise ValueError(f"statement {name} is not configured at {self.place}.statements; there is {there}")
+        if payload.table or payload.op != "insert" or payload.conflict or payload.where:
+            raise ValueError(f"statement {payload.statement} takes data, not table, op, conflict or where")
+        shape, identity = found
+        data = {} if payload.data is None else plain(payload.data)
+        if data.keys() != set(shape.columns):
+            wanted = ", ".join(shape.columns) or "nothing"
+            given = shortened(", ".join(sorted(data))) or "nothing"
+            raise ValueError(f"data of statement {payload.statement} has to have {wanted}, and has {given}")
+        place = f"statement {shape.table}"
+        values, size, nested = sound_values(place, shape.columns, [data[name] for name in shape.columns])
+        key = row_key(place, identity, data)
+        return Encoded(key, Row(shape, tuple(values), key, nested), size + 8)
 
     def _checked(self, known: tuple[Any, ...], data: Mapping[str, Any]) -> tuple[Shape, tuple[str, ...]]:
         """Return a shape that is new, and the columns that say which row is meant."""
         operation, table, conflict, _, looked_for, all_looked_for = known
-        if operation not in list(Operation):
-            raise ValueError(f"op {operation!r} is not known; there is {', '.join(Operation)}")
+        if not isinstance(table, str):
+            raise TypeError(f"table has to be text, not {type(table).__name__}")
+        if operation not in _OPERATIONS:
+            raise ValueError(f"op {shortened(repr(operation), 60)} is not known; there is {', '.join(_OPERATIONS)}")
         nulls = tuple(name for name in all_looked_for if name not in looked_for)
         decides = (conflict,) if isinstance(conflict, str) else conflict
         shape = Shape(Operation(operation), table, tuple(data), decides, looked_for, nulls)
-        identity = all_looked_for if shape.operation is Operation.UPDATE else decides
+        identity = all_looked_for or decides
         if len(self._shapes) >= MAX_KNOWN_SHAPES:
             self._shapes.clear()
         found = self._shapes[known] = shape, tuple(sorted(identity))
@@ -210,23 +250,23 @@ class PostgresSink(Sink):
             if not indexes:
                 continue
             try:
-                await _transaction(connection, [rows[index] for index in indexes])
-            except _FailedError as failed:
+                await self._writer.write(connection, [rows[index] for index in indexes])
+            except FailedError as failed:
                 if _passing(failed.error):
                     raise failed.error from None
-                todo += reversed(self._parts(rows, indexes, failed, answers))
+                todo += [indexes] if failed.stale else reversed(self._parts(rows, indexes, failed, answers))
             else:
                 answers.confirm(indexes)
 
     def _parts(
-        self, rows: Sequence[Row], indexes: Sequence[int], failed: _FailedError, answers: Answers
+        self, rows: Sequence[Row], indexes: Sequence[int], failed: FailedError, answers: Answers
     ) -> list[Sequence[int]]:
         """Return what is to be done instead of a transaction that failed, in order; refuse what is at fault."""
         first, last = failed.part or (0, len(indexes))
         suspects = indexes[first:last]
         if len(suspects) == 1 or _concerns_all(failed.error):
             for index in suspects:
-                answers.refuse(index, Refusal(f"{_named(rows[index])}: {self._text(failed.error)}", retryable=False))
+                answers.refuse(index, Refusal(f"{named(rows[index])}: {self._text(failed.error)}", retryable=False))
             return [indexes[:first], indexes[last:]]
         middle = len(suspects) // 2
         return [indexes[:first], suspects[:middle], suspects[middle:], indexes[last:]]
@@ -236,49 +276,6 @@ class PostgresSink(Sink):
         pool, self.pool = self.pool, None
         if pool is not None and not await closed_in(CLOSE_SECONDS, pool.close()):
             pool.terminate()
-
-
-async def _transaction(connection: asyncpg.Connection, rows: Sequence[Row]) -> None:
-    """Write rows, all or none of them.
-
-    Raises:
-        _FailedError: None of them, and why.
-    """
-    parts = list(ranges(rows))
-    if len(parts) == 1:
-        # A statement is a transaction of its own.
-        await _execute(connection, rows, parts[0])
-        return
-    transaction = connection.transaction()
-    await transaction.start()
-    try:
-        for part in parts:
-            await _execute(connection, rows, part)
-    except _FailedError as failed:
-        if not _passing(failed.error):
-            await transaction.rollback()
-        raise
-    try:
-        await transaction.commit()
-    except asyncpg.PostgresError as error:
-        raise _FailedError(None, error) from error
-
-
-async def _execute(connection: asyncpg.Connection, rows: Sequence[Row], part: tuple[int, int]) -> None:
-    first, last = part
-    values = [value for row in rows[first:last] for value in row.values]
-    try:
-        await connection.execute(statement(rows[first].shape, last - first), *values)
-    except (asyncpg.PostgresError, OverflowError) as error:
-        raise _FailedError(part, error) from error
-    except (asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
-        # The client's own errors are of two kinds: the connection cannot be used, which shows here again, or the client
-        # has no form for a value, and the connection is as good as before.
-        try:
-            await connection.execute("SELECT 1")
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError):
-            raise error from None
-        raise _FailedError(part, error) from error
 
 
 def _passing(error: BaseException) -> bool:
@@ -302,61 +299,19 @@ async def _accept_json(connection: asyncpg.Connection) -> None:
     """Take dicts and lists for json columns; text is taken as JSON, as without this."""
     for kind in ("json", "jsonb"):
         await connection.set_type_codec(
-            kind, schema="pg_catalog", encoder=lambda value: value if isinstance(value, str) else _json(value),
+            kind, schema="pg_catalog", encoder=lambda value: value if isinstance(value, str) else json_text(value),
             decoder=lambda text: text,
         )  # fmt: skip
 
 
-def _json(value: Any) -> str:
-    return to_json(value).decode()
+def _conflict(payload: PostgresPayload) -> tuple[str, ...]:
+    given = payload.conflict
+    if not isinstance(given, Sequence) or isinstance(given, bytes):
+        raise TypeError(f"conflict has to be a column or several, not {type(given).__name__}")
+    if wrong := [name for name in given if not isinstance(name, str)]:
+        raise TypeError(f"conflict has to name columns, not a {type(wrong[0]).__name__}")
+    return tuple(given)
 
 
-def _value(table: str, name: str, value: Any) -> tuple[Any, int]:
-    """Return a value that asyncpg knows what to do with, and about how many bytes it is.
-
-    Raises:
-        TypeError: There is none.
-    """
-    if isinstance(value, enum.Enum):
-        value = value.value
-    if isinstance(value, (str, bytes)):
-        return value, len(value)
-    if isinstance(value, _KNOWN) or type(value).__module__.startswith("asyncpg."):
-        return value, 8
-    if isinstance(value, (set, frozenset)):
-        value = list(value)
-    if isinstance(value, (Mapping, list, tuple)):
-        # A json column gets it in this form: what has none is to be found now.
-        return value, len(to_json(value))
-    raise TypeError(f"column {name!r} of {table} has a {type(value).__name__}, which PostgreSQL has no form for")
-
-
-def _key(shape: Shape, identity: tuple[str, ...], source: Mapping[str, Any] | None) -> Hashable:
-    """Return what is the same for payloads that concern the same row."""
-    if not identity or source is None:
-        return None
-    if len(identity) == 1:
-        name = identity[0]
-        value = source[name]
-        if type(value) in _PLAIN:
-            return shape.table, name, value
-    key = (shape.table, *((name, source[name]) for name in identity))
-    try:
-        hash(key)
-    except TypeError:
-        return repr(key)
-    return key
-
-
-def _named(row: Row) -> str:
-    """Say which row this is: by what identifies it if that is known, else by its values."""
-    shape = row.shape
-    names = (*shape.columns, *shape.where)
-    values = dict(zip(names[len(shape.columns) :], row.values[len(shape.columns) :], strict=True)) or {
-        name: value
-        for name, value in zip(shape.columns, row.values, strict=False)
-        if not shape.conflict or name in shape.conflict
-    }
-    shown = redact({name: value if isinstance(value, (int, float)) else str(value) for name, value in values.items()})
-    listed = ", ".join(f"{name}={shortened(str(value), 60)}" for name, value in shown.items())
-    return f"{shape.operation} {shape.table} ({shortened(listed)})"
+def _types(*values: object) -> str:
+    return " and ".join(type(value).__name__ for value in values)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from tidemill.core.transaction import Verdict
 from tidemill.runtime.messages import SourceMessage
 
 TopicPartition = tuple[str, int]
@@ -30,7 +31,8 @@ def name_of(partition: TopicPartition) -> str:
 class Outgoing(msgspec.Struct, eq=False):
     """A record that goes out in one transaction with the offsets of its messages.
 
-    The loop writes `alone`, the source's thread the two fields about its failure, before it tells how the commit ended.
+    The loop writes `alone`, the source's thread the three fields about its failure, before it tells how the commit
+    ended.
 
     Attributes:
         topic: Where to.
@@ -42,6 +44,10 @@ class Outgoing(msgspec.Struct, eq=False):
         attempts: How often it was refused.
         error: Why the brokers will not take it, if it is itself what is wrong.
         oversize: Whether that is its size, or the size of the batch it travelled in.
+        verdict: What becomes of it then, judged over all of its transaction.
+        headers: In order.
+        partition: -1: the one that the key chooses.
+        timestamp: In milliseconds since the epoch; 0: when it is sent.
     """
 
     topic: str
@@ -53,11 +59,16 @@ class Outgoing(msgspec.Struct, eq=False):
     attempts: int = 0
     error: str | None = None
     oversize: bool = False
+    verdict: Verdict | None = None
+    headers: Sequence[tuple[str, bytes | None]] = ()
+    partition: int = -1
+    timestamp: int = 0
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of key and value together."""
-        return (len(self.key) if self.key else 0) + (len(self.value) if self.value else 0)
+        """The bytes of key, value and headers together."""
+        size = (len(self.key) if self.key else 0) + (len(self.value) if self.value else 0)
+        return size + sum(len(name) + len(value or b"") for name, value in self.headers) if self.headers else size
 
 
 Records = Mapping[TopicPartition, Sequence[Outgoing]]

@@ -57,7 +57,7 @@ ANSWER_SECONDS = 0.5
 COMMIT_AGAIN_SECONDS = 0.2
 #: At the end, a transaction that is open may take this long to be committed or aborted.
 TRANSACTION_END_SECONDS = 5.0
-#: A transaction with offsets of partitions that go may take this long to end before they go; it goes on behind that.
+#: An open transaction may take this long to end before its partitions are given up; after that it ends behind them.
 GIVE_UP_SECONDS = 1.0
 #: The thread may take this long to end, if nobody says how long.
 CLOSE_SECONDS = 30.0
@@ -456,6 +456,9 @@ class KafkaSource:
 
     def _on_assign(self, consumer: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
         committed: dict[TopicPartition, int] = {}
+        if self._transactor is not None:
+            for ended in self._transactor.end_before(consumer, _names(partitions), TRANSACTION_END_SECONDS):
+                self._transacted(*ended)
         for position in partitions:
             self._noted.pop((position.topic, position.partition), None)
         if partitions:
@@ -543,8 +546,8 @@ class KafkaSource:
 
     def _give_up(self, partitions: list[TopicPartition]) -> None:
         if self._transactor is not None:
-            for end, offsets in self._transactor.give_up(self._consumer, partitions, GIVE_UP_SECONDS):
-                self._transacted(end, offsets)
+            for ended in self._transactor.give_up(self._consumer, partitions, GIVE_UP_SECONDS):
+                self._transacted(*ended)
             self._is_over()
 
 

@@ -199,3 +199,48 @@ def reap_member(settings: Settings, instance_id: str, join_seconds: float = 10.0
         leave_group(consumer, lambda: bool(assigned), join_seconds + LEAVE_SECONDS, join_seconds)
     finally:
         consumer.close()
+
+
+def other_topics(settings: Settings, own_prefix: str, timeout_seconds: float = 5.0) -> dict[str, list[str]]:
+    """Return the topics that members of the group subscribe to instead of the source topic, with those members' names.
+
+    While a group distributes its partitions the brokers do not say what its members subscribe to, so this waits.
+
+    Args:
+        settings: Of the pipeline.
+        own_prefix: How the names of this worker's own members begin: those that are there died a moment ago.
+        timeout_seconds: How long to ask.
+
+    Raises:
+        KafkaException: The brokers do not say.
+    """
+    admin = _admin(settings)
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        found = _described(admin, settings, timeout_seconds)
+        if found is None or found.state not in _JOINING or time.monotonic() > deadline:
+            break
+        time.sleep(0.2)
+    others: dict[str, list[str]] = {}
+    for member in found.members if found else ():
+        topics = _subscribed(member.metadata)
+        if settings.kafka.source_topic not in topics and not member.client_id.startswith(own_prefix):
+            for topic in topics:
+                others.setdefault(topic, []).append(member.client_id)
+    return others
+
+
+_JOINING = ("PreparingRebalance", "CompletingRebalance")
+
+
+def _subscribed(metadata: bytes) -> list[str]:
+    """Return what a member subscribes to, from Kafka's ConsumerProtocolSubscription (the classic protocol)."""
+    if not metadata:
+        return []
+    (count,) = struct.unpack_from(">i", metadata, 2)  # behind an int16, the version
+    topics, at = [], 6
+    for _ in range(count):
+        (length,) = struct.unpack_from(">h", metadata, at)
+        topics.append(metadata[at + 2 : at + 2 + length].decode())
+        at += 2 + length
+    return topics

@@ -5,22 +5,19 @@ name locked, the topic looked up, Spark, the link, the engines. Stop: the engine
 is left for them, the link, Spark. Nothing is started before everything that can be checked without it was.
 
 Signal handlers and other threads only put a word into a queue; the thread that runs the pipeline waits on that
-queue and acts, and it is never inside a call to Spark while engines run.
+queue and acts. It is never inside a call that can block, neither during the start (see `stopping`) nor while engines
+run.
 """
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import queue
-import signal
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
@@ -43,19 +40,24 @@ from tidemill.spark.groupwatch import GroupWatch
 from tidemill.spark.jobs import engine_error
 from tidemill.spark.live import LiveSlots
 from tidemill.spark.prepare import (
+    StartUp,
     engine_count,
     handler_of,
     look_up_partitions,
     refuse_no_sinks,
-    started_up,
+    refuse_shared_group,
+    warn_without_topic,
     with_full_paths,
 )
 from tidemill.spark.progress import PipelineProgress
 from tidemill.spark.session import Spark, is_local
 from tidemill.spark.shipping import own_folders, pack_handler
+from tidemill.spark.stopping import StartStoppedError, signals_noted, unless_stopped
 from tidemill.spark.worker import ABANDONED_SECONDS, DEFAULT_FACTORY, EngineJob
 
 log = structlog.get_logger(__name__)
+
+ResultT = TypeVar("ResultT")
 
 
 #: A stop takes no longer than its drain timeout and this, whatever is away; the rest of 5 s is for Spark.
@@ -67,11 +69,16 @@ LEAVE_SECONDS = 10.0
 class _Wake(enum.Enum):
     """Why the thread that runs the pipeline has something to do."""
 
+    STARTED = enum.auto()
     SIGNAL = enum.auto()
     DRAIN = enum.auto()
     STOP = enum.auto()
     SPARK_LOST = enum.auto()
     FINISHED = enum.auto()
+
+
+def _nothing() -> None:
+    pass
 
 
 class Pipeline:
@@ -118,8 +125,8 @@ class Pipeline:
     def run(self) -> ExitCode:
         """Run until drained, stopped or at an end that nobody asked for; say which by an exit code.
 
-        In the main thread, SIGTERM and SIGINT are handled while engines are wanted: the first one drains, a second
-        one stops at once. What went wrong is logged, and is `error` afterwards.
+        In the main thread, SIGTERM and SIGINT are handled: the first one ends the start, or drains; a second one stops
+        at once. What went wrong is logged, and is `error` afterwards.
 
         Returns:
             OK after a drain; else why not, see `ExitCode`.
@@ -151,22 +158,42 @@ class Pipeline:
     # -- start -----------------------------------------------------------------------------------------------
 
     def _run(self) -> ExitCode:
+        with signals_noted(lambda: self._wakes.put(_Wake.SIGNAL)):
+            try:
+                return self._start_and_run()
+            except StartStoppedError as stopped:
+                log.info("stopped before the engines were started; nothing was read")
+                return ExitCode.STOPPED if stopped.at_once else ExitCode.OK
+
+    def _start_and_run(self) -> ExitCode:
         settings = self._settings or load_settings(self._config_path)
         worker = worker_name(settings)
         self._configure_logs(settings, worker)
         handler = handler_of(self._handler)
-        settings = with_full_paths(started_up(handler, settings))
+        startup, configured = StartUp(handler, settings), settings
+        settings = with_full_paths(self._unless_stopped(startup.run, startup.cancel))
         self._configure_logs(settings, worker)
         refuse_no_sinks(settings)
         if problem := revoke_problem(settings):
             raise ConfigError(problem)
+        warn_without_topic(configured, settings)
         # What no engine could make is told before any of them is started.
         build_sinks(settings)
         packed = pack_handler(handler)
-        with WorkerLock(settings.kafka.consumer_group, worker, name_env=settings.worker_name_env):
-            partitions = look_up_partitions(settings)
-            with self._signals():
-                return self._run_on_spark(settings, worker, packed, partitions)
+        kafka = settings.kafka
+        with WorkerLock(
+            kafka.consumer_group,
+            worker,
+            brokers=kafka.brokers,
+            topic=kafka.source_topic,
+            name_env=settings.worker_name_env,
+        ):
+            partitions = self._unless_stopped(lambda: look_up_partitions(settings))
+            self._unless_stopped(lambda: refuse_shared_group(settings, worker))
+            return self._run_on_spark(settings, worker, packed, partitions)
+
+    def _unless_stopped(self, work: Callable[[], ResultT], abort: Callable[[], None] = _nothing) -> ResultT:
+        return unless_stopped(work, self._wakes, _Wake.STARTED, abort)
 
     def _configure_logs(self, settings: Settings, worker: str) -> None:
         self._log_context: dict[str, Any] = {
@@ -181,12 +208,18 @@ class Pipeline:
         spark = Spark(settings.spark, f"tidemill {settings.kafka.consumer_group}", count)
         try:
             log.info("starting Spark", master=settings.spark.master, engines=count, partitions=partitions)
-            spark.start()
-            return self._run_live(spark, settings, worker, packed, count)
+            self._unless_stopped(spark.start, spark.abort)
+            return self._run_live(spark, settings, worker, packed, count, partitions)
+        except StartStoppedError as stopped:
+            if stopped.at_once:
+                spark.kill()
+            raise
         finally:
             spark.stop()
 
-    def _run_live(self, spark: Spark, settings: Settings, worker: str, packed: bytes, count: int) -> ExitCode:
+    def _run_live(
+        self, spark: Spark, settings: Settings, worker: str, packed: bytes, count: int, partitions: int
+    ) -> ExitCode:
         folders = own_folders()
 
         def make_job(slot: int, job_token: int, address: LinkAddress) -> EngineJob:
@@ -194,7 +227,7 @@ class Pipeline:
                 slot, job_token, worker, address, settings, packed, self._log_context, self._factory, folders
             )
 
-        live = LiveSlots(spark, worker, count, make_job, self._on_finished, self._times(settings))
+        live = LiveSlots(spark, worker, count, make_job, self._on_finished, self._times(settings), partitions)
         host = "127.0.0.1" if is_local(settings.spark) else spark.driver_host
         spark.watch(lambda: self._wakes.put(_Wake.SPARK_LOST))
         self._live = live
@@ -270,23 +303,6 @@ class Pipeline:
         self._finished = finished
         self._wakes.put(_Wake.FINISHED)
 
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Take SIGTERM and SIGINT over, if this is the main thread."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def note(number: int, frame: FrameType | None) -> None:
-            self._wakes.put(_Wake.SIGNAL)
-
-        before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
     # -- stop ------------------------------------------------------------------------------------------------
 
     def _raise_failure(self, settings: Settings, worker: str) -> None:
@@ -301,6 +317,11 @@ class Pipeline:
                 f"another process uses worker name {worker!r} in consumer group "
                 f"{settings.kafka.consumer_group!r}; give one of them another name: "
                 f"{settings.worker_name_env}=..."
+            )
+        if finished.ending is Ending.CRASHED:
+            raise RemoteError(
+                f"the engine of slot {finished.slot} was lost: {finished.error}; look at how much memory this host has "
+                "left, and at native libraries that the handler loads"
             )
         raise engine_error(f"the engine of slot {finished.slot}", finished.error or finished.ending.value)
 

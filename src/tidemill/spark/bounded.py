@@ -1,11 +1,14 @@
 """The driver's end of a bounded run: one ordinary Spark job, whose tasks' engines tell over their links how they are.
 
 Invariants: nothing here decides what is done, for the outcomes that tasks published do; an engine is told to begin at
-once, and to stop as soon as it says hello to a run that is being stopped.
+once, and to stop as soon as it says hello to a run that is being stopped. An engine of which nothing is heard any more
+(`core.silence` decides) is killed through Spark, which starts its part again; a part that hangs again and again ends
+the run.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Self
@@ -13,7 +16,8 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 import structlog
 
-from tidemill.core.errors import TidemillError
+from tidemill.core.errors import TidemillError, TooManyFailuresError
+from tidemill.core.silence import Hung, SilenceWatch
 from tidemill.runtime.frames import Begin, Command, Drain, Exit, Go, Hello, LinkAddress, Refused, Welcome
 from tidemill.runtime.link import LinkServer
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
@@ -26,6 +30,10 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
 
 log = structlog.get_logger(__name__)
+
+#: An engine that says nothing for so long hangs.
+SILENT_SECONDS = 15.0
+_TICK_SECONDS = 1.0
 
 
 class BoundedProgress(PipelineProgress):
@@ -61,12 +69,15 @@ class BoundedRun:
         self._sizes = sizes
         self._before = before
         self._links: dict[int, int] = {}
+        self._hellos: dict[int, Hello] = {}
+        self._watch = SilenceWatch(SILENT_SECONDS, _TICK_SECONDS)
         self._tokens = 0
         self._running: dict[int, EngineProgress] = {}
         self._past = PipelineProgress()
         self._done: set[int] = set()
         self._failures: dict[int, str] = {}
         self._stopping = False
+        self._is_hopeless = False
         self._on_stopped: Callable[[], None] = _nothing
         self._callers = ThreadPoolExecutor(1, "tidemill-cancel")
 
@@ -80,6 +91,7 @@ class BoundedRun:
         host = "127.0.0.1" if local else str(self._context.getConf().get("spark.driver.host"))
         self._server = LinkServer(self, bind_host=host)
         self.address: LinkAddress = self._server.start()
+        self._server.loop.call_soon_threadsafe(self._tick)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -150,12 +162,15 @@ class BoundedRun:
     # -- what engines tell, on the link's loop ----------------------------------------------------------------
 
     def on_hello(self, link: int, hello: Hello) -> None:
-        """Let an engine begin at once, unless the run is being stopped."""
-        if self._stopping and not hello.run_token:
+        """Let an engine begin at once, unless the run is being stopped, or too much of it fails."""
+        if (self._stopping or self._is_hopeless) and not hello.run_token:
+            # Spark starts a failed part again; it would dead-letter the same messages again.
             self._server.send(link, Refused("the run is being stopped"))
             self._server.close_link(link)
             return
         self._links[link] = hello.slot
+        self._hellos[link] = hello
+        self._watch.joined(link, hello.slot, time.monotonic())
         self._tokens += 1
         self._server.send(link, Welcome(hello.run_token or self._tokens))
         for command in (Begin(), Go()):
@@ -166,15 +181,18 @@ class BoundedRun:
     def on_beat(self, link: int, progress: EngineProgress) -> None:
         """Keep the snapshot."""
         self._running[link] = progress
+        self._watch.heard(link, time.monotonic())
 
     def on_ready(self, link: int) -> None:
         """Nothing waits for this."""
 
     def on_ended(self, link: int, summary: EngineSummary) -> None:
         """Keep what an engine says of its end."""
+        self._watch.left(link)
         self._running[link] = summary.progress
         if summary.reason is not StopReason.DRAINED:
-            self._failures[summary.slot] = summary.error or summary.reason.value
+            self._failures[summary.slot] = said = summary.error or summary.reason.value
+            self._is_hopeless |= said.startswith(TooManyFailuresError.__name__)
             log.warning("a part of the run failed", part=summary.slot, error=summary.error)
         elif not self._stopping:
             self._failures.pop(summary.slot, None)
@@ -182,11 +200,45 @@ class BoundedRun:
 
     def on_closed(self, link: int) -> None:
         """Let go of an engine."""
+        self._watch.left(link)
         self._links.pop(link, None)
+        self._hellos.pop(link, None)
         last = self._running.pop(link, None)
         if last is not None:
             self._past = summed([self._past, last], [])
         self._look()
+
+    def _tick(self) -> None:
+        for hung in self._watch.tick(time.monotonic()):
+            self._kill(hung)
+        self._server.loop.call_later(_TICK_SECONDS, self._tick)
+
+    def _kill(self, hung: Hung) -> None:
+        hello = self._hellos[hung.link]
+        text = f"its engine said nothing for {SILENT_SECONDS:g} s"
+        self._failures[hung.part] = f"{text}, {hung.times} times" if hung.times > 1 else text
+        log.error(
+            "an engine hangs; "
+            + ("the run is given up" if hung.give_up else "it is killed, and Spark starts its part again"),
+            part=hung.part,
+            host=hello.host,
+            process=hello.pid,
+            silent_seconds=SILENT_SECONDS,
+            times=hung.times,
+        )
+        self._server.close_link(hung.link)
+        self._callers.submit(self._end_task, hello, give_up=hung.give_up)
+
+    def _end_task(self, hello: Hello, *, give_up: bool) -> None:
+        """Kill a task, or fail the job it belongs to."""
+        try:
+            spark = self._context._jsc.sc()  # the Python API has no call for either
+            if give_up:
+                spark.cancelStage(hello.stage)
+            else:
+                spark.killTaskAttempt(hello.attempt, True, "its engine hangs")
+        except Exception as error:
+            log.warning("the task of an engine that hangs was not killed", part=hello.slot, error=failure_text(error))
 
     def _tell_all(self, command: Command) -> None:
         for link in self._links:

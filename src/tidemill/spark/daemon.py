@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import gc
 import importlib
-import signal
+import os
 
 from pyspark import daemon
+
+from tidemill.spark.worker import DAEMON_VARIABLE
 
 #: What every engine imports; sinks and history are imported by the engines that have them.
 PRELOADED = (
@@ -27,8 +29,7 @@ PRELOADED = (
 
 def main() -> None:
     """Import, then serve forks until Spark closes standard input."""
-    # The driver blocks these while it starts the JVM; Spark ends this process with SIGTERM.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
+    os.environ[DAEMON_VARIABLE] = str(os.getpid())
     for name in PRELOADED:
         importlib.import_module(name)
     # What is there now is never garbage; without this the first collection in a fork would copy all of it.

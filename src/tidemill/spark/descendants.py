@@ -1,4 +1,4 @@
-"""Waits for processes that are not this one's children: those below the JVM, which outlive it by a moment.
+"""Waits for, or kills, processes that are not this one's children: those below the JVM, which outlive it by a moment.
 
 Where the system has no /proc or no pidfd (only Linux has both), nothing is waited for.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -29,7 +30,11 @@ class Descendants:
     def __init__(self, root: int) -> None:
         """Look at who is there now."""
         self._files: dict[int, int] = {}
-        for pid in _below(root):
+        self.look(root)
+
+    def look(self, root: int) -> None:
+        """Look again, and note those that were started since."""
+        for pid in set(_below(root)) - set(self._files.values()):
             with contextlib.suppress(OSError, AttributeError):  # it has ended; or this is not Linux
                 self._files[os.pidfd_open(pid)] = pid
 
@@ -55,6 +60,25 @@ class Descendants:
                 poll.unregister(file)
                 waiting.discard(file)
         return sorted(self._files[file] for file in waiting)
+
+
+def kill_tree(root: int) -> None:
+    """Kill a process and all below it; they are stopped first, so that none starts another that is missed.
+
+    Args:
+        root: The id of a child of this process that was not waited for yet.
+    """
+    seen: set[int] = set()
+    found = {root}
+    while new := found - seen:
+        for pid in new:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+        seen |= new
+        found = {root, *_below(root)}
+    for pid in seen:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _below(root: int) -> list[int]:

@@ -59,6 +59,29 @@ class Plan(msgspec.Struct, frozen=True):
         """How many offsets there are in all."""
         return sum(piece.size for piece in self.pieces)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether no partition is split."""
+        return len({piece.partition for piece in self.pieces}) == len(self.pieces)
+
+
+def refuse_unordered(settings: Settings, *, whole: bool) -> None:
+    """Refuse `executor.order_by: key` where ranges of one partition would run beside each other.
+
+    Args:
+        settings: The pipeline's settings.
+        whole: Whether no partition is split.
+
+    Raises:
+        ConfigError: One is, or may be.
+    """
+    if settings.executor.order_by == "key" and not whole:
+        raise ConfigError(
+            "executor.order_by is key, but this backfill splits partitions into ranges that run beside each other: "
+            "give --whole-partitions (whole_partitions=True) and a new folder for the outcomes, or set "
+            "executor.order_by to none"
+        )
+
 
 class Folder:
     """The folder of a backfill.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import difflib
 import inspect
 import os
 import re
+import struct
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,12 +17,15 @@ from typing import Any, TypeVar
 import confluent_kafka as ck
 import structlog
 
-from tidemill.config.loading import validated
-from tidemill.config.settings import Settings, SparkSettings
-from tidemill.core.errors import ConfigError, HandlerError, RemoteError, SinkNotConfiguredError, TidemillError
+from tidemill.config.loading import NO_TOPIC, validated
+from tidemill.config.settings import KafkaSettings, Settings, SparkSettings
+from tidemill.core.errors import ConfigError, HandlerError, RemoteError, SinkNotConfiguredError, TidemillError, said
 from tidemill.pipeline.handler import HOOKS, SYNCHRONOUS_HOOKS, Handler, overrides
+from tidemill.runtime.identity import Identity
 from tidemill.runtime.kafka_client import TopicAdmin, client_config
+from tidemill.runtime.lock import GroupInUseError
 from tidemill.runtime.topics import TopicReader
+from tidemill.sources.membership import other_topics
 
 log = structlog.get_logger(__name__)
 
@@ -63,6 +68,8 @@ def _check_hooks(handler: Handler[Any, Any]) -> None:
 def _check_hook(method: Any, hook: str, name: str) -> None:
     # What another name stands behind is somebody's decorator, and may return a coroutine all the same.
     written_here = inspect.ismethod(method) and method.__name__ == hook and not hasattr(method, "__wrapped__")
+    if written_here and (inspect.isasyncgenfunction(method) or inspect.isgeneratorfunction(method)):
+        raise HandlerError(f"{name}.{hook} has a `yield`, which makes it a generator; it has to return what it yields")
     if written_here and inspect.iscoroutinefunction(method) == (hook in SYNCHRONOUS_HOOKS):
         wanted = "a plain def" if hook in SYNCHRONOUS_HOOKS else "an async def"
         raise HandlerError(f"{name}.{hook} has to be {wanted}")
@@ -86,25 +93,57 @@ def _misspelt(handler: Handler[Any, Any]) -> dict[str, str]:
     }
 
 
-def started_up(handler: Handler[Any, Any], settings: Settings) -> Settings:
-    """Run `on_startup` and return the configuration as it left it.
+class StartUp:
+    """A handler's `on_startup`, which another thread can cancel.
 
-    Raises:
-        HandlerError: It raised, or returned something else.
-        ConfigError: It made the configuration wrong.
+    Args:
+        handler: The handler.
+        settings: What it is shown.
     """
-    name = f"{type(handler).__name__}.on_startup"
-    try:
-        changed = _completed(lambda: handler.on_startup(settings.model_copy(deep=True)))
-    except TidemillError:
-        raise
-    except Exception as error:
-        raise HandlerError(f"{name} raised {type(error).__name__}: {error}") from error
-    if changed is None:
-        return settings
-    if not isinstance(changed, Settings):
-        raise HandlerError(f"{name} returned a {type(changed).__name__}; return the settings, or None")
-    return validated(changed, name)
+
+    def __init__(self, handler: Handler[Any, Any], settings: Settings) -> None:
+        """Call nothing yet."""
+        self._handler = handler
+        self._settings = settings
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[Any] | None = None
+
+    def run(self) -> Settings:
+        """Run it and return the configuration as it left it.
+
+        Raises:
+            HandlerError: It raised, or returned something else.
+            ConfigError: It made the configuration wrong.
+        """
+        name = f"{type(self._handler).__name__}.on_startup"
+        try:
+            changed = _completed(self._call)
+        except TidemillError:
+            raise
+        except Exception as error:
+            raise HandlerError(f"{name} raised {type(error).__name__}: {error}") from error
+        if changed is None:
+            return self._settings
+        if not isinstance(changed, Settings):
+            raise HandlerError(f"{name} returned a {type(changed).__name__}; return the settings, or None")
+        return validated(changed, name)
+
+    def cancel(self) -> None:
+        """Let it be cancelled, if it runs; from any thread, returns at once."""
+        loop, task = self._loop, self._task
+        if loop is not None and task is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: it has ended
+                loop.call_soon_threadsafe(task.cancel)
+
+    async def _call(self) -> Any:
+        self._task = asyncio.current_task()
+        self._loop = asyncio.get_running_loop()
+        return await self._handler.on_startup(self._settings.model_copy(deep=True))
+
+
+def started_up(handler: Handler[Any, Any], settings: Settings) -> Settings:
+    """Run `on_startup` and return the configuration as it left it; see `StartUp.run`."""
+    return StartUp(handler, settings).run()
 
 
 def with_full_paths(settings: Settings) -> Settings:
@@ -154,6 +193,43 @@ def look_up_partitions(settings: Settings) -> int:
             f"the partitions of topic {kafka.source_topic!r} cannot be looked up at {kafka.brokers}: {error}; "
             "is the broker running and reachable from here?"
         ) from error
+
+
+def refuse_shared_group(settings: Settings, worker: str) -> None:
+    """Refuse a consumer group that has members which read other topics.
+
+    Args:
+        settings: Of the pipeline.
+        worker: This worker's name; the caller holds its lock.
+
+    Raises:
+        GroupInUseError: It has.
+    """
+    kafka = settings.kafka
+    # Slots and their numbers follow.
+    own_prefix = Identity(worker, 0, "", kafka.consumer_group).instance_id.removesuffix("0")
+    try:
+        others = other_topics(settings, own_prefix)
+    except (ck.KafkaException, struct.error, UnicodeDecodeError) as error:
+        log.info("the members of the consumer group cannot be looked at", error=said(error))
+        return
+    if others:
+        topic, members = min(others.items())
+        raise GroupInUseError(
+            kafka.consumer_group, kafka.source_topic, f"{members[0]!r} on {kafka.brokers}, which reads topic {topic!r}"
+        )
+
+
+def warn_without_topic(configured: Settings, settings: Settings) -> None:
+    """Warn of a pipeline whose topic nobody chose.
+
+    Args:
+        configured: As it was read.
+        settings: As `on_startup` left it.
+    """
+    topic = settings.kafka.source_topic
+    if "source_topic" not in configured.kafka.model_fields_set and topic == KafkaSettings().source_topic:
+        log.warning(NO_TOPIC.format(topic=topic))
 
 
 def engine_count(settings: SparkSettings, partitions: int) -> int:

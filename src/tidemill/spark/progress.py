@@ -73,7 +73,16 @@ _SINK_COUNTS = (
     "dead_lettered",
     "breaker_opened",
 )
-_HELD = ("tasks_running", "tasks_queued", "tasks_retrying", "rss_bytes", "cache_entries", "in_flight", "uncommitted")
+_HELD = (
+    "tasks_running",
+    "tasks_queued",
+    "tasks_retrying",
+    "rss_bytes",
+    "cache_entries",
+    "held",
+    "in_flight",
+    "uncommitted",
+)
 
 
 def summed(

@@ -14,13 +14,10 @@ import contextlib
 import enum
 import os
 import queue
-import signal
-import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
@@ -35,10 +32,11 @@ from tidemill.runtime.frames import LinkAddress
 from tidemill.runtime.identity import worker_name
 from tidemill.runtime.log import configure
 from tidemill.spark.bounded import BoundedProgress, BoundedRun
-from tidemill.spark.plan import Folder, Plan, check_still_there, look_up, now_text
-from tidemill.spark.prepare import handler_of, look_up_partitions, refuse_no_sinks, started_up, with_full_paths
+from tidemill.spark.plan import Folder, Plan, check_still_there, look_up, now_text, refuse_unordered
+from tidemill.spark.prepare import StartUp, handler_of, look_up_partitions, refuse_no_sinks, with_full_paths
 from tidemill.spark.session import Spark, bounded_conf, ship_package
 from tidemill.spark.shipping import own_folders, pack_handler
+from tidemill.spark.stopping import StartStoppedError, signals_noted, unless_stopped
 from tidemill.spark.task import ChunkResult, run_ranges
 from tidemill.spark.worker import EngineJob
 
@@ -48,10 +46,13 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+ResultT = TypeVar("ResultT")
+
 
 class _Wake(enum.Enum):
     """Why the thread that runs a backfill has something to do."""
 
+    STARTED = enum.auto()
     STOP = enum.auto()
     ENDED = enum.auto()
 
@@ -114,6 +115,7 @@ class Backfill:
         self._wakes: queue.SimpleQueue[_Wake] = queue.SimpleQueue()
         self._run: BoundedRun | None = None
         self._stopped = False
+        self._startup: StartUp | None = None
         self._error: BaseException | None = None
         self._last = BoundedProgress()
         #: How many offsets were asked for that the broker had deleted before they were read.
@@ -143,13 +145,17 @@ class Backfill:
             OK if all is done; STOPPED if it was stopped; else why not, see `ExitCode`.
         """
         try:
-            with self._signals(), self._todo() as todo:
+            with signals_noted(self.stop), contextlib.ExitStack() as stack:
+                todo = self._unless_stopped(lambda: stack.enter_context(self._todo()), self._cancel_startup)
                 if todo.parts:
                     self._run_alone(todo)
                 self._report(todo)
         except TidemillError as error:
             self._error = error
             log.error("the backfill failed", error=str(error), kind=type(error).__name__)  # noqa: TRY400
+        except StartStoppedError:
+            self._stopped = True
+            log.info("the backfill was stopped before it began; run it again")
         except KeyboardInterrupt as error:
             self._error = error
         except Exception as error:
@@ -178,6 +184,13 @@ class Backfill:
             self._report(todo)
         return outcomes_frame(session, self._folder.path)
 
+    def _unless_stopped(self, work: Callable[[], ResultT], abort: Callable[[], None]) -> ResultT:
+        return unless_stopped(work, self._wakes, _Wake.STARTED, abort)
+
+    def _cancel_startup(self) -> None:
+        if self._startup is not None:
+            self._startup.cancel()
+
     # -- before Spark -----------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -190,9 +203,11 @@ class Backfill:
         settings = self._settings or load_settings(self._config_path)
         self._configure_logs(settings)
         handler = handler_of(self._handler)
-        settings = bounded_settings(with_full_paths(started_up(handler, settings)))
+        self._startup = StartUp(handler, settings)
+        settings = bounded_settings(with_full_paths(self._startup.run()))
         self._configure_logs(settings)
         refuse_no_sinks(settings)
+        refuse_unordered(settings, whole=self._whole_partitions)
         packed = pack_handler(handler)
         look_up_partitions(settings)
         with self._folder.locked():
@@ -202,6 +217,7 @@ class Backfill:
                 self._folder.save(plan)
                 left = plan.pieces
             else:
+                refuse_unordered(settings, whole=plan.is_whole)
                 self._folder.tidy()
                 left = self._folder.left_of(plan)
                 log.info("resuming the backfill", left=sum(piece.size for piece in left), total=plan.total)
@@ -250,7 +266,7 @@ class Backfill:
             log.info(
                 "starting Spark", master=settings.spark.master, ranges=len(todo.plan.pieces), offsets=todo.plan.total
             )
-            spark.start()
+            self._unless_stopped(spark.start, spark.abort)
             with BoundedRun(spark.context, todo.sizes, todo.before) as run:
                 self._run = run
                 try:
@@ -259,6 +275,10 @@ class Backfill:
                     self._note_end(run)
             if not self._stopped:
                 self._check(todo, results)
+        except StartStoppedError as stopped:
+            if stopped.at_once:
+                spark.kill()
+            raise
         finally:
             spark.stop()
 
@@ -332,23 +352,6 @@ class Backfill:
             gap=self.gap,
             outcomes=str(self._folder.path),
         )
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Take SIGTERM and SIGINT over, if this is the main thread."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def note(number: int, frame: FrameType | None) -> None:
-            self.stop()
-
-        before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def backfill(

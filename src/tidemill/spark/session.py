@@ -1,8 +1,8 @@
 """Makes and ends the SparkContext that the engines run on; the only place that knows Spark's settings.
 
-Invariants: the JVM ignores SIGTERM and SIGINT (a Ctrl-C in a terminal reaches the whole process group, and the
-engines have to drain first); the process has the signal handlers afterwards that it had before; what the user
-writes in `spark.conf` wins over everything here but what engines cannot do without.
+Invariants: the process has the signal handlers afterwards that it had before; a start ends by itself after
+`spark.start_timeout_seconds`, and at once when it is aborted; what the user writes in `spark.conf` wins over everything
+here but what engines cannot do without.
 """
 
 from __future__ import annotations
@@ -13,14 +13,11 @@ import importlib.resources
 import os
 import re
 import shlex
-import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,18 +25,23 @@ import structlog
 
 import tidemill
 from tidemill.config.settings import SparkSettings
-from tidemill.core.errors import RemoteError
+from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.runtime.folders import OwnedFolder
 from tidemill.runtime.java import find_java
 from tidemill.spark.descendants import Descendants
+from tidemill.spark.jvm import JvmEndedError, close_stdin, end, gateway_to, is_given, kill_launch, launch
+from tidemill.spark.stopping import signals_kept
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
 log = structlog.get_logger(__name__)
 
-#: How long a stopped JVM may take to end before it is killed.
-JVM_END_SECONDS = 10.0
-#: How long the Python processes below it may take after that.
+#: How long a start that is aborted may take to tidy up.
+ABORT_SECONDS = 0.7
+#: How long a context may take to stop before its JVM is ended all the same.
+CONTEXT_STOP_SECONDS = 10.0
+#: How long the Python processes below a JVM that has ended may take after that.
 WORKERS_END_SECONDS = 5.0
 #: What the package is called on its way to a cluster's executors.
 PACKAGE_ZIP = "tidemill.zip"
@@ -47,8 +49,6 @@ PACKAGE_ZIP = "tidemill.zip"
 TASK_ATTEMPTS = 4
 _EXECUTOR_PATH = "spark.executorEnv.PYTHONPATH"
 _LOCAL_CORES = re.compile(r"local\[(\d+|\*)\]")
-#: What Java says of options that Spark itself sets: it is no news, and no JSON among logs that are.
-_NOISE = (b"WARNING: Using incubator modules", b"WARNING: package sun.security.action not in")
 
 #: What the user may change in `spark.conf`.
 DEFAULTS = {
@@ -150,10 +150,15 @@ class Spark:
         """Prepare; nothing is started before `start`."""
         self._settings = settings
         self._conf = spark_conf(settings, app_name, engines) if conf is None else dict(conf)
-        self._folder = tempfile.TemporaryDirectory(prefix="tidemill-spark-", ignore_cleanup_errors=True)
+        self._folder = OwnedFolder("tidemill-spark-")
         self._context: SparkContext | None = None
         self._jvm: subprocess.Popen[bytes] | None = None
         self._stopping = threading.Event()
+        self._quiet = threading.Event()
+        self._started = self._given_up = False
+        #: Held for moments only, unlike the other one.
+        self._lock = threading.Lock()
+        self._ending = threading.Lock()
 
     @property
     def context(self) -> SparkContext:
@@ -173,36 +178,96 @@ class Spark:
         return str(self.context.getConf().get("spark.driver.host"))
 
     def start(self) -> None:
-        """Start the JVM and the context.
+        """Start the JVM and the context; another thread can end that with `abort`.
 
         Raises:
             ConfigError: There is no Java to run it.
-            RemoteError: Spark does not start, or its master does not answer.
+            RemoteError: Spark does not start in time or at all, or its master does not answer.
         """
-        from pyspark import SparkConf, SparkContext
-        from pyspark.java_gateway import launch_gateway
+        limit = threading.Timer(self._settings.start_timeout_seconds, self._give_up)
+        limit.daemon = True
+        limit.start()
+        try:
+            self._start()
+        except Exception as error:
+            self.stop()
+            if isinstance(error, ConfigError) and not self._given_up:
+                raise
+            raise RemoteError(self._failure(error)) from error
+        finally:
+            limit.cancel()
+        if not is_local(self._settings):
+            ship_package(self.context, self._folder.path)
 
-        os.environ["JAVA_HOME"] = str(find_java().home)
+    def _start(self) -> None:
+        from pyspark import SparkConf, SparkContext
+
+        os.environ["JAVA_HOME"] = str(find_java(stop=self._stopping).home)
         os.environ["PYSPARK_PYTHON"] = self._conf["spark.pyspark.python"]
         # Python threads have JVM threads of their own, with their own job group and pool.
         os.environ["PYSPARK_PIN_THREAD"] = "true"
         conf = SparkConf(loadDefaults=False)
         for key, value in self._conf.items():
             conf.set(key, value)
+        connection_file = self._folder.path / "connection"
+        if not is_given():
+            self._launch(connection_file)
+        gateway = gateway_to(self._jvm, connection_file)
+        with signals_kept():
+            context = SparkContext(conf=conf, gateway=gateway)
+        with self._lock:
+            if not self._stopping.is_set():
+                self._context = context
+                self._started = True
+                return
+        raise JvmEndedError("it was stopped")
+
+    def _launch(self, connection_file: Path) -> None:
+        with self._lock:
+            if self._stopping.is_set():
+                raise JvmEndedError("it was stopped")
+            self._jvm = launch(self._conf, connection_file, self._quiet)
+
+    def _failure(self, error: Exception) -> str:
+        master = self._conf["spark.master"]
+        if self._given_up:
+            return (
+                f"Spark did not start with master {master!r} within {self._settings.start_timeout_seconds:g} s "
+                "(spark.start_timeout_seconds); look whether `java -version` answers, whether the master does, how "
+                "busy this host is and how much memory it has left, and run `tidemill doctor`"
+            )
+        return (
+            f"Spark does not start with master {master!r}: {_first_line(error)}; "
+            "check spark.master and spark.conf, and run `tidemill doctor`"
+        )
+
+    def abort(self) -> None:
+        """End a start that another thread is in; that one raises. Does not block."""
+        threading.Thread(target=self._end_start, args=(ABORT_SECONDS,), name="tidemill-abort", daemon=True).start()
+
+    def kill(self) -> None:
+        """End the JVM at once, if it is there."""
+        self._end_start(0.0)
+
+    def _give_up(self) -> None:
+        self._given_up = True
+        self._end_start(ABORT_SECONDS)
+
+    def _end_start(self, seconds: float) -> None:
+        """End what starts: a JVM that listens already may end by itself, and tidy up, within these seconds."""
+        self._quiet.set()
+        with self._lock:
+            self._stopping.set()
+            jvm, started = self._jvm, self._started
+        if jvm is None:
+            return
+        listens = (self._folder.path / "connection").exists()
+        close_stdin(jvm)
         try:
-            with _signals_ignored(), _standard_error() as standard_error:
-                gateway = launch_gateway(conf, {"stderr": standard_error})
-            self._jvm = gateway.proc
-            with _signals_kept():
-                self._context = SparkContext(conf=conf, gateway=gateway)
-        except Exception as error:
-            self.stop()
-            raise RemoteError(
-                f"Spark does not start with master {self._conf['spark.master']!r}: {_first_line(error)}; "
-                "check spark.master and spark.conf, and run `tidemill doctor`"
-            ) from error
-        if not is_local(self._settings):
-            ship_package(self._context, Path(self._folder.name))
+            jvm.wait(seconds if listens else 0.0)
+        except subprocess.TimeoutExpired:
+            # Below a Spark that ran are engines, and their wardens have to outlive them.
+            jvm.kill() if started else kill_launch(jvm)
 
     def watch(self, on_dead: Callable[[], None]) -> None:
         """Call a function, in another thread, when the JVM ends without having been stopped."""
@@ -239,106 +304,51 @@ class Spark:
 
     def stop(self) -> None:
         """Stop the context and the JVM; what does not end in time is killed. Local engines have ended then, too."""
-        self._stopping.set()
-        if self._jvm is None:
-            self._stop()
-            return
-        with Descendants(self._jvm.pid) as local:
-            self._stop()
-            if left := local.left(WORKERS_END_SECONDS):
-                log.warning("processes that Spark started are still there", pids=left)
+        with self._lock:
+            self._stopping.set()
+        with self._ending:
+            if self._jvm is None:
+                self._stop()
+                return
+            with Descendants(self._jvm.pid) as local:
+                self._stop(local)
+                if left := local.left(WORKERS_END_SECONDS):
+                    log.warning("processes that Spark started are still there", pids=left)
 
-    def _stop(self) -> None:
+    def _stop(self, local: Descendants | None = None) -> None:
         from pyspark import SparkContext
 
         if self._context is not None:
+            # All engines have ended, and Python workers that find the JVM gone show pages of traces.
+            self._quiet.set()
             if self._jvm is None or self._jvm.poll() is None:
-                try:
-                    self._context.stop()
-                except Exception as error:
-                    log.warning("the Spark context did not stop", error=_first_line(error))
+                self._stop_context(self._context)
             self._context = None
         if self._jvm is not None:
+            if local is not None:
+                local.look(self._jvm.pid)
             gateway = SparkContext._gateway
             with contextlib.suppress(Exception):  # it is going in any case
                 gateway.shutdown()
-            _end(self._jvm)
+            end(self._jvm)
             # A later context in this process starts a new JVM instead of asking this one.
             SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
             self._jvm = None
         self._folder.cleanup()
 
+    def _stop_context(self, context: SparkContext) -> None:
+        def stop() -> None:
+            try:
+                context.stop()
+            except Exception as error:
+                log.warning("the Spark context did not stop", error=_first_line(error))
 
-def _end(jvm: subprocess.Popen[bytes]) -> None:
-    """Close the JVM's standard input, which ends it."""
-    if jvm.stdin is not None:
-        with contextlib.suppress(OSError):
-            jvm.stdin.close()
-    try:
-        jvm.wait(JVM_END_SECONDS)
-    except subprocess.TimeoutExpired:
-        log.warning("the JVM did not end in time and is killed", pid=jvm.pid)
-        jvm.kill()
-        jvm.wait()
-
-
-@contextlib.contextmanager
-def _signals_kept() -> Iterator[None]:
-    """Undo the handler that pyspark sets: at Ctrl-C it would cancel all jobs."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _signals_ignored() -> Iterator[None]:
-    """Ignore SIGTERM and SIGINT while the JVM is started: it inherits that.
-
-    They are blocked meanwhile too, because a blocked signal waits even if it is ignored: it is this process's as soon
-    as its handlers are back. (`spark.daemon` takes the inherited mask off again.)
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-    try:
-        with _signals_kept():
-            for number in numbers:
-                signal.signal(number, signal.SIG_IGN)
-            yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-@contextlib.contextmanager
-def _standard_error() -> Iterator[int]:
-    """Yield a file descriptor whose lines a thread writes to `sys.stderr`, until all its writers are gone.
-
-    The JVM's lines, and through it those of local engines, must not go past a live display into the terminal.
-    """
-    reader, writer = os.pipe()
-    threading.Thread(target=_pass_on, args=(reader,), name="tidemill-jvm-stderr", daemon=True).start()
-    try:
-        yield writer
-    finally:
-        os.close(writer)
-
-
-def _pass_on(reader: int) -> None:
-    with open(reader, "rb") as lines:
-        for line in lines:
-            # Whoever writes must not wait for ever because nobody can read of it.
-            with contextlib.suppress(OSError, ValueError):
-                if not line.startswith(_NOISE):
-                    sys.stderr.write(line.decode(errors="replace"))
-                    sys.stderr.flush()
+        # A JVM that hangs would never answer.
+        thread = threading.Thread(target=stop, name="tidemill-stop", daemon=True)
+        thread.start()
+        thread.join(CONTEXT_STOP_SECONDS)
+        if thread.is_alive():
+            log.warning("the Spark context did not stop in time", seconds=CONTEXT_STOP_SECONDS)
 
 
 def ship_package(context: SparkContext, folder: Path | None = None) -> None:
@@ -351,8 +361,9 @@ def ship_package(context: SparkContext, folder: Path | None = None) -> None:
     if is_local_context(context) or PACKAGE_ZIP in (context._python_includes or ()):
         return
     if folder is None:
-        folder = Path(tempfile.mkdtemp(prefix="tidemill-zip-"))
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        owned = OwnedFolder("tidemill-zip-")
+        atexit.register(owned.cleanup)
+        folder = owned.path
     context.addPyFile(str(_package_zip(folder)))
 
 

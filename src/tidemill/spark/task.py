@@ -27,7 +27,7 @@ from tidemill.pipeline.build import build_history
 from tidemill.pipeline.outcomes import Outcomes
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.log import configure
-from tidemill.runtime.progress import EngineProgress, StopReason
+from tidemill.runtime.progress import EngineProgress, StopReason, without_texts
 from tidemill.sources.bounded import BoundedSource
 from tidemill.sources.ranges import RangeReader
 from tidemill.sources.rows import RowReader
@@ -80,7 +80,7 @@ def run_bounded(job: EngineJob, make: PartsMaker) -> bytes:
         for engine in engines:
             engine.abandon()
 
-    process = EngineProcess(job, build, abandon)
+    process = EngineProcess(_of_this_task(job), build, abandon)
     with _process_kept():
         configure(job.settings.logging, engine=job.slot, **job.log_context)
         try:
@@ -93,7 +93,20 @@ def run_bounded(job: EngineJob, make: PartsMaker) -> bytes:
         raise ChunkFailedError(summary.error or summary.reason.value)
     if abandoned and not complete:
         raise ChunkFailedError("the driver could not be reached any more")
-    return msgspec.msgpack.encode(ChunkResult(job.slot, complete, summary.progress))
+    try:
+        return msgspec.msgpack.encode(ChunkResult(job.slot, complete, summary.progress))
+    except UnicodeEncodeError:
+        return msgspec.msgpack.encode(ChunkResult(job.slot, complete, without_texts(summary.progress)))
+
+
+def _of_this_task(job: EngineJob) -> EngineJob:
+    """Return the job with what the driver needs to have this very task killed."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    if context is None:
+        return job
+    return msgspec.structs.replace(job, stage=context.stageId(), attempt=context.taskAttemptId())
 
 
 def run_ranges(job: EngineJob, folder: str, chunk: Chunk) -> bytes:

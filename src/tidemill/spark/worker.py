@@ -27,12 +27,13 @@ import structlog
 from pyspark import cloudpickle
 
 from tidemill.config.settings import Settings
-from tidemill.core.errors import RemoteError
+from tidemill.core.errors import RemoteError, said
+from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.frames import Begin, Command, Drain, Exit, Go, Hello, LinkAddress, Pause, Resume
 from tidemill.runtime.identity import Identity, new_engine_id
 from tidemill.runtime.link import RECONNECT_SECONDS, EngineLink
 from tidemill.runtime.log import configure
-from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
+from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason, summary_without_texts
 
 log = structlog.get_logger(__name__)
 
@@ -44,6 +45,8 @@ SUPERVISED_SECONDS = 60.0
 DEADLINE_EXIT = 75
 #: Clean stops come over the link; Spark ends a cancelled task's worker in another way.
 IGNORED = (signal.SIGINT, signal.SIGTERM)
+#: Where the daemon that forks the workers leaves its process id: it may be gone before a worker looks for its parent.
+DAEMON_VARIABLE = "_TIDEMILL_DAEMON_PID"
 DEFAULT_FACTORY = "tidemill.pipeline.build:build_engine"
 
 
@@ -60,6 +63,8 @@ class EngineJob(msgspec.Struct, frozen=True):
         log_context: What every log line of the engine carries.
         factory: "module:callable" that builds the engine from settings, handler and identity.
         import_path: The driver's own folders; looked into for modules, where the engine's host has them.
+        stage: The Spark stage of a bounded run's task.
+        attempt: Spark's number for the attempt of that task.
     """
 
     slot: int
@@ -71,6 +76,8 @@ class EngineJob(msgspec.Struct, frozen=True):
     log_context: dict[str, Any]
     factory: str = DEFAULT_FACTORY
     import_path: list[str] = []
+    stage: int = -1
+    attempt: int = -1
 
     def of_part(self, index: int) -> EngineJob:
         """Return the same job for one part of a bounded run."""
@@ -91,6 +98,9 @@ class RunnableEngine(Protocol):
     def drain(self) -> None:
         """Ask for a clean end."""
 
+    def fail(self, text: str) -> None:
+        """End at once: a part of the process that it cannot do without is gone."""
+
     def pause(self) -> None:
         """Take no new messages."""
 
@@ -103,7 +113,11 @@ EngineMaker = Callable[[Settings, Any, Identity], RunnableEngine]
 
 def run_slot(job: EngineJob) -> Iterator[bytes]:
     """Run one engine to its end and yield its summary, as msgpack; the function of the slot's Spark task."""
-    yield msgspec.msgpack.encode(_summary_of(job))
+    summary = _summary_of(job)
+    try:
+        yield msgspec.msgpack.encode(summary)
+    except UnicodeEncodeError:
+        yield msgspec.msgpack.encode(summary_without_texts(summary))
 
 
 def _summary_of(job: EngineJob) -> EngineSummary:
@@ -123,7 +137,7 @@ def _summary_of(job: EngineJob) -> EngineSummary:
 
 def failed_summary(job: EngineJob, error: BaseException, reason: StopReason = StopReason.FAILED) -> EngineSummary:
     """Return the summary of an engine that an error ended."""
-    return EngineSummary(job.slot, reason, f"{type(error).__name__}: {error}")
+    return EngineSummary(job.slot, reason, said(error))
 
 
 def _imported(factory: str) -> EngineMaker:
@@ -162,7 +176,7 @@ class Deadline(threading.Thread):
         """Prepare; `start` watches."""
         super().__init__(name="tidemill-deadline", daemon=True)
         self._on_orphaned = on_orphaned
-        self._parent = os.getppid()
+        self._parent = int(os.environ.get(DAEMON_VARIABLE) or os.getppid())
         self._at: float | None = None
         self._over = threading.Event()
 
@@ -212,6 +226,8 @@ class EngineProcess:
         self._draining = False
         self._paused = False
         self._is_abandoned = False
+        self._fault: str | None = None
+        self._tasks = EngineTasks(self._on_fault)
         self._connecting: asyncio.Task[int] | None = None
         self._drain_seconds = job.settings.executor.drain_timeout_seconds
 
@@ -224,10 +240,20 @@ class EngineProcess:
         engine_id = new_engine_id()
         self._link = EngineLink(
             self._job.address,
-            Hello("", self._job.slot, self._job.job_token, 0, engine_id, os.getpid(), socket.gethostname()),
+            Hello(
+                self._job.slot,
+                self._job.job_token,
+                0,
+                engine_id,
+                os.getpid(),
+                socket.gethostname(),
+                stage=self._job.stage,
+                attempt=self._job.attempt,
+            ),
             self._progress,
             self._on_command,
             self._on_lost,
+            self._tasks,
         )
         self._connecting = asyncio.create_task(self._link.connect())
         try:
@@ -264,6 +290,8 @@ class EngineProcess:
             log.exception("the handler cannot be loaded in the engine")
             return failed_summary(self._job, error, StopReason.CONFIG)
         await self._begin.wait()
+        if self._fault is not None:
+            return EngineSummary(self._job.slot, StopReason.FAILED, self._fault)
         if self._draining:
             return EngineSummary(self._job.slot, StopReason.DRAINED)
         engine: RunnableEngine = build(self._job.settings, handler, identity)
@@ -312,6 +340,14 @@ class EngineProcess:
             self._begin.set()
             if self._engine is not None:
                 self._engine.drain()
+
+    def _on_fault(self, text: str) -> None:
+        """End the engine: nobody could supervise it any more."""
+        self._deadline.within(self._drain_seconds + SUPERVISED_SECONDS)
+        self._fault = text
+        self._begin.set()
+        if self._engine is not None:
+            self._engine.fail(text)
 
     def _on_lost(self, reason: str) -> None:
         self._abandoned(reason, ABANDONED_SECONDS - RECONNECT_SECONDS)

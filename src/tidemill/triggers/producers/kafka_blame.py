@@ -12,7 +12,8 @@ from typing import Final
 
 from tidemill.config.redaction import redact_text
 from tidemill.core.redelivery_items import Delivery, Overdue
-from tidemill.runtime.deadletter import Letter, LetterKind, letter_sources, redrives_of
+from tidemill.runtime.deadletter import Letter, LetterKind
+from tidemill.runtime.letter_making import make_letter
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sources.base import TopicPartition
 from tidemill.triggers.stream_api import AdvanceOutcome
@@ -56,13 +57,11 @@ def letter_of(delivery: Delivery[TopicPartition, SourceMessage], outcome: Advanc
         blame: Who failed or rejected it.
     """
     rejected = outcome.rejected > 0
-    return Letter(
-        kind=LetterKind.REJECTED if rejected else LetterKind.FAILED,
-        error=_reject(outcome, blame) if rejected else _failure(delivery.failures, blame),
-        sources=letter_sources([delivery.held]),
-        partition=delivery.held.partition,
-        attempt_count=delivery.failures + rejected,
-        redrives=redrives_of([delivery.held]),
+    return make_letter(
+        LetterKind.REJECTED if rejected else LetterKind.FAILED,
+        _reject(outcome, blame) if rejected else _failure(delivery.failures, blame),
+        [delivery.held],
+        attempts=delivery.failures + rejected,
     )
 
 

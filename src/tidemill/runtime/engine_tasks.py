@@ -1,0 +1,130 @@
+"""The asyncio tasks of an engine, under one watch: none of them ends unnoticed.
+
+Whatever runs beside the engine's own course is started here: the link's beats, batchers, periodic hooks, the runners of
+hooks, the cache, files that are written. Callbacks of the event loop (the intake, timers, the pipes of programs) have
+no task; where one of tidemill's raises, the loop tells this module too.
+
+Invariants: a task that ends although nobody stopped it is named, once, in the log and to `on_fault`; a task that is
+stopped here, or that was started to end and returned, is not; the loop's own handler of errors is given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, NoReturn, TypeVar
+
+import structlog
+
+from tidemill.core.errors import said
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+
+class EngineTasks:
+    """All tasks of one engine.
+
+    Args:
+        on_fault: Called on the loop with what ended, and why; the engine cannot go on without it.
+    """
+
+    def __init__(self, on_fault: Callable[[str], None] = lambda _: None) -> None:
+        """Start none."""
+        self._on_fault = on_fault
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._stopped: set[asyncio.Task[Any]] = set()
+        self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._handler: Any = None
+
+    def keep(self, name: str, course: Coroutine[Any, Any, NoReturn]) -> asyncio.Task[NoReturn]:
+        """Start a task that runs until it is stopped."""
+        return self._start(name, course, endless=True)
+
+    def run(self, name: str, course: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Start a task that may return at any time, but neither raise nor be cancelled by others."""
+        return self._start(name, course, endless=False)
+
+    def _start(self, name: str, course: Coroutine[Any, Any, T], *, endless: bool) -> asyncio.Task[T]:
+        task = asyncio.get_running_loop().create_task(course, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._kept_ended if endless else self._ended)
+        return task
+
+    def cancel(self, task: asyncio.Task[Any]) -> None:
+        """Cancel a task whose end is expected from now on."""
+        if not task.done():
+            self._stopped.add(task)
+            task.cancel()
+
+    async def stop(self, *tasks: asyncio.Task[Any]) -> None:
+        """Cancel tasks and wait for their ends."""
+        for task in tasks:
+            self.cancel(task)
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def close(self) -> None:
+        """Cancel what still runs; from now on no end is told."""
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        if self._loop is not None:
+            self._loop.set_exception_handler(self._handler)
+            self._loop = None
+
+    def watch(self) -> None:
+        """Look after the callbacks of the running loop as well, until `close`."""
+        self._loop = asyncio.get_running_loop()
+        self._handler = self._loop.get_exception_handler()
+        self._loop.set_exception_handler(self._on_loop_error)
+
+    def fault(self, name: str, error: BaseException) -> None:
+        """Name something of the engine that failed and that it cannot do without."""
+        self._tell(f"{name} failed: {said(error)}", error)
+
+    def _kept_ended(self, task: asyncio.Task[Any]) -> None:
+        self._ended(task, endless=True)
+
+    def _ended(self, task: asyncio.Task[Any], *, endless: bool = False) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()  # looked at, or asyncio would complain
+        if self._closed or task in self._stopped:
+            self._stopped.discard(task)
+            if error is not None:
+                log.warning("a task of the engine failed while it was stopped", task=task.get_name(), exc_info=error)
+        elif error is not None:
+            self.fault(task.get_name(), error)
+        elif task.cancelled():
+            self._tell(f"{task.get_name()} was cancelled, which only the engine may do", None)
+        elif endless:
+            self._tell(f"{task.get_name()} returned, although it has to run on", None)
+
+    def _tell(self, text: str, error: BaseException | None) -> None:
+        if self._closed:
+            return
+        log.error("a part of the engine ended unexpectedly", what=text, exc_info=error)
+        self._on_fault(f"a part of the engine ended unexpectedly: {text}")
+
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        of_a_future = "future" in context or "task" in context
+        if error is not None and not of_a_future and _is_ours(error.__traceback__):
+            self.fault(context.get("message", "a callback"), error)
+        elif self._handler is not None:
+            self._handler(loop, context)
+        else:
+            loop.default_exception_handler(context)
+
+
+def _is_ours(traceback: TracebackType | None) -> bool:
+    """Tell whether what the loop called belongs to tidemill: the first frame that is not asyncio's says so."""
+    while traceback is not None:
+        module = traceback.tb_frame.f_globals.get("__name__", "")
+        if module.partition(".")[0] != "asyncio":
+            return bool(module.partition(".")[0] == "tidemill")
+        traceback = traceback.tb_next
+    return False

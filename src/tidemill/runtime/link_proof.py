@@ -1,0 +1,47 @@
+"""What the two ends of a link show each other before anything is believed: that both know the pipeline's secret.
+
+Each end answers the other's random number with an HMAC over both numbers and the engine's whole hello, so a proof is
+good for one connection, one direction and what was said in it. The secret itself never travels over the link.
+"""
+
+from __future__ import annotations
+
+import enum
+import hmac
+import secrets
+
+#: Of a random number and of a proof, in bytes.
+NONCE_BYTES = 32
+_DOMAIN = b"tidemill link 1"
+
+
+class Side(enum.Enum):
+    """Whose proof it is."""
+
+    DRIVER = b"driver"
+    ENGINE = b"engine"
+
+
+def new_nonce() -> bytes:
+    """Return a random number that nobody can guess."""
+    return secrets.token_bytes(NONCE_BYTES)
+
+
+def link_proof(secret: str, side: Side, hello: bytes, nonce: bytes) -> bytes:
+    """Return the proof of one side.
+
+    Args:
+        secret: The pipeline's.
+        side: Whose proof it is.
+        hello: The engine's hello as it was sent; its nonce is in it.
+        nonce: The driver's.
+    """
+    found = hmac.new(secret.encode(), digestmod="sha256")
+    for part in (_DOMAIN, side.value, nonce, hello):
+        found.update(len(part).to_bytes(8, "big") + part)
+    return found.digest()
+
+
+def is_proof(given: bytes, secret: str, side: Side, hello: bytes, nonce: bytes) -> bool:
+    """Tell whether a proof is that of a side which knows the secret; takes the same time whatever was given."""
+    return hmac.compare_digest(given, link_proof(secret, side, hello, nonce))

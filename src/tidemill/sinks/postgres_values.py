@@ -1,0 +1,141 @@
+"""The values of a PostgreSQL row: what the client has a form for, how large they are, and what orders their row.
+
+Invariants: a value that leaves here is not changed by whatever becomes of the payload it came from; text has no
+character that the protocol cannot carry, so that one row's text is never a whole statement's failure.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import enum
+import ipaddress
+import uuid
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+from tidemill.config.redaction import redact
+from tidemill.core.sql_plan import Row
+from tidemill.sinks.base import shortened, to_json
+
+#: Immutable, and known to the client as they are; text has to be looked at besides.
+_PLAIN = frozenset({type(None), bool, int, float, bytes})
+_KNOWN = (
+    *(decimal.Decimal, datetime.date, datetime.time, datetime.timedelta, uuid.UUID),
+    *(ipaddress.IPv4Address, ipaddress.IPv6Address, ipaddress.IPv4Interface, ipaddress.IPv6Interface),
+    *(ipaddress.IPv4Network, ipaddress.IPv6Network, int, float),
+)
+
+
+def sound_values(place: str, names: Sequence[str], given: Iterable[Any]) -> tuple[list[Any], int, bool]:
+    """Return values that the client can send, about how many bytes they are, and whether one is not a scalar.
+
+    Args:
+        place: What they are for, for messages.
+        names: Their columns or parameters.
+        given: The values.
+
+    Raises:
+        TypeError: PostgreSQL has no form for a value.
+        ValueError: Text has a character that PostgreSQL cannot have.
+    """
+    values = list(given)
+    size, nested = 0, False
+    for index, value in enumerate(values):
+        kind = type(value)
+        if kind is str:
+            # One look at a flag and one search: every text of every row comes by here.
+            size += len(value) if value.isascii() and "\0" not in value else _text_bytes(place, names[index], value)
+        elif kind in _PLAIN:
+            size += len(value) if kind is bytes else 8
+        else:
+            values[index], more, container = _value(place, names[index], value)
+            size += more
+            nested = nested or container
+    return values, size, nested
+
+
+def _text_bytes(place: str, name: str, value: str) -> int:
+    if "\0" in value:
+        raise ValueError(f"{name!r} of {place} has a NUL character, which text in PostgreSQL cannot have; remove it")
+    try:
+        return len(value.encode())
+    except UnicodeEncodeError as error:
+        code = ord(value[error.start])
+        raise ValueError(
+            f"{name!r} of {place} has the lone surrogate U+{code:04X} at {error.start}, which UTF-8 has no form for; "
+            "replace it"
+        ) from None
+
+
+def _value(place: str, name: str, value: Any) -> tuple[Any, int, bool]:
+    """Return what is sent for a value that is not plain, its size, and whether it is not a scalar."""
+    if isinstance(value, enum.Enum):
+        value = value.value
+    if isinstance(value, str):
+        return value, _text_bytes(place, name, value), False
+    if isinstance(value, bytes):
+        return value, len(value), False
+    if value is None or isinstance(value, _KNOWN):
+        return value, 8, False
+    if type(value).__module__.startswith("asyncpg."):
+        return value, 8, True
+    if isinstance(value, (Mapping, list, tuple, set, frozenset)):
+        # A json column gets it in this form: what has none is to be found now.
+        size = len(to_json(list(value) if isinstance(value, (set, frozenset)) else value))
+        return _snapshot(value), size, True
+    raise TypeError(f"{name!r} of {place} is a {type(value).__name__}, which PostgreSQL has no form for")
+
+
+def _snapshot(value: Any) -> Any:
+    """Return a container as it is now: its owner may go on changing it before it is sent."""
+    if isinstance(value, Mapping):
+        return {key: _snapshot(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_snapshot(item) for item in value)
+    if isinstance(value, (list, set, frozenset)):
+        return [_snapshot(item) for item in value]
+    dump = getattr(value, "model_dump", None)
+    return value if dump is None else dump(mode="json")
+
+
+def row_key(table: str, identity: Sequence[str], source: Mapping[str, Any] | None) -> Hashable:
+    """Return what is the same for payloads that concern the same row; None if nothing says which row is meant.
+
+    Args:
+        table: The table.
+        identity: The names whose values say which row is meant.
+        source: Their values.
+    """
+    if not identity or source is None:
+        return None
+    if len(identity) == 1:
+        name = identity[0]
+        value = source[name]
+        if type(value) is str or (type(value) in _PLAIN and value == value):
+            return table, name, value
+    # To Python no NaN is equal to another one, to PostgreSQL all of them are.
+    pairs = ((name, source[name]) for name in identity)
+    key = (table, *((name, "NaN" if type(value) is float and value != value else value) for name, value in pairs))
+    try:
+        hash(key)
+    except TypeError:
+        return repr(key)
+    return key
+
+
+def named(row: Row) -> str:
+    """Say which row this is: by what identifies it if that is known, else by its values."""
+    shape = row.shape
+    names = (*shape.columns, *shape.where)
+    values = dict(zip(names[len(shape.columns) :], row.values[len(shape.columns) :], strict=True)) or {
+        name: value
+        for name, value in zip(shape.columns, row.values, strict=False)
+        if not shape.conflict or name in shape.conflict
+    }
+    # Cut before it is masked as well: a text may be large, and masking looks at all of it.
+    shown = redact(
+        {name: value if isinstance(value, (int, float)) else str(value)[:2_000] for name, value in values.items()}
+    )
+    listed = ", ".join(f"{name}={shortened(str(value), 60)}" for name, value in shown.items())
+    return f"{shape.operation} {shape.table} ({shortened(listed)})"

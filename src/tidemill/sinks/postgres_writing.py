@@ -1,0 +1,193 @@
+"""Carries rows out on a PostgreSQL connection: all or none of them, in as few statements as `core.sql_plan` allows.
+
+How several rows are sent depends on the types of their columns, which the server is asked for once per shape. Nothing
+is decided here about rows that fail: `FailedError` says which part of a transaction it was. Memory is O(shapes), which
+are bounded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from typing import Any, NamedTuple
+
+import asyncpg
+
+from tidemill.core.sql_plan import ARRAY_TYPES, JSON_TYPES, Operation, Row, Shape, array_statement, powers, ranges
+from tidemill.core.sql_plan import statement as statement_of
+from tidemill.sinks.base import to_json
+
+#: Shapes whose types are known; forgotten together when there are too many.
+MAX_KNOWN_SHAPES = 1_000
+#: A full batch comes again and again under load, and the client packs parameters faster than arrays: it has a statement
+#: of its own, up to this many parameters and for this many shapes (about 1.5 MB each in the server's process).
+MAX_FULL_PARAMETERS = 8_192
+MAX_FULL_SHAPES = 16
+#: What the server says when a column's type is not what it was when it was asked.
+_OTHER_TYPE = "42804"
+#: What the client raises for one statement; `OverflowError` of a number that no type of the server has room for.
+_REFUSALS = (asyncpg.PostgresError, OverflowError)
+_CLIENT_ERRORS = (asyncpg.InterfaceError, asyncpg.InternalClientError)
+_CONTAINERS = (dict, list, tuple)
+
+
+class FailedError(Exception):
+    """A part of a transaction failed: rows `first` up to `last`; None: its end did.
+
+    `stale` says that all of it may be tried again at once: what was known of the table was no longer true.
+    """
+
+    def __init__(self, part: tuple[int, int] | None, error: Exception, *, stale: bool = False) -> None:
+        """Keep which part it was."""
+        super().__init__(str(error))
+        self.part = part
+        self.error = error
+        self.stale = stale
+
+
+class _Part(NamedTuple):
+    """One statement: its rows, and the types of its arrays; None: a group of parameters for each row."""
+
+    first: int
+    last: int
+    types: tuple[str, ...] | None = None
+
+
+class Writer:
+    """Writes rows, and knows the types of the columns that it wrote to.
+
+    Args:
+        full: How many rows a full batch has.
+    """
+
+    def __init__(self, full: int) -> None:
+        """Know nothing yet."""
+        self._full = full
+        self._full_shapes: set[Shape] = set()
+        # None: there is a type among them whose arrays do not do.
+        self._types: dict[Shape, tuple[str, ...] | None] = {}
+
+    async def write(self, connection: asyncpg.Connection, rows: Sequence[Row]) -> None:
+        """Write rows, all or none of them.
+
+        Raises:
+            FailedError: None of them, and why.
+        """
+        parts = [part for first, last in ranges(rows) for part in await self._split(connection, rows, first, last)]
+        if len(parts) == 1:
+            # A statement is a transaction of its own.
+            await self._execute(connection, rows, parts[0])
+            return
+        async with _transaction(connection):
+            for part in parts:
+                await self._execute(connection, rows, part)
+
+    async def _split(
+        self, connection: asyncpg.Connection, rows: Sequence[Row], first: int, last: int
+    ) -> Sequence[_Part]:
+        """Return the statements for rows that may share one."""
+        shape, count = rows[first].shape, last - first
+        if count == 1 or shape.operation is Operation.STATEMENT or self._is_full(shape, count):
+            return (_Part(first, last),)
+        if shape not in self._types:
+            prepared = await _tried(connection, (first, last), connection.prepare(statement_of(shape, 1)))
+            kinds = prepared.get_parameters()
+            usable = all(kind.schema == "pg_catalog" and kind.name in ARRAY_TYPES for kind in kinds)
+            if len(self._types) >= MAX_KNOWN_SHAPES:
+                self._types.clear()
+            self._types[shape] = tuple(kind.name for kind in kinds) if usable else None
+        types = self._types[shape]
+        if types is not None and _taken_apart(rows[first:last], types):
+            return (_Part(first, last, types),)
+        return [_Part(*part) for part in powers(first, last, shape.parameters)]
+
+    def _is_full(self, shape: Shape, count: int) -> bool:
+        if count != self._full or count * shape.parameters > MAX_FULL_PARAMETERS:
+            return False
+        if len(self._full_shapes) < MAX_FULL_SHAPES:
+            self._full_shapes.add(shape)
+        return shape in self._full_shapes
+
+    async def _execute(self, connection: asyncpg.Connection, rows: Sequence[Row], part: _Part) -> None:
+        first, last, types = part
+        some = rows[first:last]
+        shape = some[0].shape
+        if shape.operation is Operation.STATEMENT and last - first > 1:
+            await _tried(connection, part[:2], connection.executemany(shape.sql, [row.values for row in some]))
+        elif types is None:
+            values = [value for row in some for value in row.values]
+            await _tried(connection, part[:2], connection.execute(statement_of(shape, last - first), *values))
+        else:
+            try:
+                call = connection.execute(array_statement(shape, types), *_arrays(some, types))
+                await _tried(connection, part[:2], call)
+            except FailedError as failed:
+                if getattr(failed.error, "sqlstate", None) == _OTHER_TYPE and self._types.pop(shape, None) is not None:
+                    failed.stale = True
+                raise
+
+
+@contextlib.asynccontextmanager
+async def _transaction(connection: asyncpg.Connection) -> AsyncIterator[None]:
+    transaction = connection.transaction()
+    await transaction.start()
+    try:
+        yield
+    except FailedError:
+        # Where the connection is at its end, so is the transaction.
+        with contextlib.suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            await transaction.rollback()
+        raise
+    try:
+        await transaction.commit()
+    except asyncpg.PostgresError as error:
+        raise FailedError(None, error) from error
+
+
+async def _tried(connection: asyncpg.Connection, part: tuple[int, int], call: Awaitable[Any]) -> Any:
+    """Await what concerns these rows.
+
+    Raises:
+        FailedError: The server refuses it, or the client has no form for a value.
+        InterfaceError: The connection cannot be used.
+    """
+    try:
+        return await call
+    except _REFUSALS as error:
+        raise FailedError(part, error) from error
+    except _CLIENT_ERRORS as error:
+        # The client's own errors are of two kinds: the connection cannot be used, which shows here again, or the client
+        # has no form for a value, and the connection is as good as before.
+        try:
+            await connection.execute("SELECT 1")
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError):
+            raise error from None
+        raise FailedError(part, error) from error
+
+
+def _taken_apart(rows: Sequence[Row], types: Sequence[str]) -> bool:
+    """Tell whether arrays of these values have one element per row: in those of lists the client sees dimensions."""
+    if not any(row.nested for row in rows):
+        return True
+    simple = [index for index, kind in enumerate(types) if kind not in JSON_TYPES]
+    return not any(row.nested and any(_nested(row.values[index]) for index in simple) for row in rows)
+
+
+def _nested(value: object) -> bool:
+    return isinstance(value, _CONTAINERS) or type(value).__module__.startswith("asyncpg.")
+
+
+def _arrays(rows: Sequence[Row], types: Sequence[str]) -> list[Sequence[Any]]:
+    """Return an array of values per parameter; for json columns of text."""
+    columns: list[Sequence[Any]] = list(zip(*[row.values for row in rows], strict=True))
+    for index, kind in enumerate(types):
+        if kind in JSON_TYPES:
+            columns[index] = [
+                value if value is None or isinstance(value, str) else json_text(value) for value in columns[index]
+            ]
+    return columns
+
+
+def json_text(value: Any) -> str:
+    """Return a value as JSON text."""
+    return to_json(value).decode()

