@@ -17,6 +17,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from tidemill.config.settings import Settings
+from tidemill.core.transaction import End
 from tidemill.pipeline.build import build_engine
 from tidemill.pipeline.engine import Engine
 from tidemill.pipeline.handler import Handler
@@ -236,11 +237,9 @@ async def test_the_lag_of_partitions_that_are_not_read_is_known_within_a_second_
     engine.pause()
     await place.until(lambda: engine.progress().partitions)
     await place.until(lambda: sum(engine.progress().lag.values()) == 40, 2)
-    # A full buffer pauses a partition at the broker, and then no fetch tells of its end.
-    for partition in list(engine.source._buffers):
-        engine.source._commands.append(lambda p=partition: engine.source._consumer.pause([ck.TopicPartition(*p)]))
-        engine.source._commands.append(lambda p=partition: setattr(engine.source._buffers[p], "paused", True))
-    engine.source._fetching = False
+    # Paused at the broker, as with a full buffer: no fetch tells of its end.
+    engine.source.stop_fetching()
+    await place.until(lambda: [buffer.paused for buffer in engine.source._buffers.values()] == [True] * 4)
     place.feed(numbers(40, 40))
     await place.until(lambda: sum(engine.progress().lag.values()) == 80)
 
@@ -630,3 +629,54 @@ async def test_no_commit_is_sent_within_a_revoke_to_a_coordinator_that_does_not_
     consumer.answers = False
     await asyncio.to_thread(source._on_revoke, consumer, [POSITION])
     assert consumer.commits == []
+
+
+async def test_an_open_transaction_of_revoked_partitions_is_ended_before_their_tasks_are_waited_for():
+    order: list[str] = []
+
+    class Transactions:
+        busy, fatal, trouble = True, None, None
+
+        def end_before(self, consumer, partitions, seconds):
+            return []
+
+        def give_up(self, consumer, partitions, seconds):
+            order.append("given up" if partitions == [TP] else "something else")
+            return [(End.ABORTED, {TP: 100})]
+
+        def step(self, consumer):
+            order.append("step")
+
+    source, consumer, events = scripted()
+    source._transactor = Transactions()
+
+    async def on_revoked(partitions):
+        order.append("tasks")
+        return {}
+
+    events.on_revoked = on_revoked
+    await asyncio.to_thread(source._on_assign, consumer, [POSITION])
+    await asyncio.to_thread(source._on_revoke, consumer, [POSITION])
+    assert order[0] == "given up"
+    assert "tasks" in order
+    assert order[-1] == "given up", "the last one, too, has to end before somebody else begins there"
+    await asyncio.sleep(0)
+    assert ("on_committed", {TP: 100}, CommitStatus.AGAIN) in events.told
+
+
+async def test_only_partitions_that_grew_or_are_full_are_looked_at():
+    """A thousand partitions, of which one has messages, cost what one costs."""
+    source, consumer, _ = scripted()
+    positions = [ck.TopicPartition("t", n) for n in range(1000)]
+    await asyncio.to_thread(source._on_assign, consumer, positions)
+    looked_at: list[Any] = []
+
+    class Watched(dict):
+        def get(self, key, default=None):
+            looked_at.append(key)
+            return super().get(key, default)
+
+    source._buffers = Watched(source._buffers)
+    source._grown = {("t", 7)}
+    source._regulate()
+    assert looked_at == [("t", 7)]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from tidemill.core.ledger import Batch, Entry, Ledger
 from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.pipeline.stage import Stage
-from tidemill.sources.base import CommitStatus, Outgoing, Source, TopicPartition
+from tidemill.sources.base import CommitStatus, Outgoing, Source, TopicPartition, name_of
 
 #: Commits are collected for this long.
 COLLECT_SECONDS = 0.1
@@ -47,6 +47,8 @@ class Commits:
         self._changed = asyncio.Event()
         #: The next offset of each partition, as this engine committed it.
         self.committed: dict[TopicPartition, int] = {}
+        #: The same by names, for snapshots.
+        self.named: dict[str, int] = {}
         #: At the end: how many finished messages could not be committed, and will be reprocessed.
         self.failed = 0
 
@@ -107,7 +109,7 @@ class Commits:
                 self._ledger.settle(batch)
                 if self._stage is not None:
                     self._stage.committed(partition)
-                self.committed[partition] = offset
+                self._note(partition, offset)
                 self._settled(partition, len(batch.entries))
             else:
                 self._ledger.retry(batch)
@@ -131,8 +133,13 @@ class Commits:
             self._source.commit(offsets)
         for partition in theirs:
             self.abandon(partition)
-        self.committed.update(last)
+        for partition, offset in last.items():
+            self._note(partition, offset)
         return last
+
+    def _note(self, partition: TopicPartition, offset: int) -> None:
+        self.committed[partition] = offset
+        self.named[name_of(partition)] = offset
 
     def abandon(self, partition: TopicPartition) -> None:
         """Forget a partition: late resolutions and answers change nothing."""

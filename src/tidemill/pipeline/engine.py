@@ -12,7 +12,7 @@ its dead letter confirmed. A partition that was given up is closed first, and no
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -48,7 +48,7 @@ from tidemill.runtime.log import limited
 from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
 from tidemill.sinks.payloads import CollectResult
-from tidemill.sources.base import CommitStatus, Fatal, Source, TopicPartition
+from tidemill.sources.base import CommitStatus, Fatal, Source, TopicPartition, name_of
 
 log = structlog.get_logger(__name__)
 
@@ -113,7 +113,8 @@ class Engine:
         self.intake = Intake(self)
         if outbox.stage is not None:
             outbox.stage.charge = self.intake.charge
-        self.pool = TaskPool(executor, limits, self.intake.is_full, self.tasks)
+        self.pool = TaskPool(executor, limits, self.intake.is_full, self.intake.park, self.tasks)
+        self._lag: tuple[Mapping[TopicPartition, int], dict[str, int]] = ({}, {})
         self._subscribed = False
         self._stop = asyncio.Event()
         self._changed = asyncio.Event()
@@ -209,9 +210,9 @@ class Engine:
 
     # -- what the source tells --------------------------------------------------------------------------------
 
-    def on_messages(self) -> None:
+    def on_messages(self, partitions: Collection[TopicPartition]) -> None:
         """Take what arrived."""
-        self.intake.soon()
+        self.intake.arrived(partitions)
 
     def on_assigned(self, partitions: Sequence[TopicPartition]) -> None:
         """Take partitions on."""
@@ -371,6 +372,13 @@ class Engine:
 
     # -- report -----------------------------------------------------------------------------------------------
 
+    def _named_lag(self) -> dict[str, int]:
+        """Return the lag by names; a source tells of it anew about once a second, a snapshot is taken more often."""
+        lag = self.source.lag()
+        if lag is not self._lag[0]:
+            self._lag = lag, {name_of(partition): count for partition, count in lag.items()}
+        return self._lag[1]
+
     def progress(self) -> EngineProgress:
         """Return a snapshot; cheap enough for four times a second."""
         counters, pool = self.counters, self.pool
@@ -379,7 +387,7 @@ class Engine:
             consumed=counters.consumed,
             messages_done=counters.messages_done,
             tasks_running=pool.running,
-            tasks_queued=pool.queued + sum(lane.held_back for lane in self.intake.lanes.values()),
+            tasks_queued=pool.queued + self.intake.held_back,
             tasks_retrying=pool.retrying,
             tasks_done=counters.tasks_done,
             tasks_failed=counters.tasks_failed,
@@ -390,11 +398,11 @@ class Engine:
             warnings=counters.warnings,
             held=self.brake.held if self.brake is not None else 0,
             gap=self.source.gap,
-            committed={_name(partition): offset for partition, offset in self.commits.committed.items()},
-            lag={_name(partition): lag for partition, lag in self.source.lag().items()},
-            paused=[_name(partition) for partition in self.intake.paused],
+            committed=dict(self.commits.named),
+            lag=self._named_lag(),
+            paused=self.intake.paused,
             stalled=stalled_of(self),
-            partitions=_names(self.intake.lanes),
+            partitions=self.intake.names,
             cpu_seconds=cpu_seconds,
             rss_bytes=rss_bytes,
             slowest=self.slowest.rows(),
@@ -405,12 +413,8 @@ class Engine:
         )
 
 
-def _name(partition: TopicPartition) -> str:
-    return f"{partition[0]}/{partition[1]}"
-
-
 def _names(partitions: Any) -> list[str]:
-    return [_name(partition) for partition in partitions]
+    return [name_of(partition) for partition in partitions]
 
 
 def _place(partitions: Sequence[TopicPartition]) -> tuple[str, str]:

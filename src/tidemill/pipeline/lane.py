@@ -13,7 +13,7 @@ from tidemill.core.ledger import Entry
 from tidemill.core.window import Windowing
 from tidemill.pipeline.models import ExecutorTask
 from tidemill.runtime.messages import SourceMessage
-from tidemill.sources.base import TopicPartition
+from tidemill.sources.base import TopicPartition, name_of
 
 if TYPE_CHECKING:
     from tidemill.pipeline.ordering import Ordering
@@ -74,7 +74,7 @@ class Lane:
     def __init__(self, partition: TopicPartition, settings: ExecutorSettings) -> None:
         """Start empty."""
         self.partition = partition
-        self.name = f"{partition[0]}/{partition[1]}"
+        self.name = name_of(partition)
         self.windowing: Windowing[Opened] = Windowing(
             settings.window_size, settings.window_max_bytes, settings.window_linger_ms / 1000
         )

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from tidemill.pipeline.engine import Engine, Report
 
 #: Beyond the drain timeout. The driver needs the rest of 5 s to end Spark.
-END_SECONDS = 3.0
+END_SECONDS = 2.5
 #: Of that, what closing sinks and leaving the group may take when commits took all the time before.
-CLOSE_SECONDS = 1.0
+CLOSE_SECONDS = 0.8
 #: A step that comes too late still gets this long.
 LATE_SECONDS = 0.3
 

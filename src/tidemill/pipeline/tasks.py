@@ -69,7 +69,8 @@ class TaskPool:
     Args:
         executor: Starts the processes.
         settings: Slots and limits.
-        is_full: Tells whether too much of a partition waits for sinks; its tasks are parked then.
+        is_full: Tells whether too much of a partition waits for sinks.
+        park: Called with its tasks then, instead of starting them.
         tasks: Where asyncio tasks run.
     """
 
@@ -78,9 +79,11 @@ class TaskPool:
         executor: TaskExecutor,
         settings: ExecutorSettings,
         is_full: Callable[[Lane], bool],
+        park: Callable[[TaskRun], None],
         tasks: EngineTasks,
     ) -> None:
         """Start with an empty queue."""
+        self._park = park
         self._tasks = tasks
         self._executor = executor
         self._is_full = is_full
@@ -148,7 +151,7 @@ class TaskPool:
             if lane.closed:
                 continue
             if lane.undelivered_bytes and self._is_full(lane):
-                lane.parked.append(run)
+                self._park(run)
             else:
                 self._start(run)
 

@@ -7,7 +7,7 @@ commits. It decides nothing about offsets. All methods of `SourceEvents` are cal
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -16,6 +16,16 @@ from tidemill.core.transaction import Verdict
 from tidemill.runtime.messages import SourceMessage
 
 TopicPartition = tuple[str, int]
+
+
+def name_of(partition: TopicPartition) -> str:
+    """Return a partition as one text.
+
+    Example:
+        >>> name_of(("orders", 3))
+        'orders/3'
+    """
+    return f"{partition[0]}/{partition[1]}"
 
 
 class Outgoing(msgspec.Struct, eq=False):
@@ -82,8 +92,8 @@ class Fatal(enum.Enum):
 class SourceEvents(Protocol):
     """The engine, as a source sees it."""
 
-    def on_messages(self) -> None:
-        """Something can be pulled."""
+    def on_messages(self, partitions: Collection[TopicPartition]) -> None:
+        """Something can be pulled of these partitions that could not before."""
 
     def on_assigned(self, partitions: Sequence[TopicPartition]) -> None:
         """These partitions are ours besides those we have."""

@@ -144,6 +144,7 @@ class BoundedSource:
 
     def _arrived(self, messages: Sequence[SourceMessage]) -> None:
         new: list[TopicPartition] = []
+        arrived: set[TopicPartition] = set()
         for message in messages:
             partition = (message.topic, message.partition)
             buffer = self._buffers.get(partition)
@@ -151,9 +152,10 @@ class BoundedSource:
                 self._buffers[partition] = buffer = deque()
                 new.append(partition)
             buffer.append(message)
+            arrived.add(partition)
         if new:
             self._events.on_assigned(new)
-        self._events.on_messages()
+        self._events.on_messages(arrived)
 
     def _read_out(self) -> None:
         self.ended = True

@@ -107,6 +107,9 @@ class KafkaSource:
         self._leave: bool | None = None
         self._close_by = 0.0
         self._lag = LagWatch()
+        # Whose buffers grew since they were looked at, and which are paused because they are full.
+        self._grown: set[TopicPartition] = set()
+        self._full: set[TopicPartition] = set()
         self._next_check = 0.0
         self._stalled: str | None = None
         self._gap = 0
@@ -255,7 +258,8 @@ class KafkaSource:
         records = [first]
         if self._max_poll > 1:
             records += self._consumer.consume(self._max_poll - 1, 0)
-        arrived = False
+        arrived: set[TopicPartition] = set()
+        latest: Buffer | None = None
         buffers = self._buffers
         for record in records:
             if (error := record.error()) is not None:
@@ -284,10 +288,13 @@ class KafkaSource:
             )
             buffer.messages.append(message)
             buffer.fetched_bytes += message.size_bytes
-            arrived = True
+            if buffer is not latest:
+                latest = buffer
+                arrived.add((topic, partition))
         if arrived:
             self._stalled = None
-            self._tell(self._events.on_messages)
+            self._grown |= arrived
+            self._tell(self._events.on_messages, arrived)
 
     def _on_record_error(self, error: ck.KafkaError) -> None:
         code = error.code()
@@ -385,19 +392,27 @@ class KafkaSource:
         self._tell(self._events.on_committed, offsets, CommitStatus.AGAIN)
 
     def _regulate(self) -> None:
-        """Pause partitions whose buffer is full, resume those that want more."""
+        """Pause partitions whose buffer has become full, resume those that want more; once stopped, pause all."""
         share = self._max_bytes // max(1, len(self._buffers))
-        for (topic, partition), buffer in self._buffers.items():
-            count = len(buffer.messages)
-            if not buffer.paused:
-                if count >= BUFFER_MESSAGES or buffer.size_bytes >= share or not self._fetching:
-                    self._consumer.pause([ck.TopicPartition(topic, partition)])
-                    buffer.paused = True
-                    if not self._fetching:
-                        buffer.messages = deque()  # not cleared: the loop may be taking from it
-            elif self._fetching and count <= BUFFER_MESSAGES // 4 and buffer.size_bytes <= share // 4:
-                self._resume(ck.TopicPartition(topic, partition))
+        grown, self._grown = (self._grown if self._fetching else self._buffers.keys() - self._full), set()
+        for tp in grown:
+            buffer = self._buffers.get(tp)
+            if buffer is None or buffer.paused:
+                continue
+            if len(buffer.messages) >= BUFFER_MESSAGES or buffer.size_bytes >= share or not self._fetching:
+                self._consumer.pause([ck.TopicPartition(*tp)])
+                buffer.paused = True
+                self._full.add(tp)
+                if not self._fetching:
+                    buffer.messages = deque()  # not cleared: the loop may be taking from it
+        if not self._fetching:
+            return
+        for tp in list(self._full):
+            buffer = self._buffers[tp]
+            if len(buffer.messages) <= BUFFER_MESSAGES // 4 and buffer.size_bytes <= share // 4:
+                self._resume(ck.TopicPartition(*tp))
                 buffer.paused = False
+                self._full.discard(tp)
 
     def _resume(self, partition: ck.TopicPartition) -> None:
         """Resume a partition, and wake the client's own thread that fetches from its broker.
@@ -413,8 +428,7 @@ class KafkaSource:
     def _check(self) -> None:
         """Refresh the lag and the gaps; while the brokers are unreachable, find out whether they are back."""
         self._next_check = time.monotonic() + CHECK_SECONDS
-        paused = (partition for partition, buffer in self._buffers.items() if buffer.paused)
-        self._lag.look(self._consumer, paused, time.monotonic(), may_ask=self._stalled is None)
+        self._lag.look(self._consumer, self._full, time.monotonic(), may_ask=self._stalled is None)
         for (topic, partition), buffer in list(self._buffers.items()):
             if buffer.holes:
                 self._count_gaps(topic, partition, buffer)
@@ -526,6 +540,8 @@ class KafkaSource:
             self._to_send.pop(tp, None)
             self._committer.forget(tp)
             self._lag.forget(tp)
+            self._grown.discard(tp)
+            self._full.discard(tp)
         self._give_up(partitions)
         if self._transactor is not None:
             self._transactor.forget(partitions)

@@ -65,7 +65,7 @@ class ScriptedSource:
         """Let more messages arrive in partitions that are assigned."""
         for message in messages:
             self._buffers.setdefault((message.topic, message.partition), deque()).append(message)
-        self.events.on_messages()
+        self.events.on_messages({(message.topic, message.partition) for message in messages})
 
     def pull(self, partition: TopicPartition, limit: int) -> list[SourceMessage]:
         """Take messages out of the partition's buffer."""
