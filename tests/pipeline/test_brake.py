@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -64,7 +65,9 @@ class Deployment(Handler[Any, Any]):
     def task(self, m: SourceMessage) -> ExecutorTask:
         if self.broken == "task":
             self.tried.append(m.offset)
-            return ExecutorTask(str(m.offset), ["-c", self.program()], source_offsets=[m.offset], binary_path="sh")
+            return ExecutorTask(
+                str(m.offset), ["-c", self.program(), str(m.offset)], source_offsets=[m.offset], binary_path="sh"
+            )
         return ExecutorTask(str(m.offset), source_offsets=[m.offset], precomputed=PrecomputedResult("ok"))
 
     def program(self) -> str:
@@ -135,7 +138,7 @@ async def test_what_fails_is_held_until_a_trial_succeeds_and_then_everything_is_
 async def test_a_failed_task_is_held_and_run_again_with_all_its_retries(rig, tmp_path) -> None:
     class Program(Deployment):
         def program(self) -> str:
-            return f"echo $$ >> {tmp_path}/runs; test -e {tmp_path}/mended || {{ echo no database >&2; exit 3; }}"
+            return f"echo $0 >> {tmp_path}/runs; test -e {tmp_path}/mended || {{ echo no database >&2; exit 3; }}"
 
     deployment = Program("task")
     limits = BRAKE | {"max_retries": 1, "retry_backoff": {"initial_seconds": 0.01, "max_seconds": 0.02}}
@@ -144,6 +147,8 @@ async def test_a_failed_task_is_held_and_run_again_with_all_its_retries(rig, tmp
     before = lettered(run)
     assert LEAST <= len(before) < LEAST + 10
     assert "50 of the last 50 messages failed with task: exit code 3 (last: no database)" in braked(run)
+    runs = tmp_path / "runs"
+    await run.until(lambda: max(Counter(runs.read_text().split()).values()) == 4, 10)  # in the first trials
     (tmp_path / "mended").touch()
     await run.until(lambda: run.source.committed.get(P0) == 200, 30)
     assert lettered(run) == before
