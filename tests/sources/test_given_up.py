@@ -12,7 +12,7 @@ from tests.sources.test_kafka import Events, carry_out
 from tests.sources.test_transactor import Moving, Producer, error
 
 from tidemill.config.settings import KafkaSettings, Settings
-from tidemill.sources.base import CommitStatus, Outgoing
+from tidemill.sources.base import CommitStatus, Fatal, Outgoing
 from tidemill.sources.kafka import KafkaSource
 from tidemill.sources.transactor import Transactor
 
@@ -92,6 +92,28 @@ async def side(monkeypatch):
 
 def unavailable() -> Exception:
     return error(ck.KafkaError._TIMED_OUT, retriable=True)
+
+
+async def test_a_member_that_was_expelled_and_taken_in_again_publishes_nothing_of_what_it_had(side):
+    await side.commit({KEPT: 10})
+    assert side.kind.committed == [{KEPT: 10}]
+    # Its client joined again under a new id, and goes on with what it was assigned under the old one.
+    side.member.generation += 2
+    side.member.member_id = "another"
+    await side.commit({KEPT: 11, GONE: 20})
+    assert side.kind.committed == [{KEPT: 10}]
+    [(_, fatal, text)] = [event for event in side.events.told if event[0] == "on_fatal"]
+    assert fatal is Fatal.FAILED
+    assert "expelled this engine while it stood still" in text
+
+
+async def test_a_member_that_is_assigned_partitions_anew_under_another_id_goes_on(side):
+    await side.on_thread(side.source._on_lost, side.member, POSITIONS)
+    side.member.generation += 2
+    side.member.member_id = "another"
+    await side.on_thread(side.source._on_assign, side.member, POSITIONS)
+    await side.commit({KEPT: 11, GONE: 20})
+    assert side.kind.committed == [{KEPT: 11, GONE: 20}]
 
 
 @pytest.mark.parametrize("how", ["lost", "revoked", "not waited for"])

@@ -263,9 +263,10 @@ class Moving(Consumer):
     """A member whose group goes on to the next generation when it is told to."""
 
     generation = 1
+    member_id = "m"
 
     def consumer_group_metadata(self) -> bytes:
-        return b"CGMDv2:" + struct.pack("=i", self.generation) + b"g\0m\0\0i\0"
+        return b"CGMDv2:" + struct.pack("=i", self.generation) + b"g\0%s\0\0i\0" % self.member_id.encode()
 
 
 def test_offsets_go_out_with_the_generation_in_which_their_transaction_began(made):

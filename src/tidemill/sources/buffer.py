@@ -19,11 +19,12 @@ class Buffer:
         expected: The next offset that the thread expects; negative while it is not known.
         holes: Jumps that were not looked into yet: the offset that was expected, and the one that came.
         paused: Whether the partition is paused at the consumer.
+        member: The member id that the partition was assigned to; None: not known.
     """
 
-    __slots__ = ("expected", "fetched_bytes", "holes", "messages", "name", "paused", "pulled_bytes")
+    __slots__ = ("expected", "fetched_bytes", "holes", "member", "messages", "name", "paused", "pulled_bytes")
 
-    def __init__(self, partition: TopicPartition, committed: int) -> None:
+    def __init__(self, partition: TopicPartition, committed: int, member: bytes | None = None) -> None:
         """Start empty, behind the committed offset (negative if there is none)."""
         self.name = f"{partition[0]}/{partition[1]}"
         self.messages: deque[SourceMessage] = deque()
@@ -32,6 +33,7 @@ class Buffer:
         self.expected = committed
         self.holes: list[tuple[int, int]] = []
         self.paused = False
+        self.member = member
 
     @property
     def size_bytes(self) -> int:

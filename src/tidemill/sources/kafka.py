@@ -36,6 +36,7 @@ from tidemill.sources.committer import Committer
 from tidemill.sources.gaps import count_deleted
 from tidemill.sources.lag import LagWatch
 from tidemill.sources.membership import consumer_config, leave_group
+from tidemill.sources.place import member_of
 from tidemill.sources.transactor import Transactor
 
 log = structlog.get_logger(__name__)
@@ -354,7 +355,8 @@ class KafkaSource:
         if not transactor.busy and self._to_commit:
             offsets, self._to_commit = self._to_commit, {}
             records, self._to_send = self._to_send, {}
-            transactor.begin(offsets, [record for each in records.values() for record in each])
+            members = frozenset(self._buffers[tp].member for tp in offsets if tp in self._buffers)
+            transactor.begin(offsets, [record for each in records.values() for record in each], members)
         ended = transactor.step(self._consumer)
         if ended is not None:
             self._transacted(*ended)
@@ -456,7 +458,9 @@ class KafkaSource:
 
     def _on_assign(self, consumer: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
         committed: dict[TopicPartition, int] = {}
+        member: bytes | None = None
         if self._transactor is not None:
+            member = member_of(consumer.consumer_group_metadata())
             for ended in self._transactor.end_before(consumer, _names(partitions), TRANSACTION_END_SECONDS):
                 self._transacted(*ended)
         for position in partitions:
@@ -468,7 +472,7 @@ class KafkaSource:
                     self._noted[position.topic, position.partition] = position.metadata or ""
             except ck.KafkaException as error:
                 log.warning("committed offsets are not known; gaps cannot be told", error=str(error))
-        buffers = {tp: Buffer(tp, committed.get(tp, -1)) for tp in _names(partitions)}
+        buffers = {tp: Buffer(tp, committed.get(tp, -1), member) for tp in _names(partitions)}
         self._buffers.update(buffers)
         consumer.incremental_assign(partitions)
         if partitions:

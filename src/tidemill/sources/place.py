@@ -8,6 +8,10 @@ request arrives.
 A consumer that was expelled, or whose client left the group, has no generation or no member id until it has joined
 again. While the group is empty brokers accept offsets of such a place without any check, so no transaction may begin
 with one.
+
+A client that was expelled while it was joining (it stood still, say) joins as a new member and goes on with what it
+had: until it is told to give those partitions up it has a valid place, and so has their next owner. So a transaction
+begins only with partitions that were assigned to the member it has a place of.
 """
 
 from __future__ import annotations
@@ -31,8 +35,20 @@ def is_member(place: object) -> bool:
         >>> is_member(b"CGMDv2:" + _GENERATION.pack(-1) + b"group\\0\\0\\0instance\\0")
         False
     """
-    if not isinstance(place, bytes) or not place.startswith(_MAGIC):
+    member = member_of(place)
+    if member is None or not isinstance(place, bytes):
         return place is not None
     (generation,) = _GENERATION.unpack_from(place, len(_MAGIC))
-    member = place[len(_MAGIC) + _GENERATION.size :].split(b"\0", 2)[1]
     return generation >= 0 and bool(member)
+
+
+def member_of(place: object) -> bytes | None:
+    """Return the member id in a place, b"" while there is none; None for a form that is not known here.
+
+    Example:
+        >>> member_of(b"CGMDv2:" + _GENERATION.pack(7) + b"group\\0member-1\\0\\0instance\\0")
+        b'member-1'
+    """
+    if not isinstance(place, bytes) or not place.startswith(_MAGIC):
+        return None
+    return place[len(_MAGIC) + _GENERATION.size :].split(b"\0", 2)[1]

@@ -36,7 +36,7 @@ from tidemill.runtime.kafka_client import BackgroundCall, LibraryLog, reason, sc
 from tidemill.runtime.log import limited
 from tidemill.runtime.producer import producer_config, too_large, worth_retrying
 from tidemill.sources.base import Fatal, Outgoing, TopicPartition
-from tidemill.sources.place import is_member
+from tidemill.sources.place import is_member, member_of
 
 log = structlog.get_logger(__name__)
 
@@ -94,6 +94,7 @@ class Transactor:
         self._records: list[Outgoing] = []
         self._sent = 0
         self._place: Any = None
+        self._members: Collection[bytes | None] = ()
         self._began = 0.0
         self._deadline: float | None = None
         self._handing: BackgroundCall | None = None
@@ -131,8 +132,20 @@ class Transactor:
     def _make(self) -> ck.Producer:
         return ck.Producer({**self._config, "error_cb": self._on_error}, logger=LibraryLog())
 
-    def begin(self, offsets: dict[TopicPartition, int], records: list[Outgoing]) -> None:
-        """Take what the next transaction holds; `step` carries it out."""
+    def begin(
+        self,
+        offsets: dict[TopicPartition, int],
+        records: list[Outgoing],
+        members: Collection[bytes | None] = (),
+    ) -> None:
+        """Take what the next transaction holds; `step` carries it out.
+
+        Args:
+            offsets: What is committed.
+            records: What goes out with it.
+            members: The member ids that its partitions were assigned to; None: not known.
+        """
+        self._members = members
         self._transaction, self._records, self._sent = Transaction(offsets), records, 0
         self._began = time.monotonic()
         self._flush_began = None
@@ -233,6 +246,13 @@ class Transactor:
         place: Any = consumer.consumer_group_metadata()
         if not is_member(place):
             return Answer.AGAIN  # its partitions are lost; the consumer's callback says so in a moment
+        if any(member not in (None, member_of(place)) for member in self._members):
+            # Somebody else may have them by now, and nothing says when: only a new start gets them, or others, anew.
+            self._end_for_good(
+                "the group expelled this engine while it stood still, and took it in again as a new member; what it "
+                "has in flight is another member's"
+            )
+            return Answer.FATAL
         self._place = place
         self._producer.begin_transaction()
         return Answer.DONE
