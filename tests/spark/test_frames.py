@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
@@ -289,20 +290,25 @@ def test_rows_and_their_dead_letters_need_no_broker(session, brokerless, tmp_pat
     assert not [path.name for path in Path(brokerless.dlq.path).iterdir() if path.name.startswith("_")]
 
 
-def test_a_part_that_spark_starts_again_has_its_letters_once(session, brokerless, tmp_path):
-    marker = tmp_path / "died"
+def test_a_part_that_spark_starts_again_has_its_letters_once(session, brokerless, tmp_path, monkeypatch):
+    monkeypatch.setattr("tidemill.spark.bounded.SILENT_SECONDS", 2.0)
+    marker = tmp_path / "hung"
 
-    class Dying(Known):
+    class HangingOnce(Known):
         async def on_task_complete(self, result):
+            import time
+
             if result.task.metadata["n"] == 9 and not marker.exists():
+                while not list(Path(brokerless.dlq.path).glob("_letters-*")):
+                    await asyncio.sleep(0.01)
                 marker.touch()
-                os._exit(1)
+                time.sleep(3_600)
             if result.task.metadata["n"] % 5 == 0:
-                raise ValueError("not this one")
-            return await super().on_task_complete(result)
+                raise ValueError("not this one" + "x" * 5_000_000)
+            return await Known.on_task_complete(self, result)
 
     rows = rows_of(session, 10).coalesce(1)
-    process(rows, Dying, brokerless, outcomes=tmp_path / "outcomes")
+    process(rows, HangingOnce, brokerless, outcomes=tmp_path / "outcomes")
     assert marker.exists()
     assert keys_of(letters_in(brokerless)) == ["0", "5"]
     assert not [path.name for path in Path(brokerless.dlq.path).iterdir() if path.name.startswith("_")]
