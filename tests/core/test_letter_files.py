@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.core.letter_files import Entry, counts, journal_entries, journal_text, letters_name, run_pattern
+from tidemill.core.letter_files import (
+    Entry,
+    counts,
+    journal_entries,
+    journal_text,
+    letters_name,
+    run_pattern,
+    unfinished_name,
+    unfinished_pattern,
+)
 
 ENTRIES = st.builds(Entry, st.text(), st.text(), st.integers(0, 2**40), st.text())
 
@@ -14,7 +25,14 @@ ENTRIES = st.builds(Entry, st.text(), st.text(), st.integers(0, 2**40), st.text(
 def test_a_name_is_that_of_one_run_and_one_part() -> None:
     names = {letters_name(run, part) for run in ("a", "b") for part in ("part-0.parquet", "part-1.parquet")}
     assert len(names) == 4
-    assert run_pattern("a") == "letters-a-*"
+    assert all(fnmatchcase(name, run_pattern("a")) == ("-a-" in name) for name in names)
+
+
+def test_unfinished_files_have_names_that_readers_skip_and_the_next_run_finds() -> None:
+    names = {unfinished_name(outcomes, engine, part) for outcomes in "ab" for engine in "ef" for part in (0, 1)}
+    assert len(names) == 8
+    assert all(name.startswith("_") for name in names)
+    assert sum(fnmatchcase(name, unfinished_pattern("a")) for name in names) == 4
 
 
 @pytest.mark.parametrize(

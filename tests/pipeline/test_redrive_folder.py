@@ -183,7 +183,7 @@ def test_a_second_process_of_the_same_redrive_is_refused_by_name(place: Place, m
 
     monkeypatch.setattr(SinkTarget, "send", other)
     place.redrive()
-    assert "does the same redrive (tidemill-redrive-" in said[0]
+    assert "does the same redrive (tidemill-redrive-" in said[0], said
     assert place.sent() == Counter(range(5))
     assert place.redrive().sent == 0
 

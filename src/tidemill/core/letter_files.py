@@ -42,6 +42,22 @@ def run_pattern(run: str) -> str:
     return f"{_PREFIX}{run}-*"
 
 
+def unfinished_name(outcomes_id: str, engine_id: str, part: int) -> str:
+    """Return the name that a letters file has until it is complete.
+
+    Args:
+        outcomes_id: The id of the outcomes folder it is written for.
+        engine_id: The engine that writes it.
+        part: Which of the engine's files it is.
+    """
+    return f"_{_PREFIX}{outcomes_id}-{engine_id}-{part:05d}"
+
+
+def unfinished_pattern(outcomes_id: str) -> str:
+    """Return the glob pattern of all unfinished letters files for an outcomes folder."""
+    return f"_{_PREFIX}{outcomes_id}-*"
+
+
 def counts(name: str, written_for: str, outcomes_id: str | None, named: str | None) -> bool:
     """Tell whether the letters of a file are to be shown and sent.
 

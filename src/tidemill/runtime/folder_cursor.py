@@ -86,7 +86,7 @@ class FolderCursor:
         """
         try:
             self._lock = lock_file(self._path.with_suffix(".lock"))
-            # Written anew: without what a crash tore, and with one line per file.
+            # Rewritten with one line per file, and without a line that a crash tore.
             unfinished = self._path.with_suffix(".new")
             with open(unfinished, "w", encoding="utf-8") as file:
                 file.write(journal_text(read_journal(self._path).values()))
@@ -97,7 +97,8 @@ class FolderCursor:
             self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         except HeldError as error:
             raise FencedError(
-                f"dlq redrive: process {error.holder} does the same redrive ({self._name}); wait for it to end"
+                f"dlq redrive: process {error.holder}, on this host or another that shares the folder, does the same "
+                f"redrive ({self._name}); wait for it to end"
             ) from None
         except OSError as error:
             raise ConfigError(
@@ -127,7 +128,7 @@ class FolderCursor:
         return {}
 
     def close(self) -> None:
-        """Let go of the journal."""
+        """Close the journal, and release its lock."""
         for fd in (self._fd, self._lock):
             if fd is not None:
                 os.close(fd)

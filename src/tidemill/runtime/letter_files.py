@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from tidemill.core.errors import ConfigError, sound
-from tidemill.core.letter_files import letters_name, run_pattern
+from tidemill.core.letter_files import letters_name, run_pattern, unfinished_name, unfinished_pattern
 from tidemill.runtime.deadletter import Letter, encode_letter
 
 #: Under this key a letters file says what it belongs to, and an outcome file which letters file belongs to it.
@@ -110,7 +110,7 @@ class LetterFile:
         self._place = place
         self._engine_id = engine_id
         self._folder = Path(place.path)
-        self._path = self._folder / f"_{letters_name(place.run, f'{part:05d}-{engine_id}')}"
+        self._path = self._folder / unfinished_name(place.outcomes_id, engine_id, part)
         self._writer: Any = None
         self._last_offset = -1
 
@@ -177,7 +177,7 @@ class LetterFile:
 
     def discard(self) -> None:
         """Leave nothing unfinished behind."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(Exception):  # pyarrow has several for a file it cannot complete
             if self._writer is not None:
                 self._close()
         with contextlib.suppress(OSError):
@@ -245,9 +245,9 @@ def named_by(outcome: Path) -> str | None:
     return str(metadata.get(METADATA_KEY, b"").decode("utf-8", "replace"))
 
 
-def remove_unfinished(path: str, run: str) -> None:
-    """Remove what killed engines of a run left, once no engine of it runs any more."""
-    for leftover in Path(path).glob(f"_{run_pattern(run)}"):
+def remove_unfinished(path: str, outcomes_id: str) -> None:
+    """Remove what killed engines left that worked for an outcomes folder, while no other does."""
+    for leftover in Path(path).glob(unfinished_pattern(outcomes_id)):
         leftover.unlink(missing_ok=True)
 
 

@@ -75,7 +75,7 @@ class LetterFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Let go of the cursor."""
+        """Close the cursor."""
         if self._cursor is not None:
             self._cursor.close()
 

@@ -1,7 +1,7 @@
 """The driver's end of dead letters in files: one id per run, and the check that all hosts share their folder.
 
 Without `dlq.path` nothing here does anything. Invariants: a run's id is in the names of its files, so two runs never
-meet; what killed engines left unfinished is removed when the run ends, however it ends.
+meet; what killed engines left unfinished is removed when the run ends, or when the next one begins in its folder.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class LetterRun:
         self._path = path
         self._run = uuid.uuid4().hex
         self._outcomes_id = with_outcomes_id(outcomes, self._run) if path else ""
+        self.tidy()
 
     def of(self, job: EngineJob) -> EngineJob:
         """Return a job that knows where its letters belong."""
@@ -59,9 +60,9 @@ class LetterRun:
             )
 
     def tidy(self) -> None:
-        """Remove what killed engines left; none may run any more."""
+        """Remove what killed engines left; none may run now."""
         if self._path:
-            remove_unfinished(self._path, self._run)
+            remove_unfinished(self._path, self._outcomes_id)
 
 
 @contextlib.contextmanager
@@ -94,3 +95,4 @@ def forget_letters(settings: Settings, outcomes: Path) -> None:
     run = outcomes_id_of(outcomes) if settings.dlq.path else None
     if run is not None:
         remove_run(settings.dlq.path, run)
+        remove_unfinished(settings.dlq.path, run)
