@@ -375,3 +375,17 @@ def test_what_is_damaged_or_foreign_is_named_and_stops_nothing(tmp_path: Path, s
     (problem,) = [each for each in found if each.letter is None]
     assert problem.file == "letters-r2-part-0.parquet"
     assert re.search(said, problem.problem), problem.problem
+
+
+async def test_a_letter_about_a_message_that_is_told_of_is_kept_even_if_it_is_about_later_ones_too(
+    tmp_path: Path,
+) -> None:
+    letters = FileDeadLetters(LettersPlace(str(tmp_path), "aaaaaaaa", str(tmp_path / "none"), "id"), "e", [("t", 0)])
+    both = letter(14, topic="t")
+    both.sources += letter(20, topic="t").sources
+    for each in (both, letter(15, topic="t")):
+        letters.put(each, lambda: None)
+    await letters.close()
+    # Message 14 is not processed again, so nobody else would write what happened to it.
+    await asyncio.to_thread(letters.publish, "part-0.parquet", ("t", 0), 15)
+    assert messages_of(found_in(tmp_path)) == [(0, 14), (0, 20)]
