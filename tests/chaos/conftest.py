@@ -84,11 +84,11 @@ class Site:
         self.running: list[PipelineProcess] = []
         create_topic(self.topic, partitions=partitions)
 
-    def feed(self, count: int, *, sleep: float = 0.0, slow_every: int = 0) -> None:
+    def feed(self, count: int, *, sleep: float = 0.0, slow_every: int = 0, bad: bool = False) -> None:
         producer = ck.Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 5})
         for n in range(self.fed, self.fed + count):
             slow = slow_every and n % slow_every == 0
-            value = json.dumps({"n": n, "sleep": sleep if (slow or not slow_every) else 0})
+            value = json.dumps({"n": n, "sleep": sleep if (slow or not slow_every) else 0, "bad": bad})
             producer.produce(self.topic, value.encode(), partition=n % self.partitions)
         assert producer.flush(30) == 0
         self.fed += count

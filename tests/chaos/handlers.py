@@ -47,6 +47,18 @@ class Work(Handler[Job, Any]):
         return CollectResult(files=[FilePayload(path="out.jsonl", data={**result.task.metadata, "at": time.time()})])
 
 
+class BlockOnce(Work):
+    """Holds up its event loop for good when a message says so, in the first engine that gets it."""
+
+    async def arrange(self, messages, pending):
+        for message in messages:
+            marker = "blocked-once"
+            if message.payload.bad and not os.path.exists(marker):
+                with open(marker, "w"):
+                    time.sleep(600)
+        return await super().arrange(messages, pending)
+
+
 class Deliver(Handler[Job, Any]):
     """A known result per message, with a key that keeps its order, into each type of sink that there is."""
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 import time
 
 import confluent_kafka as ck
 import pytest
-from tests.chaos.conftest import wait_for
+from tests.chaos.conftest import Site, wait_for
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -114,3 +116,33 @@ def test_a_signal_while_spark_starts_is_not_lost(site):
     pipeline.signal(signal.SIGTERM)
     assert pipeline.wait(40) == 0, pipeline.log
     assert not pipeline.marked()
+
+
+@pytest.mark.parametrize("how", ["gone", "silent"])
+def test_a_stop_while_the_broker_is_away_keeps_its_deadline_and_says_what_is_reprocessed(tmp_path, own_kafka, how):
+    broker = own_kafka()
+    site = Site(tmp_path, broker.bootstrap, broker.create_topic)
+    site.feed(20_000, sleep=0.0)
+    pipeline = site.start(executor={"drain_timeout_seconds": 5})
+    try:
+        pipeline.wait_working()
+        if how == "gone":
+            broker.kill()
+        else:
+            os.kill(broker.pid, signal.SIGSTOP)
+        rows = len(site.rows())
+        wait_for(lambda: len(site.rows()) > rows, 20, "work goes on without the broker")
+        started = time.monotonic()
+        pipeline.signal(signal.SIGTERM)
+        code = pipeline.wait(60)
+        took = time.monotonic() - started
+        last = pipeline.log.strip().splitlines()[-1]
+    finally:
+        pipeline.end()
+        if how == "silent":
+            os.kill(broker.pid, signal.SIGCONT)
+    assert code == 4, pipeline.log
+    assert re.search(r"commits failed .* [\d,]+ finished messages are not committed and will be reprocessed", last)
+    print(f"{how}: {took:.1f} s")
+    # Its deadline is 10 s; where the processors are shared by others, Spark's own end takes longer.
+    assert took < 5 + 5 + 3, pipeline.log

@@ -74,7 +74,7 @@ def test_show_has_what_only_a_trigger_host_reads_where_it_is_set(tidemill: Run, 
 
 
 def test_check_says_ok_and_warns_of_a_pipeline_without_sinks(tidemill: Run, tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text("sinks: {filesystem: {a: {base_path: out}}}")
+    (tmp_path / "c.yaml").write_text("kafka: {source_topic: t}\nsinks: {filesystem: {a: {base_path: out}}}")
 
     good = tidemill("config", "check", "c.yaml")
     without = tidemill("config", "check")
@@ -101,3 +101,12 @@ def test_the_schema_is_json(tidemill: Run) -> None:
     schema = json.loads(tidemill("config", "schema").stdout)
 
     assert schema["properties"]["kafka"] is not None
+
+
+def test_check_warns_of_a_configuration_that_names_no_topic(tidemill: Run, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("kafka: {brokers: 'a:1'}\n")
+    done = tidemill("config", "check", "c.yaml")
+    assert done.returncode == 0
+    assert "warning: no kafka.source_topic is configured, so a pipeline reads the topic 'input-events'" in done.stderr
+    named = tidemill("config", "check", "c.yaml", env={"TIDEMILL_KAFKA__SOURCE_TOPIC": "input-events"})
+    assert "source_topic" not in named.stderr

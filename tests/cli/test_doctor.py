@@ -206,3 +206,11 @@ def test_the_folder_for_dead_letters_is_looked_at(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"is not a folder; remove it or change dlq\.path"):
         check_letter_folder(str(tmp_path / "file"))
+
+
+def test_a_cache_folder_that_cannot_be_written_is_told_with_the_one_that_is_used(tidemill: Run, tmp_path: Path) -> None:
+    done = tidemill("doctor", env={"XDG_CACHE_HOME": "/dev/null", "TMPDIR": str(tmp_path)})
+    line = next(line for line in done.stdout.splitlines() if " cache folder: " in line)
+    assert line.startswith("ok ")
+    assert f"{tmp_path}/tidemill-cache-" in line
+    assert "because /dev/null/tidemill cannot be written" in line

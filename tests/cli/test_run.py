@@ -116,7 +116,8 @@ def test_a_new_project_does_its_work_and_ends_cleanly(
 def test_a_second_run_of_the_same_name_is_refused_at_once(project: Path, env: dict[str, str]) -> None:
     from tidemill.runtime.lock import WorkerLock
 
-    with WorkerLock(env["TIDEMILL_KAFKA__CONSUMER_GROUP"], env["WORKER_ID"]), running(project, env) as process:
+    lock = WorkerLock(env["TIDEMILL_KAFKA__CONSUMER_GROUP"], env["WORKER_ID"], brokers=env["TIDEMILL_KAFKA__BROKERS"])
+    with lock, running(project, env) as process:
         assert process.wait(60) == ExitCode.FENCED
 
     log = (project / "log.txt").read_text()

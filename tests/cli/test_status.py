@@ -26,16 +26,30 @@ def test_before_the_first_engine_it_says_what_is_waited_for() -> None:
 
 def test_engines_are_summed_up() -> None:
     progress = pipeline(
-        EngineProgress(messages_done=1000, tasks_running=4, tasks_queued=7, partitions=["t/0", "t/1"], lag={"t/0": 5}),
+        EngineProgress(
+            messages_done=1000,
+            tasks_running=4,
+            tasks_queued=7,
+            partitions=["t/0", "t/1"],
+            lag={"t/0": 5},
+            in_flight=1012,
+        ),
         EngineProgress(
             messages_done=234, tasks_running=3, tasks_failed=2, dead_lettered=2, letters_dropped=1, partitions=["t/2"]
         ),
     )
 
     assert status_text(progress, 99.6) == (
-        "2 of 2 engines, 3 partitions | 1,234 messages done, 100/s | tasks: 7 running, 7 queued, 2 failed | lag 5 | "
-        "2 dead letters | 1 dead letter DROPPED"
+        "2 of 2 engines, 3 partitions | 1,234 messages done, 100/s | tasks: 7 running, 7 queued, 2 failed | "
+        "lag 5 (2 of 3 partitions not known yet), 1,012 in flight | 2 dead letters | 1 dead letter DROPPED"
     )
+
+
+def test_a_lag_that_is_not_known_yet_is_said_to_be_that() -> None:
+    assert "| lag not known yet, 3 in flight" in status_text(
+        pipeline(EngineProgress(partitions=["t/0"], in_flight=3)), 0.0
+    )
+    assert "| lag 7, 0 in flight" in status_text(pipeline(EngineProgress(partitions=["t/0"], lag={"t/0": 7})), 0.0)
 
 
 def test_what_is_waited_for_is_said() -> None:

@@ -45,7 +45,12 @@ def test_defaults_are_those_of_the_reference() -> None:
         "concurrency": 1,
         "idempotency_header": "Idempotency-Key",
     }
-    assert sinks.redis["a"].model_dump() == {"ui_url": "", "url": "redis://localhost:6379/0", "key_prefix": ""}
+    assert sinks.redis["a"].model_dump() == {
+        "ui_url": "",
+        "url": "redis://localhost:6379/0",
+        "key_prefix": "",
+        "scripts": {},
+    }
     assert list(sinks.by_type()) == ["http", "mongo", "postgres", "redis"]
     assert not sinks.is_empty()
 
@@ -137,6 +142,12 @@ def test_passwords_of_addresses_are_known_in_each_of_their_forms() -> None:
     assert url_secrets("http://[") == frozenset()
     assert without("a p@ss and token=b", {"p@ss"}) == "a *** and token=***"
     assert redact({"headers": {"X-Any": "s", "Accept": "a"}}) == {"headers": {"X-Any": "***", "Accept": "a"}}
+
+
+@pytest.mark.parametrize("value", [" Bearer x", "Bearer x\t", "a\r\nb", "\0"])
+def test_a_header_that_no_request_could_have_is_refused(value: str) -> None:
+    with pytest.raises(ConfigError, match="the value of X-Any has characters that a header cannot have"):
+        load({"http": {"a": {"url": "https://h/", "headers": {"X-Any": value}}}})
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import datetime
 import email.utils
+import gzip
+import zlib
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.core.http_delivery import Verdict, judge, retry_after_seconds
+from tidemill.core.http_delivery import MAX_TEXT_BYTES, Verdict, answer_text, judge, retry_after_seconds
 
 DATE = "Sun, 06 Nov 1994 08:49:37 GMT"
 AT = datetime.datetime(1994, 11, 6, 8, 49, 37, tzinfo=datetime.UTC).timestamp()
@@ -56,3 +58,60 @@ def test_what_cannot_be_read_counts_as_nothing(text: str | None) -> None:
 @given(st.text(), st.text())
 def test_no_text_breaks_it(header: str, date: str) -> None:
     assert 0.0 <= retry_after_seconds(header, date, 0.0, 60) <= 60
+
+
+@pytest.mark.parametrize(
+    ("status", "deleting", "again", "verdict"),
+    [
+        (404, True, True, Verdict.DELIVERED),
+        (404, True, False, Verdict.REFUSED),
+        (404, False, True, Verdict.REFUSED),
+        (410, True, False, Verdict.DELIVERED),
+        (410, False, True, Verdict.REFUSED),
+        (409, True, True, Verdict.REFUSED),
+    ],
+)
+def test_what_is_gone_was_deleted(status: int, deleting: bool, again: bool, verdict: Verdict) -> None:
+    assert judge(status, deleting=deleting, again=again) is verdict
+
+
+PLAIN = "sch\u00f6n ".encode() * 3
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "encoding", "text"),
+    [
+        (b"", None, None, ""),
+        (PLAIN, None, None, "sch\u00f6n sch\u00f6n sch\u00f6n"),
+        ("sch\u00f6n".encode("latin-1"), "text/plain; charset=ISO-8859-1", None, "sch\u00f6n"),
+        (PLAIN, "text/plain; charset=no-such-thing", None, "sch\u00f6n sch\u00f6n sch\u00f6n"),
+        (b"\xff", "text/plain; charset=utf-8", None, "\ufffd"),
+        (b"abcd", "text/plain; charset=hex", None, "abcd"),
+        (b"+2AA-", "text/plain; charset=utf-7", None, "?"),
+        (b"a\r\n\x1b[31mred\x07\xc2\x9b \xe2\x80\xae b", "text/plain", None, "a [31mred b"),
+        (b"\x89PNG\0\1", "image/png", None, "(binary)"),
+        (gzip.compress(PLAIN), None, "GZIP", "sch\u00f6n sch\u00f6n sch\u00f6n"),
+        (gzip.compress(PLAIN)[:-4], None, "gzip", "sch\u00f6n sch\u00f6n sch\u00f6n"),
+        (zlib.compress(PLAIN), None, "deflate", "sch\u00f6n sch\u00f6n sch\u00f6n"),
+        (b"no gzip", None, "gzip", "(7 bytes that are not gzip)"),
+        (b"????", None, "br\x1b", "(4 bytes of br)"),
+        (PLAIN, None, "identity", "sch\u00f6n sch\u00f6n sch\u00f6n"),
+    ],
+)
+def test_an_answer_says_its_start_on_one_line(
+    content: bytes, kind: str | None, encoding: str | None, text: str
+) -> None:
+    assert answer_text(content, kind, encoding) == text
+
+
+def test_an_answer_that_grows_without_end_is_read_to_its_bound() -> None:
+    packed = gzip.compress(b"x" * 50_000_000)
+    assert len(answer_text(packed, None, "gzip")) == MAX_TEXT_BYTES
+    assert len(answer_text(b"x" * 1_000_000)) == MAX_TEXT_BYTES
+
+
+@given(st.binary(), st.none() | st.text(), st.none() | st.text() | st.sampled_from(["gzip", "deflate"]))
+def test_any_answer_says_something_that_can_be_logged(content: bytes, kind: str | None, encoding: str | None) -> None:
+    text = answer_text(content, kind, encoding)
+    text.encode()
+    assert all(character.isprintable() for character in text)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tidemill.core.breaker import BreakerState
 from tidemill.core.culprit import Fault, fault_of, parts_of
-from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.core.errors import ConfigError, RemoteError, WrongPlaceError
 from tidemill.core.outbox import SendQueue
 from tidemill.core.outbox_items import Ask, Decision, Delivered, GaveUp, Item, Limits, WhenOpen
 from tidemill.core.retry import Backoff
@@ -679,6 +679,9 @@ def test_an_exception_says_whose_fault_it_may_be() -> None:
     wrong = [TypeError(), ValueError(), KeyError(), IndexError(), AttributeError(), OverflowError(), UnicodeError()]
     assert {fault_of(each) for each in wrong} == {Fault.DATA}
     assert {fault_of(each) for each in (OSError(), RuntimeError(), TimeoutError())} == {Fault.UNKNOWN}
+    assert fault_of(WrongPlaceError("no folder")) is Fault.PLACE
+    assert fault_of(ExceptionGroup("tasks", [ValueError(), ExceptionGroup("more", [KeyError()])])) is Fault.DATA
+    assert fault_of(ExceptionGroup("tasks", [ValueError(), OSError()])) is Fault.UNKNOWN
     assert {fault_of(each) for each in (RemoteError("down"), ConfigError("not connected"))} == {Fault.SINK}
     assert [list(part) for part in parts_of([1, 2], is_part=False)] == [[1], [2]]
 
@@ -861,6 +864,32 @@ def test_an_item_that_raised_goes_alone_when_a_decision_tries_it_again() -> None
     assert names(queue.take(9.0)) == ["c1"]
 
 
+@pytest.mark.parametrize("when_open", WhenOpen)
+def test_while_the_place_of_a_sink_is_wrong_everything_waits_and_nothing_is_counted(when_open: WhenOpen) -> None:
+    queue = new_queue(count=4, failures=1, when_open=when_open)
+    items = add(queue, "a1", "-1", "a2")
+    now = 0.0
+    pauses = []
+    while now < 10 * BUDGET:
+        assert names(queue.take(now)) in (["a1", "-1", "a2"], ["a1", "-1"])
+        assert queue.failed("no folder", True, now, FULL, Fault.PLACE) == []
+        assert queue.shed(now) == []
+        assert queue.due is not None
+        pauses.append(round(queue.due - now))
+        now = queue.due
+    assert pauses[:4] == [1, 2, 4, 8]
+    assert (queue.opened, queue.failing, queue.outstanding) == (0, (0.0, "no folder"), 3)
+    assert [(item.attempts, item.deadline) for item in items] == [(0, None)] * 3
+    order: list[str] = []
+    while queue.due is not None:
+        batch = queue.take(queue.due)
+        order += names(batch)
+        queue.answered([None] * len(batch), now, 0)
+    assert sorted(order) == ["-1", "a1", "a2"]
+    assert order.index("a1") < order.index("a2")
+    assert queue.failing is None
+
+
 def test_parts_are_forgotten_with_their_lane_or_shed_by_an_open_breaker() -> None:
     for when_open in WhenOpen:
         queue = new_queue(count=9, failures=1, when_open=when_open)
@@ -884,7 +913,7 @@ STEPS = st.one_of(
     st.tuples(st.just("add"), st.sampled_from("aab-"), st.sampled_from("ppq"), st.integers(1, 60), st.integers(1, 4)),
     st.tuples(st.just("answer"), st.lists(ANSWERS, max_size=6)),
     st.tuples(st.just("fail"), st.booleans()),
-    st.tuples(st.just("raise"), st.sampled_from([Fault.DATA, Fault.UNKNOWN])),
+    st.tuples(st.just("raise"), st.sampled_from([Fault.DATA, Fault.UNKNOWN, Fault.PLACE])),
     st.tuples(st.just("decide"), st.integers(0, 5), st.sampled_from(Decision)),
     st.tuples(st.just("time"), st.sampled_from([0.5, 3.0, BUDGET])),
     st.tuples(st.just("abandon"), st.sampled_from("pq")),
@@ -965,7 +994,9 @@ class Schedule:
         batch, self.batch = self.batch, []
         before = {item.number: item.attempts for item in self.items}
         effects = self.queue.failed("raised", True, self.now, FULL, fault)
-        assert len(batch) == 1 or (effects == [] and all(item.attempts == before[item.number] for item in batch))
+        if len(batch) > 1 or fault is Fault.PLACE:
+            assert effects == []
+            assert all(item.attempts == before[item.number] for item in batch)
         self.caught_up(before, batch)
         self.effects(effects)
 

@@ -5,37 +5,104 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.core.roster import Begin, DrainSlot, Go, Roster, RunFinished
+from tidemill.core.roster import Begin, Consume, DrainSlot, Go, Roster, RunFinished
 from tidemill.core.slot_events import Ending
 
 
-def test_slot_0_is_ready_before_the_others_begin_and_those_there_subscribe_together() -> None:
+def test_slot_0_is_ready_before_the_others_begin_and_all_subscribe_together() -> None:
     roster = Roster(4)
     assert roster.connected(3) == []
     assert roster.connected(2) == []
     assert roster.connected(0) == [Begin(0)]
-    assert roster.ready(0) == [Begin(2), Begin(3)]
+    assert roster.ready(0, 100.0) == [Begin(2), Begin(3)]
+    assert roster.ready(3, 101.0) == []
     assert roster.connected(1) == [Begin(1)]
-    assert roster.ready(3) == []
-    assert roster.ready(1) == [Go(1)], "who comes later is not waited for and does not wait"
-    assert roster.ready(2) == [Go(0), Go(3), Go(2)]
+    assert roster.ready(2, 101.0) == []
+    assert roster.ready(1, 102.0) == [Go(0), Go(1), Go(2), Go(3)]
 
 
-def test_slot_0_waits_for_nobody_if_nobody_is_there() -> None:
-    roster = Roster(2)
+def test_nobody_takes_messages_before_all_have_partitions() -> None:
+    roster = subscribed(3)
+    assert roster.holding
+    assert roster.owns(0) == []
+    assert roster.owns(0) == []
+    assert roster.owns(2) == []
+    assert roster.owns(1) == [Consume()]
+    assert not roster.holding
+    assert roster.due is None
+    assert roster.owns(1) == []
+    assert roster.tick(200.0) == []
+
+
+def test_no_more_slots_are_waited_for_than_there_are_partitions() -> None:
+    roster = subscribed(4, partitions=2)
+    assert roster.owns(3) == []
+    assert roster.owns(1) == [Consume()]
+
+
+def test_a_slot_without_partitions_is_waited_for_5_seconds() -> None:
+    roster = subscribed(2)
+    assert roster.owns(0) == []
+    assert roster.due == 105.0
+    assert roster.tick(104.9) == []
+    assert roster.tick(105.0) == [Consume()]
+
+
+def test_a_slot_that_is_not_ready_holds_up_the_others_for_5_seconds() -> None:
+    roster = Roster(3)
+    assert roster.due is None
+    assert roster.tick(50.0) == []
+    for slot in (0, 1):
+        roster.connected(slot)
+    roster.ready(0, 100.0)
+    roster.ready(1, 101.0)
+    assert roster.tick(105.0) == [Go(0), Go(1), Consume()]
+    assert roster.connected(2) == [Begin(2)]
+    assert roster.ready(2, 110.0) == [Go(2)]
+
+
+def test_a_slot_alone_waits_for_nobody() -> None:
+    roster = Roster(1)
     roster.connected(0)
-    assert roster.ready(0) == [Go(0)]
+    assert not roster.holding
+    assert roster.ready(0, 100.0) == [Go(0)]
+    assert roster.due is None
+
+
+def test_an_engine_that_is_replaced_while_others_are_held_subscribes_at_once() -> None:
+    roster = subscribed(2)
+    assert roster.connected(1) == [Begin(1)]
+    assert roster.ready(1, 103.0) == [Go(1)]
+    assert roster.holding
 
 
 def test_later_starts_are_not_held_up() -> None:
-    roster = Roster(2)
-    roster.connected(0)
-    roster.ready(0)
-    roster.connected(1)
+    roster = subscribed(2)
+    roster.tick(105.0)
     assert roster.connected(0) == [Begin(0)]
     assert roster.connected(1) == [Begin(1)]
-    assert roster.ready(1) == [Go(1)]
-    assert roster.ready(0) == [Go(0)]
+    assert roster.ready(1, 110.0) == [Go(1)]
+    assert roster.ready(0, 110.0) == [Go(0)]
+    assert not roster.holding
+
+
+def test_nobody_is_let_go_on_by_time_or_partitions_while_the_pipeline_drains() -> None:
+    roster = subscribed(2)
+    roster.owns(0)
+    roster.drain()
+    assert roster.due is None
+    assert roster.owns(1) == []
+    assert roster.tick(200.0) == []
+
+
+def subscribed(slots: int, partitions: int | None = None) -> Roster:
+    """Return a roster whose slots all subscribed, slot 0 being ready at 100."""
+    roster = Roster(slots, partitions)
+    for slot in range(slots):
+        roster.connected(slot)
+    for slot in range(slots):
+        roster.ready(slot, 100.0)
+    return roster
 
 
 def test_a_drain_goes_to_every_slot_and_nothing_begins_after_it() -> None:
@@ -45,7 +112,7 @@ def test_a_drain_goes_to_every_slot_and_nothing_begins_after_it() -> None:
     assert roster.draining
     assert roster.drain() == []
     assert roster.connected(0) == []
-    assert roster.ready(0) == []
+    assert roster.ready(0, 1.0) == []
     assert roster.finished(1, Ending.DRAINED) == []
     assert roster.finished(0, Ending.ABSENT) == [RunFinished(Ending.DRAINED)]
 
@@ -59,7 +126,11 @@ def test_a_slot_that_finished_for_a_reason_of_its_own_ends_the_pipeline_for_that
 
 
 calls = st.lists(
-    st.tuples(st.sampled_from(["connected", "ready", "finished", "drain"]), st.integers(0, 3), st.sampled_from(Ending))
+    st.tuples(
+        st.sampled_from(["connected", "ready", "owns", "tick", "finished", "drain"]),
+        st.integers(0, 3),
+        st.sampled_from(Ending),
+    )
 )
 
 
@@ -75,8 +146,8 @@ def test_a_run_ends_once_after_its_last_slot_and_nobody_overtakes_slot_0(
     waiting: set[int] = set()
     finished: list[Ending] = []
     seen: set[int] = set()
-    ends = 0
-    for call, number, ending in script:
+    ends = consumes = 0
+    for now, (call, number, ending) in enumerate(script):
         slot = number % slots
         was_draining = roster.draining
         match call:
@@ -86,9 +157,13 @@ def test_a_run_ends_once_after_its_last_slot_and_nobody_overtakes_slot_0(
             case "ready":
                 if slot not in begun:
                     continue  # an engine says so only after it was let begin
-                effects = roster.ready(slot)
+                effects = roster.ready(slot, float(now))
                 ready_0 = ready_0 or (slot == 0 and not was_draining)
                 ready.add(slot)
+            case "owns":
+                effects = roster.owns(slot) if slot in gone else []
+            case "tick":
+                effects = roster.tick(float(now))
             case "finished":
                 effects = roster.finished(slot, ending)
                 if slot not in seen:
@@ -107,6 +182,9 @@ def test_a_run_ends_once_after_its_last_slot_and_nobody_overtakes_slot_0(
                     assert not was_draining
                     assert other in ready, "it subscribes before it is ready"
                     gone.add(other)
+                case Consume():
+                    assert not was_draining
+                    consumes += 1
                 case DrainSlot(other):
                     assert not was_draining
                     assert other not in seen
@@ -114,6 +192,8 @@ def test_a_run_ends_once_after_its_last_slot_and_nobody_overtakes_slot_0(
                     ends += 1
                     bad = [one for one in finished if one not in (Ending.DRAINED, Ending.ABSENT)]
                     assert end is (bad[0] if bad else Ending.DRAINED)
-        if not roster.draining and ready_0 and ready >= waiting:
-            assert gone >= ready, "all who are there are ready, and one still waits"
+        if not roster.draining and (len(ready) == slots or not roster.holding):
+            assert gone >= ready, "all are ready, and one still waits"
+        assert consumes == int(not roster.holding and slots > 1)
+        assert not roster.draining or roster.due is None
         assert ends == int(len(seen) == slots)

@@ -153,11 +153,32 @@ def test_nothing_is_restarted_after_a_fencing_or_a_configuration_error(running: 
     assert running.tick(100) == []
 
 
-@pytest.mark.parametrize("ending", [Ending.FAILED, Ending.CRASHED])
-def test_any_failure_of_the_first_start_ends_the_run(fresh: Play, ending: Ending) -> None:
+def test_a_failure_that_an_engine_of_the_first_start_tells_of_ends_the_run(fresh: Play) -> None:
     fresh.feed(Start())
     fresh.feed(Hello(1, 1))
-    assert fresh.feed(JobEnded(1, ending, "sink x: no route")) == [Finished(ending, "sink x: no route")]
+    assert fresh.feed(JobEnded(1, Ending.FAILED, "sink x: no route")) == [Finished(Ending.FAILED, "sink x: no route")]
+
+
+def test_an_engine_that_is_killed_in_the_first_start_is_replaced(fresh: Play) -> None:
+    fresh.feed(Start())
+    fresh.feed(Hello(1, 1))
+    assert kill(fresh, 1, 1) == []
+    assert fresh.tick(0.2) == [SubmitJob(2)]
+    fresh.feed(Hello(2, 2))
+    fresh.feed(Ready(2))
+    assert kill(fresh, 2, 2) == []
+    assert fresh.tick(0.4) == [SubmitJob(3)]
+    assert kill(fresh, 3, 3) == []
+
+
+def test_engines_that_die_again_and_again_in_the_first_start_end_the_run(fresh: Play) -> None:
+    fresh.feed(Start())
+    for job in (1, 2):
+        assert fresh.feed(JobEnded(job, Ending.CRASHED, "killed")) == []
+        assert fresh.seconds_to_effect() < 1.0
+    assert fresh.feed(JobEnded(3, Ending.CRASHED, "killed")) == [
+        Finished(Ending.CRASHED, "3 times in a row before it was ready; the last time: killed")
+    ]
 
 
 def test_a_restarted_engine_that_cannot_start_is_tried_again(running: Play) -> None:
@@ -528,7 +549,7 @@ class SlotUnderRandomEvents(RuleBasedStateMachine):
             was_finished = self.finished is not None
             effects = self.feed(JobEnded(token, ending, "why"))
             if counted and not was_finished:
-                first = not self.was_ready and ending in (Ending.FAILED, Ending.CRASHED)
+                first = not self.was_ready and ending is Ending.FAILED
                 fenced = ending is Ending.FENCED and len(self.engines.get(token, ())) <= 1
                 if ending is Ending.CONFIG or fenced or first or self.drain_asked:
                     assert self.finished is not None

@@ -578,6 +578,51 @@ async def test_the_revoke_timeout_may_be_shorter_than_the_drain_timeout(rig, tmp
     await run.until(lambda: run.engine.progress().tasks_running == 0)
 
 
+class Nothing(Handler[Any, Any]):
+    async def arrange(self, messages, pending):
+        return []
+
+
+async def test_a_partition_without_news_is_not_visited(rig):
+    run = rig(Nothing(), [message(0, partition=n) for n in range(100)])
+    await run.until(lambda: len(run.source.committed) == 100)
+    visited: list[Any] = []
+    pull = run.source.pull
+    run.source.pull = lambda partition, limit: visited.append(partition) or pull(partition, limit)
+    run.source.feed(message(1, partition=7))
+    await run.committed(2, ("t", 7))
+    assert set(visited) == {("t", 7)}
+
+
+async def test_a_partition_without_room_goes_on_when_others_leave_and_its_share_grows(rig, tmp_path):
+    handler = Paced(tmp_path)
+    run = rig(
+        handler,
+        [*(message(offset) for offset in range(40)), message(100, partition=1)],
+        executor={
+            "max_executors": 1,
+            "window_size": 1,
+            "backpressure_high_multiplier": 20,
+            "backpressure_low_multiplier": 19,
+        },
+    )
+    await run.until(lambda: run.engine.progress().paused == ["t/0"])
+    held = run.engine.counters.consumed
+    assert held == 11
+    run.source.lose(P1)
+    await run.until(lambda: run.engine.counters.consumed == held + 10)
+
+
+async def test_a_snapshot_is_not_changed_by_what_happens_after_it(rig):
+    run = rig(Nothing(), [message(0)])
+    await run.committed(1)
+    await run.until(lambda: run.engine.progress().committed == {"t/0": 1})
+    before = run.engine.progress()
+    run.source.feed(message(1))
+    await run.until(lambda: run.engine.progress().committed == {"t/0": 2})
+    assert before.committed == {"t/0": 1}
+
+
 async def test_a_fenced_engine_stops_delivering_and_says_so(rig):
     handler = Gated()
     run = rig(handler, [message(0), message(1)])
@@ -996,6 +1041,37 @@ async def test_the_last_commit_does_not_wait_for_a_partition_that_is_lost(rig):
     await run.settled()
     run.source.lose(P0)
     await asyncio.wait_for(run._task, 5)
+
+
+async def test_a_drain_whose_commits_fail_ends_by_its_deadline_and_counts_what_is_reprocessed(rig):
+    handler = Gated()
+    run = rig(handler, [message(offset) for offset in range(6)], executor={"drain_timeout_seconds": 0.1})
+    run.source.hold_commits = True
+    await run.until(lambda: handler.windows)
+    handler.open(0, 1, 2, 4)
+    await run.until(lambda: len(handler.completed) == 4)
+    started = asyncio.get_running_loop().time()
+    summary = await run.end()
+    assert asyncio.get_running_loop().time() - started < 0.1 + 3.0 + 1.0
+    assert summary.reason is StopReason.DRAINED
+    assert summary.progress.uncommitted == 4
+
+
+async def test_a_drain_that_leaves_unfinished_work_only_has_nothing_uncommitted(rig):
+    handler = Gated()
+    run = rig(handler, [message(0), message(1)], executor={"drain_timeout_seconds": 0.1})
+    await run.until(lambda: handler.windows)
+    handler.open(0)
+    await run.committed(1)
+    assert (await run.end()).progress.uncommitted == 0
+
+
+async def test_a_stop_does_not_wait_for_what_ignores_its_end(rig):
+    run = rig(Stubborn(), [message(0)], executor={"drain_timeout_seconds": 0.1, "term_grace_seconds": 60})
+    await run.until(lambda: run.engine.progress().tasks_running)
+    started = asyncio.get_running_loop().time()
+    await run.end()
+    assert asyncio.get_running_loop().time() - started < 0.1 + 3.0 + 1.0
 
 
 async def test_bytes_that_a_delivery_lets_go_make_room_behind_a_slow_message(rig):

@@ -143,7 +143,7 @@ async def test_a_crash_before_both_names_leaves_nothing_to_read(tmp_path: Path) 
     place = LettersPlace(str(run.letters), run.run, str(run.outcomes), run.outcomes_id)
     killed = FileDeadLetters(place, "killed")
     killed.put(letter(1), lambda: None)
-    await killed.close()
+    await asyncio.to_thread(killed._write_rows)
     assert [path.name[0] for path in run.letters.iterdir()] == ["_"]
     assert run.found() == []
 

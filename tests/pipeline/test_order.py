@@ -261,6 +261,20 @@ async def test_a_revoked_partition_leaves_nothing_of_its_order_behind(rig) -> No
     assert handler.begun == [0, 1]
 
 
+async def test_a_revoke_waits_for_nothing_behind_a_task_that_waits_for_its_key(rig) -> None:
+    handler = Gated(0, 2)
+    messages = [keyed(0, "a"), keyed(1, "a"), keyed(2, "b")]
+    run = rig(handler, messages, executor=BY_KEY | {"drain_timeout_seconds": 60})
+    await run.until(lambda: handler.begun == [0, 2])
+    revoked = asyncio.ensure_future(run.source.revoke(P0))
+    await run.settled()
+    assert not revoked.done(), "what runs is waited for"
+    handler.gates[0].set()
+    await asyncio.wait_for(revoked, 5)
+    assert run.source.committed[P0] in (1, 2), "the next one takes no time, and may have been done"
+    handler.gates[2].set()
+
+
 #: Answers with how many requests it found in its pipe.
 COUNT = """
 import json, os, time

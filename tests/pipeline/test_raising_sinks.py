@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import pydantic
 import pytest
 
-from tidemill.config.settings import DeliverySettings
+from tidemill.config.settings import DeliverySettings, FilesystemSinkSettings, Settings
+from tidemill.config.sink_settings import MongoSinkSettings, RedisSinkSettings
 from tidemill.core.errors import RemoteError
 from tidemill.core.redrive import Why
 from tidemill.pipeline import redrive_sinks
 from tidemill.pipeline.delivery import Origin, Outbox
-from tidemill.pipeline.redrive_sinks import SinkTarget
+from tidemill.pipeline.redrive_sinks import SinkTarget, payload_of
 from tidemill.pipeline.redrive_targets import Item
 from tidemill.runtime.deadletter import Letter, LetterKind, letter_sources
 from tidemill.runtime.letter_payloads import payload_json
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sinks.base import Encoded, Refusal, Sink, to_json
-from tidemill.sinks.payloads import CollectResult, CustomPayload
+from tidemill.sinks.files import FilesystemSink
+from tidemill.sinks.mongo import MongoSink
+from tidemill.sinks.payloads import CollectResult, CustomPayload, FilePayload, MongoPayload, RedisPayload
+from tidemill.sinks.redis import RedisSink
 from tidemill.testing.scripted import ScriptedDeadLetters
 
 ERRORS = [
@@ -184,8 +190,6 @@ class Redrive:
     """A target whose only sink is given."""
 
     def __init__(self, sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
-        from tidemill.config.settings import Settings
-
         monkeypatch.setattr(redrive_sinks, "build_sinks", lambda settings: {"writer": {"out": sink}})
         monkeypatch.setattr(redrive_sinks, "_BACKOFF", redrive_sinks.Backoff(0.001, 0.01))
         monkeypatch.setattr(redrive_sinks, "PATIENCE_SECONDS", 0.5)
@@ -250,3 +254,49 @@ def test_a_letter_whose_key_cannot_be_hashed_is_named(monkeypatch: pytest.Monkey
         redrive.items(of(1, key=["a"]))
     assert caught.value.why is Why.REFUSED
     redrive.target.close()
+
+
+class Model(pydantic.BaseModel):
+    at: datetime.datetime
+    raw: bytes
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        RedisPayload(key=b"\xff", data={"at": datetime.datetime(2026, 1, 1), "raw": b"\xff"}),
+        RedisPayload(key="k", data=b"\xff", ttl=5),
+        RedisPayload(key="k", op="hset", data={"raw": b"raw", "at": datetime.datetime(2026, 1, 1), "n": 1.5}),
+        RedisPayload(key="k", op="hset", data=Model(at=datetime.datetime(2026, 1, 1), raw=b"raw")),
+        RedisPayload(key="k", op="push", data=[b"raw", "text", {"n": [1]}, None]),
+        RedisPayload(key="k", op="srem", data=b"raw"),
+        RedisPayload(key="k", op="hdel", data=["a", b"raw"]),
+        RedisPayload(key="k", op="zrem", data=(b"raw",)),
+        RedisPayload(key="k", op="ltrim", data=(-5, -1)),
+        RedisPayload(key="k", op="incrbyfloat", data=0.1),
+        RedisPayload(key="k", op="expire", ttl=0.5),
+        RedisPayload(key="k", op="script", script="s", data=["a", b"\xff", 1, 1.5, None]),
+        FilePayload(path="a", data="text\n", op="replace"),
+        FilePayload(path="a", data=b"\x00\xff", op="replace"),
+        FilePayload(path="a", data={"n": b"raw"}),
+        MongoPayload("", "c", {"raw": b"raw", "at": datetime.datetime(2026, 1, 1)}, "replace", {"_id": b"k"}),
+        MongoPayload("", "c", {"$inc": {"n": 1}}, "update_many", {"at": {"$gt": datetime.datetime(2026, 1, 1)}}),
+        MongoPayload("", "c", None, "delete_many", {"a": 1}),
+    ],
+    ids=repr,
+)
+def test_a_payload_of_a_letter_is_sent_as_it_would_have_been_at_first(payload: Any) -> None:
+    sinks: dict[type, Sink] = {
+        RedisPayload: RedisSink("out", RedisSinkSettings(scripts={"s": "return 1"})),
+        FilePayload: FilesystemSink("out", FilesystemSinkSettings(base_path="x")),
+        MongoPayload: MongoSink("out", MongoSinkSettings(uri="mongodb://h", database="d")),
+    }
+    sink = sinks[type(payload)]
+    letter = Letter(
+        kind=LetterKind.DELIVERY,
+        error="refused",
+        sink_type=sink.type,
+        sink_name="out",
+        original_payloads=[payload_json(payload)],
+    )
+    assert sink.encode(payload_of(letter, letter.original_payloads[0])) == sink.encode(payload)

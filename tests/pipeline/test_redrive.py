@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import hashlib
 import json
 import os
@@ -523,6 +524,19 @@ def test_payloads_go_to_their_sinks_again(place: Place, tmp_path: Path) -> None:
     assert place.redrive(target=Target.SINK).sent == 0
 
 
+def test_a_record_goes_to_its_sink_again_with_headers_partition_and_timestamp(place: Place) -> None:
+    out = place.broker.create_topic(unique_name("out"), partitions=3)
+    place.config["sinks"] = {"kafka": {"out": {"topic": out}}}
+    at = datetime.datetime(2024, 5, 1, 12, 30, tzinfo=datetime.UTC)
+    headers = {"raw": b"\xff\x00", "text": "x", "null": None}
+    refused(place, "kafka", "out", KafkaPayload("", "k", 1, headers, 2, at), KafkaPayload("", None, 2, partition=1))
+    assert place.redrive(target=Target.SINK).messages == 2
+    first, second = sorted(place.sent(2, out), key=lambda each: each.value())
+    assert (first.partition(), first.timestamp()[1]) == (2, int(at.timestamp() * 1000))
+    assert first.headers() == [("raw", b"\xff\x00"), ("text", b"x"), ("null", None)]
+    assert (second.partition(), second.headers()) == (1, None)
+
+
 def test_a_letter_for_a_sink_that_is_not_configured_or_without_its_payload_is_named(place: Place) -> None:
     place.config["sinks"] = {"kafka": {"out": {"topic": place.topic}}}
     gone = refused(place, "redis", "cache", KafkaPayload("", "k", 1))
@@ -560,6 +574,30 @@ def test_a_name_of_a_sink_is_known_by_the_configuration_or_by_a_letter(place: Pl
         place.redrive(target=Target.SINK, criteria=Criteria(sinks=(name,)))
     with pytest.raises(ConfigError, match="--sink other: no sink that is configured and no letter has this name"):
         place.redrive(target=Target.SINK, criteria=Criteria(sinks=("gone", "other")))
+
+
+def test_a_request_goes_to_its_sink_again_with_all_that_it_said(place: Place) -> None:
+    double = HttpDouble()
+    try:
+        place.config["sinks"] = {"http": {"api": {"url": f"http://127.0.0.1:{double.port}/v1"}}}
+        payload = HttpPayload(
+            data={"at": datetime.date(2026, 5, 1), "n": [1, 2]},
+            idempotency_key="mine",
+            method="PUT",
+            path="orders/a b",
+            query={"dry": True, "n": [1, 2.5]},
+            headers={"X-Trace": "4bf9"},
+        )
+        form = HttpPayload(data={"a": "x y"}, body="form")
+        refused(place, "http", "api", payload, form)
+        assert place.redrive(target=Target.SINK).messages == 2
+        first, second = double.requests
+        assert (first.method, first.path) == ("PUT", "/v1/orders/a%20b?dry=true&n=1&n=2.5")
+        assert (first.headers["x-trace"], first.headers["idempotency-key"]) == ("4bf9", "mine")
+        assert first.body == b'{"at":"2026-05-01","n":[1,2]}'
+        assert (second.headers["content-type"], second.body) == ("application/x-www-form-urlencoded", b"a=x+y")
+    finally:
+        double.close()
 
 
 def test_a_request_that_is_delivered_from_its_letter_has_its_first_key(place: Place) -> None:

@@ -395,7 +395,8 @@ async def test_a_killed_task_is_not_told_and_its_copy_dies_with_its_group(
     waiting, other = begin(executor, "answer(stdout='never')"), begin(executor, "answer(stdout='other')")
     await until(lambda: processes_with(marker), "it runs")
     await executor.kill([running.handle, waiting.handle], 2.0)  # type: ignore[attr-defined]
-    assert not processes_with(marker)
+    # SIGKILL was sent to the group; the system takes its time to end what the copy had started.
+    await until(lambda: not processes_with(marker), "its group is dead")
     async with asyncio.timeout(DEADLINE_SECONDS):
         assert (await other).stdout == b"other"
     assert not running.done()
@@ -447,6 +448,41 @@ def resident(code: str = OBEY, **more: Any) -> dict[str, Any]:
         "retry_backoff": {"initial_seconds": 0.01},
         **more,
     }
+
+
+#: The first copy closes its input amid a task, and answers it all the same; later ones are well.
+DEAF = """
+import json, os, sys, time
+flag = sys.argv[1]
+if not os.path.exists(flag):
+    open(flag, "w").close()
+    os.read(0, 100)
+    os.close(0)
+    time.sleep(0.5)
+    print('{"id": 1, "stdout": "half of it"}', flush=True)
+    time.sleep(3600)
+for line in sys.stdin:
+    task = json.loads(line)
+    print(json.dumps({"id": task["id"], "stdout": str(len(task["stdin"]))}), flush=True)
+"""
+
+
+@pytest.mark.parametrize("send_ahead", [0, 3])
+async def test_a_copy_that_closed_its_input_is_killed_and_its_tasks_go_to_another(
+    rig: Any, tmp_path: Any, send_ahead: int
+) -> None:
+    handler = Orders()
+    settings = resident(DEAF, max_executors=1, task_timeout_seconds=600)
+    settings["resident"]["args"].append(str(tmp_path / "flag"))
+    settings["resident"]["send_ahead"] = send_ahead
+    run = rig(handler, [message(n, b"x" * 1_000_000) for n in range(4)], executor=settings)
+    async with asyncio.timeout(DEADLINE_SECONDS * 2):
+        await run.committed(4)
+    assert [payload.data for payload in run.files.payloads] == [b"1000000"] * 4
+    (error,) = handler.errors
+    assert error.kind is ErrorKind.EXIT
+    assert "closed its input" in (error.exception or "")
+    assert run.letters.letters == []
 
 
 async def test_in_an_engine_the_task_of_a_copy_that_dies_is_tried_again(rig: Any, tmp_path: Any) -> None:

@@ -164,16 +164,52 @@ async def test_a_fault_in_a_job_of_the_engine_ends_it_and_is_named(rig) -> None:
     assert "LookupError: it is not there" in summary.error
 
 
-async def test_a_periodic_hook_that_cancels_its_own_task_ends_the_engine_and_is_named(rig) -> None:
-    class Leaving(Known):
-        @periodic(0.01)
-        async def refresh(self) -> None:
-            asyncio.current_task().cancel()
-            await asyncio.sleep(1)
+class Leaving(Known):
+    """Cancels the task that one of its hooks runs in."""
 
-    summary = await ended(rig(Leaving(), []))
-    assert summary.reason is StopReason.FAILED
-    assert "periodic refresh was cancelled" in summary.error
+    def __init__(self, hook: str) -> None:
+        self.hook = hook
+
+    async def _leave(self, hook: str) -> None:
+        if hook == self.hook:
+            asyncio.current_task().cancel()
+            await asyncio.sleep(60)
+
+    async def arrange(self, messages, pending):
+        await self._leave("arrange")
+        return await super().arrange(messages, pending)
+
+    async def on_task_complete(self, result):
+        await self._leave("on_task_complete")
+        return await super().on_task_complete(result)
+
+    async def on_message_complete(self, group):
+        await self._leave("on_message_complete")
+
+    async def on_delivery_error(self, error):
+        await self._leave("on_delivery_error")
+
+    @periodic(0.01)
+    async def refresh(self) -> None:
+        await self._leave("refresh")
+
+
+@pytest.mark.parametrize("hook", ["arrange", "on_task_complete", "on_message_complete", "on_delivery_error"])
+async def test_a_hook_that_cancels_its_own_task_is_the_failure_of_its_message_alone(rig, hook) -> None:
+    run = rig(Leaving(hook), [message(offset) for offset in range(3)])
+    if hook == "on_delivery_error":
+        run.files.refuse = lambda payload: Refusal("no", retryable=False)
+    await run.committed(3)
+    assert len(run.letters.letters) == 3
+    if hook != "on_delivery_error":
+        assert "cancelled from within" in run.letters.letters[0].error
+    assert (await run.end()).reason is StopReason.DRAINED
+
+
+async def test_a_periodic_hook_that_cancels_its_own_task_is_counted_as_failed_and_goes_on(rig) -> None:
+    run = rig(Leaving("refresh"), [])
+    await run.until(lambda: run.engine.progress().periodic_errors >= 2)
+    assert (await run.end()).reason is StopReason.DRAINED
 
 
 async def test_an_error_of_a_users_own_task_ends_nothing(rig) -> None:

@@ -98,6 +98,10 @@ def test_a_tombstone_has_no_value() -> None:
     [
         (KafkaPayload("s", "k", {"a": [1]}), {"sink": "s", "key": "k", "data": {"a": [1]}}),
         (FilePayload("", "a.jsonl", Model(n=5)), {"sink": "", "path": "a.jsonl", "data": {"n": 5}}),
+        (
+            FilePayload("", "a.jsonl", Model(n=5), op="replace"),
+            {"sink": "", "path": "a.jsonl", "data": {"n": 5}, "op": "replace"},
+        ),
         (KafkaPayload("s", b"\xff", [Model(n=5)]), {"sink": "s", "key": {"base64": "/w=="}, "data": [{"n": 5}]}),
         (KafkaPayload("s", b"k", b"raw"), {"sink": "s", "key": {"text": "k"}, "data": {"text": "raw"}}),
         (KafkaPayload("s", None, "text"), {"sink": "s", "key": None, "data": "text"}),

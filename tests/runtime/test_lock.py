@@ -14,7 +14,7 @@ import pytest
 
 from tidemill.core.errors import ConfigError
 from tidemill.runtime.exitcode import ExitCode, exit_code_of
-from tidemill.runtime.lock import WorkerLock, WorkerNameInUseError
+from tidemill.runtime.lock import GroupInUseError, WorkerLock, WorkerNameInUseError
 
 HOLDER = """
 import sys
@@ -61,7 +61,7 @@ def test_the_lock_is_free_once_its_holder_is_gone(tmp_path: Path, number: int) -
         process.wait(10)
 
         with WorkerLock("group", "worker", directory=tmp_path) as lock:
-            assert lock.path.read_text() == f"{os.getpid()}\n"
+            assert lock.path.read_text().startswith(f"{os.getpid()}\n")
 
 
 def test_a_released_lock_can_be_taken_again(tmp_path: Path) -> None:
@@ -90,6 +90,39 @@ def test_children_do_not_inherit_the_lock(tmp_path: Path) -> None:
 @pytest.mark.parametrize("other", [("group", "other"), ("other", "worker"), ("group.worker", ""), ("gro", "up.worker")])
 def test_other_names_do_not_disturb_each_other(tmp_path: Path, other: tuple[str, str]) -> None:
     with WorkerLock("group", "worker", directory=tmp_path), WorkerLock(*other, directory=tmp_path):
+        pass
+
+
+def test_a_group_is_that_of_one_kafka(tmp_path: Path) -> None:
+    here = WorkerLock("group", "worker", brokers="a:9092,b:9092", topic="orders", directory=tmp_path)
+    elsewhere = WorkerLock("group", "worker", brokers="c:9092", topic="words", directory=tmp_path)
+    with here, elsewhere, pytest.raises(WorkerNameInUseError):
+        WorkerLock("group", "worker", brokers="B:9092, a:9092", topic="orders", directory=tmp_path).acquire()
+
+
+@pytest.mark.parametrize("worker", ["worker", "another"])
+def test_a_group_that_is_used_for_another_topic_is_refused_with_the_line_that_helps(
+    tmp_path: Path, worker: str
+) -> None:
+    with WorkerLock("tidemill-workers", "worker", topic="orders", directory=tmp_path):
+        lock = WorkerLock("tidemill-workers", worker, topic="words", directory=tmp_path)
+        with pytest.raises(GroupInUseError) as caught:
+            lock.acquire()
+        assert f"process {os.getpid()} on this host, which reads topic 'orders'" in str(caught.value)
+        assert "\n  consumer_group: tidemill-words" in str(caught.value)
+        assert exit_code_of(caught.value) is ExitCode.CONFIG
+        with WorkerLock("tidemill-words", worker, topic="words", directory=tmp_path):
+            pass
+    with lock:
+        pass
+
+
+def test_another_worker_of_the_same_pipeline_and_groups_of_other_names_are_let_be(tmp_path: Path) -> None:
+    with (
+        WorkerLock("group", "one", topic="orders", directory=tmp_path),
+        WorkerLock("group", "two", topic="orders", directory=tmp_path),
+        WorkerLock("other", "one", topic="words", directory=tmp_path),
+    ):
         pass
 
 

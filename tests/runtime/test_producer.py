@@ -14,6 +14,7 @@ import pytest
 from tidemill.config.settings import KafkaSettings
 from tidemill.core.errors import ConfigError
 from tidemill.runtime.broker import EmbeddedBroker
+from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.producer import LoopProducer, producer_config, too_large, worth_retrying
 from tidemill.testing.kafka import consume, unique_name
 
@@ -162,3 +163,19 @@ def test_aliases_of_librdkafka_override_our_defaults() -> None:
     config = producer_config(KafkaSettings(), "", overrides)
     assert (config["linger.ms"], config["delivery.timeout.ms"], config["acks"]) == (3, 4000, "all")
     assert not set(overrides) & set(config)
+
+
+async def test_the_end_of_a_producers_thread_is_told_to_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(producer: LoopProducer) -> None:
+        raise ConfigError("no room for another thread")
+
+    monkeypatch.setattr(LoopProducer, "_hand_over", broken)
+    told: asyncio.Queue[str] = asyncio.Queue()
+    tasks = EngineTasks(told.put_nowait)
+    tasks.watch()
+    producer = make_producer("127.0.0.1:1")
+    producer.open()
+    text = await asyncio.wait_for(told.get(), 10)
+    assert "the thread of the Kafka producer of test ended: ConfigError: no room for another thread" in text
+    tasks.close()
+    await producer.close()

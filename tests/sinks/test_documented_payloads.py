@@ -29,7 +29,7 @@ from tidemill.sinks.files import FilesystemSink
 from tidemill.sinks.http import HttpSink
 from tidemill.sinks.kafka import KafkaSink
 from tidemill.sinks.mongo import MongoSink
-from tidemill.sinks.payloads import RedisPayload
+from tidemill.sinks.payloads import MongoPayload, RedisPayload
 from tidemill.sinks.postgres import PostgresSink
 from tidemill.sinks.redis import RedisSink
 from tidemill.testing import deliver
@@ -91,18 +91,30 @@ async def test_documents_of_mongodb(shown: dict[str, Any], mongo: MongoServer) -
     async with AsyncMongoClient[dict[str, Any]](port=mongo.port) as client:
         there = client["documented"]
         await there.carts.insert_one({"order": 1})
+        await there.lines.insert_many([{"order": 1}, {"order": 1}, {"order": 2}])
+        await there.holds.insert_many([{"order": 1}, {"order": 1}, {"order": 2}])
         settings = MongoSinkSettings(uri=f"mongodb://127.0.0.1:{mongo.port}", database="documented")
         await delivered(MongoSink("db", settings), shown["documents"])
         assert await there.orders.find().to_list() == [{"_id": 1, "state": "paid"}]
         assert [each["orders"] for each in await there.totals.find({"region": "north"}).to_list()] == [1]
         assert await there.carts.count_documents({}) == 0
+        assert await there.lines.count_documents({"state": "paid"}) == 2
+        assert await there.holds.count_documents({}) == 1
+        assert await there.latest.find().to_list() == [{"_id": "north", "order": 1, "state": "paid"}]
+        known = typing.get_args(typing.get_type_hints(MongoPayload)["op"])
+        assert {document.op for document in shown["documents"]} == set(known)
 
 
 async def test_requests(shown: dict[str, Any], http_double: HttpDouble) -> None:
     sink = HttpSink("api", HttpSinkSettings(url=f"http://127.0.0.1:{http_double.port}/orders"))
     await delivered(sink, shown["requests"])
-    (request,) = http_double.requests
+    request, *others = http_double.requests
     assert (request.body, request.headers["idempotency-key"]) == (b'{"id":1,"total":7}', "order-1")
+    assert [(each.method, each.path, each.body) for each in others] == [
+        ("PUT", "/orders/1?notify=true", b'{"total":7}'),
+        ("DELETE", "/orders/1", b""),
+        ("POST", "/orders", b"customer=ada+l&item=1&item=2"),
+    ]
 
 
 async def test_commands_of_redis(shown: dict[str, Any], valkey: ValkeyServer) -> None:
@@ -110,7 +122,22 @@ async def test_commands_of_redis(shown: dict[str, Any], valkey: ValkeyServer) ->
     async with aioredis.Redis.from_url(url, decode_responses=True) as client:
         await client.flushdb()
         await client.set("shop:cart:1", "full")
-        await delivered(RedisSink("cache", RedisSinkSettings(url=url, key_prefix="shop:")), shown["commands"])
+        await client.set("shop:session:1", "x")
+        await client.hset("shop:cart:2", mapping={"cup": 1, "saucer": 2, "plate": 3})
+        await client.sadd("shop:open-regions", '"south"', '"north"')
+        await client.zadd("shop:waiting", {"order-1": 1, "order-2": 2})
+        (section,) = [block for block in blocks(PAGE) if block.info == "yaml" and "count_once" in block.code]
+        scripts = yaml.safe_load(section.code)["sinks"]["redis"]["cache"]["scripts"]
+        settings = RedisSinkSettings(url=url, key_prefix="shop:", scripts=scripts)
+        for _ in range(2):  # as after a crash
+            await delivered(RedisSink("cache", settings), [each for each in shown["commands"] if each.op == "script"])
+        await delivered(RedisSink("cache", settings), shown["commands"])
+        assert await client.hget("shop:counts", "orders") == "1"
+        assert await client.get("shop:revenue") == "7.5"
+        assert 0 < await client.ttl("shop:session:1") <= 600
+        assert await client.hgetall("shop:cart:2") == {"plate": "3"}
+        assert await client.smembers("shop:open-regions") == {'"north"'}
+        assert await client.zrange("shop:waiting", 0, -1) == ["order-2"]
         assert await client.get("shop:order:1") == '{"state":"paid"}'
         assert 0 < await client.ttl("shop:order:1") <= 3600
         assert await client.exists("shop:cart:1") == 0
@@ -135,3 +162,4 @@ async def test_records(shown: dict[str, Any], embedded_kafka: Any) -> None:
 async def test_lines_of_files(shown: dict[str, Any], tmp_path: Path) -> None:
     await delivered(FilesystemSink("log", FilesystemSinkSettings(base_path=str(tmp_path))), shown["lines"])
     assert (tmp_path / "2026/orders.jsonl").read_text() == '{"id":1,"state":"paid"}\n'
+    assert (tmp_path / "2026/orders/1.png").read_bytes() == b"\x89PNG\r\n"

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from tidemill.config.settings import FilesystemSinkSettings
-from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.sinks import files
+from tidemill.core.errors import ConfigError, RemoteError, WrongPlaceError
+from tidemill.sinks import beneath, files, replacing
 from tidemill.sinks.base import Sink
 from tidemill.sinks.files import FilesystemSink
 from tidemill.sinks.payloads import FilePayload
-from tidemill.testing.contract import JsonSinkContract, deliver
+from tidemill.testing.contract import JsonSinkContract, deliver, deliver_through_outbox
 
 
 def make_sink(base: Path, **options: Any) -> FilesystemSink:
@@ -109,14 +109,14 @@ async def test_where_no_file_can_be_written_the_sink_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """The disk is full for all but short texts."""
-    write = files._write_whole
+    write = replacing.write_whole
 
     def full(descriptor: int, data: bytes) -> None:
         if len(data) > 10:
             raise OSError(number, os.strerror(number))
         write(descriptor, data)
 
-    monkeypatch.setattr(files, "_write_whole", full)
+    monkeypatch.setattr(replacing, "write_whole", full)
     sink = make_sink(tmp_path)
     await sink.connect()
     long = "x" * 20
@@ -172,7 +172,7 @@ async def test_a_limited_number_of_files_stays_open(tmp_path: Path) -> None:
     for start in (0, 100):
         payloads = [FilePayload(path=f"{start + n}.jsonl", data=n) for n in range(100)]
         assert list(await deliver(sink, payloads)) == [None] * 100
-    assert len(os.listdir("/proc/self/fd")) - before == files.MAX_OPEN_FILES
+    assert len(os.listdir("/proc/self/fd")) - before == files.MAX_OPEN_FILES + 1, "and the base path"
     await sink.close()
     assert len(os.listdir("/proc/self/fd")) <= before
     assert len(list(tmp_path.iterdir())) == 200
@@ -225,6 +225,285 @@ async def test_a_base_path_that_is_a_file_is_refused_in_words(tmp_path: Path) ->
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="file' is not a folder"):
         await make_sink(tmp_path / "file").connect()
+
+
+# -- locks, links and the base path ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE, errno.ENOTDIR, errno.ENOENT])
+async def test_no_lock_outlives_a_file_that_cannot_be_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    sink = make_sink(tmp_path)
+    await sink.connect()
+    assert list(await deliver(sink, [FilePayload(path="a.jsonl", data=1)])) == [None]
+    real, failures = os.stat, [number]
+
+    def stat(path: Any, **options: Any) -> Any:
+        if not options and os.fsencode(path).endswith(b"a.jsonl") and failures:
+            raise OSError(failures.pop(), "cannot be looked at")
+        return real(path, **options)
+
+    monkeypatch.setattr(os, "stat", stat)
+    try:
+        (answer,) = await deliver(sink, [FilePayload(path="a.jsonl", data=2), FilePayload(path="b.jsonl", data=1)][:1])
+    except RemoteError as error:
+        assert error.retryable  # noqa: PT017
+    else:
+        assert answer is None or answer.retryable
+    with (tmp_path / "a.jsonl").open("ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    await sink.close()
+
+
+async def test_a_folder_that_becomes_a_link_between_check_and_open_leads_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, outside = tmp_path / "base", tmp_path / "outside"
+    (base / "folder" / "deep").mkdir(parents=True)
+    (outside / "deep").mkdir(parents=True)
+    sink = make_sink(base)
+    await sink.connect()
+    look = beneath._is_link
+
+    def look_and_swap(name: bytes, folder: int) -> bool:
+        found = look(name, folder)
+        if name == os.fsencode(swap[0]) and not (base / swap[0]).is_symlink():
+            (base / swap[0]).rename(tmp_path / f"was-{swap[0]}")
+            (base / swap[0]).symlink_to(outside)
+        return found
+
+    swap = [""]
+
+    monkeypatch.setattr(beneath, "_is_link", look_and_swap)
+    for op, path in (("append", "folder/deep/x"), ("replace", "other/x")):
+        swap[0] = path.partition("/")[0]
+        (base / "other").mkdir(exist_ok=True)
+        (refusal,) = await deliver(sink, [FilePayload(path=path, data="x", op=op)])  # type: ignore[arg-type]
+        assert refusal is not None
+    (base / "file").write_text("")
+    (outside / "file").write_text("untouched")
+    swap[0] = "file"
+    (refusal,) = await deliver(sink, [FilePayload(path="file", data="x")])
+    await sink.close()
+    assert refusal is not None
+    assert sorted(str(path.relative_to(outside)) for path in outside.rglob("*")) == ["deep", "file"]
+    assert (outside / "file").read_text() == "untouched"
+
+
+@pytest.mark.parametrize("op", ["append", "replace"])
+async def test_somebody_who_swaps_a_folder_for_a_link_all_the_time_gets_nothing_out(tmp_path: Path, op: Any) -> None:
+    base, outside = tmp_path / "base", tmp_path / "outside"
+    (base / "folder").mkdir(parents=True)
+    outside.mkdir()
+    (tmp_path / "link").symlink_to(outside)
+    swapper = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import ctypes, sys\nlibc = ctypes.CDLL(None)\nprint(flush=True)\n"
+            "while not libc.renameat2(-100, sys.argv[1].encode(), -100, sys.argv[2].encode(), 2): pass",  # exchange
+            *(str(path) for path in (base / "folder", tmp_path / "link")),
+        ],
+        stdout=subprocess.PIPE,
+    )
+    assert swapper.stdout is not None
+    swapper.stdout.readline()
+    sink = make_sink(base)
+    await sink.connect()
+    written = 0
+    try:
+        for number in range(100):
+            batch = [FilePayload(path=f"folder/{number}-{n}", data=1, op=op) for n in range(100)]
+            written += list(await deliver(sink, batch)).count(None)
+    finally:
+        swapper.kill()
+        swapper.communicate()
+    await sink.close()
+    assert list(outside.iterdir()) == []
+    assert 0 < written < 10_000, "the race took place"
+
+
+async def test_links_that_stay_below_the_base_are_followed_and_loops_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "relative").symlink_to("a/b")
+    (tmp_path / "a" / "b" / "up").symlink_to("../../a")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "new.jsonl").symlink_to("a/made.jsonl")
+    (tmp_path / "self").symlink_to(".")
+    sink = make_sink(tmp_path)
+    await sink.connect()
+    paths = ("relative/x", "relative/up/b/x", "new.jsonl", "loop/x", "loop", "self")
+    answers = await deliver(sink, [FilePayload(path=path, data=1) for path in paths])
+    await sink.close()
+    assert [None if answer is None else answer.retryable for answer in answers] == [None] * 3 + [False] * 3
+    assert (tmp_path / "a/b/x").read_text() == "1\n1\n"
+    assert (tmp_path / "a/made.jsonl").read_text() == "1\n"
+
+
+async def test_a_path_of_bytes_that_are_no_utf8_is_the_file_of_that_name(tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9.jsonl")
+    sink = make_sink(tmp_path)
+    await sink.connect()
+    assert list(await deliver(sink, [FilePayload(path=name, data=1)])) == [None]
+    await sink.close()
+    assert os.listdir(os.fsencode(tmp_path)) == [b"caf\xe9.jsonl"]
+    for bad in ("\ud800.jsonl", "x/" * 3000 + "y"):
+        with pytest.raises(ValueError, match=r"surrogates not allowed|more than 4095"):
+            sink.encode(FilePayload(path=bad, data=1))
+
+
+@pytest.mark.parametrize("becomes", ["a file", "nothing", "a link"])
+@pytest.mark.parametrize("op", ["append", "replace"])
+async def test_a_base_path_that_is_no_folder_any_more_holds_everything_and_says_so(
+    tmp_path: Path, becomes: str, op: Any
+) -> None:
+    base, moved = tmp_path / "base", tmp_path / "moved"
+    sink = make_sink(base)
+    await sink.connect()
+    payloads = [FilePayload(path=f"{n % 3}/a.jsonl", data=str(n), op=op) for n in range(6)]
+    assert list(await deliver(sink, payloads)) == [None] * 6
+    before = (base / "0/a.jsonl").read_text()
+    base.rename(moved)
+    if becomes == "a file":
+        base.write_text("x")
+    elif becomes == "a link":
+        base.symlink_to(moved)
+    for _ in range(2):
+        with pytest.raises(
+            WrongPlaceError, match=r"base_path '.*base' is not a folder any more .*until it is"
+        ) as caught:
+            await deliver(sink, payloads)
+        assert caught.value.retryable
+    if becomes != "nothing":
+        base.unlink()
+    base.mkdir()
+    assert list(await deliver(sink, payloads)) == [None] * 6
+    await sink.close()
+    assert (base / "0/a.jsonl").read_text() == before
+    assert (moved / "0/a.jsonl").read_text() == before, "nothing went to the folder that was moved away"
+
+
+async def test_a_base_path_that_vanishes_costs_no_letters(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    sink = make_sink(base)
+    sent = sink.send
+    calls = 0
+
+    async def send(batch: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            base.rmdir()
+            base.write_text("in the way")
+        if calls == 4:
+            base.unlink()
+            base.mkdir()
+        return await sent(batch)
+
+    sink.send = send  # type: ignore[method-assign]
+    payloads = [FilePayload(path=f"{n}.jsonl", data=n) for n in range(50)]
+    # Not even after the time in which a payload is tried.
+    limits = {"max_seconds": 0.001, "breaker": {"failures": 1, "when_open": "dlq"}}
+    assert await deliver_through_outbox(sink, payloads, **limits) == []
+    assert len(list(base.iterdir())) == 50
+
+
+# -- whole files ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_whole_file_is_text_bytes_or_json(tmp_path: Path) -> None:
+    sink = make_sink(tmp_path, fsync=True)
+    await sink.connect()
+    contents = {"t.txt": "caf\u00e9\nx", "b.bin": b"\x00\xff\n", "sub/j.json": {"n": 1}, "empty": ""}
+    for _ in range(2):
+        payloads = [FilePayload(path=path, data=data, op="replace") for path, data in contents.items()]
+        assert list(await deliver(sink, payloads)) == [None] * 4
+    await sink.close()
+    assert (tmp_path / "t.txt").read_bytes() == "caf\u00e9\nx".encode()
+    assert (tmp_path / "b.bin").read_bytes() == b"\x00\xff\n"
+    assert (tmp_path / "sub/j.json").read_bytes() == b'{"n":1}'
+    assert (tmp_path / "empty").read_bytes() == b""
+    assert sorted(os.listdir(tmp_path)) == ["b.bin", "empty", "sub", "t.txt"]
+
+
+async def test_appended_and_replaced_files_have_their_payloads_in_order(tmp_path: Path) -> None:
+    sink = make_sink(tmp_path)
+    await sink.connect()
+
+    def write(data: Any, op: Any = "append") -> FilePayload:
+        return FilePayload(path="a", data=data, op=op)
+
+    encoded = [sink.encode(each) for each in (write(1), write("new\n", "replace"), write(2), write(3))]
+    assert len({item.key for item in encoded}) == 1
+    assert list(await sink.send(encoded)) == [None] * 4
+    assert (tmp_path / "a").read_text() == "new\n2\n3\n"
+    assert list(await deliver(sink, [write(4)])) == [None], "the file that is there now is appended to"
+    assert (tmp_path / "a").read_text() == "new\n2\n3\n4\n"
+    # As after a crash before the confirmation: the same batch comes again.
+    assert list(await sink.send(encoded)) == [None] * 4
+    assert (tmp_path / "a").read_text() == "new\n2\n3\n"
+    assert list(await deliver(sink, [write("x", "replace"), write("last", "replace")])) == [None] * 2
+    assert (tmp_path / "a").read_text() == "last"
+    await sink.close()
+
+
+async def test_what_cannot_be_replaced_is_refused_alone_and_leaves_nothing_beside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "kept").write_text("old")
+    outside = tmp_path.parent / f"{tmp_path.name}-outside"
+    outside.write_text("untouched")
+    (tmp_path / "link").symlink_to(outside)
+    sink = make_sink(tmp_path)
+    await sink.connect()
+    paths = ("folder", "pipe", "link", "x" * 300, "fine")
+    answers = await deliver(sink, [FilePayload(path=path, data="new", op="replace") for path in paths])
+    assert [None if answer is None else answer.retryable for answer in answers] == [False] * 4 + [None]
+    assert outside.read_text() == "untouched"
+
+    def full(descriptor: int, data: bytes) -> None:
+        os.write(descriptor, data[:1])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(replacing, "write_whole", full)
+    with pytest.raises(RemoteError, match="No space left"):
+        await deliver(sink, [FilePayload(path="kept", data="new", op="replace")])
+    await sink.close()
+    assert (tmp_path / "kept").read_text() == "old"
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(replacing.BESIDE)]
+    with pytest.raises(ValueError, match="there is append, replace"):
+        sink.encode(FilePayload(path="a", data=1, op="write"))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="is no name of a file"):
+        sink.encode(FilePayload(path=".tidemill-1", data=1))
+
+
+async def test_the_disk_has_content_and_name_before_a_replaced_file_is_confirmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    fsync, rename = os.fsync, os.rename
+
+    def note_fsync(descriptor: int) -> None:
+        done.append("folder" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "file")
+        fsync(descriptor)
+
+    def note_rename(*args: Any, **options: Any) -> None:
+        done.append("rename")
+        rename(*args, **options)
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(os, "rename", note_rename)
+    for durable, expected in ((True, ["folder", "file", "rename", "folder"]), (False, ["rename"])):
+        done.clear()
+        sink = make_sink(tmp_path, fsync=durable)
+        await sink.connect()
+        path = f"sub-{durable}/a"
+        assert list(await deliver(sink, [FilePayload(path=path, data="x", op="replace")])) == [None]
+        await sink.close()
+        assert done == expected
 
 
 # -- with processes of their own ------------------------------------------------------------------------------
@@ -292,6 +571,46 @@ def test_several_processes_write_one_file_without_mixing_or_tearing_lines(tmp_pa
         record = json.loads(line)
         numbers.setdefault(record["writer"], []).append(record["n"])
     assert numbers == {str(writer): list(range(2_000)) for writer in range(4)}
+
+
+def test_a_file_that_is_replaced_is_whole_at_every_moment_and_what_a_kill_leaves_is_removed(tmp_path: Path) -> None:
+    body = """
+    async def main():
+        out = sink()
+        await out.connect()
+        for number in range(10**9):
+            whole = out.encode(FilePayload(path="a", data=str(number % 10) * 500_000, op="replace"))
+            assert await out.send([whole]) == [None]
+            if number == 0:
+                print("ready", flush=True)
+    asyncio.run(main())
+    """
+    writers = [run_script(body, tmp_path) for _ in range(2)]
+    for writer in writers:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"ready\n"
+    for _ in range(100):
+        content = (tmp_path / "a").read_bytes()
+        assert content == content[:1] * 500_000
+    (tmp_path / ".tidemill-0123456789abcdef").write_text("half")
+    for writer in writers:
+        writer.send_signal(signal.SIGKILL)
+        writer.communicate(timeout=10)
+    last = run_script(
+        """
+        async def main():
+            out = sink()
+            await out.connect()
+            assert await out.send([out.encode(FilePayload(path="a", data="the end", op="replace"))]) == [None]
+            await out.close()
+        asyncio.run(main())
+        """,
+        tmp_path,
+    )
+    last.communicate(timeout=30)
+    assert last.returncode == 0
+    assert os.listdir(tmp_path) == ["a"]
+    assert (tmp_path / "a").read_text() == "the end"
 
 
 def test_a_writer_that_is_killed_leaves_only_whole_lines_to_the_next(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
+import gzip
 import json
 import logging
 import time
@@ -11,6 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
+import httpx
 import pytest
 from tests.faults import FaultyProxy
 from tests.sinks.servers import Answer, HttpDouble, Request
@@ -24,7 +26,7 @@ from tidemill.sinks import http as module
 from tidemill.sinks.base import WAITS, Sink
 from tidemill.sinks.http import HttpSink
 from tidemill.sinks.payloads import CollectResult, HttpPayload
-from tidemill.testing.contract import JsonSinkContract, Outage, deliver
+from tidemill.testing.contract import JsonSinkContract, Order, Outage, deliver
 from tidemill.testing.scripted import ScriptedDeadLetters
 
 OK: Answer = (204, {}, b"")
@@ -293,3 +295,155 @@ async def test_a_sink_that_is_not_connected_says_so() -> None:
     with pytest.raises(ConfigError, match=r"sinks\.http\.api"):
         await HttpSink("api", HttpSinkSettings(url="http://[::1]extra/")).connect()
     await asyncio.sleep(0)
+
+
+def sent(server: HttpDouble) -> list[tuple[str, str, bytes]]:
+    return [(request.method, request.path, request.body) for request in server.requests]
+
+
+async def test_payloads_say_method_path_query_headers_and_body_for_themselves(
+    http_double: HttpDouble, connected: Callable[..., Any]
+) -> None:
+    options = {"headers": {"X-Api-Key": "k", "X-Kind": "sink"}}
+    sink = await connected(http_double.port, "/v1?tenant=7", method="PUT", **options)
+    payloads = [
+        HttpPayload(data={"n": 1}, path="orders/a b", query={"dry": True, "tag": ["x", "y"]}),
+        HttpPayload(
+            data={"n": 2}, method="patch", headers={"x-kind": "payload", "Content-Type": "application/vnd.a+json"}
+        ),
+        HttpPayload(method="DELETE", path="orders/7"),
+        HttpPayload(data={"why": "late"}, method="DELETE", path="orders/8"),
+        HttpPayload(method="GET", path="ping", query=[("q", "\u00e9")]),
+        HttpPayload(data={"a": "x y", "n": [1, 2], "on": True}, method="POST", body="form"),
+        HttpPayload(data=b"a=1&b=2", method="POST", body="form"),
+        HttpPayload(data=Order(n=3, note="\u00e9"), method="POST", body="form"),
+    ]
+    assert list(await deliver(sink, payloads)) == [None] * 8
+    assert sent(http_double) == [
+        ("PUT", "/v1/orders/a%20b?tenant=7&dry=true&tag=x&tag=y", b'{"n":1}'),
+        ("PATCH", "/v1?tenant=7", b'{"n":2}'),
+        ("DELETE", "/v1/orders/7?tenant=7", b""),
+        ("DELETE", "/v1/orders/8?tenant=7", b'{"why":"late"}'),
+        ("GET", "/v1/ping?tenant=7&q=%C3%A9", b""),
+        ("POST", "/v1?tenant=7", b"a=x+y&n=1&n=2&on=true"),
+        ("POST", "/v1?tenant=7", b"a=1&b=2"),
+        ("POST", "/v1?tenant=7", b"n=3&note=%C3%A9"),
+    ]
+    kinds = [request.headers.get("content-type") for request in http_double.requests]
+    json_type, form_type = "application/json", "application/x-www-form-urlencoded"
+    assert kinds == [json_type, "application/vnd.a+json", None, json_type, None, form_type, form_type, form_type]
+    assert [request.headers["x-kind"] for request in http_double.requests[:3]] == ["sink", "payload", "sink"]
+    assert all(request.headers["x-api-key"] == "k" for request in http_double.requests)
+    assert len({request.headers["idempotency-key"] for request in http_double.requests}) == 8
+
+
+async def test_each_try_of_a_payload_is_the_same_request(
+    http_double: HttpDouble, connected: Callable[..., Any]
+) -> None:
+    scripted(http_double, (503, {}, b""), None, (500, {}, b""))
+    sink = await connected(http_double.port)
+    payload = HttpPayload(data={"n": 1}, method="PUT", path="orders/1", query={"v": 2}, headers={"X-Trace": "4bf9"})
+    assert list(await deliver(sink, [payload])) == [None]
+    assert len(http_double.requests) == 4
+    assert (
+        len({(request.method, request.path, request.body, str(request.headers)) for request in http_double.requests})
+        == 1
+    )
+
+
+@pytest.mark.parametrize(("path", "port_offset"), [("../admin", 0), ("//127.0.0.1:1/x", 0), ("%2e%2e/admin", 0)])
+async def test_a_path_that_leads_out_of_the_url_is_refused_and_nothing_is_sent(
+    http_double: HttpDouble, connected: Callable[..., Any], path: str, port_offset: int
+) -> None:
+    sink = await connected(http_double.port)
+    with pytest.raises(ValueError, match="path"):
+        sink.encode(HttpPayload(data=1, path=path))
+    assert http_double.requests == []
+
+
+async def test_what_was_deleted_by_a_try_without_an_answer_is_delivered(
+    http_double: HttpDouble, connected: Callable[..., Any]
+) -> None:
+    scripted(http_double, None, (404, {}, b""), (410, {}, b""), (404, {}, b"no such order"))
+    sink = await connected(http_double.port)
+    answers = await deliver(sink, [HttpPayload(method="DELETE", path=f"orders/{n}") for n in range(4)])
+    assert [answer is None for answer in answers] == [True, True, False, False]
+    assert not answers[2].retryable
+    assert "answered 404 Said: no such order" in answers[2].error
+    assert answers[3] is WAITS
+
+
+async def test_an_error_has_the_start_of_the_answer_as_text_on_one_line(
+    http_double: HttpDouble, connected: Callable[..., Any]
+) -> None:
+    long = ("line\r\n\x1b[31m" + "x" * 2_000).encode()
+    packed = gzip.compress("\u00e9t\u00e9 d\u00e9pass\u00e9".encode() + b" " * 1_000_000)
+    scripted(
+        http_double,
+        (400, {"content-type": "text/plain"}, long),
+        (422, {"content-encoding": "gzip"}, packed),
+        (400, {"content-type": "text/plain; charset=latin-1"}, "sch\u00f6n".encode("latin-1")),
+        (400, {}, b"\x89PNG\0\xff"),
+        (308, {"location": "/v2"}, b"moved to v2"),
+        (400, {}, b""),
+    )
+    sink = await connected(http_double.port, concurrency=2)
+    errors = [(await deliver(sink, [HttpPayload(data=n)]))[0].error for n in range(6)]
+    assert errors.pop(4).endswith("redirects (308), which is not followed; correct url (it says: moved to v2)")
+    starts = [error.partition(" Said")[2] for error in errors]
+    assert starts[0].startswith(": line [31mxxx")
+    assert starts[0].endswith("x...")
+    assert len(starts[0]) < 310
+    assert starts[1:] == [": \u00e9t\u00e9 d\u00e9pass\u00e9", ": sch\u00f6n", ": (binary)", ""]
+    assert http_double.requests[0].headers["accept-encoding"] == "identity"
+
+
+async def test_an_answer_that_repeats_the_request_is_told_without_its_secrets(
+    http_double: HttpDouble, connected: Callable[..., Any]
+) -> None:
+    def judge(request: Request) -> Answer:
+        filler = b"." * 250
+        text = f"{request.path} {request.headers} {request.body.decode()}".encode()
+        return (400, {"content-type": "text/plain"}, text if request.body == b"1" else filler + text)
+
+    http_double.judge = judge
+    options = {"headers": {"X-Sink": "hunter2-sink"}, "concurrency": 2}
+    sink = await connected(http_double.port, "/services/T0/hunter2-path?token=hunter2-query", **options)
+    for data in (1, 2):
+        payload = HttpPayload(
+            data=data, path="orders/7", query={"api_key": "hunter2-added"}, headers={"X-Any": "hunter2-any"}
+        )
+        (answer,) = await deliver(sink, [payload])
+        assert "hunter2" not in answer.error
+        assert "answered 400" in answer.error
+
+
+async def test_a_request_that_the_client_itself_refuses_is_that_payloads_own_failure(
+    http_double: HttpDouble, connected: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = httpx.AsyncClient.send
+
+    async def send(self: Any, request: httpx.Request, **kwargs: Any) -> httpx.Response:
+        if request.content == b"1":
+            raise httpx.LocalProtocolError("Illegal header value")
+        return await original(self, request, **kwargs)
+
+    monkeypatch.setattr(httpx.AsyncClient, "send", send)
+    sink = await connected(http_double.port, concurrency=2)
+    bad, good = await deliver(sink, [HttpPayload(data=1), HttpPayload(data=2)])
+    assert good is None
+    assert not bad.retryable
+    assert "Illegal header value" in bad.error
+
+
+async def test_different_requests_of_one_sink_stay_in_one_order(
+    http_double: HttpDouble, connected: Callable[..., Any]
+) -> None:
+    scripted(http_double, OK, *[(500, {}, b"")] * 2)
+    sink = await connected(http_double.port, max_retries=1)
+    payloads = [HttpPayload(data=n, method=("PUT", "POST")[n % 2], path=f"orders/{n}") for n in range(3)]
+    answers = await deliver(sink, payloads)
+    assert [None if answer is None else answer.waits for answer in answers] == [None, False, True]
+    assert len({sink.encode(payload).key for payload in payloads}) == 1
+    assert list(await deliver(sink, payloads[1:])) == [None, None]
+    assert [request.path for request in http_double.requests] == [f"/in/orders/{n}" for n in (0, 1, 1, 1, 2)]

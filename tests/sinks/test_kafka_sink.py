@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import confluent_kafka as ck
 import pytest
+from confluent_kafka.admin import AdminClient, NewPartitions
 
 from tidemill.config.settings import KafkaSettings, KafkaSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError
@@ -57,6 +59,9 @@ class TestKafkaContract(JsonSinkContract):
 
     def bad_payload(self) -> Any:
         return KafkaPayload(key=5, data=1)  # type: ignore[arg-type]
+
+    def refused_payload(self) -> Any:
+        return KafkaPayload(key="bad", data={"n": 666}, partition=99)
 
     async def received(self, count: int) -> list[bytes]:
         messages = await asyncio.to_thread(consume, self.bootstrap, self.topic, count)
@@ -195,7 +200,7 @@ async def test_a_record_waits_for_one_of_its_key_that_is_refused_for_whatever_re
         trouble = None
 
         async def send(self, topic: str, records: Sequence[Record]) -> Outcomes:
-            values = [value for _, value in records]
+            values = [record[1] for record in records]
             sent.append(values)
             if len(records) == 1:
                 return [ck.KafkaError(passing) if values == [b'"first"'] else None]
@@ -278,3 +283,99 @@ def test_acknowledgement_by_all_is_not_optional() -> None:
     config = KafkaSink("i", settings, KafkaSettings())._config
     assert (config["acks"], config["enable.idempotence"], config["linger.ms"]) == ("all", True, 7)
     ck.Producer({**config, "log_level": 0})
+
+
+AT = datetime.datetime(2024, 5, 1, 12, 30, 0, 999_999, tzinfo=datetime.UTC)
+AT_MS = 1_714_566_600_999
+
+
+async def test_headers_partition_and_timestamp_arrive_as_they_were_given(embedded_kafka: EmbeddedBroker) -> None:
+    topic = embedded_kafka.create_topic(unique_name("full"), partitions=4)
+    sink = make_sink(embedded_kafka.bootstrap, topic)
+    await sink.connect()
+    before = int(time.time() * 1000)
+    pairs = [("trace", b"\xff\x00"), ("trace", "two"), ("null", None), ("empty", b"")]
+    payloads = [
+        KafkaPayload(key="k", data=1, headers={"a": "\u00e9", "b": b"\xff", "c": None}, partition=3, timestamp=AT),
+        KafkaPayload(key="k", data=2, headers=pairs, partition=2, timestamp=AT_MS + 1),
+        KafkaPayload(data=3, partition=1),
+        KafkaPayload(data=4, partition=0, headers=[]),
+        KafkaPayload(key="21", data=5),
+    ]
+    assert list(await deliver(sink, payloads)) == [None] * 5
+    await sink.close()
+    found = {each.value(): each for each in consume(embedded_kafka.bootstrap, topic, 5)}
+    assert [found[b"%d" % n].partition() for n in (1, 2, 3, 4)] == [3, 2, 1, 0]
+    assert found[b"1"].headers() == [("a", "\u00e9".encode()), ("b", b"\xff"), ("c", None)]
+    assert found[b"2"].headers() == [("trace", b"\xff\x00"), ("trace", b"two"), ("null", None), ("empty", b"")]
+    assert [found[b"%d" % n].timestamp()[1] for n in (1, 2)] == [AT_MS, AT_MS + 1]
+    for n in (3, 4, 5):
+        assert before <= found[b"%d" % n].timestamp()[1] <= int(time.time() * 1000)
+        assert not found[b"%d" % n].headers()
+
+
+async def test_a_partition_that_is_not_there_is_that_records_own_failure_and_a_new_one_is_found(
+    embedded_kafka: EmbeddedBroker,
+) -> None:
+    topic = embedded_kafka.create_topic(unique_name("grows"), partitions=2)
+    sink = make_sink(embedded_kafka.bootstrap, topic)
+    await sink.connect()
+
+    def records(*partitions: int | None) -> list[KafkaPayload]:
+        return [KafkaPayload(key="k", data=n, partition=n) for n in partitions]
+
+    # The first one is sent before the client knows the topic's partitions.
+    for _ in range(2):
+        answers = await deliver(sink, records(7, 1, None))
+        assert [answer is None for answer in answers] == [False, True, True]
+        assert answers[0] is not None
+        assert (answers[0].retryable, answers[0].error) == (False, f"topic {topic} has no partition 7")
+    (alone,) = await deliver(sink, records(2))
+    assert alone is not None
+    assert not alone.retryable
+    admin = AdminClient({"bootstrap.servers": embedded_kafka.bootstrap})
+    admin.create_partitions([NewPartitions(topic, 8)])[topic].result(10)
+    async with asyncio.timeout(20):
+        while any(await deliver(sink, records(7))):  # until the broker itself has it
+            await asyncio.sleep(0.05)
+    await sink.close()
+
+
+async def test_a_timestamp_that_the_topic_refuses_takes_no_other_down(embedded_kafka: EmbeddedBroker) -> None:
+    config = {"message.timestamp.after.max.ms": "3600000"}
+    topic = embedded_kafka.create_topic(unique_name("late"), config=config)
+    sink = make_sink(embedded_kafka.bootstrap, topic, **{"linger.ms": 50})
+    await sink.connect()
+    times = [None, 253_402_300_799_000, None, 2**63 - 1, None]
+    answers = await deliver(sink, [KafkaPayload(key=f"{n}", data=n, timestamp=each) for n, each in enumerate(times)])
+    assert [answer is None for answer in answers] == [True, False, True, False, True]
+    assert all(answer is None or not answer.retryable for answer in answers)
+    await sink.close()
+    assert [each.value() for each in consume(embedded_kafka.bootstrap, topic, 3)] == [b"0", b"2", b"4"]
+
+
+async def test_where_the_broker_says_which_record_is_invalid_only_later_ones_of_its_key_wait(
+    embedded_kafka: EmbeddedBroker,
+) -> None:
+    topic = embedded_kafka.create_topic(unique_name("late"), config={"message.timestamp.after.max.ms": "3600000"})
+    sink = make_sink(embedded_kafka.bootstrap, topic, **{"linger.ms": 50})
+    await sink.connect()
+    late = 253_402_300_799_000
+    given = [("a", None), ("k", None), ("k", late), ("k", None), ("b", late), ("a", None), (None, None)]
+    answers = await deliver(sink, [KafkaPayload(key=key, data=n, timestamp=at) for n, (key, at) in enumerate(given)])
+    assert [index for index, answer in enumerate(answers) if answer is WAITS] == [3]
+    assert [index for index, answer in enumerate(answers) if answer is not None] == [2, 3, 4]
+    await sink.close()
+    assert [each.value() for each in consume(embedded_kafka.bootstrap, topic, 4)] == [b"0", b"1", b"5", b"6"]
+
+
+def test_headers_count_as_bytes_and_a_named_partition_orders_what_has_no_key() -> None:
+    sink = make_sink("localhost:1", "t")
+    plain = sink.encode(KafkaPayload(key="k", data=1))
+    headed = sink.encode(KafkaPayload(key="k", data=1, headers={"name": b"x" * 1_000}))
+    assert headed.size_bytes == plain.size_bytes + 1_004
+    keys = [
+        sink.encode(KafkaPayload(key=key, data=1, partition=partition)).key
+        for key, partition in ((b"k", 1), (b"k", 2), (None, 1), (None, 1), (None, 2), (None, None))
+    ]
+    assert keys == [b"k", b"k", 1, 1, 2, None]

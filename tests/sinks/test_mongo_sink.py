@@ -23,7 +23,7 @@ from tidemill.runtime.broker import free_port
 from tidemill.sinks.base import Sink
 from tidemill.sinks.mongo import MongoSink
 from tidemill.sinks.payloads import MongoPayload
-from tidemill.testing.contract import Outage, SinkContract, deliver
+from tidemill.testing.contract import NASTY, Outage, SinkContract, deliver
 
 QUICK = "serverSelectionTimeoutMS=1000"
 
@@ -62,6 +62,12 @@ class TestMongoContract(SinkContract):
 
     def refused_payload(self) -> Any:
         return MongoPayload(collection="items", data={"only": 1})
+
+    def nasty_payloads(self) -> Sequence[Any]:
+        found = [MongoPayload("", "items", {"b": 1}, "update", {"a": value}) for value in NASTY]
+        named = [MongoPayload("", "items", {"b": 1}, "upsert", {name: 1}) for name in NASTY if isinstance(name, str)]
+        both = [MongoPayload("", "items", {"a": NASTY[2]}, op, {"b": NASTY[2]}) for op in ("update", "replace")]
+        return [*super().nasty_payloads(), *found, *named, *both]
 
     def outage(self) -> Outage:
         return self.between
@@ -109,6 +115,49 @@ async def test_every_operation_writes_one_document_in_order(sink: MongoSink, ite
     assert list(await deliver(sink, payloads)) == [None] * len(payloads)
     assert await items.find().sort("_id").to_list() == [{"_id": 1, "n": 11, "more": True}, {"_id": 3, "n": 4}]
     assert len(await items.database.others.find().to_list()) == 1
+
+
+async def test_many_documents_are_changed_or_deleted_and_one_is_replaced(
+    sink: MongoSink, items: AsyncCollection[Any]
+) -> None:
+    await items.insert_many([{"_id": n, "g": n % 2, "n": 0} for n in range(6)])
+
+    def many(op: Any, criteria: Any, data: Any = None) -> MongoPayload:
+        return MongoPayload(collection="items", op=op, filter=criteria, data=data)
+
+    payloads = [
+        many("update_many", {"g": 0}, {"n": 1}),
+        many("update_many", {"g": 0}, {"$inc": {"n": 10}}),
+        many("delete_many", {"_id": {"$in": [1, 3]}}),
+        many("replace", {"_id": 5}, {"whole": True}),
+        many("replace", {"_id": 9}, {"new": True}),
+        many("update_many", {"g": 7}, {"n": 1}),
+        many("delete_many", {"g": 7}),
+    ]
+    assert list(await deliver(sink, payloads)) == [None] * len(payloads)
+    expected = [*({"_id": n, "g": 0, "n": 11} for n in (0, 2, 4)), {"_id": 5, "whole": True}, {"_id": 9, "new": True}]
+    assert await items.find().sort("_id").to_list() == expected
+    # As after a crash: what sets values and what deletes leaves the same, what counts counts twice.
+    assert list(await deliver(sink, [payloads[2], *payloads[3:]])) == [None] * 5
+    assert await items.find().sort("_id").to_list() == expected
+    assert list(await deliver(sink, payloads[1:2])) == [None]
+    assert (await items.find_one({"_id": 0})) == {"_id": 0, "g": 0, "n": 21}
+
+
+async def test_payloads_of_the_same_filter_wait_for_one_that_is_refused_whatever_they_do(
+    double: Callable[..., MongoDouble],
+) -> None:
+    server = double(wrong(0, 14))
+    same = {"g": {"$gt": 1}}
+    writes = [
+        MongoPayload("", "items", {"n": 1}, "update_many", same),
+        MongoPayload("", "items", None, "delete_many", same),
+        MongoPayload("", "items", None, "delete_many", {"g": 0}),
+    ]
+    answers = await sent(server, writes)
+    assert [None if answer is None else answer.retryable for answer in answers] == [False, True, None]
+    assert "update_many items" in answers[0].error
+    assert [next(iter(command)) for command in server.commands] == ["update", "delete"]
 
 
 class Color(enum.Enum):
@@ -202,6 +251,13 @@ async def test_an_insert_that_is_repeated_is_recognised_and_a_real_duplicate_is_
         MongoPayload(collection="c", op="update", filter={"a": 1}, data={}),
         MongoPayload(collection="c", op="update", filter={"a": 1}, data={"$set": {"a": 1}, "b": 2}),
         MongoPayload(collection="c", data={"a": 1 << 64}),
+        MongoPayload(collection="\ud800", data={"a": 1}),
+        MongoPayload(collection="c" * 255, data={"a": 1}),
+        MongoPayload(collection="c", data={"a": 1}, op="delete_many", filter={"a": 1}),
+        MongoPayload(collection="c", data={"$set": {"a": 1}}, op="replace", filter={"a": 1}),
+        MongoPayload(collection="c", data={"a": 1}, op="replace"),
+        MongoPayload(collection="c", data={"a": b"x" * 9_000_000}, op="update", filter={"a": b"x" * 9_000_000}),
+        MongoPayload(collection="c", data={"a": b"x" * 9_000_000}, op="replace", filter={"a": b"x" * 9_000_000}),
         MongoPayload(collection="c", data={"a": b"x" * (16 * 1024 * 1024)}),
     ],
 )
@@ -245,10 +301,10 @@ class Nothing(pydantic.BaseModel):
     ],
     ids=repr,
 )
-@pytest.mark.parametrize("op", ["delete", "update", "upsert"])
+@pytest.mark.parametrize("op", ["delete", "delete_many", "update", "update_many", "upsert", "replace"])
 def test_a_filter_that_leaves_nothing_out_is_refused_however_it_is_written(op: Any, criteria: Any) -> None:
     with pytest.raises(ValueError, match="does not find any document"):
-        make_sink(1).encode(MongoPayload("", "c", None if op == "delete" else {"n": 1}, op, criteria))
+        make_sink(1).encode(MongoPayload("", "c", None if op.startswith("delete") else {"n": 1}, op, criteria))
 
 
 @pytest.mark.parametrize(

@@ -177,13 +177,29 @@ async def test_types_without_a_usable_array_go_in_powers_of_two_rows_of_bounded_
         return PostgresPayload(table="moods", data=data, **more)
 
     seen.sql.clear()
-    for count in (1, 3, 700, 1_000):
+    for count in (1, 3, 700, 999):
         assert list(await deliver(sink, [row(n, conflict="id") for n in range(count)])) == [None] * count
     lengths = {sql.count("(") for sql in set(seen.like("INSERT"))}
     assert len(lengths) <= 11
     assert max(len(sql) for sql in seen.sql) < 16_000
     found = await run(dsn, "SELECT count(*), max(tags[2]::int) AS last, count(mood) AS moods FROM moods")
-    assert tuple(found[0]) == (1_000, 999, 1_000)
+    assert tuple(found[0]) == (999, 998, 999)
+
+
+async def test_full_batches_have_a_statement_of_their_own_for_a_bounded_number_of_narrow_tables(
+    sink: PostgresSink, dsn: str, seen: Statements
+) -> None:
+    for number in range(18):
+        await run(dsn, f"CREATE TABLE narrow_{number} (a int, b text)")
+    seen.sql.clear()
+    for number in range(18):
+        rows = [PostgresPayload(table=f"narrow_{number}", data={"a": n, "b": "x"}) for n in range(sink.max_batch_count)]
+        for _ in range(2):
+            assert list(await deliver(sink, rows)) == [None] * len(rows)
+    statements = set(seen.like("INSERT"))
+    assert len(statements) == 18
+    assert len([sql for sql in statements if "VALUES" in sql]) == 16
+    assert (await run(dsn, "SELECT count(*) FROM narrow_17 WHERE a = 999"))[0]["count"] == 2
 
 
 async def test_lists_in_json_columns_are_one_value_each_and_in_others_are_refused(
@@ -239,6 +255,35 @@ async def test_a_column_that_got_another_type_meanwhile_is_written_all_the_same(
     answers = await deliver(sink, rows("five", "six"))
     assert all(answer is not None and not answer.retryable for answer in answers)
     assert [row["note"] for row in await run(dsn, "SELECT note FROM changing ORDER BY note")] == [1, 2, 3, 4]
+
+
+async def test_a_trigger_that_speaks_of_types_is_no_reason_to_ask_for_them_for_ever(
+    sink: PostgresSink, dsn: str, seen: Statements
+) -> None:
+    await run(dsn, "CREATE TABLE picky (n int)")
+    await run(
+        dsn,
+        "CREATE FUNCTION picky() RETURNS trigger AS $$ BEGIN IF NEW.n % 5 = 0 THEN "
+        "RAISE EXCEPTION USING ERRCODE = '42804'; END IF; RETURN NEW; END $$ LANGUAGE plpgsql",
+    )
+    await run(dsn, "CREATE TRIGGER picky BEFORE INSERT ON picky FOR EACH ROW EXECUTE FUNCTION picky()")
+    seen.sql.clear()
+    for _ in range(2):
+        async with asyncio.timeout(20):
+            answers = await deliver(sink, [PostgresPayload(table="picky", data={"n": n}) for n in range(1, 9)])
+        assert all(answer is not None and not answer.retryable for answer in answers)
+    assert len(seen.like("INSERT")) < 10
+
+
+async def test_json_that_has_no_form_is_its_rows_own_failure(sink: PostgresSink, dsn: str) -> None:
+    await run(dsn, "CREATE TABLE notes (id int, j jsonb)")
+    values = [{"a": 1}, b"\xff", {"b": 2}, asyncpg.Range(1, 2), b'{"c": 3}', "no json", {"nul": "\0"}]
+    answers = await deliver(
+        sink, [PostgresPayload(table="notes", data={"id": n, "j": j}) for n, j in enumerate(values)]
+    )
+    assert [answer is None for answer in answers] == [True, False, True, False, True, False, False]
+    assert all(answer is None or not answer.retryable for answer in answers)
+    assert [row["id"] for row in await run(dsn, "SELECT id FROM notes ORDER BY id")] == [0, 2, 4]
 
 
 async def test_what_is_kept_per_table_does_not_grow_with_the_numbers_of_rows(
@@ -530,6 +575,18 @@ async def test_a_wrong_statement_is_told_at_the_start_and_a_table_that_is_made_l
     await run(dsn, "CREATE TABLE later (a int)")
     assert list(await deliver(sink, [payload, payload])) == [None, None]
     await sink.close()
+
+
+async def test_a_statement_that_the_client_refuses_takes_no_rows_of_its_transaction_along(
+    counting: PostgresSink, dsn: str
+) -> None:
+    await run(dsn, ORDERS)
+    payloads = [order(1), count("a"), count("b", "x"), count("c"), order(2), count("d", 5_000), order(3)]
+    answers = await deliver(counting, payloads)
+    assert [index for index, answer in enumerate(answers) if answer is not None] == [2, 5]
+    assert all(answer is None or not answer.retryable for answer in answers)
+    assert await totals(dsn) == {"a": 1, "c": 1}
+    assert [row["id"] for row in await run(dsn, "SELECT id FROM orders ORDER BY id")] == [1, 2, 3]
 
 
 async def test_a_connection_that_breaks_before_the_end_leaves_nothing_of_a_batch_of_statements(

@@ -20,7 +20,7 @@ from tidemill.runtime.broker import free_port
 from tidemill.sinks.base import Sink
 from tidemill.sinks.payloads import RedisPayload
 from tidemill.sinks.redis import RedisSink
-from tidemill.testing.contract import JsonSinkContract, Outage, deliver, deliver_at_last
+from tidemill.testing.contract import NASTY, JsonSinkContract, Outage, deliver, deliver_at_last
 
 
 def make_sink(port: int, who: str = "", **options: Any) -> RedisSink:
@@ -40,7 +40,7 @@ class TestRedisContract(JsonSinkContract):
         await self.client.aclose()
 
     def make(self) -> Sink:
-        return make_sink(self.between.port, "app:hunter2@", key_prefix="p:")
+        return make_sink(self.between.port, "app:hunter2@", key_prefix="p:", scripts={"echo": "return ARGV[1]"})
 
     def make_unusable(self) -> Sink:
         return make_sink(self.between.port, "nobody:hunter2@")
@@ -56,6 +56,23 @@ class TestRedisContract(JsonSinkContract):
 
     def outage(self) -> Outage:
         return self.between
+
+    def nasty_payloads(self) -> Sequence[Any]:
+        made: list[Any] = []
+        for number, value in enumerate(NASTY):
+            forms: list[tuple[Any, Any]] = [
+                *((op, value) for op in ("set", "incrby", "incrbyfloat", "hdel", "sadd", "srem", "zrem", "ltrim")),
+                *((op, [value]) for op in ("hdel", "push", "sadd", "srem", "zrem", "ltrim", "script")),
+                *((op, {"f": value}) for op in ("set", "hset", "stream", "zadd")),
+                *((op, {value: 1}) for op in ("hset", "stream", "zadd")),
+                ("ltrim", (0, value)),
+            ]
+            made += [
+                RedisPayload(key=f"n{number}{op}", data=data, op=op, script="echo" if op == "script" else "")
+                for op, data in forms
+            ]
+            made += [RedisPayload(key=f"n{number}", op="expire", ttl=value)]
+        return [*super().nasty_payloads(), *made]
 
     async def received(self, count: int) -> Sequence[bytes]:
         listed = await self.client.lrange("p:list", 0, -1)
@@ -119,6 +136,114 @@ async def test_every_operation_does_what_it_says_below_the_prefix(sink: RedisSin
     assert await client.exists(b"p:\xff") == 1
 
 
+async def test_what_was_added_is_removed_trimmed_and_ended(sink: RedisSink, client: aioredis.Redis) -> None:
+    payloads = [
+        RedisPayload(key="h", op="hset", data={"a": 1, "b": 2, "c": 3, "d": 4}),
+        RedisPayload(key="h", op="hdel", data="a"),
+        RedisPayload(key="h", op="hdel", data=["b", b"c", "none"], ttl=100),
+        RedisPayload(key="s", op="sadd", data=["a", {"n": 1}, b"raw"]),
+        RedisPayload(key="s", op="srem", data=["a", {"n": 1}]),
+        RedisPayload(key="z", op="zadd", data={"x": 1, "y": 2, "z": 3}),
+        RedisPayload(key="z", op="zrem", data="x"),
+        RedisPayload(key="z", op="zrem", data=(b"y",)),
+        RedisPayload(key="l", op="push", data=[1, 2, 3, 4]),
+        RedisPayload(key="l", op="ltrim", data=[-2, -1]),
+        RedisPayload(key="f", op="incrbyfloat", data=1.5),
+        RedisPayload(key="f", op="incrbyfloat", data=-1),
+        RedisPayload(key="z", op="expire", ttl=100),
+        RedisPayload(key="nothing", op="expire", ttl=100),
+    ]
+    for times in (1, 2):
+        assert list(await deliver(sink, payloads)) == [None] * len(payloads)
+        assert await client.hgetall("p:h") == {"d": "4"}
+        assert await client.smembers("p:s") == {"raw"}
+        assert await client.zrange("p:z", 0, -1) == ["z"]
+        assert await client.lrange("p:l", 0, -1) == ["3", "4"], "kept to its length"
+        assert float(await client.get("p:f")) == 0.5 * times
+        for key in ("p:h", "p:z"):
+            assert 0 < await client.ttl(key) <= 100
+    assert await client.exists("p:nothing") == 0
+
+
+async def test_a_script_of_the_configuration_runs_for_its_key_and_fails_alone(
+    valkey: ValkeyServer, client: aioredis.Redis
+) -> None:
+    scripts = {
+        "highest": "local old = tonumber(redis.call('GET', KEYS[1]) or '-inf') "
+        "if tonumber(ARGV[1]) > old then redis.call('SET', KEYS[1], ARGV[1]) end",
+        "all": "redis.call('RPUSH', KEYS[1], #ARGV, unpack(ARGV))",
+        "broken": "redis.call('SET', KEYS[1], 'begun') error('no luck')",
+        "not lua": "this is no Lua",
+    }
+    sink = make_sink(valkey.port, key_prefix="p:", scripts=scripts)
+    await sink.connect()
+
+    def script(name: str, key: str, data: Any = None) -> RedisPayload:
+        return RedisPayload(key=key, op="script", script=name, data=data)
+
+    payloads = [
+        *(script("highest", "top", [n]) for n in (3, 9, 5)),
+        script("all", "args", ["text", b"\xff", 1, 1.5, None, {"n": [1]}]),
+        script("broken", "half"),
+        RedisPayload(key="after", data=1),
+        script("broken", "half", []),
+    ]
+    answers = await deliver(sink, payloads)
+    assert [n for n, answer in enumerate(answers) if answer is not None] == [4, 6]
+    assert answers[4] is not None
+    assert not answers[4].retryable
+    assert "script p:half: " in answers[4].error
+    assert "no luck" in answers[4].error
+    assert (await client.get("p:top"), await client.get("p:half"), await client.get("p:after")) == ("9", "begun", "1")
+    raw = aioredis.Redis(port=valkey.port)
+    assert await raw.lrange("p:args", 0, -1) == [b"6", b"text", b"\xff", b"1", b"1.5", b"null", b'{"n":[1]}']
+    await raw.aclose()
+    (answer,) = await deliver(sink, [script("not lua", "x")])
+    assert answer is not None
+    assert not answer.retryable
+    await sink.close()
+
+
+async def test_payloads_of_one_key_are_in_order_whatever_they_do(sink: RedisSink) -> None:
+    operations: list[tuple[Any, Any]] = [("push", 1), ("ltrim", (0, 0)), ("srem", "a"), ("zrem", "a"), ("hdel", "a")]
+    keys = {sink.encode(RedisPayload(key="k", op=op, data=data)).key for op, data in operations}
+    assert keys == {b"p:k", sink.encode(RedisPayload(key="k", op="expire", ttl=1)).key}
+
+
+async def test_a_ttl_goes_with_as_many_arguments_as_lua_takes(sink: RedisSink, client: aioredis.Redis) -> None:
+    many = list(range(7_000))
+    assert list(await deliver(sink, [RedisPayload(key="l", op="push", data=many, ttl=100)])) == [None]
+    assert await client.llen("p:l") == 7_000
+    with pytest.raises(ValueError, match="7001 arguments are too many"):
+        sink.encode(RedisPayload(key="l", op="push", data=[*many, 1], ttl=100))
+
+
+def test_every_argument_of_a_command_is_bytes() -> None:
+    sink = make_sink(1, scripts={"s": "return 1"})
+    data: list[tuple[Any, Any]] = [
+        ("set", 1),
+        ("delete", None),
+        ("incrby", 1),
+        ("incrbyfloat", 1),
+        ("hset", {"a": 1.5, "b": "x", "c": None, "d": Level.HIGH}),
+        ("hdel", "a"),
+        ("push", [1, "x"]),
+        ("ltrim", (0, 1)),
+        ("sadd", "x"),
+        ("srem", "x"),
+        ("zadd", {"x": 1, b"y": 2}),
+        ("zrem", "x"),
+        ("stream", {"a": 1}),
+        ("script", [1, "x", 1.5]),
+    ]
+    for op, value in data:
+        for ttl in (None,) if op in ("delete", "script") else (None, 5):
+            payload = RedisPayload(key="k", op=op, data=value, ttl=ttl, script="s" if op == "script" else "")
+            encoded = sink.encode(payload)
+            assert all(type(each) is bytes for each in encoded.body), payload
+            assert encoded.size_bytes == sum(map(len, encoded.body))
+
+
 async def test_a_ttl_ends_the_key_whatever_the_operation_and_never_one_of_another_kind(
     sink: RedisSink, client: aioredis.Redis
 ) -> None:
@@ -170,6 +295,24 @@ async def test_what_redis_carried_out_behind_a_refused_command_of_the_key_is_con
         RedisPayload(key="k", data={"a": float("nan")}, op="zadd"),
         RedisPayload(key="k", data={1: 1}, op="zadd"),
         RedisPayload(key="k", data={"a": object()}, op="stream"),
+        RedisPayload(key="\ud800", data=1),
+        RedisPayload(key="k", data={"\ud800": 1}, op="hset"),
+        RedisPayload(key="k", data={"a": "\ud800"}, op="stream"),
+        RedisPayload(key="k", data={"\ud800": 1}, op="zadd"),
+        RedisPayload(key="k", data=1 << 63, op="incrby"),
+        RedisPayload(key="k", data=float("inf"), op="incrbyfloat"),
+        RedisPayload(key="k", data="1", op="incrbyfloat"),
+        RedisPayload(key="k", data=[], op="hdel"),
+        RedisPayload(key="k", data=[1], op="hdel"),
+        RedisPayload(key="k", data={"a": 1}, op="zrem"),
+        RedisPayload(key="k", data=[0], op="ltrim"),
+        RedisPayload(key="k", data=[0, 1.5], op="ltrim"),
+        RedisPayload(key="k", data=None, op="ltrim"),
+        RedisPayload(key="k", op="expire"),
+        RedisPayload(key="k", data=1, op="expire", ttl=1),
+        RedisPayload(key="k", op="script"),
+        RedisPayload(key="k", op="script", script="none"),
+        RedisPayload(key="k", data=1, script="s"),
     ],
 )
 def test_what_is_no_command_is_refused_before_it_is_sent(payload: RedisPayload) -> None:

@@ -152,6 +152,30 @@ def test_rows_whose_key_is_no_number_wait_for_each_other() -> None:
         KafkaPayload(key="k", data={LONE: 1}),
         KafkaPayload(key=1, data=1),  # type: ignore[arg-type]
         KafkaPayload(key="k", data=object()),
+        KafkaPayload(data=1, headers={LONE: b""}),
+        KafkaPayload(data=1, headers={NUL: b""}),
+        KafkaPayload(data=1, headers={"": b""}),
+        KafkaPayload(data=1, headers={"h": LONE}),
+        KafkaPayload(data=1, headers={"h": 5}),  # type: ignore[dict-item]
+        KafkaPayload(data=1, headers={5: b""}),  # type: ignore[dict-item]
+        KafkaPayload(data=1, headers={LARGE + "\0": b""}),
+        KafkaPayload(data=1, headers="ab"),  # type: ignore[arg-type]
+        KafkaPayload(data=1, headers=None),  # type: ignore[arg-type]
+        KafkaPayload(data=1, headers=["ab"]),  # type: ignore[list-item]
+        KafkaPayload(data=1, headers=[("a", b"", b"")]),  # type: ignore[list-item]
+        KafkaPayload(data=1, headers=[LARGE]),  # type: ignore[list-item]
+        KafkaPayload(data=1, partition=-1),
+        KafkaPayload(data=1, partition=2**31),
+        KafkaPayload(data=1, partition=10**5_000),
+        KafkaPayload(data=1, partition=True),
+        KafkaPayload(data=1, partition="1"),  # type: ignore[arg-type]
+        KafkaPayload(data=1, partition=float("nan")),  # type: ignore[arg-type]
+        KafkaPayload(data=1, timestamp=0),
+        KafkaPayload(data=1, timestamp=-1),
+        KafkaPayload(data=1, timestamp=2**63),
+        KafkaPayload(data=1, timestamp=float("nan")),  # type: ignore[arg-type]
+        KafkaPayload(data=1, timestamp=datetime.datetime(2026, 1, 1)),
+        KafkaPayload(data=1, timestamp=datetime.datetime.min.replace(tzinfo=datetime.UTC)),
     ],
 )
 def test_a_record_without_a_form_is_refused(payload: KafkaPayload) -> None:
@@ -170,6 +194,17 @@ def test_a_record_without_a_form_is_refused(payload: KafkaPayload) -> None:
         HttpPayload(data=1, idempotency_key=5),  # type: ignore[arg-type]
         # A server that ends the connection over it would look as if it were away.
         HttpPayload(data=1, idempotency_key=LARGE),
+        *(HttpPayload(data=1, method=text) for text in (LONE, NUL, LARGE, "PO ST", "CONNECT", 5, ["PUT"])),
+        *(HttpPayload(data=1, path=text) for text in (LONE, NUL, LARGE, "../x", 5, None)),
+        *(HttpPayload(data=1, query={"a": text}) for text in (LONE, LARGE, float("nan"), None, datetime.datetime.max)),
+        *(HttpPayload(data=1, query={text: 1}) for text in (LONE, LARGE, 5)),
+        *(HttpPayload(data=1, headers={"a": text}) for text in (LONE, NUL, LARGE, "a\r\nb", 5, None)),
+        *(HttpPayload(data=1, headers={text: "a"}) for text in (LONE, NUL, LARGE, "a:b", "host", "Idempotency-Key")),
+        *(HttpPayload(data={"a": text}, body="form") for text in (LONE, float("nan"), None, datetime.datetime.max)),
+        *(HttpPayload(data={text: 1}, body="form") for text in (LONE, 5)),
+        *(HttpPayload(data=data, body="form") for data in (None, "a=1", 5)),
+        *(HttpPayload(data=1, body=text) for text in (LONE, LARGE, 5, ["form"])),
+        HttpPayload(data=1, method="GET"),
     ],
 )
 def test_a_request_without_a_form_is_refused(payload: HttpPayload) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import confluent_kafka as ck
 import pytest
+from tests.sources.kafka_proxy import END_TXN, TXN_OFFSET_COMMIT, Fault, When, proxied_broker
 
 from tidemill.config.loading import load_settings
 from tidemill.config.settings import Settings
@@ -24,6 +25,7 @@ from tidemill.runtime.deadletter import LetterKind, decode_letter
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.progress import EngineSummary, StopReason
 from tidemill.sinks.payloads import CollectResult, KafkaPayload
+from tidemill.testing.kafka import consume
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120)]
 
@@ -286,6 +288,40 @@ async def test_an_innocent_record_of_another_partition_in_a_refused_batch_is_not
         await place.end()
 
 
+async def test_headers_partition_and_timestamp_go_out_with_the_transaction_and_a_missing_partition_is_dead_lettered(
+    place,
+):
+    at = 1_714_566_600_999
+
+    class Whole(Copy):
+        """Message 5 names a partition that is not there."""
+
+        async def on_task_complete(self, result):
+            number = int(result.task.metadata["value"])
+            partition = 99 if number == 5 else number % 2
+            payload = KafkaPayload(
+                key="k",
+                data=b"%d" % number,
+                headers={"n": b"%d\xff" % number},
+                partition=partition,
+                timestamp=at + number,
+            )
+            return CollectResult(kafka=[payload])
+
+    place.feed(0, 40)
+    place.start(Whole())
+    await place.committed(40)
+    assert sorted(int(value) for value in place.visible()) == [n for n in range(40) if n != 5]
+    # Each transaction leaves a marker, which is no message.
+    for each in consume(place.broker.bootstrap, place.out, 39):
+        number = int(each.value())
+        assert each.partition() == number % 2
+        assert each.headers() == [("n", b"%d\xff" % number)]
+        assert each.timestamp()[1] == at + number
+    (letter,) = place.letters()
+    assert "_UNKNOWN_PARTITION" in letter.error
+
+
 async def test_letters_go_out_with_the_offsets_of_their_messages(place):
     class Failing(Copy):
         async def on_task_complete(self, result):
@@ -366,6 +402,41 @@ async def test_a_revoke_ends_the_last_transaction_of_its_partitions_first(place)
     place.assert_exactly_once(200)
     owners = [len(engine.intake.lanes) for engine in (first, second)]
     assert owners == [2, 2]
+
+
+@pytest.mark.parametrize("hang_seconds", [1.5, 2.0])
+async def test_offsets_of_an_aborted_transaction_that_arrive_late_do_not_count_for_the_next(
+    own_kafka, monkeypatch, hang_seconds
+):
+    monkeypatch.setattr("tidemill.sources.transactor.HANG_SECONDS", hang_seconds)
+    broker, (proxy,) = proxied_broker(own_kafka, 1)
+    place = Place(broker, partitions=1)
+
+    def judge(api: int) -> Fault | None:
+        # The first offsets arrive after those of the next transaction, and before its end.
+        first = api == TXN_OFFSET_COMMIT and proxy.seen[TXN_OFFSET_COMMIT] == 1
+        behind = api == END_TXN and proxy.seen[TXN_OFFSET_COMMIT] == 2
+        return Fault(When.REQUEST, 60.0) if first or behind else None
+
+    proxy.judge = judge
+    try:
+        place.feed(0, 100)
+        place.start(Copy(), kafka={**place.settings().kafka.model_dump(), "brokers": proxy.address})
+        await place.until(lambda: proxy.seen[TXN_OFFSET_COMMIT] == 1)
+        place.feed(100, 100)
+        await place.until(lambda: proxy.waiting(END_TXN))
+        proxy.release(TXN_OFFSET_COMMIT)
+        await place.until(lambda: proxy.passed[TXN_OFFSET_COMMIT] == 2)
+        proxy.calm()
+        await place.committed(200)
+        place.assert_exactly_once(200)
+        consumer = ck.Consumer({"bootstrap.servers": broker.bootstrap, "group.id": place.topic})
+        (position,) = consumer.committed([ck.TopicPartition(place.topic, 0)], timeout=20)
+        consumer.close()
+        assert position.offset == 200, "the offset moved back"
+    finally:
+        await place.end()
+        proxy.close()
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])

@@ -102,7 +102,7 @@ async def test_no_transaction_commits_a_partition_that_is_gone(side, how):
     if how == "lost":
         await side.on_thread(side.source._on_lost, side.member, POSITIONS[1:])
     else:
-        side.source._drain_seconds = -19.9
+        side.source._revoke_seconds = -9.9
         side.events.never = how == "not waited for"
         # A revoke that is waited for goes on with the transaction meanwhile.
         side.kind.busy.extend([unavailable()] * 100 if how == "revoked" else [unavailable()] * 1_000_000)
@@ -124,12 +124,34 @@ async def test_an_abort_that_ends_after_its_partition_came_back_says_nothing_of_
     side.kind.script["abort_transaction"] = [unavailable()] * 1_000_000
     await side.on_thread(side.source._on_lost, side.member, POSITIONS[1:])
     assert side.ends() == []
+    monkeypatch.setattr("tidemill.sources.kafka.TRANSACTION_END_SECONDS", 0.01)
     await side.on_thread(side.source._on_assign, side.member, POSITIONS[1:])
     side.kind.script.clear()
     await side.commit({GONE: 20})
     await side.on_thread(side.source._send_commits)
     assert side.ends() == [({KEPT: 10}, CommitStatus.AGAIN), ({GONE: 20}, CommitStatus.DONE)]
     assert side.kind.committed == [{GONE: 20}]
+
+
+async def test_a_partition_that_comes_back_is_read_only_after_the_transaction_that_was_open_when_it_went(
+    side, monkeypatch
+):
+    monkeypatch.setattr("tidemill.sources.kafka.GIVE_UP_SECONDS", 0.01)
+    side.kind.busy.append(unavailable())
+    await side.commit({KEPT: 10, GONE: 20})
+    side.kind.script["abort_transaction"] = [unavailable()] * 1_000_000
+    await side.on_thread(side.source._on_lost, side.member, POSITIONS[1:])
+    assert side.source._transactor.busy
+    side.kind.script["abort_transaction"] = [unavailable()] * 3
+    asked: list[bool] = []
+    committed = side.member.committed
+    side.member.committed = lambda partitions, timeout: (
+        asked.append(side.source._transactor.busy) or committed(partitions, timeout)
+    )
+    await side.on_thread(side.source._on_assign, side.member, POSITIONS[1:])
+    assert asked == [False], "brokers do not tell a committed offset while a transaction with it is open"
+    assert side.ends() == [({KEPT: 10}, CommitStatus.AGAIN)]
+    assert side.source.stalled() is None
 
 
 async def test_an_accepted_transaction_is_committed_while_its_partition_goes(side):

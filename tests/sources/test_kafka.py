@@ -14,9 +14,10 @@ from typing import Any
 
 import confluent_kafka as ck
 import pytest
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, NewPartitions
 
 from tidemill.config.settings import Settings
+from tidemill.core.transaction import End
 from tidemill.pipeline.build import build_engine
 from tidemill.pipeline.engine import Engine
 from tidemill.pipeline.handler import Handler
@@ -207,6 +208,42 @@ async def test_messages_that_the_broker_deleted_are_counted_as_a_gap(place):
     assert first.progress().gap == 0
 
 
+async def test_the_lag_is_that_of_the_topic_minus_what_is_committed_with_what_is_in_flight_beside_it(place):
+    class Held(Copy):
+        gate = asyncio.Event()
+
+        async def on_task_complete(self, result):
+            await self.gate.wait()
+            return await super().on_task_complete(result)
+
+    place.feed(numbers(40))
+    first = place.start(Copy(), "first")
+    await place.committed(40)
+    await place.until(lambda: first.progress().lag == {f"{place.topic}/{n}": 0 for n in range(4)})
+    await place.end()
+    place.feed(numbers(80, 40))
+    handler = Held()
+    engine = place.start(handler, "second")
+    await place.until(lambda: engine.progress().in_flight == 80)
+    await place.until(lambda: sum(engine.progress().lag.values()) == 80)
+    handler.gate.set()
+    await place.until(lambda: sum(engine.progress().lag.values()) == 0)
+    assert engine.progress().in_flight == 0
+
+
+async def test_the_lag_of_partitions_that_are_not_read_is_known_within_a_second_and_kept_up(place):
+    place.feed(numbers(40))
+    engine = place.start(Copy())
+    engine.pause()
+    await place.until(lambda: engine.progress().partitions)
+    await place.until(lambda: sum(engine.progress().lag.values()) == 40, 2)
+    # Paused at the broker, as with a full buffer: no fetch tells of its end.
+    engine.source.stop_fetching()
+    await place.until(lambda: [buffer.paused for buffer in engine.source._buffers.values()] == [True] * 4)
+    place.feed(numbers(40, 40))
+    await place.until(lambda: sum(engine.progress().lag.values()) == 80)
+
+
 async def test_a_second_engine_takes_its_share_and_nothing_is_repeated(place):
     place.feed(numbers(3000))
     place.start(Copy(), "a")
@@ -217,6 +254,23 @@ async def test_a_second_engine_takes_its_share_and_nothing_is_repeated(place):
     await place.committed(4000)
     assert place.lines() == Counter(str(n) for n in range(4000))
     assert place.engines[1].counters.messages_done > 0
+
+
+async def test_partitions_added_to_the_topic_are_read_within_10_seconds(place):
+    first, second = place.start(Copy(), "a"), place.start(Copy(), "b")
+    await place.until(lambda: [len(e.progress().partitions) for e in (first, second)] == [2, 2])
+    admin = AdminClient({"bootstrap.servers": place.broker.bootstrap})
+    for future in admin.create_partitions([NewPartitions(place.topic, 8)]).values():
+        future.result(10)
+    place.partitions = 8
+    started = time.monotonic()
+    await asyncio.to_thread(place.feed, numbers(80))
+    await place.committed(80)
+    took = time.monotonic() - started
+    print(f"read after {took:.1f} s")
+    assert took < 10
+    assert place.lines() == Counter(str(n) for n in range(80))
+    assert [len(e.progress().partitions) for e in (first, second)] == [4, 4]
 
 
 async def test_two_rebalances_in_a_row_lose_and_repeat_nothing(place):
@@ -453,6 +507,9 @@ class ScriptedConsumer:
         records, self.records = self.records, []
         return records
 
+    def offsets_for_times(self, partitions, timeout):
+        raise ck.KafkaException(ck.KafkaError(ck.KafkaError._TIMED_OUT))
+
     def get_watermark_offsets(self, partition, timeout=None, cached=False):
         raise ck.KafkaException(ck.KafkaError(ck.KafkaError._TIMED_OUT))
 
@@ -572,3 +629,57 @@ async def test_no_commit_is_sent_within_a_revoke_to_a_coordinator_that_does_not_
     consumer.answers = False
     await asyncio.to_thread(source._on_revoke, consumer, [POSITION])
     assert consumer.commits == []
+
+
+async def test_an_open_transaction_of_revoked_partitions_is_ended_before_their_tasks_are_waited_for():
+    order: list[str] = []
+
+    class Transactions:
+        busy, fatal, trouble = True, None, None
+
+        def end_before(self, consumer, partitions, seconds):
+            return []
+
+        def give_up(self, consumer, partitions, seconds):
+            order.append("given up" if partitions == [TP] else "something else")
+            return [(End.ABORTED, {TP: 100})]
+
+        def forget(self, partitions):
+            order.append("forgotten")
+
+        def step(self, consumer):
+            order.append("step")
+
+    source, consumer, events = scripted()
+    source._transactor = Transactions()
+
+    async def on_revoked(partitions):
+        order.append("tasks")
+        return {}
+
+    events.on_revoked = on_revoked
+    await asyncio.to_thread(source._on_assign, consumer, [POSITION])
+    await asyncio.to_thread(source._on_revoke, consumer, [POSITION])
+    assert order[0] == "given up"
+    assert "tasks" in order
+    assert order[-2:] == ["given up", "forgotten"], "the last one, too, has to end before somebody else begins there"
+    await asyncio.sleep(0)
+    assert ("on_committed", {TP: 100}, CommitStatus.AGAIN) in events.told
+
+
+async def test_only_partitions_that_grew_or_are_full_are_looked_at():
+    """A thousand partitions, of which one has messages, cost what one costs."""
+    source, consumer, _ = scripted()
+    positions = [ck.TopicPartition("t", n) for n in range(1000)]
+    await asyncio.to_thread(source._on_assign, consumer, positions)
+    looked_at: list[Any] = []
+
+    class Watched(dict):
+        def get(self, key, default=None):
+            looked_at.append(key)
+            return super().get(key, default)
+
+    source._buffers = Watched(source._buffers)
+    source._grown = {("t", 7)}
+    source._regulate()
+    assert looked_at == [("t", 7)]

@@ -47,15 +47,11 @@ class Late(Handler[Any, Any]):
         return CollectResult(files=[FilePayload(path="out", data=result.task.metadata)])
 
 
-def feed(
-    place: Any,  # noqa: F811
-    first: int,
-    last: int,
-) -> None:
-    producer = ck.Producer({"bootstrap.servers": place.broker.bootstrap})
+def feed(site: Any, first: int, last: int) -> None:
+    producer = ck.Producer({"bootstrap.servers": site.broker.bootstrap})
     for n in range(first, last):
         key = n % KEYS
-        producer.produce(place.topic, b"%d" % n, key=b"%d" % key, partition=key % place.partitions)
+        producer.produce(site.topic, b"%d" % n, key=b"%d" % key, partition=key % site.partitions)
     assert producer.flush(20) == 0
 
 

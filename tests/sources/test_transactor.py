@@ -321,19 +321,21 @@ def test_a_transaction_without_the_partitions_that_go_stays_as_it_is(made):
     assert transactor.step(consumer) == (End.COMMITTED, {TP: 10, OTHER: 20})
 
 
-def test_an_abort_that_takes_too_long_goes_on_later_and_tells_nothing_of_what_went(made):
+def test_an_abort_that_takes_too_long_goes_on_later_and_tells_nothing_of_what_was_forgotten(made):
     transactor, consumer = made(send_offsets_to_transaction=again(1), abort_transaction=again(1_000_000)), Moving()
     begun(transactor, consumer)
     assert transactor.give_up(consumer, [OTHER], 0.05) == []
+    transactor.forget([OTHER])
     assert transactor.busy
     transactor._producer.script.clear()
     assert transactor.step(consumer) == (End.ABORTED, {TP: 10})
 
 
-def test_a_commit_that_takes_too_long_goes_on_later_and_tells_nothing_of_what_went(made):
+def test_a_commit_that_takes_too_long_goes_on_later_and_tells_nothing_of_what_was_forgotten(made):
     transactor, consumer = made(commit_transaction=again(1_000_000)), Moving()
     begun(transactor, consumer)
     assert transactor.give_up(consumer, [OTHER], 0.05) == []
+    transactor.forget([OTHER])
     transactor._producer.script.clear()
     assert transactor.step(consumer) == (End.COMMITTED, {TP: 10})
     assert "abort_transaction" not in calls(transactor)
@@ -354,6 +356,7 @@ def test_a_doomed_transaction_waits_for_the_answer_about_its_offsets_and_is_abor
     transactor, consumer = made(send_offsets_to_transaction=[late]), Moving()
     begun(transactor, consumer)
     assert transactor.give_up(consumer, [OTHER], 0.05) == []
+    transactor.forget([OTHER])
     assert "abort_transaction" not in calls(transactor), "a producer carries out one call at a time"
     gate.set()
     assert transactor.finish(consumer, 10.0) == [(End.ABORTED, {TP: 10})]
@@ -363,15 +366,30 @@ def test_a_doomed_transaction_waits_for_the_answer_about_its_offsets_and_is_abor
 
 def test_a_doomed_transaction_whose_offsets_never_get_an_answer_costs_its_producer(made, monkeypatch):
     monkeypatch.setattr("tidemill.sources.transactor.CALL_SECONDS", 0.02)
-    monkeypatch.setattr("tidemill.sources.transactor.HANG_SECONDS", 0.1)
     forever = threading.Event()
     transactor, consumer = made(send_offsets_to_transaction=[forever.wait]), Moving()
     hung = transactor._producer
     begun(transactor, consumer)
+    monkeypatch.setattr("tidemill.sources.transactor.HANG_SECONDS", 0.1)
     assert transactor.give_up(consumer, [OTHER], 10.0) == [(End.ABORTED, {TP: 10, OTHER: 20})]
     assert transactor._producer is not hung
     assert transactor._producer.calls == ["init_transactions"], "its start is the abort"
     forever.set()
+
+
+def test_offsets_without_an_answer_cost_their_producer_since_they_may_count_for_its_next_transaction(made):
+    transactor = made(send_offsets_to_transaction=[error(ck.KafkaError._TIMED_OUT, abort=True)])
+    late = transactor._producer
+    assert through(transactor, Outgoing("out", None, b"1"))[0] is End.ABORTED
+    assert transactor._producer is not late
+    assert transactor._producer.calls == ["init_transactions"], "its start aborts, and raises the epoch"
+
+
+def test_offsets_that_brokers_reject_do_not_cost_their_producer(made):
+    transactor = made(send_offsets_to_transaction=[error(ck.KafkaError.ILLEGAL_GENERATION, abort=True)])
+    producer = transactor._producer
+    assert through(transactor, Outgoing("out", None, b"1"))[0] is End.ABORTED
+    assert transactor._producer is producer
 
 
 def test_giving_up_waits_no_longer_than_it_may(made):

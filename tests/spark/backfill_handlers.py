@@ -59,6 +59,13 @@ class Shuffled(Known):
         return await super().on_task_complete(result)
 
 
+class Broken(Known):
+    """A deployment that lacks something."""
+
+    async def on_task_complete(self, result):
+        raise LookupError("no such table")
+
+
 class Unready(Known):
     async def on_ready(self, config, pool):
         raise LookupError("no such table")

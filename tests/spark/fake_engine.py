@@ -66,6 +66,9 @@ class FakeEngine:
     def resume(self) -> None:
         self.paused = False
 
+    def release(self) -> None:
+        pass
+
 
 def build(settings: Settings, handler: Handler[Any, Any], identity: Identity) -> FakeEngine:
     return FakeEngine(settings, handler, identity)
@@ -76,4 +79,12 @@ def build_exiting(settings: Settings, handler: Handler[Any, Any], identity: Iden
 
 
 def build_dying(settings: Settings, handler: Handler[Any, Any], identity: Identity) -> FakeEngine:
+    os._exit(9)
+
+
+def build_dying_once(settings: Settings, handler: Handler[Any, Any], identity: Identity) -> FakeEngine:
+    try:
+        os.mkdir(handler.folder)  # type: ignore[attr-defined]
+    except FileExistsError:
+        return FakeEngine(settings, handler, identity)
     os._exit(9)

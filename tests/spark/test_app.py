@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import confluent_kafka as ck
 import pytest
 
 import tidemill
@@ -206,6 +207,35 @@ def test_it_runs_outside_the_main_thread_and_drains_when_asked(
     assert pipeline.progress().consumed >= 10
 
 
+@pytest.mark.spark
+@pytest.mark.kafka
+@pytest.mark.timeout(300)
+def test_at_the_first_start_no_engine_consumes_before_all_have_their_share(
+    settings: Settings, embedded_kafka: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
+    # A busy host takes longer than the pipeline waits.
+    monkeypatch.setattr("tidemill.core.roster.HOLD_SECONDS", 120.0)
+    producer = ck.Producer({"bootstrap.servers": embedded_kafka.bootstrap})
+    for number in range(200):
+        producer.produce(settings.kafka.source_topic, b"x", partition=number % 2)
+    assert producer.flush(30) == 0
+    pipeline = Pipeline(Nothing, settings=settings)
+    codes: queue.SimpleQueue[ExitCode] = queue.SimpleQueue()
+    threading.Thread(target=lambda: codes.put(pipeline.run()), daemon=True).start()
+    deadline = time.monotonic() + 240
+    while (progress := pipeline.progress()).consumed == 0:
+        assert time.monotonic() < deadline
+        assert codes.empty(), pipeline.error
+        time.sleep(0.005)
+    assert [len(engine.progress.partitions) for engine in progress.engines if engine.progress] == [1, 1]
+    while pipeline.progress().messages_done < 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    pipeline.drain()
+    assert codes.get(timeout=60) is ExitCode.OK
+
+
 # -- refused before Spark starts -----------------------------------------------------------------------------
 
 
@@ -293,7 +323,7 @@ def test_a_broker_that_does_not_answer_is_named(settings: Settings, monkeypatch:
 
 @pytest.mark.usefixtures("no_spark")
 def test_a_worker_name_in_use_is_refused(settings: Settings) -> None:
-    with WorkerLock(settings.kafka.consumer_group, worker_name(settings)):
+    with WorkerLock(settings.kafka.consumer_group, worker_name(settings), brokers=settings.kafka.brokers):
         pipeline = Pipeline(Nothing, settings=settings)
         assert pipeline.run() is ExitCode.FENCED
     assert "WORKER_ID" in str(pipeline.error)

@@ -197,6 +197,20 @@ def test_order_by_key_demands_whole_partitions_and_keeps_the_order_then(site: Si
         assert [n for n in lines if n % 6 == key] == list(range(key, 600, 6))
 
 
+def test_a_backfill_of_which_too_much_fails_ends_and_is_not_tried_again(site: Site) -> None:
+    site.feed(2_000)
+    site.config(executor={"max_failure_ratio": 0.5}, spark={"master": "local[1]"})
+    failed = site.run("Broken", "--from", "earliest")
+    assert failed.returncode == ExitCode.HANDLER, failed.stderr
+    assert "50 of the last 50 messages failed with on_task_complete: LookupError (last: " in failed.stderr
+    assert "executor.max_failure_ratio (0.5)" in failed.stderr
+    consumer = ck.Consumer({"bootstrap.servers": site.broker.bootstrap, "group.id": f"{site.topic}-letters"})
+    _, letters = consumer.get_watermark_offsets(ck.TopicPartition(f"{site.topic}_dlq", 0), timeout=20)
+    consumer.close()
+    assert letters < 200, "it was tried again, or went on"
+    assert site.parts() == []
+
+
 def test_a_killed_backfill_is_resumed_without_doing_finished_ranges_again(site: Site) -> None:
     site.feed(3_000)
     site.config(executor={"max_executors": 8})

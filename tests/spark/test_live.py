@@ -51,6 +51,19 @@ class SlowFirst(Quiet):
             file.write(f"end {os.getpid()}\n")
 
 
+class SecondWaits(Quiet):
+    """The first that comes, slot 0, is ready at once, the second when a file says so."""
+
+    async def on_ready(self, config: Settings, pg_pool: Any) -> None:
+        folder = Path(self.folder)
+        if not (folder / "first").exists():
+            (folder / "first").touch()
+            return
+        (folder / "second").touch()
+        while not (folder / "go").exists():
+            await asyncio.sleep(0.02)
+
+
 class Refusing(Quiet):
     async def on_ready(self, config: Settings, pg_pool: Any) -> None:
         raise RuntimeError("the database is not migrated")
@@ -163,6 +176,30 @@ def test_a_driver_that_stood_still_takes_no_healthy_engine_for_dead(running: Cal
     assert [run.engine(slot).state for slot in (0, 1)] == ["running", "running"]
 
 
+def test_no_engine_takes_messages_before_all_of_the_first_start_have_partitions(
+    running: Callable[..., Running], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidemill.core.roster.HOLD_SECONDS", 120.0)
+    run = running(2, SecondWaits(folder=str(tmp_path)))
+    until(lambda: (tmp_path / "second").exists() or run.works(0))
+    snapshot = run.engine(0).progress
+    until(lambda: run.engine(0).progress is not snapshot)
+    assert not run.works(0)
+    (tmp_path / "go").touch()
+    until(lambda: run.works(0) and run.works(1))
+
+
+def test_a_pause_outlasts_the_first_start(running: Callable[..., Running]) -> None:
+    run = running(2)
+    run.live.pause()
+    until(lambda: run.live.progress().partitions == ["topic/0", "topic/1"])
+    until(lambda: not run.live._roster.holding)
+    until(lambda: run.live.progress().paused == ["topic/0", "topic/1"])
+    assert run.live.progress().consumed == 0
+    run.live.resume()
+    until(lambda: run.works(0) and run.works(1))
+
+
 @pytest.mark.alone
 def test_a_killed_engine_is_replaced_and_what_it_did_still_counts(running: Callable[..., Running]) -> None:
     run = running(2)
@@ -221,8 +258,14 @@ def test_a_handler_that_calls_sys_exit_is_a_failed_engine(running: Callable[...,
     assert (finished.ending, finished.error) == (Ending.FAILED, "SystemExit: 3")
 
 
-def test_an_engine_that_dies_at_its_first_start_ends_the_run(running: Callable[..., Running]) -> None:
-    finished = running(factory="build_dying").finish()
+def test_an_engine_that_dies_in_the_first_start_is_replaced(running: Callable[..., Running], tmp_path: Path) -> None:
+    run = running(2, Quiet(folder=str(tmp_path / "died")), factory="build_dying_once")
+    until(lambda: run.works(0) and run.works(1))
+    assert sorted(run.engine(slot).starts for slot in (0, 1)) == [1, 2]
+
+
+def test_engines_that_die_again_and_again_in_the_first_start_end_the_run(running: Callable[..., Running]) -> None:
+    finished = running(factory="build_dying").finish(60.0)
     assert finished.ending is Ending.CRASHED
     assert finished.error is not None
     assert "Python process died" in finished.error

@@ -91,7 +91,7 @@ def test_signal_handlers_are_what_they_were_and_the_jvm_is_gone() -> None:
 
 def test_what_the_jvm_says_goes_to_standard_error_as_it_is_now(capsys: pytest.CaptureFixture[str]) -> None:
     script = "echo WARNING: Using incubator modules: x; echo out of memory; printf end"
-    with standard_error_pipe() as standard_error:
+    with standard_error_pipe(threading.Event()) as standard_error:
         subprocess.run(["sh", "-c", f"({script}) >&2"], stderr=standard_error, check=True)
 
     for thread in threading.enumerate():

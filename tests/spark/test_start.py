@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+import confluent_kafka as ck
 import pytest
 import yaml
 from tests.spark.terminal import Command, running
@@ -26,21 +27,29 @@ from tidemill.spark.session import Spark
 from tidemill.spark.stopping import StartStoppedError, unless_stopped
 
 ROOT = Path(__file__).parent.parent.parent
-#: How long a start may take to end.
-END_SECONDS = 2.0
 Arguments = Callable[[str], list[str]]
 
 
 @pytest.fixture
 def env(embedded_kafka: EmbeddedBroker) -> dict[str, str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TIDEMILL_")}
-    return {**clean, "WORKER_ID": f"w-{uuid.uuid4().hex[:8]}", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    # Wide enough for a log line above the status line, which begins with the same words.
+    return {
+        **clean,
+        "COLUMNS": "1000",
+        "WORKER_ID": f"w-{uuid.uuid4().hex[:8]}",
+        "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
+    }
 
 
 @pytest.fixture
 def arguments(embedded_kafka: EmbeddedBroker, tmp_path: Path) -> Arguments:
     topic = f"start-{uuid.uuid4().hex[:8]}"
     embedded_kafka.create_topic(topic, 2)
+    # A backfill of an empty topic needs no Spark.
+    producer = ck.Producer({"bootstrap.servers": embedded_kafka.bootstrap})
+    producer.produce(topic, b'{"n": 1}')
+    assert producer.flush(30) == 0
     config = {
         "kafka": {"brokers": embedded_kafka.bootstrap, "source_topic": topic, "consumer_group": topic},
         "sinks": {"filesystem": {"out": {"base_path": str(tmp_path / "out")}}},
@@ -53,6 +62,11 @@ def arguments(embedded_kafka: EmbeddedBroker, tmp_path: Path) -> Arguments:
         return [command, *handler, *more]
 
     return arguments
+
+
+def end_seconds() -> float:
+    """Return how long a start may take to end: 2 s up to a load of 10 on two cores."""
+    return 2.0 * max(1.0, os.getloadavg()[0] / 10)
 
 
 def hanging_java(folder: Path, *, answers: bool) -> Path:
@@ -90,11 +104,11 @@ def test_ctrl_c_on_a_terminal_ends_the_start_of_spark(
     command: str, arguments: Arguments, env: dict[str, str], tmp_path: Path
 ) -> None:
     with running(arguments(command), env, tmp_path, terminal=True) as process:
-        process.until_said("starting Spark")
+        process.until_said('"starting Spark"')
         process.interrupt()
         seconds = ended(process, {ExitCode.OK if command == "run" else ExitCode.STOPPED})
     print(f"ended in {seconds:.2f} s")
-    assert seconds < END_SECONDS
+    assert seconds < end_seconds()
 
 
 @pytest.mark.parametrize("answers", [True, False], ids=["in the launcher", "asked for its version"])
@@ -103,14 +117,14 @@ def test_a_java_that_hangs_does_not_keep_the_start_from_ending(
 ) -> None:
     env["JAVA_HOME"] = str(hanging_java(tmp_path, answers=answers))
     with running(arguments("run"), env, tmp_path) as process:
-        process.until_said("starting Spark")
+        process.until_said('"starting Spark"')
         deadline = time.monotonic() + 30
         while not any("java-home" in line for line in process.family().values()):
             assert time.monotonic() < deadline
             time.sleep(0.02)
         process.process.send_signal(signal.SIGTERM)
         seconds = ended(process, {ExitCode.OK})
-    assert seconds < END_SECONDS
+    assert seconds < end_seconds()
 
 
 def test_a_second_signal_ends_the_start_at_once(arguments: Arguments, env: dict[str, str], tmp_path: Path) -> None:
@@ -129,7 +143,7 @@ def test_a_second_signal_ends_the_start_at_once(arguments: Arguments, env: dict[
         process.process.send_signal(signal.SIGTERM)
         process.process.send_signal(signal.SIGINT)
         seconds = ended(process, {ExitCode.STOPPED, ExitCode.OK})
-    assert seconds < END_SECONDS
+    assert seconds < end_seconds()
 
 
 def test_a_start_of_spark_that_takes_too_long_ends_and_says_what_to_look_at(
@@ -168,8 +182,8 @@ def test_a_signal_at_every_moment_of_a_start_ends_it(
         if running_by_then:
             break
         worst = max(worst, seconds)
-    assert worst < END_SECONDS
-    print(f"worst: {worst:.2f} s")
+    print(f"worst: {worst:.2f} s at a load of {os.getloadavg()[0]:.0f}")
+    assert worst < end_seconds()
 
 
 # -- the step of a start, alone ----------------------------------------------------------------------------------
@@ -211,6 +225,13 @@ def test_a_second_wish_to_end_waits_for_nothing() -> None:
         unless_stopped(work, words, "done", lambda: None)
     assert raised.value.at_once
     hanging.set()
+
+
+def test_words_that_are_no_wish_to_end_do_not_end_a_step() -> None:
+    words: queue.SimpleQueue[str] = queue.SimpleQueue()
+    for left in ("done", "drain"):
+        words.put(left)
+    assert unless_stopped(lambda: 7, words, "done", lambda: None, ("drain",)) == 7
 
 
 def test_a_handlers_start_is_cancelled_with_the_pipelines(tmp_path: Path) -> None:

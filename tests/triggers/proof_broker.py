@@ -163,7 +163,7 @@ class Source:
 
     def arrive(self, message: SourceMessage) -> None:
         if self.live and self._events is not None and (message.topic, message.partition) in self._next:
-            self._events.on_messages()
+            self._events.on_messages(self.broker.lanes)
 
     def pull(self, partition: TopicPartition, limit: int) -> list[SourceMessage]:
         if partition not in self._next or not self.live:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.triggers import control
-from tidemill.triggers.control import ControlServer, ask
+from tidemill.runtime import control_socket
+from tidemill.triggers.control import ask, control_server
 from tidemill.triggers.list_lock import ListLock
 
 SPECS = Path("spec.yaml")
@@ -30,8 +30,8 @@ def folder(monkeypatch) -> Iterator[Path]:
 
 async def test_all_hosts_of_a_list_answer_and_the_one_that_runs_it_comes_first(folder):
     waits = {"pid": 1, "waits_for": {"process": 2}}
-    servers = [ControlServer(SPECS, lambda: waits), ControlServer(SPECS, lambda: {"pid": 2, "waits_for": None})]
-    other = ControlServer(Path("other.yaml"), lambda: {"pid": 3})
+    servers = [control_server(SPECS, lambda: waits), control_server(SPECS, lambda: {"pid": 2, "waits_for": None})]
+    other = control_server(Path("other.yaml"), lambda: {"pid": 3})
     for server in (*servers, other):
         await server.start()
     answers = await asyncio.to_thread(ask, SPECS)
@@ -44,14 +44,14 @@ async def test_all_hosts_of_a_list_answer_and_the_one_that_runs_it_comes_first(f
 
 
 async def test_the_socket_of_a_killed_host_is_not_asked_and_goes_with_the_next_start(folder):
-    killed = ControlServer(SPECS, lambda: {"pid": 1})
+    killed = control_server(SPECS, lambda: {"pid": 1})
     await killed.start()
     [left] = folder.glob("*.sock")
     assert killed._server is not None
     killed._server.close()
     with pytest.raises(RemoteError, match="no host runs"):
         ask(SPECS)
-    server = ControlServer(SPECS, lambda: {"pid": 2})
+    server = control_server(SPECS, lambda: {"pid": 2})
     await server.start()
     assert not left.exists()
     answers = await asyncio.to_thread(ask, SPECS)
@@ -60,8 +60,8 @@ async def test_the_socket_of_a_killed_host_is_not_asked_and_goes_with_the_next_s
 
 
 async def test_a_host_that_does_not_answer_is_counted_and_the_others_are_heard(folder, monkeypatch):
-    monkeypatch.setattr(control, "ANSWER_SECONDS", 0.2)
-    server = ControlServer(SPECS, lambda: {"pid": 2})
+    monkeypatch.setattr(control_socket, "ANSWER_SECONDS", 0.2)
+    server = control_server(SPECS, lambda: {"pid": 2})
     await server.start()
     [path] = folder.glob("*.sock")
     with socket.socket(socket.AF_UNIX) as silent:
@@ -74,9 +74,9 @@ async def test_a_host_that_does_not_answer_is_counted_and_the_others_are_heard(f
 
 async def test_a_folder_that_cannot_be_used_is_named(monkeypatch, tmp_path):
     (tmp_path / "tidemill").write_text("not a folder")
-    monkeypatch.setattr(control, "private_directory", lambda environ=None: tmp_path / "tidemill")
+    monkeypatch.setattr(control_socket, "private_directory", lambda environ=None: tmp_path / "tidemill")
     with pytest.raises(ConfigError, match="XDG_RUNTIME_DIR"):
-        await ControlServer(SPECS, dict).start()
+        await control_server(SPECS, dict).start()
 
 
 # -- the lock of a list

@@ -21,6 +21,7 @@ import msgspec
 from tidemill.config.redaction import redact_text
 from tidemill.config.settings import ExecutorSettings, FilesystemSinkSettings, KafkaSettings, Settings
 from tidemill.core.errors import ConfigError, HandlerError, RemoteError, TidemillError
+from tidemill.runtime.folders import user_cache_folder, writable_cache_folder
 from tidemill.runtime.java import find_java
 
 CHECK_SECONDS = 5.0
@@ -69,6 +70,17 @@ def check_java() -> str:
     """Look for a Java that Spark can use."""
     java = find_java()
     return f"version {java.version} ({java.origin}, {java.home})"
+
+
+def check_cache_folder() -> str:
+    """Look where downloads are kept."""
+    wanted, used = user_cache_folder(), writable_cache_folder()
+    if used == wanted:
+        return str(used)
+    return (
+        f"{used}, because {wanted} cannot be written: what is downloaded is lost when the system clears it; to keep "
+        "it, set XDG_CACHE_HOME to a folder that can be written"
+    )
 
 
 def check_spark(master: str) -> str:

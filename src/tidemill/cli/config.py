@@ -23,10 +23,12 @@ ConfigPath = Annotated[
 def check(config: ConfigPath = None) -> None:
     """Say whether a configuration (file and environment) is right; every problem has its place."""
     with reporting():
-        from tidemill.config.loading import load_settings, named_source
+        from tidemill.config.loading import NO_TOPIC, load_settings, named_source
 
         settings = load_settings(config)
         typer.echo(f"ok: {named_source(config)}")
+        if "source_topic" not in settings.kafka.model_fields_set:
+            typer.echo(f"warning: {NO_TOPIC.format(topic=settings.kafka.source_topic)}", err=True)
         if settings.sinks.is_empty():
             typer.echo("warning: no sink is configured; a pipeline needs one, unless on_startup adds it", err=True)
 

@@ -42,7 +42,7 @@ def doctor(
 
 def examine(config: Path | None, handler: str | None) -> Iterator[Finding]:
     """Yield what each check finds, as soon as it is known."""
-    from tidemill.cli.checks import Finding, check_handler, check_java, check_spark, checked
+    from tidemill.cli.checks import Finding, check_cache_folder, check_handler, check_java, check_spark, checked
     from tidemill.config.loading import load_settings, named_source
     from tidemill.core.errors import ConfigError
 
@@ -53,6 +53,7 @@ def examine(config: Path | None, handler: str | None) -> Iterator[Finding]:
     except ConfigError as error:
         yield Finding("configuration", str(error), error)
     yield checked("Java", check_java)
+    yield checked("cache folder", check_cache_folder)
     master = settings.spark.master if settings is not None else "local"
     yield checked("Spark", lambda: check_spark(master))
     if settings is not None:

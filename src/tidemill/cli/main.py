@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from tidemill.cli import backfill, broker, config, dlq, doctor, init, run, triggers
+from tidemill.cli import backfill, broker, config, dlq, doctor, init, release, run, triggers
 from tidemill.cli.reporting import reporting
 
 EXIT_CODES = (
@@ -65,6 +65,7 @@ def demo(
 
 app.command(epilog=EXIT_CODES)(run.run)
 app.command(epilog=EXIT_CODES)(backfill.backfill)
+app.command(epilog=EXIT_CODES)(release.release)
 app.command()(init.init)
 app.add_typer(config.app, name="config")
 app.add_typer(triggers.app, name="triggers")

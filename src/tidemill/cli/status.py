@@ -51,7 +51,7 @@ def status_text(progress: PipelineProgress, rate: float) -> str:
         f"{running} of {len(progress.engines)} engines, {len(progress.partitions)} partitions",
         f"{progress.messages_done:,} messages done, {rate:,.0f}/s",
         "tasks: " + _tasks(progress),
-        f"lag {sum(progress.lag.values()):,}",
+        f"lag {lag_text(progress)}, {progress.in_flight:,} in flight",
     ]
     if progress.dead_lettered:
         parts.append(f"{progress.dead_lettered:,} dead letter{'s' if progress.dead_lettered != 1 else ''}")
@@ -61,6 +61,15 @@ def status_text(progress: PipelineProgress, rate: float) -> str:
         reasons = (f"{name}: {why}" for name, why in sorted(progress.stalled.items()))
         parts.append("waiting for " + "; ".join(reasons))
     return " | ".join(parts)
+
+
+def lag_text(progress: PipelineProgress) -> str:
+    """Say how many messages are not committed, and for how many partitions that is not known yet."""
+    known, owned = len(progress.lag), len(progress.partitions)
+    if not known and owned:
+        return "not known yet"
+    unknown = f" ({owned - known:,} of {owned:,} partitions not known yet)" if known < owned else ""
+    return f"{sum(progress.lag.values()):,}{unknown}"
 
 
 def _tasks(progress: PipelineProgress) -> str:

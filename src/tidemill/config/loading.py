@@ -25,6 +25,8 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError
 
 CONFIG_VARIABLE = "TIDEMILL_CONFIG"
+#: What is said of a configuration that does not name the topic.
+NO_TOPIC = "no kafka.source_topic is configured, so a pipeline reads the topic {topic!r}; name the one that is meant"
 
 
 def load_settings(

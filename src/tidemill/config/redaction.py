@@ -32,7 +32,7 @@ _ASSIGNED = re.compile(
     re.IGNORECASE,
 )
 #: Of headers nobody knows which are secret, except these.
-_PUBLIC_HEADERS = frozenset({"accept", "accept-encoding", "content-encoding", "content-type", "user-agent"})
+PUBLIC_HEADERS = frozenset({"accept", "accept-encoding", "content-encoding", "content-type", "user-agent"})
 _BEARER = re.compile(r"\b(Bearer|Basic)\s+[A-Za-z0-9._~+/=-]{6,}")
 
 
@@ -116,7 +116,7 @@ def _redact_item(key: str, value: Any) -> Any:
     if is_secret(key) and value is not None and value != "" and not isinstance(value, bool):
         return MASK
     if key.lower() == "headers" and isinstance(value, Mapping):
-        return {name: item if str(name).lower() in _PUBLIC_HEADERS else MASK for name, item in value.items()}
+        return {name: item if str(name).lower() in PUBLIC_HEADERS else MASK for name, item in value.items()}
     return _redact_value(value)
 
 

@@ -169,6 +169,9 @@ class ExecutorSettings(Section):
     retry_backoff: RetryBackoffSettings = Field(
         default_factory=RetryBackoffSettings, description="How long a failed task waits before it runs again."
     )
+    max_replacements: NonNegativeInt = Field(
+        10, description="How often in a row `on_error` may answer with other tasks; then a dead letter."
+    )
     drain_timeout_seconds: NonNegativeFloat = Field(
         30.0, description="At a stop: how long what is in flight may take to finish."
     )
@@ -203,6 +206,13 @@ class ExecutorSettings(Section):
         "none",
         description="key: a task starts once those of earlier messages of its partition with its key are done, retries "
         "and hooks included.",
+    )
+    max_failure_ratio: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="The brake: when more than this share of the last 200 finished messages failed (of 50 at least), "
+        "the engine takes no more and holds what fails, until a trial succeeds or `tidemill release`; null: no brake.",
     )
     offload_threads: PositiveInt = Field(4, description="Blocking calls of `self.offload` at a time, per engine.")
     block_seconds: NonNegativeFloat = Field(

@@ -72,6 +72,14 @@ def _http_url(value: str) -> str:
     return value
 
 
+def _utf8(value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"has no form in UTF-8: {error.reason}") from None
+    return value
+
+
 def _redis_url(value: str) -> str:
     return _address(value, ("redis", "rediss", "unix"), "redis://host:6379/0")
 
@@ -82,8 +90,10 @@ def _headers(value: dict[str, str]) -> dict[str, str]:
             raise ValueError(f"{name!r} is no name of a header")
         if name.lower() in _OWNED_HEADERS:
             raise ValueError(f"{name} may not be set here: the client makes it")
-        if not _HEADER_VALUE.fullmatch(content):
-            raise ValueError(f"the value of {name} has characters that a header cannot have")
+        if not _HEADER_VALUE.fullmatch(content) or content != content.strip(" \t"):
+            raise ValueError(
+                f"the value of {name} has characters that a header cannot have, or a blank at an end of it"
+            )
     return value
 
 
@@ -186,10 +196,14 @@ class MongoSinkSettings(SinkSection):
 
 
 class HttpSinkSettings(SinkSection):
-    """An HTTP endpoint that takes one JSON body per request."""
+    """An HTTP endpoint that takes one request per payload."""
 
-    url: Annotated[NonEmpty, AfterValidator(_http_url)] = Field(description="Where requests go.")
-    method: Annotated[Literal["POST", "PUT", "PATCH"], BeforeValidator(_upper)] = Field("POST", description="How.")
+    url: Annotated[NonEmpty, AfterValidator(_http_url)] = Field(
+        description="Where requests go, or what the paths of payloads are below of."
+    )
+    method: Annotated[Literal["POST", "PUT", "PATCH"], BeforeValidator(_upper)] = Field(
+        "POST", description="How, unless a payload says otherwise."
+    )
     timeout_seconds: PositiveFloat = Field(30.0, description="A request that is not answered for so long has failed.")
     headers: Annotated[dict[str, str], AfterValidator(_headers)] = Field(
         default_factory=dict, description="Sent with every request; shown masked."
@@ -209,7 +223,10 @@ class RedisSinkSettings(SinkSection):
     url: Annotated[NonEmpty, AfterValidator(_redis_url)] = Field(
         "redis://localhost:6379/0", description="redis://, rediss:// or unix://; may have user and password."
     )
-    key_prefix: str = Field("", description="Put before every key.")
+    key_prefix: Annotated[str, AfterValidator(_utf8)] = Field("", description="Put before every key.")
+    scripts: dict[NonEmpty, Annotated[NonEmpty, AfterValidator(_utf8)]] = Field(
+        default_factory=dict, description="Lua scripts by name, for payloads with `op: script`."
+    )
 
 
 def _custom(value: dict[str, dict[str, dict[str, Any]]]) -> dict[str, dict[str, dict[str, Any]]]:

@@ -21,7 +21,7 @@ import math
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from tidemill.core.errors import TidemillError
+from tidemill.core.errors import TidemillError, WrongPlaceError
 
 ItemT = TypeVar("ItemT")
 
@@ -34,13 +34,20 @@ class Fault(enum.Enum):
 
     Attributes:
         SINK: The sink failed, and says so.
+        PLACE: What it writes to is not there, so no payload can be to blame, ever.
         DATA: A payload is wrong.
         UNKNOWN: Either.
     """
 
     SINK = "sink"
+    PLACE = "place"
     DATA = "data"
     UNKNOWN = "unknown"
+
+    @property
+    def may_be_a_payload(self) -> bool:
+        """Whether one payload of a batch may have caused it."""
+        return self in (Fault.DATA, Fault.UNKNOWN)
 
 
 def fault_of(error: BaseException) -> Fault:
@@ -50,8 +57,11 @@ def fault_of(error: BaseException) -> Fault:
         >>> fault_of(KeyError("id")), fault_of(OSError("gone"))
         (<Fault.DATA: 'data'>, <Fault.UNKNOWN: 'unknown'>)
     """
+    if isinstance(error, BaseExceptionGroup):
+        faults = {fault_of(each) for each in error.exceptions}
+        return faults.pop() if len(faults) == 1 else Fault.UNKNOWN
     if isinstance(error, TidemillError):
-        return Fault.SINK
+        return Fault.PLACE if isinstance(error, WrongPlaceError) else Fault.SINK
     return Fault.DATA if isinstance(error, _DATA_ERRORS) else Fault.UNKNOWN
 
 

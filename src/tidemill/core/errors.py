@@ -18,6 +18,10 @@ class HandlerError(TidemillError):
     """The user's handler is wrong or raised."""
 
 
+class TooManyFailuresError(HandlerError):
+    """More messages of a bounded run failed than `executor.max_failure_ratio` allows."""
+
+
 class RemoteError(TidemillError):
     """A broker, a sink or a database failed.
 
@@ -30,6 +34,10 @@ class RemoteError(TidemillError):
         """Keep whether trying again can help."""
         super().__init__(message)
         self.retryable = retryable
+
+
+class WrongPlaceError(RemoteError):
+    """What a sink writes to is not there, through no fault of a payload: everything waits until it is, however long."""
 
 
 class InvariantError(TidemillError):

@@ -205,22 +205,28 @@ class SendQueue(Generic[LaneT, ValueT]):
     ) -> list[Effect[LaneT, ValueT]]:
         """Take that nothing of the batch in flight is known to be delivered; if it can be retried, the line pauses.
 
-        If the fault may be an item's, the batch is sent in parts, and an item that stands alone is judged.
+        If the fault may be an item's, the batch is sent in parts, and an item that stands alone is judged. While the
+        place that the sink writes to is wrong everything waits, and nothing is counted.
         """
         batch = self._in_flight
-        if fault is not Fault.SINK and len(batch) > 1:
+        if fault is Fault.PLACE:
+            failures: Failures[LaneT, ValueT] = Failures(now, None, bits)
+            failures.again = self._health.pause(now, bits)
+            self.failing = (self.failing[0] if self.failing else now, error)
+            return self._settle([WholeBatch(error, True, waits=True)] * len(batch), failures)
+        if fault.may_be_a_payload and len(batch) > 1:
             self._in_flight = []
             self._abandoned = False
             self._health.doubt(batch)
             self._parts.split(batch)
             return []
-        if fault is not Fault.SINK and self._health.blames(batch[0], fault):
+        if fault.may_be_a_payload and self._health.blames(batch[0], fault):
             retryable, due = False, None
         else:
             due = self._health.failed(retryable, now, bits)
             if due is not None:
                 self._parts.count(now + self._limits.budget_seconds)
-            if fault is not Fault.SINK:
+            if fault.may_be_a_payload:
                 self._probes.let_others_first()
         return self._settle([WholeBatch(error, retryable)] * len(batch), Failures(now, due, bits)) + self.shed(now)
 

@@ -53,9 +53,14 @@ class SinkHealth:
         if not retryable:
             self.breaker.succeeded()
             return None
+        self.pause(now, bits)
+        self._count(now, bits)
+        return self.paused_until
+
+    def pause(self, now: float, bits: int) -> float:
+        """Let the line pause, longer each time, and return until when."""
         self._failures += 1
         self.paused_until = now + self._limits.backoff.delay(self._failures, bits)
-        self._count(now, bits)
         return self.paused_until
 
     def doubt(self, batch: Sequence[Item[Any, Any]]) -> None:

@@ -1,13 +1,14 @@
 """The slots of a pipeline together: which may begin, and what the end of one means for the others.
 
-At the first start slot 0 finishes `on_ready` before the others begin theirs, so that migrations do not race; and
-those that are there by then subscribe together, because a member that joins a group later waits for a rebalance,
-of which the others hear only with their next heartbeat. Later starts are not held up. The pipeline runs until a
-drain is asked for or until one slot finishes for a reason of its own: then the others are drained, and the
-pipeline ends for that reason.
+At the first start slot 0 finishes `on_ready` before the others begin theirs, so that migrations do not race. Then all
+subscribe together, and none takes a message before all have partitions: the first one in the group has all of them, and
+would have to finish what it took before it can hand a share over. Who is slow is waited for until `HOLD_SECONDS` after
+slot 0 was ready. Later starts are not held up. The pipeline runs until a drain is asked for or until one slot finishes
+for a reason of its own: then the others are drained, and the pipeline ends for that reason.
 
 Invariants: no slot but 0 begins before an engine of slot 0 was ready; none begins or goes on after a drain
-was asked for; `RunFinished` comes once, after the last slot finished.
+was asked for; `Consume` comes at most once, and engines are held until then and never again; `RunFinished` comes once,
+after the last slot finished.
 """
 
 from __future__ import annotations
@@ -32,6 +33,11 @@ class Go:
 
 
 @dataclass(frozen=True, slots=True)
+class Consume:
+    """Let the engines of all slots take messages; see `Roster.holding`."""
+
+
+@dataclass(frozen=True, slots=True)
 class DrainSlot:
     """Ask this slot to drain, whether it has begun or not."""
 
@@ -53,7 +59,10 @@ class RunFinished:
     error: str | None = None
 
 
-Effect = Begin | Go | DrainSlot | RunFinished
+Effect = Begin | Go | Consume | DrainSlot | RunFinished
+
+#: How long after slot 0 was ready engines wait for the others of the first start.
+HOLD_SECONDS = 5.0
 
 #: A slot that ended so did so because it was asked to.
 _CLEAN = (Ending.DRAINED, Ending.ABSENT)
@@ -64,18 +73,34 @@ class Roster:
 
     Args:
         slots: How many there are, at least 1.
+        partitions: How many the topic has: no more slots than that can have one. None: as many as slots.
     """
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, partitions: int | None = None) -> None:
         """Start with no slot begun."""
         self._unfinished = set(range(slots))
+        self._count = slots
+        self._expected_owners = min(slots, slots if partitions is None else partitions)
         #: Slots with an engine that waits for slot 0; None once that was ready.
         self._waiting: set[int] | None = set()
-        #: Slots that are to subscribe together: those not ready yet, and those that wait for them.
-        self._getting_ready: set[int] = set()
-        self._held: list[int] = []
+        #: Slots that wait to subscribe together with the others; None once those that were there did.
+        self._held: set[int] | None = set()
+        self._owners: set[int] = set()
+        self._holding = slots > 1
+        #: When engines are held no longer; None before slot 0 was ready.
+        self._release_at: float | None = None
         self._draining = False
         self._failure: RunFinished | None = None
+
+    @property
+    def holding(self) -> bool:
+        """Whether engines take no messages yet; nothing is meant for engines that drain."""
+        return self._holding
+
+    @property
+    def due(self) -> float | None:
+        """When the next `tick` is wanted; None: never."""
+        return self._release_at if self._holding and not self._draining else None
 
     @property
     def draining(self) -> bool:
@@ -91,24 +116,45 @@ class Roster:
         self._waiting.add(slot)
         return []
 
-    def ready(self, slot: int) -> list[Effect]:
-        """Note that an engine of a slot finished `on_ready`; slot 0 lets the others begin by that."""
+    def ready(self, slot: int, now: float) -> list[Effect]:
+        """Note that an engine of a slot finished `on_ready`; slot 0 lets the others begin by that.
+
+        Args:
+            slot: Which.
+            now: Seconds on a clock that never goes back.
+        """
         if self._draining:
             return []
-        if slot == 0 and self._waiting:
-            self._getting_ready, self._waiting = self._waiting, None
-            self._held.append(slot)
-            return [Begin(other) for other in sorted(self._getting_ready)]
-        if slot == 0:
+        effects: list[Effect] = []
+        if slot == 0 and self._waiting is not None:
+            effects += [Begin(other) for other in sorted(self._waiting)]
             self._waiting = None
-        if slot not in self._getting_ready:
-            return [Go(slot)]
-        self._getting_ready.remove(slot)
-        self._held.append(slot)
-        if self._getting_ready:
+            self._release_at = now + HOLD_SECONDS
+        if self._held is None:
+            return [*effects, Go(slot)]
+        self._held.add(slot)
+        return effects + (self._let_subscribe() if len(self._held) == self._count else [])
+
+    def owns(self, slot: int) -> list[Effect]:
+        """Note that an engine of a slot has partitions."""
+        if self._draining or not self._holding:
             return []
-        together, self._held = self._held, []
-        return [Go(other) for other in together]
+        self._owners.add(slot)
+        return self._let_consume() if len(self._owners) >= self._expected_owners else []
+
+    def tick(self, now: float) -> list[Effect]:
+        """Wait no longer for slots that are late."""
+        if self.due is None or now < self.due:
+            return []
+        return self._let_subscribe() + self._let_consume()
+
+    def _let_subscribe(self) -> list[Effect]:
+        together, self._held = self._held or (), None
+        return [Go(slot) for slot in sorted(together)]
+
+    def _let_consume(self) -> list[Effect]:
+        self._holding = False
+        return [Consume()]
 
     def finished(self, slot: int, ending: Ending, error: str | None = None) -> list[Effect]:
         """Note that a slot is finished; a repetition changes nothing."""

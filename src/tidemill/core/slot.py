@@ -12,7 +12,8 @@ Invariants:
 - A slot that is finished submits nothing and admits nobody; it finishes once.
 - What the supervising process itself missed is not held against an engine: a tick that comes late says that this
   process stood still (stopped, or on a starved host), and the slot's clock stood still with it.
-- After a fencing or a configuration error nothing is submitted, nor after a failure before the first `Ready`.
+- After a fencing or a configuration error nothing is submitted, nor after a failure that an engine told of before the
+  first `Ready`, nor after several in a row that died before it.
 
 The shell feeds what happens, in order, and carries out the effects, in order. It feeds `Tick` at `due`.
 """
@@ -69,6 +70,7 @@ class SlotLimits:
         silent_seconds: An engine that says nothing for so long is taken for dead.
         lost_seconds: An engine that does not connect again ends itself within 10 s and the drain timeout; one
         that has not after so long is taken for dead.
+        first_crashes: After so many engines that died before any was ready the slot is given up.
         look_seconds: The longest wait between two ticks while something is waited for.
         late_seconds: A tick that comes later than this after it was due tells of a process that stood still.
     """
@@ -78,6 +80,7 @@ class SlotLimits:
     hello_seconds: float = 60.0
     silent_seconds: float = 15.0
     lost_seconds: float = 55.0
+    first_crashes: int = 3
     look_seconds: float = 1.0
     late_seconds: float = 0.5
 
@@ -249,9 +252,13 @@ class Slot:
         if self._cancelled_at is not None and ending is Ending.CRASHED:
             error = self._cancelled_why
         by_us = ending is Ending.FENCED and self._engines_of_job > 1
-        starting = not self._was_ready and ending in (Ending.FAILED, Ending.CRASHED)
+        hopeless = not self._was_ready and (
+            ending is Ending.FAILED or (ending is Ending.CRASHED and self._failures + 1 >= self._limits.first_crashes)
+        )
         final = ending is Ending.CONFIG or (ending is Ending.FENCED and not by_us)
-        if self._draining or starting or final:
+        if hopeless and ending is Ending.CRASHED:
+            error = f"{self._failures + 1} times in a row before it was ready; the last time: {error}"
+        if self._draining or hopeless or final:
             return self._finish(ending, error)
         if self._ready_at is not None and now >= self._ready_at + self._limits.healthy_seconds:
             self._failures = 0

@@ -4,10 +4,9 @@ The rules of a transactional producer: what can be tried again is the very same 
 requires an abort is aborted, and everything of the transaction offered again; what is fatal ends the producer, and
 with it the engine.
 
-A lane may be given up while its transaction is open: another member of the group has it, or will in a moment, and
-begins where the last committed offset is. What the brokers have accepted they keep for the transaction's end, and no
-successor reads before that, so such a transaction is finished; before that it is aborted, since whoever has the lane
-by then does that work, too.
+A lane may be given up while its transaction is open: another member of the group owns it, or soon will, and reads from
+the last committed offset. Once brokers have accepted the lane's offset, the next owner has to wait for the end of this
+transaction, so it may be committed. Before that it has to be aborted, because the next owner does the same work.
 
 Invariants: after `COMMIT` or `ABORT` was called, no other call follows but the same again; only one that was answered
 ends a transaction; a transaction of which a lane was given up before its offsets were accepted is never committed; a
@@ -96,7 +95,8 @@ class Transaction(Generic[LaneT]):
 
     Attributes:
         call: The call that is to be made, or made again.
-        offsets: What it commits, and what its end is told of: without the lanes that were forgotten.
+        lanes: The lanes it has offsets of.
+        offsets: What it commits, and what its end is reported for: without the lanes that were forgotten.
 
     Example:
         >>> transaction = Transaction({"a": 10, "b": 20})
@@ -109,11 +109,12 @@ class Transaction(Generic[LaneT]):
         (<End.ABORTED: 'aborted'>, {'a': 10})
     """
 
-    __slots__ = ("call", "offsets")
+    __slots__ = ("call", "lanes", "offsets")
 
     def __init__(self, offsets: Mapping[LaneT, int]) -> None:
         """Start before its first call."""
         self.call = Call.BEGIN
+        self.lanes = frozenset(offsets)
         self.offsets = dict(offsets)
 
     def answered(self, answer: Answer) -> End | None:
@@ -125,11 +126,11 @@ class Transaction(Generic[LaneT]):
         return not self.offsets.keys().isdisjoint(lanes)
 
     def give_up(self, lanes: Collection[LaneT]) -> End | None:
-        """Take notice that lanes are, or will be, somebody else's; return how the transaction ended, if it did."""
+        """Note that lanes belong, or soon will, to another member; return how the transaction ended, if it did."""
         return self._go_on(given_up(self.call)) if self.holds(lanes) else None
 
     def forget(self, lanes: Collection[LaneT]) -> None:
-        """Leave lanes out of what the end is told of: they may be ours again by then, with other work."""
+        """Leave lanes out of what its end is reported for: they may be owned again by then, with other work."""
         for lane in lanes:
             self.offsets.pop(lane, None)
 

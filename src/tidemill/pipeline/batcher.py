@@ -205,7 +205,12 @@ class Batcher:
             text = str(error) if isinstance(error, RemoteError) else said(error)
             retryable = error.retryable if isinstance(error, RemoteError) else True
             fault = fault_of(error)
-            self._note_error(text, len(batch) if fault is Fault.SINK or len(batch) == 1 else 0)
+            if fault is Fault.PLACE:
+                self._note_error(text, 0, "a sink cannot be written to; everything waits")
+            elif fault.may_be_a_payload and len(batch) > 1:
+                self._note_error(text, 0, "a sink raised over a batch; it is sent in parts")
+            else:
+                self._note_error(text, len(batch))
             effects = self._queue.failed(text, retryable, self._loop.time(), bits, fault)
         else:
             if answers.count(None) != len(answers):
@@ -243,13 +248,12 @@ class Batcher:
         self._left.add(call)
         call.add_done_callback(self._left.discard)
 
-    def _note_error(self, text: str, count: int) -> None:
+    def _note_error(self, text: str, count: int, event: str = "a sink refused payloads") -> None:
         stats = self.stats
         stats.error_count += 1
         stats.refused += count
         stats.last_error = sound(text)[:2000]
         stats.last_error_at = time.time()
-        event = "a sink refused payloads" if count else "a sink raised over a batch; it is sent in parts"
         limited(log, 10.0).warning(event, sink=self.label, payloads=count, error=text[:2000])
 
     def _apply(self, effects: Sequence[Delivered[DeliveryLane, Parcel] | Question | Failure]) -> None:

@@ -57,6 +57,8 @@ class BoundedEngine:
         self._engine = build_engine(settings, handler, identity, source, outcomes, outcomes.letters)
         if outcomes.letters is not None:
             outcomes.letters.on_error = self._engine.fail
+        if self._engine.brake is not None:
+            self._engine.brake.fails = True
         outcomes.committed = source.committed
         outcomes.on_finished = self._look
         outcomes.on_error = self._refused
@@ -109,6 +111,9 @@ class BoundedEngine:
     def resume(self) -> None:
         """Take messages again."""
         self._engine.resume()
+
+    def release(self) -> None:
+        """Do nothing: a bounded engine does not brake, it fails."""
 
     def progress(self) -> EngineProgress:
         """Return a snapshot."""

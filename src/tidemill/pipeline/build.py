@@ -7,10 +7,11 @@ from typing import Any
 
 from tidemill.config.settings import Settings
 from tidemill.pipeline.delivery import Outbox
-from tidemill.pipeline.engine import Engine, Report
+from tidemill.pipeline.engine import Engine
 from tidemill.pipeline.handler import Handler
 from tidemill.pipeline.history import HistoryWriter
 from tidemill.pipeline.keptwarden import KeptWarden
+from tidemill.pipeline.report import Report
 from tidemill.pipeline.resident import build_executor
 from tidemill.pipeline.stage import Stage
 from tidemill.pipeline.stager import StagedLetters

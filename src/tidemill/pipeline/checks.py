@@ -1,18 +1,24 @@
 """What hooks return, checked before anything of it is believed.
 
 A value that is wrong is refused here, by name, while the hook that returned it can still be blamed: further in, it
-would break the engine instead of the one message. Invariant: what passes cannot make the engine's own steps raise.
+would break the engine instead of the one message. Invariants: what passes cannot make the engine's own steps raise; its
+texts that are shown (ids and labels) can be encoded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from numbers import Integral
+import os
+from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any
 
 from tidemill.core.errors import sound
 from tidemill.pipeline.models import ErrorAction, ExecutorTask, PrecomputedResult
 from tidemill.sinks.payloads import CollectResult
+
+_PROGRAM = frozenset({str, type(None)})
+_INPUT = frozenset({str, bytes, type(None)})
+_LISTS = frozenset({list, tuple})
 
 
 def checked_tasks(hook: str, tasks: Any) -> list[ExecutorTask]:
@@ -20,57 +26,114 @@ def checked_tasks(hook: str, tasks: Any) -> list[ExecutorTask]:
 
     Raises:
         TypeError: It is no list of tasks, or a field of one has a type that cannot be used.
+        ValueError: A time limit is none.
     """
-    if not isinstance(tasks, (list, tuple)) or not all(isinstance(task, ExecutorTask) for task in tasks):
-        raise TypeError(f"{hook} must return a list of ExecutorTask, not {type(tasks).__name__}: {repr(tasks)[:200]}")
-    for task in tasks:
+    if not isinstance(tasks, (list, tuple)):
+        raise TypeError(f"{hook} must return a list of ExecutorTask, not {_shown(tasks)}")
+    for index, task in enumerate(tasks):
+        if not isinstance(task, ExecutorTask):
+            raise TypeError(f"{hook} must return a list of ExecutorTask, not one with {_shown(task)} at {index}")
         _check(task)
     return list(tasks)
 
 
 def _check(task: ExecutorTask) -> None:
-    if not isinstance(task.task_id, str):
-        raise _wrong(task, "task_id", "text")
-    if not task.task_id.isascii():
-        task.task_id = sound(task.task_id)
-    if not _is_list(task.args):
-        raise _wrong(task, "args", "a list of text")
-    if not _is_list(task.source_offsets) or not _are_integers(task.source_offsets):
-        raise _wrong(task, "source_offsets", "a list of integers")
-    if not isinstance(task.labels, Mapping):
-        raise _wrong(task, "labels", "a mapping")
-    if task.labels:
-        task.labels = {sound(str(name)): sound(str(value)) for name, value in task.labels.items()}
-    known = task.precomputed
-    if known is not None and not (
-        isinstance(known, PrecomputedResult)
-        and isinstance(known.stdout, (str, bytes))
-        and isinstance(known.stderr, str)
-        and isinstance(known.exit_code, int)
-    ):
-        raise _wrong(task, "precomputed", "None or a PrecomputedResult of stdout (text or bytes), stderr and exit code")
+    """Refuse types that cannot be used; the comparisons of types before each call are for speed alone."""
+    task_id = task.task_id
+    if type(task_id) is not str and not isinstance(task_id, str):
+        raise _wrong(task, "task_id", "text", task_id)
+    if not task_id.isascii():
+        task.task_id = sound(task_id)
+    args = task.args
+    if type(args) not in _LISTS:
+        _check_list(task, "args", "text", args)
+    for arg in args:
+        if type(arg) is not str:
+            _check_argument(task, arg)
+    offsets = task.source_offsets
+    if type(offsets) not in _LISTS:
+        _check_list(task, "source_offsets", "whole numbers", offsets)
+    for offset in offsets:
+        if type(offset) is not int and not isinstance(offset, Integral):
+            raise _wrong(task, "source_offsets", "a list of whole numbers", offset, "one with ")
+    if type(task.binary_path) not in _PROGRAM and not isinstance(task.binary_path, str):
+        raise _wrong(task, "binary_path", "text or None", task.binary_path)
+    if type(task.stdin) not in _INPUT and not isinstance(task.stdin, (str, bytes)):
+        raise _wrong(task, "stdin", "text, bytes or None", task.stdin)
+    if task.timeout_seconds is not None:
+        _check_limit(task)
+    if task.env or not isinstance(task.env, dict):
+        _check_texts(task, "env", task.env)
+    if task.labels or not isinstance(task.labels, dict):
+        _check_texts(task, "labels", task.labels)
+        for name, value in task.labels.items():
+            if not (name.isascii() and value.isascii()):
+                task.labels = {sound(name): sound(value) for name, value in task.labels.items()}
+                break
+    if task.precomputed is not None:
+        _check_result(task, task.precomputed)
 
 
-def _is_list(value: object) -> bool:
-    return isinstance(value, (list, tuple)) or (isinstance(value, Sequence) and not isinstance(value, (str, bytes)))
+def _check_list(task: ExecutorTask, field: str, of: str, value: object) -> None:
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
+        raise _wrong(task, field, f"a list of {of}", value)
 
 
-def _are_integers(values: Iterable[object]) -> bool:
-    return all(type(value) is int or isinstance(value, Integral) for value in values)
+def _check_argument(task: ExecutorTask, arg: object) -> None:
+    if not isinstance(arg, (str, bytes, os.PathLike)):
+        raise _wrong(task, "args", "a list of text", arg, "one with ")
 
 
-def _wrong(task: ExecutorTask, field: str, wanted: str) -> TypeError:
-    return TypeError(f"{field} of task {task.task_id!r} must be {wanted}, not {repr(getattr(task, field))[:200]}")
+def _check_limit(task: ExecutorTask) -> None:
+    limit = task.timeout_seconds
+    if isinstance(limit, bool) or not isinstance(limit, Real):
+        raise _wrong(task, "timeout_seconds", "a number of seconds or None", limit)
+    if not limit > 0:
+        raise ValueError(f"timeout_seconds of task {task.task_id!r} must be more than 0, not {limit!r}")
+
+
+def _check_texts(task: ExecutorTask, field: str, value: object) -> None:
+    if type(value) is not dict and not isinstance(value, Mapping):
+        raise _wrong(task, field, "a mapping of text to text", value)
+    for name, text in value.items():
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise _wrong(task, field, "a mapping of text to text", text if isinstance(name, str) else name, "one with ")
+
+
+def _check_result(task: ExecutorTask, known: object) -> None:
+    if not isinstance(known, PrecomputedResult):
+        raise _wrong(task, "precomputed", "a PrecomputedResult or None", known)
+    if not isinstance(known.stdout, (str, bytes)):
+        raise _wrong(task, "precomputed.stdout", "text or bytes", known.stdout)
+    if not isinstance(known.stderr, str):
+        raise _wrong(task, "precomputed.stderr", "text", known.stderr)
+    if not isinstance(known.exit_code, int):
+        raise _wrong(task, "precomputed.exit_code", "a whole number", known.exit_code)
+
+
+def _wrong(task: ExecutorTask, field: str, wanted: str, given: object, within: str = "") -> TypeError:
+    of = "" if field == "task_id" else f" of task {repr(task.task_id)[:200]}"
+    return TypeError(f"{field}{of} must be {wanted}, not {within}{_shown(given)}")
+
+
+def _shown(value: object) -> str:
+    return f"{type(value).__name__} ({repr(value)[:200]})"
 
 
 def checked_action(action: Any) -> ErrorAction | list[ExecutorTask]:
     """Return what `on_error` decided.
 
     Raises:
-        TypeError: It returned a list that is not one of tasks.
-        ValueError: It returned something else that is no `ErrorAction`.
+        TypeError: It returned neither an `ErrorAction` nor a list of tasks.
     """
-    return checked_tasks("on_error", action) if isinstance(action, list) else ErrorAction(action)
+    if isinstance(action, list):
+        return checked_tasks("on_error", action)
+    try:
+        return ErrorAction(action)
+    except ValueError:
+        known = ", ".join(each.name for each in ErrorAction)
+        wanted = f"an ErrorAction ({known}) or a list of ExecutorTask"
+        raise TypeError(f"on_error must return {wanted}, not {_shown(action)}") from None
 
 
 def collected(value: Any) -> CollectResult | None:
@@ -82,5 +145,5 @@ def collected(value: Any) -> CollectResult | None:
     if value is None:
         return None
     if not isinstance(value, CollectResult):
-        raise TypeError(f"a hook must return a CollectResult or None, not {type(value).__name__}")
+        raise TypeError(f"a hook must return a CollectResult or None, not {_shown(value)}")
     return value if value.has_outputs else None

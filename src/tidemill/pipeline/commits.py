@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from tidemill.core.ledger import Batch, Entry, Ledger
 from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.pipeline.stage import Stage
-from tidemill.sources.base import CommitStatus, Outgoing, Source, TopicPartition
+from tidemill.sources.base import CommitStatus, Outgoing, Source, TopicPartition, name_of
 
 #: Commits are collected for this long.
 COLLECT_SECONDS = 0.1
@@ -47,6 +47,10 @@ class Commits:
         self._changed = asyncio.Event()
         #: The next offset of each partition, as this engine committed it.
         self.committed: dict[TopicPartition, int] = {}
+        #: The same by names, for snapshots.
+        self.named: dict[str, int] = {}
+        #: At the end: how many finished messages could not be committed, and will be reprocessed.
+        self.failed = 0
 
     def open(self, partition: TopicPartition, offset: int) -> Entry[TopicPartition, int]:
         """Note a message that was taken in hand."""
@@ -105,7 +109,7 @@ class Commits:
                 self._ledger.settle(batch)
                 if self._stage is not None:
                     self._stage.committed(partition)
-                self.committed[partition] = offset
+                self._note(partition, offset)
                 self._settled(partition, len(batch.entries))
             else:
                 self._ledger.retry(batch)
@@ -129,8 +133,13 @@ class Commits:
             self._source.commit(offsets)
         for partition in theirs:
             self.abandon(partition)
-        self.committed.update(last)
+        for partition, offset in last.items():
+            self._note(partition, offset)
         return last
+
+    def _note(self, partition: TopicPartition, offset: int) -> None:
+        self.committed[partition] = offset
+        self.named[name_of(partition)] = offset
 
     def abandon(self, partition: TopicPartition) -> None:
         """Forget a partition: late resolutions and answers change nothing."""
@@ -152,6 +161,11 @@ class Commits:
             await self._changed.wait()
             if not self._in_flight or partitions is not None:
                 self.send()
+
+    def give_up(self) -> None:
+        """Count what could not be committed in time."""
+        lines = self._ledger.lines.values()
+        self.failed = sum(not entry.pending for line in lines for entry in line.entries)
 
     def close(self) -> None:
         """Send nothing more by itself."""

@@ -36,7 +36,8 @@ from tidemill.pipeline.batcher import (
     Question,
     Submission,
 )
-from tidemill.pipeline.hooks import called
+from tidemill.pipeline.failure_log import hook_raised
+from tidemill.pipeline.hooks import Calls, called
 from tidemill.pipeline.idempotency import name_payloads
 from tidemill.pipeline.models import DeliveryAction, DeliveryError, ExecutorTask
 from tidemill.pipeline.stage import Stage
@@ -44,9 +45,10 @@ from tidemill.pipeline.stager import Stager
 from tidemill.runtime.deadletter import DeadLetters, LetterKind, payload_json
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.letter_making import make_letter
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.messages import SourceMessage, place_of
 from tidemill.runtime.progress import SinkStats
 from tidemill.sinks.base import Sink
+from tidemill.sinks.fields import type_check
 from tidemill.sinks.payloads import (
     CollectResult,
     CustomPayload,
@@ -141,6 +143,8 @@ class Outbox:
         self._names = any(courier.sink.takes_idempotency_key for courier in self._all)
         #: Where its tasks run; an engine sets its own.
         self.tasks = EngineTasks()
+        #: Where its hook is noted while it runs; an engine sets its own.
+        self.calls: Calls | None = None
         self._hooks: set[asyncio.Task[None]] = set()
         self._letters_open = 0
         self._idle: asyncio.Event | None = None
@@ -251,18 +255,24 @@ class Outbox:
         Raises:
             SinkNotConfiguredError: A payload names a sink that does not exist.
             AmbiguousSinkError: A payload names none where there are several.
-            TypeError: A field has something that is no payload of its type.
+            TypeError: A field has something that is no payload of its type, or a payload's field has another type.
         """
         routed: list[Routed] = []
         for field, kind, payload_class in _FIELDS:
             payloads = getattr(collect, field)
             if not payloads:
                 continue
+            if not isinstance(payloads, Sequence) or isinstance(payloads, (str, bytes)):
+                raise TypeError(
+                    f"CollectResult.{field} takes a list of {payload_class.__name__}, not {type(payloads).__name__}"
+                )
+            check = type_check(payload_class)
             for payload in payloads:
                 if not isinstance(payload, payload_class):
                     raise TypeError(
                         f"CollectResult.{field} takes {payload_class.__name__}, not {type(payload).__name__}"
                     )
+                check(payload)
                 routed.append(Routed(self._courier_of(kind or payload.type, payload.sink), payload))
         return routed
 
@@ -315,13 +325,10 @@ class Outbox:
             question.attempts,
         )
         try:
-            action = DeliveryAction(await called(hook(error)))
+            action = DeliveryAction(await called(hook(error), self.calls, "on_delivery_error", _place, question))
         except Exception as raised:
-            log.warning(
-                "on_delivery_error raised, or returned no DeliveryAction; dead-lettering",
-                sink=courier.label,
-                exc_info=raised,
-            )
+            event = "on_delivery_error raised, or returned no DeliveryAction; dead-lettering"
+            hook_raised(log, "on_delivery_error", raised, event, sink=courier.label)
             action = DeliveryAction.DLQ
         if self._closed:
             return
@@ -371,6 +378,10 @@ class Outbox:
         if not self._closed:
             submission.settle(count)
         self._changed()
+
+
+def _place(question: Question) -> tuple[str, str]:
+    return place_of(question.items[0].value.submission.origin.sources) if question.items else ("", "")
 
 
 def limits_of(settings: DeliverySettings) -> Limits:

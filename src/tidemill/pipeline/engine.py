@@ -12,8 +12,8 @@ its dead letter confirmed. A partition that was given up is closed first, and no
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import structlog
 
@@ -21,6 +21,7 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, HandlerError, RemoteError, said, sound
 from tidemill.core.ledger import Entry
 from tidemill.core.retry import Backoff
+from tidemill.pipeline.brake import brake_of
 from tidemill.pipeline.checks import collected
 from tidemill.pipeline.commits import Commits
 from tidemill.pipeline.counters import Counters, Overridden, Slowest, process_usage
@@ -33,7 +34,10 @@ from tidemill.pipeline.keptwarden import KeptWarden
 from tidemill.pipeline.lane import Lane
 from tidemill.pipeline.models import ExecutorError
 from tidemill.pipeline.process import TaskExecutor
+from tidemill.pipeline.report import Report as Report
+from tidemill.pipeline.report import stalled_of
 from tidemill.pipeline.services import Services
+from tidemill.pipeline.stopping import Stopping
 from tidemill.pipeline.tasks import TaskPool, TaskRun
 from tidemill.pipeline.windowrun import WindowRun
 from tidemill.runtime.deadletter import DeadLetters, LetterKind
@@ -44,34 +48,9 @@ from tidemill.runtime.log import limited
 from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
 from tidemill.sinks.payloads import CollectResult
-from tidemill.sources.base import CommitStatus, Fatal, Source, TopicPartition
+from tidemill.sources.base import CommitStatus, Fatal, Source, TopicPartition, name_of
 
 log = structlog.get_logger(__name__)
-
-#: At the end, the last commits may take this long.
-LAST_COMMIT_SECONDS = 10.0
-#: And `on_revoke` of what is owned then.
-LAST_HOOK_SECONDS = 5.0
-#: A reason for waiting is told up to this length, which is four times a second.
-MAX_STALLED_CHARS = 2_000
-
-
-class Report(Protocol):
-    """Where finished messages are reported; `history.HistoryWriter` is one.
-
-    Attributes:
-        tasks: Where its asyncio tasks run; set by the engine.
-    """
-
-    tasks: EngineTasks
-
-    def finished(
-        self, message: SourceMessage, started_at: float | None, runs: Sequence[TaskRun], error: str | None
-    ) -> None:
-        """Take a message that left the pipeline; must be quick and must not raise."""
-
-    async def close(self) -> None:
-        """Write what is left."""
 
 
 class Engine:
@@ -113,6 +92,7 @@ class Engine:
         self.has = Overridden(handler)
         self.tasks = outbox.tasks = EngineTasks(self.fail)
         self.hooks = HookRunner(self.tasks)
+        outbox.calls = self.hooks.calls
         self.counters = Counters()
         self.slowest = Slowest()
         self.backoff = Backoff(
@@ -120,19 +100,21 @@ class Engine:
             limits.retry_backoff.max_seconds,
             limits.retry_backoff.multiplier,
         )
-        self.services = Services(settings, handler, identity, self.tasks)
+        self.services = Services(settings, handler, identity, self.tasks, self.hooks.calls)
         # With transactions a window's own payloads go out with its messages, so those have to wait for them.
         self.holds_windows = limits.commit == "window" or (outbox.stage is not None and self.has.on_window_complete)
-        self._executor = executor
+        self.executor = executor
         self._report = report
         if report is not None:
             report.tasks = self.tasks
         self._warden = warden
         self.commits = Commits(source, self._settled, outbox.stage)
+        self.brake = brake_of(self)
         self.intake = Intake(self)
         if outbox.stage is not None:
             outbox.stage.charge = self.intake.charge
-        self.pool = TaskPool(executor, limits, self.intake.is_full, self.tasks)
+        self.pool = TaskPool(executor, limits, self.intake.is_full, self.intake.park, self.tasks)
+        self._lag: tuple[Mapping[TopicPartition, int], dict[str, int]] = ({}, {})
         self._subscribed = False
         self._stop = asyncio.Event()
         self._changed = asyncio.Event()
@@ -156,7 +138,7 @@ class Engine:
     async def _run(self, may_subscribe: Callable[[], Awaitable[None]]) -> EngineSummary:
         if self._warden is not None:
             self._warden.start()
-        self._executor.open()
+        self.executor.open()
         # Awaited here, whatever becomes of them.
         starting = asyncio.ensure_future(self._start(may_subscribe))
         stopping = asyncio.ensure_future(self._stop.wait())
@@ -171,16 +153,32 @@ class Engine:
         elif self._subscribed:
             await stopping
         stopping.cancel()
-        await self._end()
+        await Stopping(self, self.executor, self._report, self._warden).run()
         reason, text = self._fatal or (StopReason.DRAINED, None)
         return EngineSummary(self.identity.slot, reason, text, self.progress())
+
+    @property
+    def subscribed(self) -> bool:
+        """Whether it has become a member of its group."""
+        return self._subscribed
+
+    @property
+    def failed(self) -> bool:
+        """Whether it is at an end that nobody asked for."""
+        return self._fatal is not None
+
+    async def idle(self) -> None:
+        """Wait until nothing that was taken is left to do; the caller bounds the time."""
+        while self.intake.busy:
+            self._changed.clear()
+            await self._changed.wait()
 
     async def _start(self, may_subscribe: Callable[[], Awaitable[None]]) -> None:
         await self.outbox.connect()
         await self.letters.open()
         await self.services.open()
         try:
-            await called(self.handler.on_ready(self.settings, self.outbox.pg_pool))
+            await called(self.handler.on_ready(self.settings, self.outbox.pg_pool), self.hooks.calls, "on_ready")
         except Exception as error:
             raise HandlerError(f"on_ready raised {said(error)}") from error
         await may_subscribe()
@@ -205,68 +203,16 @@ class Engine:
         """Take messages again."""
         self.intake.resume()
 
-    async def _end(self) -> None:
-        """Drain unless the end is a failure; then release everything, whatever goes wrong on the way."""
-        await self._tried("periodic hooks", self.services.stop_periodic())
-        if self._subscribed and self._fatal is None:
-            await self._tried("drain", self._drain())
-        self.intake.stop()
-        for lane in self.intake.lanes.values():
-            lane.close()
-            self.outbox.abandon(lane.partition)
-        await self._tried("hooks", self.hooks.close())
-        await self._tried("tasks", self.pool.close())
-        if self._subscribed and self._fatal is None:
-            await self._tried("last commit", self._last_commit())
-            await self._tried("on_revoke", self._gave_up())
-        await self._tried("services", self.services.close())
-        await self._tried("sinks", self.outbox.close())
-        await self._tried("dead letters", self.letters.close())
-        if self._report is not None:
-            await self._tried("report", self._report.close())
-        if self._warden is not None:
-            self._warden.close()
-        if self._subscribed:
-            await self._tried("consumer", self.source.close(leave=self._fatal is None))
-
-    async def _tried(self, what: str, step: Awaitable[None]) -> None:
-        try:
-            await step
-        except Exception:
-            self.log.exception("a step of the stop failed", step=what)
-
-    async def _drain(self) -> None:
-        deadline = self._loop.time() + self.settings.executor.drain_timeout_seconds
-        self.intake.stop()
-        self.source.stop_fetching()
-        try:
-            async with asyncio.timeout_at(deadline):
-                while self.intake.busy:
-                    self._changed.clear()
-                    await self._changed.wait()
-        except TimeoutError:
-            left = sum(lane.unresolved for lane in self.intake.lanes.values())
-            self.log.warning("the drain timeout is over; what is left will be done again", messages=left)
-        await self.outbox.flush(max(0.0, deadline - self._loop.time()))
-
-    async def _last_commit(self) -> None:
-        try:
-            async with asyncio.timeout(LAST_COMMIT_SECONDS):
-                await self.commits.finish()
-        except TimeoutError:
-            self.log.warning("the last offsets could not be committed; their messages will be read again")
-        self.commits.close()
-
-    async def _gave_up(self) -> None:
-        if self.intake.lanes:
-            async with asyncio.timeout(LAST_HOOK_SECONDS):
-                await self.partition_hook("on_revoke", list(self.intake.lanes))
+    def release(self) -> None:
+        """Let the brake off by a user's word: what it holds is dead-lettered."""
+        if self.brake is not None:
+            self.brake.release()
 
     # -- what the source tells --------------------------------------------------------------------------------
 
-    def on_messages(self) -> None:
+    def on_messages(self, partitions: Collection[TopicPartition]) -> None:
         """Take what arrived."""
-        self.intake.soon()
+        self.intake.arrived(partitions)
 
     def on_assigned(self, partitions: Sequence[TopicPartition]) -> None:
         """Take partitions on."""
@@ -314,12 +260,14 @@ class Engine:
         self.pool.abandon(lane)
         self.outbox.abandon(lane.partition)
         self.commits.abandon(lane.partition)
+        if self.brake is not None:
+            self.brake.abandon(lane)
         self._changed.set()
 
     async def partition_hook(self, hook: str, partitions: Sequence[TopicPartition]) -> None:
         """Call `on_assign` or `on_revoke`."""
         try:
-            await called(getattr(self.handler, hook)(partitions))
+            await called(getattr(self.handler, hook)(partitions), self.hooks.calls, hook, _place, partitions)
         except Exception as error:
             self.log.warning("a hook raised", hook=hook, exc_info=error)
 
@@ -349,6 +297,11 @@ class Engine:
         lane.window_done()
         if not lane.busy:
             self._changed.set()
+
+    def count_stuck(self, lane: Lane) -> None:
+        """Look again for how much of a partition a stop need not wait."""
+        lane.count_stuck()
+        self._changed.set()
 
     def reject(
         self,
@@ -419,23 +372,22 @@ class Engine:
 
     # -- report -----------------------------------------------------------------------------------------------
 
+    def _named_lag(self) -> dict[str, int]:
+        """Return the lag by names; a source tells of it anew about once a second, a snapshot is taken more often."""
+        lag = self.source.lag()
+        if lag is not self._lag[0]:
+            self._lag = lag, {name_of(partition): count for partition, count in lag.items()}
+        return self._lag[1]
+
     def progress(self) -> EngineProgress:
         """Return a snapshot; cheap enough for four times a second."""
         counters, pool = self.counters, self.pool
         cpu_seconds, rss_bytes = process_usage()
-        stalled = self.outbox.stalled() | self.services.stalled()
-        for name, text in (
-            ("kafka", self.source.stalled()),
-            ("dead letters", self.letters.stalled()),
-            ("resident program", self._executor.stalled()),
-        ):
-            if text is not None:
-                stalled[name] = text
         return EngineProgress(
             consumed=counters.consumed,
             messages_done=counters.messages_done,
             tasks_running=pool.running,
-            tasks_queued=pool.queued + sum(lane.held_back for lane in self.intake.lanes.values()),
+            tasks_queued=pool.queued + self.intake.held_back,
             tasks_retrying=pool.retrying,
             tasks_done=counters.tasks_done,
             tasks_failed=counters.tasks_failed,
@@ -444,26 +396,29 @@ class Engine:
             letters_dropped=self.letters.dropped,
             skipped=counters.skipped + self.outbox.skipped,
             warnings=counters.warnings,
+            held=self.brake.held if self.brake is not None else 0,
             gap=self.source.gap,
-            committed={_name(partition): offset for partition, offset in self.commits.committed.items()},
-            lag={_name(partition): lag for partition, lag in self.source.lag().items()},
-            paused=[_name(partition) for partition in self.intake.paused],
-            stalled={name: sound(text)[:MAX_STALLED_CHARS] for name, text in stalled.items()},
-            partitions=_names(self.intake.lanes),
+            committed=dict(self.commits.named),
+            lag=self._named_lag(),
+            paused=self.intake.paused,
+            stalled=stalled_of(self),
+            partitions=self.intake.names,
             cpu_seconds=cpu_seconds,
             rss_bytes=rss_bytes,
             slowest=self.slowest.rows(),
+            in_flight=self.intake.in_flight,
+            uncommitted=self.commits.failed,
             sinks=self.outbox.stats,
             **self.services.counts(),
         )
 
 
-def _name(partition: TopicPartition) -> str:
-    return f"{partition[0]}/{partition[1]}"
-
-
 def _names(partitions: Any) -> list[str]:
-    return [_name(partition) for partition in partitions]
+    return [name_of(partition) for partition in partitions]
+
+
+def _place(partitions: Sequence[TopicPartition]) -> tuple[str, str]:
+    return ", ".join(_names(partitions[:10])), ""
 
 
 def _unexpected(error: BaseException) -> BaseException | None:

@@ -11,11 +11,12 @@ when they are written; the event loop never waits for the disk. A disk that refu
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from tidemill.core.errors import said
+from tidemill.core.errors import RemoteError, said
 from tidemill.runtime.deadletter import Letter
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.letter_files import LetterFile, LetterRow, LettersPlace, check_letters_folder, row_of
@@ -45,6 +46,10 @@ class FileDeadLetters:
         self._first = keys[0]
         self._rows: dict[TopicPartition | None, list[LetterRow]] = {}
         self._count = self._bytes = 0
+        # A stop does not wait for a slow disk: the thread of a write that was given up may still be at it.
+        self._disk = threading.Lock()
+        # Held for a moment only, by the loop too.
+        self._taking = threading.Lock()
         self._held: list[Callable[[], None]] = []
         self._since = 0.0
         self._writing: asyncio.Task[None] | None = None
@@ -72,7 +77,8 @@ class FileDeadLetters:
         row = row_of(letter)
         first = letter.sources[0] if letter.sources else None
         key = (first.topic, first.partition) if first is not None else None
-        self._rows.setdefault(key if key in self._files else self._first, []).append(row)
+        with self._taking:
+            self._rows.setdefault(key if key in self._files else self._first, []).append(row)
         self._count += 1
         self._bytes += len(row[-1])
         if self._bytes <= 2 * GROUP_BYTES:
@@ -94,26 +100,36 @@ class FileDeadLetters:
     async def _write(self) -> None:
         try:
             while self._due:
-                rows, self._rows = self._rows, {}
                 waiting = len(self._held)
-                taken = sum(len(row[-1]) for part in rows.values() for row in part)
-                self._count = 0
                 self._since = time.monotonic()
-                await asyncio.to_thread(self._write_rows, rows)
-                self._bytes -= taken
+                count, size = await asyncio.to_thread(self._write_rows)
+                self._count -= count
+                self._bytes -= size
                 held, self._held = self._held[:waiting], self._held[waiting:]
                 for done in held:
                     self._confirmed(done)
-        except Exception as error:
-            self._failed(error)
+        except Exception:  # kept in `error`
             self.on_error(self.error or "")
         finally:
             self._writing = None
 
-    def _write_rows(self, rows: dict[TopicPartition | None, list[LetterRow]]) -> None:
-        for key, part in rows.items():
-            for group in _groups(part):
-                self._files[key].write(group)
+    def _write_rows(self) -> tuple[int, int]:
+        """Write everything that waits; return how many letters and bytes that was."""
+        with self._disk:
+            with self._taking:
+                rows, self._rows = self._rows, {}
+            count = size = 0
+            try:
+                for key, part in rows.items():
+                    for group in _groups(part):
+                        self._files[key].write(group)
+                        count += len(group)
+                        size += sum(len(row[-1]) for row in group)
+            except Exception as error:
+                # Noted here: at a stop, nobody may be waiting for this thread any more.
+                self._failed(error)
+                raise
+            return count, size
 
     def _failed(self, error: Exception) -> None:
         self.error = f"RemoteError: dead letters cannot be written to {self._path}: {said(error)}"
@@ -126,19 +142,11 @@ class FileDeadLetters:
         return f"{len(self._held)} letters wait for {seconds:.0f} s to be written to {self._path}"
 
     async def close(self) -> None:
-        """Write what waits; it gets its name with the outcomes."""
-        if self._writing is not None:
-            await self._writing
-        rows, self._rows = self._rows, {}
+        """Confirm nothing more; what waits is written when it gets its name, with the outcomes."""
         self._held = []
-        if self.error is None and rows:
-            try:
-                await asyncio.to_thread(self._write_rows, rows)
-            except Exception as error:
-                self._failed(error)
 
     def publish(self, outcome: str, partition: TopicPartition | None = None, below: int | None = None) -> str:
-        """Give a part's letters their name; blocking, after `close`.
+        """Give a part's letters their name; blocking.
 
         Args:
             outcome: The outcome file that is published next.
@@ -147,9 +155,16 @@ class FileDeadLetters:
 
         Returns:
             The name; '' if there are no letters.
+
+        Raises:
+            RemoteError: Letters of this engine were not written.
         """
+        self._write_rows()
+        if self.error is not None:
+            raise RemoteError(self.error)
         try:
-            name = self._files[partition].publish(outcome, below)
+            with self._disk:
+                name = self._files[partition].publish(outcome, below)
         except Exception as error:
             self._failed(error)
             raise
@@ -159,8 +174,9 @@ class FileDeadLetters:
 
     def discard(self) -> None:
         """Leave nothing unfinished behind; blocking."""
-        for file in self._files.values():
-            file.discard()
+        with self._disk:
+            for file in self._files.values():
+                file.discard()
 
 
 def _groups(rows: Sequence[LetterRow]) -> Iterator[list[LetterRow]]:

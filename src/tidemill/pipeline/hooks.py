@@ -8,7 +8,10 @@ context variables and cancellation work as in any task, and there is no task per
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import inspect
+import itertools
+import time
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -18,30 +21,111 @@ from tidemill.runtime.engine_tasks import EngineTasks
 #: A burst of hooks gives the loop a turn after this many jobs.
 BURST = 64
 
+#: A hook that has not returned for this long is named as stalled.
+HOOK_SECONDS = 10.0
+#: As many of them are looked at, and as many places named.
+MAX_OVERDUE = 1_000
+MAX_PLACES = 20
+
 T = TypeVar("T")
+#: Given to `Calls.begun`, and called with what came with it: the partition ('' for none) and the messages of a hook.
+Place = Callable[[Any], tuple[str, str]]
 
 
 #: The hook that was called last; who looks at it, does so only to name what nobody saw.
 latest: list[Awaitable[Any] | None] = [None]
 
 
-async def called(hook: Awaitable[T]) -> T:
+class Calls:
+    """The hooks of an engine that were called and have not returned, oldest first.
+
+    Args:
+        tasks: What they run in.
+    """
+
+    __slots__ = ("_open", "_tasks")
+
+    def __init__(self, tasks: EngineTasks | None = None) -> None:
+        """Start without any."""
+        self._tasks = tasks
+        self._open: dict[int, tuple[float, str, Place, Any]] = {}
+
+    def begun(self, key: int, name: str, place: Place, what: Any) -> None:
+        """Note a call; `place(what)` says where it belongs, if that has to be known."""
+        self._open[key] = (time.monotonic(), name, place, what)
+
+    def ended(self, key: int) -> None:
+        """Forget a call."""
+        del self._open[key]
+
+    def cancels_itself(self, task: asyncio.Task[Any]) -> bool:
+        """Tell whether a hook cancelled the very task that it runs in; the task goes on then."""
+        if self._tasks is None or self._tasks.is_ending(task):
+            return False
+        while task.uncancel():
+            pass
+        return True
+
+    def stalled(self) -> dict[str, str]:
+        """Return the hooks that have not returned for too long, by name and partition: the oldest call of each."""
+        now = time.monotonic()
+        found: dict[str, str] = {}
+        more: Counter[str] = Counter()
+        for since, name, place, what in itertools.islice(self._open.values(), MAX_OVERDUE):
+            if now - since < HOOK_SECONDS:
+                break
+            partition, messages = place(what)
+            key = f"{name} of {partition}" if partition else name
+            if key in found:
+                more[key] += 1
+            elif len(found) < MAX_PLACES:
+                of = f" ({messages})" if messages else ""
+                found[key] = f"has not returned for {now - since:.0f} s{of}"
+        return {key: f"{text}; and {more[key]} more calls" if more[key] else text for key, text in found.items()}
+
+
+def nowhere(_: object) -> tuple[str, str]:
+    """Return the place of a hook that belongs to no partition."""
+    return "", ""
+
+
+async def called(
+    hook: Awaitable[T], calls: Calls | None = None, name: str = "", place: Place = nowhere, what: Any = None
+) -> T:
     """Await a hook of the user's; only who ends this task may cancel it.
 
+    Args:
+        hook: What it returned.
+        calls: Where it is noted while it runs.
+        name: What it is called.
+        place: See `Calls.begun`.
+        what: Likewise.
+
     Raises:
+        TypeError: There is nothing to await: the hook is a plain function, or an async generator.
         HandlerError: The hook was cancelled from within, or called `sys.exit()`: either would otherwise end whoever
             runs it instead of the one message.
     """
     latest[0] = hook
+    if calls is not None:
+        calls.begun(id(hook), name, place, what)
     try:
         return await hook
+    except TypeError as error:
+        if inspect.isawaitable(hook):
+            raise
+        what = "an async generator" if inspect.isasyncgen(hook) else f"a {type(hook).__name__}"
+        raise TypeError(f"{name or 'the hook'} gave {what}; it has to be an `async def` without `yield`") from error
     except SystemExit as error:
         raise HandlerError(f"the hook called sys.exit({error.code!r})") from error
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
-        if task is None or task.cancelling():
+        if task is None or (task.cancelling() and not (calls is not None and calls.cancels_itself(task))):
             raise
         raise HandlerError("the hook was cancelled from within (asyncio.CancelledError)") from error
+    finally:
+        if calls is not None:
+            calls.ended(id(hook))
 
 
 class HookRunner:
@@ -50,6 +134,8 @@ class HookRunner:
     def __init__(self, tasks: EngineTasks | None = None) -> None:
         """Start with no runner; they are made when they are needed."""
         self._engine_tasks = tasks or EngineTasks()
+        #: Which hooks have not returned.
+        self.calls = Calls(self._engine_tasks)
         self._jobs: deque[tuple[Callable[..., Coroutine[Any, Any, None]], tuple[Any, ...]]] = deque()
         self._idle: deque[asyncio.Future[None]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()

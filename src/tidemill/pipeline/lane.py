@@ -13,7 +13,7 @@ from tidemill.core.ledger import Entry
 from tidemill.core.window import Windowing
 from tidemill.pipeline.models import ExecutorTask
 from tidemill.runtime.messages import SourceMessage
-from tidemill.sources.base import TopicPartition
+from tidemill.sources.base import TopicPartition, name_of
 
 if TYPE_CHECKING:
     from tidemill.pipeline.ordering import Ordering
@@ -39,7 +39,9 @@ class Lane:
         undelivered_bytes: How much they are.
         starved: It had no room when it was looked at last.
         parked: Tasks that do not start before less of that waits.
-        windows: Windows whose own hook, or what it delivers, is not done yet; their messages may be.
+        windows: Windows whose own hook, or what it delivers, is not done yet; their messages may be. Not held ones.
+        held: How many failures the brake holds of a message, by its offset.
+        stuck: Messages that are held, or wait for their key while others are: nothing comes of them by itself.
         order: Keeps tasks back until those of earlier messages with their key are done; None: no order.
         closed: The partition was given up: late results change nothing.
         handover: What is still waited for, once the partition is about to be given up: nothing more is taken of it,
@@ -52,6 +54,7 @@ class Lane:
         "closed",
         "handed_over",
         "handover",
+        "held",
         "linger",
         "name",
         "order",
@@ -59,6 +62,7 @@ class Lane:
         "partition",
         "pending",
         "starved",
+        "stuck",
         "undelivered",
         "undelivered_bytes",
         "unresolved",
@@ -70,7 +74,7 @@ class Lane:
     def __init__(self, partition: TopicPartition, settings: ExecutorSettings) -> None:
         """Start empty."""
         self.partition = partition
-        self.name = f"{partition[0]}/{partition[1]}"
+        self.name = name_of(partition)
         self.windowing: Windowing[Opened] = Windowing(
             settings.window_size, settings.window_max_bytes, settings.window_linger_ms / 1000
         )
@@ -84,6 +88,8 @@ class Lane:
         self.starved = False
         self.parked: list[TaskRun] = []
         self.windows = 0
+        self.held: dict[int, int] = {}
+        self.stuck = 0
         self.order: Ordering | None = None
         self.closed = False
         self.handover: Handover | None = None
@@ -101,8 +107,8 @@ class Lane:
 
     @property
     def busy(self) -> bool:
-        """Whether something is in hand."""
-        return self.unresolved > 0 or self.windows > 0
+        """Whether something is in hand that may come to an end."""
+        return self.unresolved > self.stuck or self.windows > 0
 
     def resolved(self, offset: int) -> None:
         """Count one message out."""
@@ -116,6 +122,13 @@ class Lane:
         self.windows -= 1
         self._look()
 
+    def count_stuck(self) -> None:
+        """Look again how many messages nothing comes of by itself."""
+        waiting = self.order.waiting_messages if self.order is not None and self.held else 0
+        self.stuck = len(self.held) + waiting
+        if self.handover is not None and self.held:
+            self.withdraw(self.held)
+
     # -- giving the partition up ------------------------------------------------------------------------------
 
     def hand_over(self, unresolved: Iterable[int], queued: Iterable[TaskRun]) -> None:
@@ -127,6 +140,10 @@ class Lane:
         """
         unstarted = [offset for run in (*queued, *self.parked) for offset in run.window.offsets_of(run)]
         unstarted += [window.messages[0].offset for window in self.waiting]
+        unstarted += self.held
+        if self.order is not None:  # those that wait for their key
+            waiting = [run for run in self.pending.values() if not run.attempts]
+            unstarted += [offset for run in waiting for offset in run.window.offsets_of(run)]
         if self.arranged is not None:
             unstarted.append(self.arranged.messages[0].offset)
         if (window := self.windowing.flush()) is not None:

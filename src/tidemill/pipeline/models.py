@@ -111,6 +111,11 @@ class ExecutorError(msgspec.Struct):
     kind: ErrorKind
     duration_seconds: float = 0.0
 
+    @property
+    def never_starts(self) -> bool:
+        """Whether no system can start a task like this (a NUL in its arguments, say), so that RETRY means DLQ."""
+        return self.kind is ErrorKind.EXIT and self.pid is None
+
 
 class ErrorAction(enum.StrEnum):
     """What to do with a failed task."""

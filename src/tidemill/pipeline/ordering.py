@@ -16,11 +16,15 @@ from typing import TYPE_CHECKING
 
 from tidemill.core.key_order import KeyOrder
 from tidemill.core.ledger import Entry
+from tidemill.pipeline.models import ExecutorTask
+from tidemill.pipeline.tasks import TaskRun
 from tidemill.sources.base import TopicPartition
 
 if TYPE_CHECKING:
-    from tidemill.pipeline.tasks import TaskRun
     from tidemill.pipeline.windowrun import WindowRun
+
+#: What has the place of tasks that are not known yet.
+_NOTHING = ExecutorTask("")
 
 
 class Ordering:
@@ -43,9 +47,32 @@ class Ordering:
         """How many tasks wait for their key."""
         return self._order.waiting_tasks
 
+    @property
+    def waiting_messages(self) -> int:
+        """How many messages wait for their key."""
+        return self._order.waiting_messages
+
     def arranged(self, window: WindowRun, runs: Sequence[tuple[TaskRun, Sequence[int]]]) -> None:
         """Take the tasks of the next window and launch those whose turn it is."""
-        # Their positions in the ledger: rows of a DataFrame may repeat an offset.
+        if window.place is not None:
+            self._launch(self._order.replace(window.place, [run for run, _ in runs]), self._order.waiting_messages)
+            return
+        self._arranged(window, runs)
+
+    def keep(self, window: WindowRun) -> None:
+        """Keep the place of a window of one message that cannot be arranged yet: `arranged` gives it to its tasks."""
+        if window.place is None:
+            window.place = TaskRun(_NOTHING, window, window.arrived)
+            self._arranged(window, [(window.place, ())])
+
+    def give_up(self, window: WindowRun) -> None:
+        """Give up the place of a window that was kept."""
+        if window.place is not None:
+            self.ended(window.place)
+            self.message_ended(window.entries[0])
+
+    def _arranged(self, window: WindowRun, runs: Sequence[tuple[TaskRun, Sequence[int]]]) -> None:
+        # Positions in the ledger are never used twice.
         places = [entry.position for entry in window.entries]
         keys = {place: message.key for place, message in zip(places, window.messages, strict=True)}
         tasks = [(run, [places[index] for index in indexes]) for run, indexes in runs]
@@ -74,4 +101,5 @@ class Ordering:
         if change := self._order.waiting_messages - before:
             self._waits(change)
         for run in runs:
-            run.window.launch(run)
+            if run is not run.window.place:
+                run.window.launch(run)

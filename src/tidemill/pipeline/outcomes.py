@@ -25,7 +25,7 @@ from tidemill.runtime.messages import SourceMessage
 from tidemill.sources.base import TopicPartition
 
 if TYPE_CHECKING:
-    from tidemill.pipeline.engine import Report
+    from tidemill.pipeline.report import Report
     from tidemill.pipeline.tasks import TaskRun
 
 #: Rows are handed to the file when so many wait; so many make a row group.

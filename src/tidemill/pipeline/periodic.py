@@ -16,7 +16,7 @@ import structlog
 
 from tidemill.core.errors import HandlerError, said
 from tidemill.core.periodic import OnError, Outcome, Periodic, Scope, Sleep
-from tidemill.pipeline.hooks import called
+from tidemill.pipeline.hooks import Calls, called
 from tidemill.runtime.engine_tasks import EngineTasks
 
 log = structlog.get_logger(__name__)
@@ -99,10 +99,14 @@ class PeriodicRunner:
         handler: The handler.
         slot: The engine's slot.
         tasks: Where they run.
+        calls: Where each is noted while it runs.
     """
 
-    def __init__(self, handler: object, slot: int, tasks: EngineTasks | None = None) -> None:
+    def __init__(
+        self, handler: object, slot: int, tasks: EngineTasks | None = None, calls: Calls | None = None
+    ) -> None:
         """Start nothing yet."""
+        self._calls = calls
         self._engine_tasks = tasks or EngineTasks()
         self._handler = handler
         self._slot = slot
@@ -135,7 +139,7 @@ class PeriodicRunner:
             await asyncio.sleep(step.seconds)
             self.runs += 1
             try:
-                await called(getattr(self._handler, name)())
+                await called(getattr(self._handler, name)(), self._calls, name)
                 outcome = Outcome.RETURNED
             except Exception as error:
                 outcome = Outcome.RAISED

@@ -48,7 +48,8 @@ _CLASSES: Mapping[str, str] = {
     "http": "HttpPayload",
     "redis": "RedisPayload",
 }
-#: These send JSON: times and the like go out as the letter has them. The others want them as they were.
+#: These send JSON: times and the like go out as the letter has them. The others want them as they were, and so does
+#: Redis but for `set`: bytes in what it gets are values of their own.
 _JSON_SINKS = frozenset({"kafka", "filesystem", "http", "redis"})
 
 
@@ -178,12 +179,12 @@ class SinkTarget:
                 if isinstance(error, RemoteError) and not error.retryable:
                     raise RemoteError(f"{label}: {error}; the same command goes on where this one ended") from None
                 fault = fault_of(error)
-                if fault is not Fault.SINK and len(part) > 1:
+                if fault.may_be_a_payload and len(part) > 1:
                     todo.extendleft(reversed(parts_of(part, is_part=is_part)))
                     is_part = True
                     continue
-                trouble = str(error) if fault is Fault.SINK else said(error)
-                guilty = fault is not Fault.SINK and witnesses.guilty(part[0], fault)
+                trouble = said(error) if fault.may_be_a_payload else str(error)
+                guilty = fault.may_be_a_payload and witnesses.guilty(part[0], fault)
                 in_a_row += fault is Fault.UNKNOWN and not guilty
                 found = [Refusal(trouble, retryable=not guilty)] * len(part)
             else:
@@ -253,6 +254,8 @@ def payload_of(letter: Letter, text: str) -> Any:
         PayloadLostError: It cannot be had back.
     """
     fields = restored_fields(text, typed=letter.sink_type not in _JSON_SINKS)
+    if letter.sink_type == "redis" and fields.get("op", "set") != "set":
+        fields = restored_fields(text, typed=True)
     name = _CLASSES.get(letter.sink_type)
     if name is None:
         # A sink of somebody's own: its payloads' class is not known here, their fields are.

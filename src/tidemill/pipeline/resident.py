@@ -198,7 +198,7 @@ class ResidentExecutor:
         self._apply(self._residents.tick(time.monotonic()))
 
     def _begin(self, number: int, job: Job) -> None:
-        copy = Copy(number, self._framing.reader(), Tail(self._max_stderr_bytes), self._loop)
+        copy = Copy(number, self._framing.reader(), Tail(self._max_stderr_bytes), self._loop, self._input_broke)
         self._copies[number] = copy
         self._alive.add(copy)
         try:
@@ -302,8 +302,12 @@ class ResidentExecutor:
         self._apply(self._residents.answered(copy.number, now))
         self._tell(job, outcome)
 
-    def _condemn(self, copy: Copy, text: str) -> None:
-        copy.failure = text
+    def _input_broke(self, copy: Copy) -> None:
+        if not copy.leaving and copy.failure is None:
+            self._condemn(copy, "the resident program closed its input before it had read its task", ErrorKind.EXIT)
+
+    def _condemn(self, copy: Copy, text: str, kind: ErrorKind = ErrorKind.OUTPUT) -> None:
+        copy.failure = (kind, text)
         limited(log, 10.0).warning("a resident program is replaced", program=self._program, reason=redact_text(text))
         self._kill(copy)
 
@@ -337,7 +341,11 @@ class ResidentExecutor:
             self._tell(job, _without_answer(outcome, copy, stderr) if died else outcome)
 
     def _failed_start(self, copy: Copy, outcome: ProcessOutcome, stderr: bytes) -> None:
-        said = copy.failure or stderr.decode("utf-8", "replace").strip()[-200:] or "it wrote nothing to stderr"
+        said = (
+            (copy.failure and copy.failure[1])
+            or stderr.decode("utf-8", "replace").strip()[-200:]
+            or "it wrote nothing to stderr"
+        )
         self._last_words = f"exit code {outcome.exit_code}: {redact_text(said)}"
         limited(log, 10.0).error(
             "a resident program ended before its first answer; the next start waits",
@@ -359,7 +367,7 @@ class ResidentExecutor:
 def _without_answer(outcome: ProcessOutcome, copy: Copy, stderr: bytes) -> ProcessOutcome:
     """Say what the end of its copy means for the task."""
     if copy.failure is not None:
-        kind, text = ErrorKind.OUTPUT, copy.failure
+        kind, text = copy.failure
     else:
         text = f"the resident program ended (exit code {outcome.exit_code}) before it answered"
         kind = ErrorKind.EXIT

@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
+from collections.abc import Callable
 
 from tidemill.pipeline.framing import Reader
+from tidemill.pipeline.models import ErrorKind
 from tidemill.pipeline.process import Done, Run
 
 _CHUNK_BYTES = 65536
@@ -70,6 +72,7 @@ class Copy:
 
     __slots__ = (
         "answered",
+        "broken",
         "failure",
         "jobs",
         "leaving",
@@ -84,8 +87,16 @@ class Copy:
         "unsent",
     )
 
-    def __init__(self, number: int, reader: Reader, stderr: Tail, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin without a process."""
+    def __init__(
+        self,
+        number: int,
+        reader: Reader,
+        stderr: Tail,
+        loop: asyncio.AbstractEventLoop,
+        broken: Callable[[Copy], None],
+    ) -> None:
+        """Begin without a process; `broken` is called when it will never read what waits for it."""
+        self.broken = broken
         self.number = number
         self.reader = reader
         self.stderr = stderr
@@ -100,7 +111,7 @@ class Copy:
         #: It was retired; what it still says is not read.
         self.leaving = False
         #: Why it is being killed.
-        self.failure: str | None = None
+        self.failure: tuple[ErrorKind, str] | None = None
 
     def pipes(self) -> tuple[int, int, int]:
         """Open its pipes; return its own ends, which the caller has to close.
@@ -129,6 +140,8 @@ class Copy:
         Raises:
             BrokenPipeError: Nobody reads it.
         """
+        if self.stdin_fd < 0:
+            raise BrokenPipeError("its input is closed")
         if self.unsent:
             self.unsent.append(memoryview(request))
             return
@@ -150,8 +163,9 @@ class Copy:
                 self.unsent.popleft()
         except BlockingIOError:
             return
-        except BrokenPipeError:  # its end is told elsewhere; nobody wants the rest
+        except BrokenPipeError:
             self.close_input()
+            self.broken(self)
             return
         self.loop.remove_writer(self.stdin_fd)
 

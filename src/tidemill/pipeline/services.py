@@ -25,7 +25,7 @@ from tidemill.core.blocking import Cause
 from tidemill.core.errors import HandlerError
 from tidemill.pipeline.cache import Cache
 from tidemill.pipeline.handler import HOOKS, Handler
-from tidemill.pipeline.hooks import latest
+from tidemill.pipeline.hooks import Calls, latest
 from tidemill.pipeline.periodic import PeriodicRunner, periodic_hooks
 from tidemill.runtime.blockwatch import Block, BlockWatch
 from tidemill.runtime.engine_tasks import EngineTasks
@@ -42,13 +42,21 @@ class Services:
         handler: The handler, which finds them as its own attributes while they are open.
         identity: Who the engine is.
         tasks: Where their tasks run.
+        calls: Where hooks are noted while they run.
     """
 
-    def __init__(self, settings: Settings, handler: Handler[Any, Any], identity: Identity, tasks: EngineTasks) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        handler: Handler[Any, Any],
+        identity: Identity,
+        tasks: EngineTasks,
+        calls: Calls,
+    ) -> None:
         """Start nothing yet."""
         self._handler = handler
         self._offload = Offload(settings.executor.offload_threads)
-        self._periodic = PeriodicRunner(handler, identity.slot, tasks)
+        self._periodic = PeriodicRunner(handler, identity.slot, tasks, calls)
         self._cache = Cache(settings.cache, identity.instance_id, tasks) if settings.cache.enabled else None
         self._seconds = settings.executor.block_seconds
         self._watch: HookWatch | None = None

@@ -88,9 +88,9 @@ class Stage:
             owner.committed(count)
 
     def aborted(self, partition: TopicPartition) -> int:
-        """Offer what was taken again; what the brokers will not take is somebody's to decide about.
+        """Offer what was taken again; the owners decide about records that brokers reject for good.
 
-        Batches hold records of several partitions, so the verdicts are the source's, over all of the transaction.
+        A batch holds records of several partitions, so the source gives the verdicts, over the whole transaction.
 
         Returns:
             How many records were to blame.

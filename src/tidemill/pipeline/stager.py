@@ -25,6 +25,7 @@ from tidemill.runtime.deadletter import RECORD_OVERHEAD_BYTES, Letter, encode_le
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.kafka_client import client_config
 from tidemill.runtime.log import limited
+from tidemill.runtime.producer import FullRecord
 from tidemill.runtime.progress import SinkStats
 from tidemill.sinks.base import Encoded
 from tidemill.sources.base import Outgoing
@@ -105,9 +106,12 @@ class Stager:
     def _put(self, payload: Any, encoded: Encoded, submission: Submission) -> None:
         if not submission.origin.sources:
             raise InvariantError(f"{self.label}: a result of no message cannot go out with one")
-        key, value = encoded.body
+        key, value, headers, partition, timestamp = FullRecord(*encoded.body)
         parcel = Parcel(payload, encoded, submission)
-        self._stage.put(submission.origin.sources, Outgoing(self.sink.topic, key, value, self, parcel))
+        record = Outgoing(
+            self.sink.topic, key, value, self, parcel, headers=headers, partition=partition, timestamp=timestamp
+        )
+        self._stage.put(submission.origin.sources, record)
 
     def _refuse(self, payload: Any, lane: DeliveryLane, submission: Submission, text: str, *, oversize: bool) -> None:
         item: Entry = Item(lane, None, 0, Parcel(payload, None, submission))

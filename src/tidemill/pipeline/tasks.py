@@ -37,6 +37,7 @@ class TaskRun:
         "age",
         "attempts",
         "error",
+        "generation",
         "key",
         "process",
         "replaced",
@@ -53,6 +54,8 @@ class TaskRun:
         self.age = age
         self.key: object = task.task_id
         self.attempts = 0
+        #: How many tasks it replaces, one after the other.
+        self.generation = 0
         self.result: ExecutorResult | None = None
         self.error: ExecutorError | None = None
         self.replaced = False
@@ -66,7 +69,8 @@ class TaskPool:
     Args:
         executor: Starts the processes.
         settings: Slots and limits.
-        is_full: Tells whether too much of a partition waits for sinks; its tasks are parked then.
+        is_full: Tells whether too much of a partition waits for sinks.
+        park: Called with its tasks then, instead of starting them.
         tasks: Where asyncio tasks run.
     """
 
@@ -75,9 +79,11 @@ class TaskPool:
         executor: TaskExecutor,
         settings: ExecutorSettings,
         is_full: Callable[[Lane], bool],
+        park: Callable[[TaskRun], None],
         tasks: EngineTasks,
     ) -> None:
         """Start with an empty queue."""
+        self._park = park
         self._tasks = tasks
         self._executor = executor
         self._is_full = is_full
@@ -145,7 +151,7 @@ class TaskPool:
             if lane.closed:
                 continue
             if lane.undelivered_bytes and self._is_full(lane):
-                lane.parked.append(run)
+                self._park(run)
             else:
                 self._start(run)
 
@@ -233,8 +239,8 @@ class TaskPool:
         self._killing.discard(killing)
         self._dispatch_soon()
 
-    async def close(self) -> None:
-        """Kill everything that runs, with the configured grace; no outcome is reported."""
+    async def close(self, grace_seconds: float) -> None:
+        """Kill everything that runs, with this much time between SIGTERM and SIGKILL; no outcome is reported."""
         self._closed = True
         for run in self._retrying:
             if run.timer is not None:
@@ -243,7 +249,7 @@ class TaskPool:
         self._queue.clear()
         if self._pause is not None:
             self._pause.cancel()
-        await self._executor.kill_all(self._settings.term_grace_seconds)
+        await self._executor.kill_all(grace_seconds)
         self._executor.close()
 
 

@@ -139,24 +139,38 @@ def end_all(engine_id: str, grace_seconds: float) -> None:
     """End what carries the id: SIGTERM for the grace, then SIGKILL, until several looks in a row find nothing."""
     started = time.monotonic()
     asked: set[int] = set()
+    groups: set[int] = set()
     clean = 0
     while clean < CLEAN_LOOKS and time.monotonic() < started + grace_seconds + STUBBORN_SECONDS:
         late = time.monotonic() >= started + grace_seconds
         found = marked(engine_id)
         clean = 0 if found else clean + 1
+        told: set[int] = set()
         for pid in found:
             if late or pid not in asked:
-                _signal_group(pid, signal.SIGKILL if late else signal.SIGTERM)
+                _signal(pid, signal.SIGKILL if late else signal.SIGTERM, groups, told)
                 asked.add(pid)
+        groups |= told
         time.sleep(PAUSE_SECONDS)
 
 
-def _signal_group(pid: int, number: int) -> None:
+def _signal(pid: int, number: int, groups: set[int], told: set[int]) -> None:
+    """Signal a process with its group: once, so that no handler of a program runs twice.
+
+    Args:
+        pid: A process that carries the id.
+        number: The signal.
+        groups: Those that were signalled at an earlier look; of these only the process itself is.
+        told: Those that were signalled at this look.
+    """
     try:
         group = os.getpgid(pid)
-        if group == os.getpgrp():
+        if group in told:
+            return
+        if group == os.getpgrp() or (group in groups and number == signal.SIGTERM):
             os.kill(pid, number)
         else:  # every group with a marked process was made for a task, or by one
+            told.add(group)
             os.killpg(group, number)
     except OSError:
         pass  # it ended meanwhile, or is not ours to end

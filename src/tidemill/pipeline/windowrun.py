@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 import structlog
 
 from tidemill.core.arrangement import Arrangement, Effect, MessageComplete, MessageResolved
-from tidemill.core.errors import said
 from tidemill.core.ledger import Entry
 from tidemill.core.retry import Retry, decide
+from tidemill.pipeline import failures
 from tidemill.pipeline.checks import checked_action, checked_tasks
 from tidemill.pipeline.delivery import Origin, Routed
+from tidemill.pipeline.failure_log import hook_raised
 from tidemill.pipeline.hooks import called
 from tidemill.pipeline.models import (
     ErrorAction,
@@ -31,8 +32,7 @@ from tidemill.pipeline.models import (
     PendingContext,
 )
 from tidemill.pipeline.tasks import TaskRun
-from tidemill.runtime.deadletter import LetterKind
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.messages import SourceMessage, place_of
 from tidemill.sources.base import TopicPartition
 
 if TYPE_CHECKING:
@@ -51,16 +51,24 @@ class WindowRun:
         messages: Its messages, in order.
         entries: Their entries in the ledger.
         arrived: The loop's time when its first message came.
+        is_parsed: Whether its messages were; else it has one, which is parsed before `arrange`.
+
+    Attributes:
+        causes: What failed of its messages, by index, if there is a brake.
+        place: What keeps its place in the order of its key until it is arranged.
     """
 
     __slots__ = (
         "arrived",
+        "causes",
         "engine",
         "entries",
         "graph",
         "held_for_window",
+        "is_parsed",
         "lane",
         "messages",
+        "place",
         "results",
         "runs_of",
         "started_at",
@@ -73,6 +81,8 @@ class WindowRun:
         messages: list[SourceMessage],
         entries: Sequence[Entry[TopicPartition, int]],
         arrived: float,
+        *,
+        is_parsed: bool = True,
     ) -> None:
         """Prepare; nothing runs before `arrange`."""
         self.engine = engine
@@ -85,36 +95,29 @@ class WindowRun:
         self.results: list[ExecutorResult | ExecutorError] = []
         self.started_at = 0.0
         self.held_for_window = False
+        self.is_parsed = is_parsed
+        self.causes: dict[int, str] = {}
+        self.place: TaskRun | None = None
 
     # -- arrange ----------------------------------------------------------------------------------------------
 
     async def arrange(self) -> None:
         """Ask the handler for tasks; when it raises, find the message that it cannot take."""
         engine, lane = self.engine, self.lane
+        if not self.is_parsed and not failures.parsed(self):
+            return
         self.started_at = time.time()
         try:
             # A copy, here and below: what the handler does to its list must not change ours.
-            returned = await called(engine.handler.arrange(list(self.messages), PendingContext(lane.pending_tasks)))
+            hook = engine.handler.arrange(list(self.messages), PendingContext(lane.pending_tasks))
+            returned = await called(hook, engine.hooks.calls, "arrange", self._place)
             tasks = checked_tasks("arrange", returned)
         except Exception as error:
             if not lane.closed and lane.handover is None:
-                self._arrange_failed(error)
+                failures.arrange_failed(self, error)
         else:
             if not lane.closed and lane.handover is None:
                 self._start(tasks)
-
-    def _arrange_failed(self, error: Exception) -> None:
-        """Dead-letter a single message; split a window so that its other messages go on."""
-        engine = self.engine
-        if len(self.messages) == 1:
-            engine.log.warning("arrange raised", message=self._label(0), error=said(error), partition=self.lane.name)
-            engine.reject(self.lane, self.messages[0], self.entries[0], LetterKind.ARRANGE, said(error))
-            return
-        half = len(self.messages) // 2
-        for part in (slice(half, None), slice(0, half)):
-            self.lane.waiting.appendleft(
-                WindowRun(engine, self.lane, self.messages[part], self.entries[part], self.arrived)
-            )
 
     def _start(self, tasks: list[ExecutorTask]) -> None:
         if self.engine.holds_windows:
@@ -195,14 +198,17 @@ class WindowRun:
         if engine.has.on_task_complete and not self.lane.closed:
             returned = None
             try:
-                returned = await called(engine.handler.on_task_complete(result))
+                hook = engine.handler.on_task_complete(result)
+                returned = await called(hook, engine.hooks.calls, "on_task_complete", self._place, run)
                 routed = engine.route(returned)
             except Exception as error:
-                if not self.lane.closed:
-                    self._hook_failed("on_task_complete", error, self._indexes_of(run), run, returned)
-            else:
-                if routed and not self.lane.closed:
-                    self._deliver(routed, self._indexes_of(run), run.task, "on_task_complete")
+                again = functools.partial(engine.hooks.submit, self._task_hook, run, result)
+                then = functools.partial(self._terminal, run)
+                indexes = self.indexes_of(run)
+                failures.hook_failed(self, "on_task_complete", error, indexes, run, returned, again, then)
+                return
+            if routed and not self.lane.closed:
+                self._deliver(routed, self.indexes_of(run), run.task, "on_task_complete")
         self._terminal(run)
 
     def failed(self, run: TaskRun, error: ExecutorError) -> None:
@@ -216,12 +222,15 @@ class WindowRun:
         if self.lane.closed:
             return
         try:
-            action = checked_action(await called(self.engine.handler.on_error(run.task, error)))
+            hook = self.engine.handler.on_error(run.task, error)
+            action = checked_action(await called(hook, self.engine.hooks.calls, "on_error", self._place, run))
         except Exception as raised:
-            self.engine.log.warning(
+            hook_raised(
+                self.engine.log,
+                "on_error",
+                raised,
                 "on_error raised, or returned no ErrorAction and no list of tasks; the task is dead-lettered",
                 task_id=run.task.task_id,
-                exc_info=raised,
             )
             action = ErrorAction.DLQ
         if self.lane.closed:
@@ -232,22 +241,31 @@ class WindowRun:
             self._retry(run, error)
         elif action is ErrorAction.SKIP:
             self.engine.counters.skipped += 1
-            self._give_up(run, error)
+            self.give_up(run, error)
         else:
-            self._dead_letter(run, error)
+            failures.task_failed(self, run, error)
 
     def _retry(self, run: TaskRun, error: ExecutorError) -> None:
         engine = self.engine
+        if error.never_starts:
+            failures.task_failed(self, run, error)
+            return
         decision = decide(run.attempts, engine.settings.executor.max_retries, engine.backoff, random.getrandbits(32))
         if isinstance(decision, Retry):
             engine.pool.retry(run, decision.delay_seconds)
         else:
-            self._dead_letter(run, error)
+            failures.task_failed(self, run, error)
 
     def _replace(self, run: TaskRun, error: ExecutorError, tasks: list[ExecutorTask]) -> None:
         if not tasks:
             self.engine.counters.skipped += 1
-            self._give_up(run, error)
+            self.give_up(run, error)
+            return
+        most = self.engine.settings.executor.max_replacements
+        if run.generation >= most:
+            failures.task_failed(
+                self, run, error, f"on_error has replaced it {most} times (executor.max_replacements): "
+            )
             return
         run.replaced = True
         run.error = error
@@ -257,6 +275,7 @@ class WindowRun:
         for task in tasks:
             task.parent_task_id = run.task.task_id
             child = self._run_for(task)
+            child.generation = run.generation + 1
             children.append(child)
             for index in indexes:
                 self.runs_of[index].append(child)
@@ -268,26 +287,12 @@ class WindowRun:
             self.lane.order.replaced(run, children)
         self._apply(effects)
 
-    def _give_up(self, run: TaskRun, error: ExecutorError) -> None:
+    def give_up(self, run: TaskRun, error: ExecutorError) -> None:
+        """Let a task be terminal that failed for good."""
         run.error = error
         self.results.append(error)
         self.engine.counters.tasks_failed += 1
         self._terminal(run)
-
-    def _dead_letter(self, run: TaskRun, error: ExecutorError) -> None:
-        indexes = self._indexes_of(run)
-        self.engine.log.warning(
-            "a task failed for good",
-            task_id=run.task.task_id,
-            kind=error.kind.value,
-            exit_code=error.exit_code,
-            exception=error.exception,
-            attempts=run.attempts,
-            partition=self.lane.name,
-        )
-        text = error.exception or error.stderr.strip()[-500:] or f"exit code {error.exit_code}"
-        self._letter(LetterKind.TASK, text, indexes, run, error)
-        self._give_up(run, error)
 
     def _terminal(self, run: TaskRun) -> None:
         self.lane.pending.pop(run.key, None)
@@ -296,12 +301,13 @@ class WindowRun:
             if self.lane.order is not None:
                 self.lane.order.ended(run)
 
-    def _indexes_of(self, run: TaskRun) -> Sequence[int]:
+    def indexes_of(self, run: TaskRun) -> Sequence[int]:
+        """Return the messages that a task works for."""
         return self.graph.indexes_of(run)
 
     def offsets_of(self, run: TaskRun) -> list[int]:
         """Return the messages that cannot leave the pipeline without a task."""
-        indexes = range(len(self.messages)) if self.held_for_window else self._indexes_of(run)
+        indexes = range(len(self.messages)) if self.held_for_window else self.indexes_of(run)
         return [self.messages[index].offset for index in indexes]
 
     def withdraw(self, run: TaskRun) -> None:
@@ -313,44 +319,19 @@ class WindowRun:
     def _deliver(self, routed: list[Routed], indexes: Sequence[int], task: ExecutorTask | None, hook: str) -> None:
         self.graph.hold(indexes)
         origin = Origin([self.messages[index] for index in indexes], task, hook=hook)
-        self._submit(routed, origin, functools.partial(self._released, indexes, origin))
+        self._submit(routed, origin, functools.partial(self.released, indexes, origin))
 
     def _submit(self, routed: list[Routed], origin: Origin, done: Callable[[], None]) -> None:
         self.engine.outbox.submit(routed, origin, done)
         self.lane.undelivered += 1
         self.lane.undelivered_bytes += origin.size_bytes
 
-    def _released(self, indexes: Sequence[int], origin: Origin | None = None) -> None:
+    def released(self, indexes: Sequence[int], origin: Origin | None = None) -> None:
+        """Take a hold off messages: what was delivered for them, or their letter, is confirmed."""
         if not self.lane.closed:
             if origin is not None:
                 self.engine.intake.delivered(self.lane, origin.size_bytes)
             self._apply(self.graph.release(indexes))
-
-    def _letter(
-        self,
-        kind: LetterKind,
-        text: str,
-        indexes: Sequence[int],
-        run: TaskRun | None = None,
-        error: ExecutorError | None = None,
-        refused: object = None,
-    ) -> None:
-        self.graph.hold(indexes)
-        self.engine.dead_letter(
-            kind,
-            text,
-            [self.messages[index] for index in indexes],
-            functools.partial(self._released, indexes),
-            run,
-            error,
-            refused,
-        )
-
-    def _hook_failed(
-        self, hook: str, error: Exception, indexes: Sequence[int], run: TaskRun | None, returned: object
-    ) -> None:
-        self.engine.log.warning("a hook raised", hook=hook, partition=self.lane.name, exc_info=error)
-        self._letter(LetterKind.HOOK, f"{hook}: {said(error)}", indexes, run, None, returned)
 
     # -- messages and the window ------------------------------------------------------------------------------
 
@@ -369,6 +350,8 @@ class WindowRun:
             self.engine.hooks.submit(self._message_hook, index)
         else:
             self._apply(self.graph.message_hook_done(index))
+            if self.engine.brake is not None:
+                self.engine.brake.ended(self, index)
 
     async def _message_hook(self, index: int) -> None:
         engine = self.engine
@@ -376,18 +359,25 @@ class WindowRun:
             return
         returned = None
         try:
-            returned = await called(engine.handler.on_message_complete(self._group(index)))
+            hook = engine.handler.on_message_complete(self._group(index))
+            returned = await called(hook, engine.hooks.calls, "on_message_complete", self._place, index)
             routed = engine.route(returned)
         except Exception as error:
-            if not self.lane.closed:
-                self._hook_failed("on_message_complete", error, (index,), None, returned)
-        else:
-            if routed and not self.lane.closed:
-                self._deliver(routed, (index,), None, "on_message_complete")
+            again = functools.partial(engine.hooks.submit, self._message_hook, index)
+            then = functools.partial(self._message_over, index)
+            failures.hook_failed(self, "on_message_complete", error, (index,), None, returned, again, then)
+            return
         if not self.lane.closed:
-            self._apply(self.graph.message_hook_done(index))
-            if self.lane.order is not None:
-                self.lane.order.message_ended(self.entries[index])
+            if routed:
+                self._deliver(routed, (index,), None, "on_message_complete")
+            self._message_over(index)
+
+    def _message_over(self, index: int) -> None:
+        self._apply(self.graph.message_hook_done(index))
+        if self.lane.order is not None:
+            self.lane.order.message_ended(self.entries[index])
+        if self.engine.brake is not None:
+            self.engine.brake.ended(self, index)
 
     def _group(self, index: int) -> MessageGroup:
         runs = self.runs_of[index]
@@ -407,35 +397,34 @@ class WindowRun:
     def _window_complete(self) -> None:
         if self.engine.has.on_window_complete:
             self.lane.windows += 1
-            self.engine.hooks.submit(self._window_hook)
+            self.engine.hooks.submit(self.window_hook)
         else:
             self._release_window()
 
-    async def _window_hook(self) -> None:
+    async def window_hook(self) -> None:
+        """Call `on_window_complete` and deliver what it returns."""
         engine = self.engine
         if self.lane.closed:
             return
         returned = None
         try:
-            returned = await called(engine.handler.on_window_complete(list(self.results), list(self.messages)))
+            hook = engine.handler.on_window_complete(list(self.results), list(self.messages))
+            returned = await called(hook, engine.hooks.calls, "on_window_complete", self._place)
             routed = engine.route(returned)
         except Exception as error:
             if not self.lane.closed:
-                self._window_hook_failed(error, returned)
+                failures.window_hook_failed(self, error, returned)
         else:
+            if engine.brake is not None and not self.lane.closed:
+                engine.brake.window_ended(self)
             if routed and not self.lane.closed:
                 origin = Origin(self.messages, None, hook="on_window_complete")
-                self._submit(routed, origin, functools.partial(self._window_done, origin))
+                self._submit(routed, origin, functools.partial(self.window_done, origin))
             else:
-                self._window_done()
+                self.window_done()
 
-    def _window_hook_failed(self, error: Exception, returned: object) -> None:
-        hook, engine = "on_window_complete", self.engine
-        engine.log.warning("a hook raised", hook=hook, partition=self.lane.name, exc_info=error)
-        text = f"{hook}: {said(error)}"
-        engine.dead_letter(LetterKind.HOOK, text, self.messages, self._window_done, None, None, returned)
-
-    def _window_done(self, origin: Origin | None = None) -> None:
+    def window_done(self, origin: Origin | None = None) -> None:
+        """Take the end of what the window's own hook delivered."""
         if not self.lane.closed:
             if origin is not None:
                 self.engine.intake.delivered(self.lane, origin.size_bytes)
@@ -447,9 +436,8 @@ class WindowRun:
             self.held_for_window = False
             self._apply(self.graph.release(range(len(self.messages))))
 
-    def _label(self, index: int) -> str:
-        message = self.messages[index]
-        try:
-            return self.engine.handler.message_label(message)
-        except Exception as error:
-            return f"{message.topic}/{message.partition}/{message.offset} (message_label raised {said(error)})"
+    def _place(self, of: TaskRun | int | None) -> tuple[str, str]:
+        """Say for which messages a hook runs: those of a task, one, or all of the window."""
+        if of is None:
+            return place_of(self.messages)
+        return place_of([self.messages[index] for index in ((of,) if isinstance(of, int) else self.indexes_of(of))])

@@ -15,7 +15,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +26,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from tidemill.core.errors import RemoteError
+from tidemill.runtime.folders import OwnedFolder
 from tidemill.runtime.jars import Progress, kafka_classpath
 from tidemill.runtime.java import find_java
 
@@ -91,8 +91,11 @@ class EmbeddedBroker:
         start_timeout_seconds: float = 60.0,
     ) -> None:
         """Remember what to start; nothing runs before `start`."""
-        self._temporary = data_dir is None
-        self.data_dir = Path(tempfile.mkdtemp(prefix="tidemill-kafka-")) if data_dir is None else data_dir.resolve()
+        self._temporary: OwnedFolder | None = None
+        if data_dir is None:
+            self._temporary = OwnedFolder("tidemill-kafka-")
+            data_dir = self._temporary.path
+        self.data_dir = data_dir.resolve()
         self._fixed_port = port
         self._port = port
         self._controller_port = 0
@@ -176,8 +179,8 @@ class EmbeddedBroker:
     def close(self) -> None:
         """Stop for good; a temporary data folder is removed."""
         self.stop()
-        if self._temporary:
-            shutil.rmtree(self.data_dir, ignore_errors=True)
+        if self._temporary is not None:
+            self._temporary.cleanup()
 
     def __enter__(self) -> EmbeddedBroker:
         """Start; if that fails, nothing is left of it."""

@@ -54,6 +54,10 @@ class EngineTasks:
         task.add_done_callback(self._kept_ended if endless else self._ended)
         return task
 
+    def is_ending(self, task: asyncio.Task[Any]) -> bool:
+        """Tell whether the cancellation of a task came from where it may come from."""
+        return self._closed or task in self._stopped or task not in self._tasks
+
     def cancel(self, task: asyncio.Task[Any]) -> None:
         """Cancel a task whose end is expected from now on."""
         if not task.done():

@@ -132,11 +132,15 @@ class Resume(msgspec.Struct, frozen=True, tag=True):
     """Take messages again."""
 
 
+class Release(msgspec.Struct, frozen=True, tag=True):
+    """Let the brake off, by a user's word; what it holds is dead-lettered."""
+
+
 class Exit(msgspec.Struct, frozen=True, tag=True):
     """End the process now; the warden cleans up."""
 
 
-Command = Begin | Go | Drain | Pause | Resume | Exit
+Command = Begin | Go | Drain | Pause | Resume | Release | Exit
 FromEngine = Hello | Proof | Beat | Ready | Ended
 FromDriver = Challenge | Welcome | Refused | Command
 

@@ -19,7 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.runtime.java import find_java, user_cache_folder
+from tidemill.runtime.folders import user_cache_folder, writable_cache_folder
+from tidemill.runtime.java import find_java
 
 OFFLINE_VARIABLE = "TIDEMILL_OFFLINE"
 KAFKA_COORDINATES = "org.apache.kafka:kafka_2.13:4.3.1"
@@ -76,10 +77,12 @@ def resolve_jars(
         RemoteError: They are not in the cache, and downloading failed or is switched off.
     """
     _, artifact, version = coordinates.split(":")
-    root = user_cache_folder(environ) / "jars"
-    folder = root / f"{artifact}-{version}"
-    if folder.is_dir():
-        return folder
+    name = f"{artifact}-{version}"
+    for cache in (user_cache_folder, writable_cache_folder):
+        root = cache(environ) / "jars"
+        folder = root / name
+        if folder.is_dir():
+            return folder
     if environ.get(OFFLINE_VARIABLE, "") not in ("", "0"):
         raise RemoteError(
             f"The jars of {coordinates} are not in {folder} and {OFFLINE_VARIABLE} forbids downloading them. "

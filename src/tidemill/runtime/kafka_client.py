@@ -213,7 +213,7 @@ class BackgroundCall:
     Attributes:
         began: When, by the monotonic clock.
         ended: Set when it came back.
-        error: What it raised, whatever that is.
+        error: What it raised, of any type.
     """
 
     def __init__(self, name: str, call: Callable[[], Any]) -> None:
@@ -232,7 +232,7 @@ class BackgroundCall:
     def _run(self) -> None:
         try:
             self._call()
-        except BaseException as error:  # who made the call hears of it; nobody else would
+        except BaseException as error:  # of any type: on this thread nobody else would see it
             self.error = error
         finally:
             self.ended.set()

@@ -9,8 +9,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tidemill.config.redaction import redact_text
-from tidemill.runtime.deadletter import Letter, LetterKind, letter_sources, redrives_of, stderr_tail
+from tidemill.runtime.deadletter import STDERR_BYTES, Letter, LetterKind, letter_sources, redrives_of, stderr_tail
 from tidemill.runtime.messages import SourceMessage
+
+#: This much of the end of a task's stderr is masked; less of it is kept.
+_MASKED_CHARS = 4 * STDERR_BYTES
+#: This much of it is said in logs, and as the error of a letter.
+_LAST_CHARS = 500
+
+
+def last_words(stderr: str) -> str:
+    """Return the end of what a program said, masked.
+
+    Example:
+        >>> last_words("login with password=hunter2 failed\\n")
+        'login with password=*** failed'
+    """
+    return redact_text(stderr[-_MASKED_CHARS:].strip())[-_LAST_CHARS:]
 
 
 def make_letter(
@@ -24,7 +39,7 @@ def make_letter(
     task_id: str | None = None,
     args: Iterable[object] = (),
     exit_code: int | None = None,
-    stderr: str | bytes = "",
+    stderr: str = "",
 ) -> Letter:
     """Return a letter about messages whose work ends here.
 
@@ -52,6 +67,7 @@ def make_letter(
         task_id=task_id,
         args=[redact_text(str(argument)) for argument in args],
         exit_code=exit_code,
-        stderr=redact_text(stderr_tail(stderr)),
+        # Masked before it is cut: a secret that is cut in two would not be known as one.
+        stderr=stderr_tail(redact_text(stderr[-_MASKED_CHARS:])),
         sources=letter_sources(messages),
     )

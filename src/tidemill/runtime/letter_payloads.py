@@ -20,6 +20,8 @@ import msgspec
 
 #: The field with what JSON cannot say.
 TYPES_FIELD = "_types"
+#: The field that JSON sinks get as JSON has it.
+_DATA = "data"
 #: Data that looks like a `Blob`, but is data.
 _JSON = "json"
 #: Data without a JSON form: what is there is for people.
@@ -37,6 +39,8 @@ _TYPED: Mapping[str, type] = {
     "bytes": bytes,
 }
 _NAMES = {known: name for name, known in _TYPED.items()}
+#: These are in every letter about a payload that has them.
+_ALWAYS = frozenset({"sink", "key", "path", "data"})
 _BLOB_KEYS = ({"base64"}, {"text"}, {"length", "sha256"})
 
 
@@ -68,8 +72,18 @@ class PayloadLostError(ValueError):
 
 
 def payload_json(payload: Any) -> str:
-    """Return a payload as a JSON string: all its fields; bytes as a `Blob`, models by their own JSON dump."""
+    """Return a payload as a JSON string: all its fields; bytes as a `Blob`, models by their own JSON dump.
+
+    Of payloads that leave out their defaults, what was left at its default is not there, but for `_ALWAYS`.
+    """
     fields = {name: getattr(payload, name) for name in getattr(payload, "__struct_fields__", ())}
+    # Those of sinks of other packages come back by their fields alone, so they need all of them.
+    if fields and "type" not in fields and payload.__struct_config__.omit_defaults:
+        for field in msgspec.structs.fields(payload):
+            value = fields[field.name]
+            # Compared by type first: a user's object may not be comparable.
+            if field.name not in _ALWAYS and type(value) is type(field.default) and value == field.default:
+                del fields[field.name]
     types: dict[str, str] = {}
     plain = {name: _plain(name, value, types) for name, value in (fields or {"data": payload}).items()}
     if types:
@@ -126,7 +140,8 @@ def restored_fields(payload: str, *, typed: bool) -> dict[str, Any]:
 
     Args:
         payload: From `payload_json`.
-        typed: Give times, decimals and the like back as such (for SQL and MongoDB), not as JSON has them.
+        typed: Give times, decimals and the like in `data` back as such (for SQL and MongoDB), not as JSON has them; in
+            other fields (headers, say) they always come back as such.
 
     Raises:
         PayloadLostError: The payload was too large for its letter, or has no JSON form.
@@ -142,10 +157,10 @@ def restored_fields(payload: str, *, typed: bool) -> dict[str, Any]:
             raise PayloadLostError(f"its {name} has no JSON form; the letter only shows it")
         if kind in (None, _JSON):
             fields[name] = value if kind == _JSON or not _is_blob(value) else _bytes(name, value)
-        elif typed:
+        elif typed or name != _DATA:
             fields[name] = _typed_value(kind, value)
-    if typed:
-        for place, kind in types.items():
+    for place, kind in types.items():
+        if typed or place.partition("/")[0] != _DATA:
             _set_typed(fields, place, kind)
     return fields
 

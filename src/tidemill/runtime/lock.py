@@ -1,11 +1,13 @@
 """File locks that the kernel releases, and one of them: one process per consumer group and worker name on a host.
 
-Two processes of the same name would take each other's place in the consumer group again and again. The lock
-ends with the process, however that ends: it is never stale, and a file that is left behind means nothing.
+Two processes of the same name would take each other's place in the consumer group again and again, and two pipelines in
+one group would be given each other's partitions. A group is one of one Kafka: the same name on other brokers is another
+group. The lock ends with the process, however that ends: it is never stale, and a file that is left means nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -15,6 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import msgspec
+
 from tidemill.core.errors import ConfigError
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
@@ -22,6 +26,18 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
 class WorkerNameInUseError(ConfigError):
     """Another process of this host runs under the same group and worker name."""
+
+
+class GroupInUseError(ConfigError):
+    """Another pipeline uses the consumer group for another topic."""
+
+    def __init__(self, group: str, topic: str, who: str) -> None:
+        """Say who, and how to give this pipeline a group of its own."""
+        super().__init__(
+            f"consumer group {group!r} is used for another topic, by {who}; pipelines that share a group are given "
+            f"each other's partitions. Give this one a group of its own, in the section kafka:\n"
+            f"  consumer_group: tidemill-{topic}"
+        )
 
 
 class HeldError(Exception):
@@ -50,12 +66,20 @@ def lock_file(path: Path) -> int:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = os.read(fd, 32).decode("ascii", "replace").strip() or "unknown"
+        holder = os.read(fd, 32).decode("ascii", "replace").partition("\n")[0].strip() or "unknown"
         os.close(fd)
         raise HeldError(holder) from None
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return fd
+
+
+class _Use(msgspec.Struct, frozen=True):
+    """What a locked name is used for; the second line of the lock's file."""
+
+    brokers: str
+    group: str
+    topic: str
 
 
 class WorkerLock:
@@ -64,6 +88,8 @@ class WorkerLock:
     Args:
         group: The consumer group.
         worker: The worker's name.
+        brokers: Where the group is, `host:port` with commas.
+        topic: What is read with it; '' is not compared.
         name_env: The variable that gives a process another name (`settings.worker_name_env`).
         directory: Where the lock's file lives; by default a folder that only this user can write to.
 
@@ -72,8 +98,19 @@ class WorkerLock:
         ...     run()
     """
 
-    def __init__(self, group: str, worker: str, *, name_env: str = "WORKER_ID", directory: Path | None = None) -> None:
+    def __init__(
+        self,
+        group: str,
+        worker: str,
+        *,
+        brokers: str = "",
+        topic: str = "",
+        name_env: str = "WORKER_ID",
+        directory: Path | None = None,
+    ) -> None:
         """Name the lock; nothing is taken yet."""
+        addresses = sorted({address.strip().lower() for address in brokers.split(",")})
+        self._use = _Use(",".join(addresses), group, topic)
         self._group = group
         self._worker = worker
         self._name_env = name_env
@@ -85,7 +122,8 @@ class WorkerLock:
         """The file that is locked."""
         directory = self._directory or private_directory()
         # The readable part can be the same for two pairs of names, the digest cannot.
-        digest = hashlib.blake2b(f"{self._group}\0{self._worker}".encode(), digest_size=6).hexdigest()
+        names = f"{self._use.brokers}\0{self._group}\0{self._worker}"
+        digest = hashlib.blake2b(names.encode(), digest_size=6).hexdigest()
         readable = _UNSAFE.sub("_", f"{self._group}.{self._worker}")[:100]
         return directory / f"{readable}.{digest}.lock"
 
@@ -94,6 +132,7 @@ class WorkerLock:
 
         Raises:
             WorkerNameInUseError: Another process holds it.
+            GroupInUseError: A process of this host uses the group for another topic, under this or another name.
             ConfigError: The folder for the lock cannot be used.
         """
         if self._fd is not None:
@@ -103,7 +142,10 @@ class WorkerLock:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             refuse_foreign(path.parent)
             self._fd = lock_file(path)
+            os.lseek(self._fd, 0, os.SEEK_END)
+            os.write(self._fd, msgspec.json.encode(self._use))
         except HeldError as error:
+            self._refuse_other_topic(path, error.holder)
             raise WorkerNameInUseError(
                 f"the worker name {self._worker!r} of consumer group {self._group!r} is in use on this host "
                 f"by process {error.holder}; stop that process, or give this one another name: {self._name_env}=..."
@@ -113,6 +155,31 @@ class WorkerLock:
                 f"cannot use {path} to lock the worker name: {error.strerror}; "
                 "set XDG_RUNTIME_DIR to a folder that this user can write to"
             ) from error
+        try:
+            self._refuse_other_pipelines(path)
+        except GroupInUseError:
+            self.release()
+            raise
+
+    def _refuse_other_pipelines(self, own: Path) -> None:
+        """Refuse a group that a process of another name uses for another topic."""
+        held = _held_files()
+        for path in own.parent.glob("*.lock"):
+            with contextlib.suppress(OSError):
+                holder = held.get(path.stat().st_ino)
+                if path != own and holder is not None and path.read_text().startswith(f"{holder}\n"):
+                    self._refuse_other_topic(path, holder)
+
+    def _refuse_other_topic(self, path: Path, holder: str) -> None:
+        try:
+            use = msgspec.json.decode(path.read_bytes().partition(b"\n")[2], type=_Use)
+        except (OSError, msgspec.DecodeError):
+            return  # it was written a moment ago, or by an older version
+        same_group = (use.brokers, use.group) == (self._use.brokers, self._use.group)
+        if same_group and self._use.topic and use.topic and use.topic != self._use.topic:
+            raise GroupInUseError(
+                self._group, self._use.topic, f"process {holder} on this host, which reads topic {use.topic!r}"
+            )
 
     def release(self) -> None:
         """Give the lock back; without effect if it is not held."""
@@ -130,6 +197,20 @@ class WorkerLock:
     ) -> None:
         """Give it back."""
         self.release()
+
+
+def _held_files() -> dict[int, str]:
+    """Return who holds file locks on this host: process ids by the files' inodes; nothing where there is no /proc.
+
+    Looking is better than trying: a lock that is tried for a moment is refused to its owner in that moment.
+    """
+    held = {}
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/locks").read_text().splitlines():
+            words = line.split()
+            if len(words) > 5 and words[1] == "FLOCK":
+                held[int(words[5].rpartition(":")[2])] = words[4]
+    return held
 
 
 def private_directory(environ: Mapping[str, str] = os.environ) -> Path:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import logging
+import re
 import sys
 import threading
 import time
@@ -81,6 +82,7 @@ def _of_interest(record: logging.LogRecord) -> bool:
     return record.levelno >= logging.WARNING or record.name != "root" or "py4j" not in record.pathname
 
 
+_DIGITS = re.compile(r"\d+")
 #: Fields that say what an event is about: two sinks that are down are two messages.
 _SUBJECTS = ("sink", "topic", "client", "path")
 
@@ -91,10 +93,11 @@ class Limited:
     Made by `limited`. Safe to use from any thread.
     """
 
-    __slots__ = ("_logger", "_seconds")
+    __slots__ = ("_about", "_logger", "_seconds")
 
-    def __init__(self, logger: Any, seconds: float) -> None:
-        """Keep the logger and the interval."""
+    def __init__(self, logger: Any, seconds: float, about: object) -> None:
+        """Keep the logger, the interval, and what its events are about."""
+        self._about = about
         self._logger = logger
         self._seconds = seconds
 
@@ -115,7 +118,7 @@ class Limited:
         self._log("error", event, details)
 
     def _log(self, method: str, event: str, details: dict[str, object]) -> None:
-        about = (event, *[details[name] for name in _SUBJECTS if name in details])
+        about = (event, self._about, *[details[name] for name in _SUBJECTS if name in details])
         left_out = _LIMITS.passes(repr(about), self._seconds)
         if left_out is None:
             return
@@ -124,19 +127,30 @@ class Limited:
         getattr(self._logger, method)(event, **details)
 
 
-def limited(logger: Any, seconds: float) -> Limited:
+def limited(logger: Any, seconds: float, *, about: object = None) -> Limited:
     """Return a view of a logger that passes each event once per `seconds` in this process.
 
-    Events are told apart by their text and by what they are about (the fields sink, topic, client and path).
+    Events are told apart by their text and by what they are about: `about`, and the fields sink, topic, client, path.
 
     Args:
         logger: A structlog logger.
         seconds: The interval; a line after it says with `left_out` how many were not written.
+        about: What else tells events of one text apart; not written.
 
     Example:
         >>> limited(structlog.get_logger(), 10.0).warning("the broker is down")  # doctest: +SKIP
     """
-    return Limited(logger, seconds)
+    return Limited(logger, seconds, about)
+
+
+def kind_of(text: str | None) -> str:
+    """Return what texts have in common that differ in numbers only: equal failures, of different messages.
+
+    Example:
+        >>> kind_of("line 17: no field 3") == kind_of("line 4711: no field 8")
+        True
+    """
+    return _DIGITS.sub("#", (text or "")[:200])
 
 
 class _Limits:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -38,3 +39,17 @@ class SourceMessage(msgspec.Struct, dict=False):
     def size_bytes(self) -> int:
         """The bytes of key and value together."""
         return (len(self.key) if self.key else 0) + (len(self.value) if self.value else 0)
+
+
+def place_of(messages: Sequence[SourceMessage]) -> tuple[str, str]:
+    """Return the partition of messages, which is that of all of them, and which they are, for people.
+
+    Example:
+        >>> place_of([SourceMessage("t", 3, 17), SourceMessage("t", 3, 20)])
+        ('t/3', 'messages 17 to 20')
+    """
+    if not messages:
+        return "", ""
+    first, last = messages[0], messages[-1]
+    which = f"message {first.offset}" if len(messages) == 1 else f"messages {first.offset} to {last.offset}"
+    return f"{first.topic}/{first.partition}", which

@@ -12,20 +12,39 @@ import asyncio
 import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import confluent_kafka as ck
 import structlog
 
 from tidemill.config.settings import KafkaSettings
-from tidemill.core.errors import ConfigError
-from tidemill.runtime.kafka_client import LibraryLog, client_config, scrubbed
+from tidemill.core.errors import ConfigError, InvariantError, said
+from tidemill.runtime.kafka_client import CALL_SECONDS, LibraryLog, client_config, reason, scrubbed
 from tidemill.runtime.log import limited
 
 log = structlog.get_logger(__name__)
 
-#: (key, value); None as value is a tombstone.
-Record = tuple[bytes | None, bytes | None]
+
+class FullRecord(NamedTuple):
+    """A record with more than key and value.
+
+    Attributes:
+        key: Its key.
+        value: None is a tombstone.
+        headers: In order.
+        partition: -1: the one that the key chooses.
+        timestamp: In milliseconds since the epoch; 0: when it is sent.
+    """
+
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes | None]] = ()
+    partition: int = -1
+    timestamp: int = 0
+
+
+#: (key, value), None as value being a tombstone; or all of it.
+Record = tuple[bytes | None, bytes | None] | FullRecord
 Outcomes = list[ck.KafkaError | None]
 
 POLL_SECONDS = 0.25
@@ -73,8 +92,15 @@ def too_large(error: ck.KafkaError) -> bool:
     return error.code() in (ck.KafkaError.MSG_SIZE_TOO_LARGE, ck.KafkaError.RECORD_LIST_TOO_LARGE)
 
 
-def worth_retrying(error: ck.KafkaError) -> bool:
-    """Tell whether the same record may be taken later: always, unless it is itself what is wrong."""
+def worth_retrying(error: ck.KafkaError, partition: int = -1) -> bool:
+    """Tell whether the same record may be taken later: always, unless it is itself what is wrong.
+
+    Args:
+        error: Why it was not taken.
+        partition: The one that the record names, -1 if it names none: one that is not there is its own fault.
+    """
+    if partition >= 0 and error.code() == ck.KafkaError._UNKNOWN_PARTITION:
+        return False
     return error.code() not in _HOPELESS
 
 
@@ -115,7 +141,7 @@ class LoopProducer:
         self._fatal: str | None = None
         self._closing = False
         self._flush_seconds = 0.0
-        self._thread = threading.Thread(target=self._poll, name=f"tidemill-producer {what}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"tidemill-producer {what}", daemon=True)
         #: What the client complained about last, until a record is confirmed.
         self.trouble: str | None = None
 
@@ -146,9 +172,16 @@ class LoopProducer:
             return round_.future
         accepted = 0
         produce, report = self._producer.produce, self._report
-        for index, (key, value) in enumerate(records):
+        for index, record in enumerate(records):
             try:
-                produce(topic, value, key, on_delivery=partial(report, round_, index))
+                if len(record) == 2:
+                    produce(topic, record[1], record[0], on_delivery=partial(report, round_, index))
+                else:
+                    key, value, headers, partition, timestamp = record
+                    produce(
+                        topic, value, key, partition, on_delivery=partial(report, round_, index), timestamp=timestamp,
+                        headers=list(headers),
+                    )  # fmt: skip
                 accepted += 1
             except ck.KafkaException as error:
                 round_.outcomes[index] = self._refused(error.args[0])
@@ -160,6 +193,15 @@ class LoopProducer:
         if round_.reported == accepted:
             self._loop.call_soon(self._end, (round_,))
         return round_.future
+
+    async def partition_count(self, topic: str) -> int | None:
+        """Ask the brokers how many partitions a topic has, and let the client know of new ones; None: no answer."""
+        try:
+            found = await asyncio.to_thread(self._producer.list_topics, topic, CALL_SECONDS)
+        except ck.KafkaException as error:
+            log.debug("no answer about a topic", topic=topic, error=scrubbed(reason(error), self._config))
+            return None
+        return len(found.topics[topic].partitions) or None
 
     def _refused(self, error: ck.KafkaError) -> ck.KafkaError:
         if error.fatal() or error.code() == ck.KafkaError._FATAL:
@@ -189,6 +231,16 @@ class LoopProducer:
         self._rounds.clear()
 
     # -- the poll thread -------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._poll()
+        except Exception as error:
+            self._tell(self._failed, error)
+
+    def _failed(self, error: Exception) -> None:
+        """Raise in the loop, which an engine watches: no record would be confirmed any more."""
+        raise InvariantError(f"the thread of the Kafka producer of {self._what} ended: {said(error)}") from error
 
     def _poll(self) -> None:
         while not self._closing:

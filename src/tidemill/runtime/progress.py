@@ -18,6 +18,11 @@ class StopReason(enum.StrEnum):
     FAILED = "failed"
 
 
+def brake_name(slot: int) -> str:
+    """Return the name under which the brake of a slot's engine is in `stalled`."""
+    return f"brake of engine {slot}"
+
+
 class SinkStats(msgspec.Struct):
     """What happened at one sink of an engine.
 
@@ -62,9 +67,10 @@ class EngineProgress(msgspec.Struct):
         letters_dropped: Letters that were given up, by `dlq.on_send_failure: drop`.
         skipped: Failures and payloads that a hook chose to skip.
         warnings: Wrong but harmless things that handlers did (a task id twice, foreign offsets).
+        held: Messages that the brake holds.
         gap: Messages that the broker had deleted before they were read.
         committed: The next offset per "topic/partition", as committed by this engine.
-        lag: Messages behind what was fetched, per "topic/partition".
+        lag: Kafka's lag, the end minus what is committed, per "topic/partition"; what is not known yet is not in it.
         paused: Partitions held by backpressure.
         stalled: What waits for something outside, and why.
         partitions: The partitions owned now, as "topic/partition".
@@ -78,6 +84,8 @@ class EngineProgress(msgspec.Struct):
         cache_entries: Values in the cache's memory.
         loop_blocks: How often something held up the event loop for too long.
         sinks: What happened at each sink, by its place in the configuration ("sinks.kafka.out").
+        in_flight: Messages taken from the source that did not leave the pipeline yet.
+        uncommitted: At the end of a drain: finished messages whose commit failed; they will be reprocessed.
     """
 
     consumed: int = 0
@@ -92,6 +100,7 @@ class EngineProgress(msgspec.Struct):
     letters_dropped: int = 0
     skipped: int = 0
     warnings: int = 0
+    held: int = 0
     gap: int = 0
     committed: dict[str, int] = {}
     lag: dict[str, int] = {}
@@ -108,6 +117,8 @@ class EngineProgress(msgspec.Struct):
     cache_entries: int = 0
     loop_blocks: int = 0
     sinks: dict[str, SinkStats] = {}
+    in_flight: int = 0
+    uncommitted: int = 0
 
 
 class EngineSummary(msgspec.Struct):

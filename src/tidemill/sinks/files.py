@@ -1,8 +1,10 @@
-"""Files as a sink: JSON lines appended below one folder, by several processes to the same file if need be.
+"""Files as a sink: JSON lines appended below one folder, by several processes to the same file if need be, or whole
+files written beside and renamed.
 
 Each file gets the lines of a batch in one write under an exclusive lock. Invariants: no line is mixed with another
 or torn; half a line that a crash left is cut off before anything is appended; a batch that could not be written
-whole leaves nothing behind; nothing outside the base path is ever opened. Writing happens on the sink's own thread.
+whole leaves nothing behind; a file that is replaced is the old one or the new one to every reader; nothing outside the
+base path is ever opened (`sinks.beneath`); no lock outlives its write. Writing happens on the sink's own thread.
 """
 
 from __future__ import annotations
@@ -14,18 +16,20 @@ import errno
 import fcntl
 import os
 import posixpath
-import stat
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import msgspec
 import structlog
 
 from tidemill.config.settings import FilesystemSinkSettings
-from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.sinks.base import Encoded, Refusal, Sink, to_json
+from tidemill.core.errors import ConfigError, RemoteError, WrongPlaceError
+from tidemill.sinks import replacing
+from tidemill.sinks.base import Encoded, Refusal, Sink, shortened, to_json
+from tidemill.sinks.beneath import Base, OutsideError, sync_folder
 from tidemill.sinks.payloads import FilePayload
 
 log = structlog.get_logger(__name__)
@@ -34,6 +38,8 @@ log = structlog.get_logger(__name__)
 MAX_OPEN_FILES = 64
 #: Paths whose form was checked; forgotten together when there are too many.
 MAX_KNOWN_PATHS = 10_000
+#: The kernel takes no longer ones.
+MAX_PATH_BYTES = 4095
 #: How long another process may hold a file before its lines are tried again later.
 LOCK_SECONDS = 10.0
 _TAIL_BYTES = 64 * 1024
@@ -42,6 +48,24 @@ _NAME_ERRORS = frozenset(
 )
 #: Not the fault of one file: no other one can be written either.
 _HOST_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE})
+
+
+class _Writing(msgspec.Struct):
+    """What a batch has for one file: perhaps a content that replaces it, and lines behind that.
+
+    Attributes:
+        content: The new content; None: the file is appended to.
+        lines: The lines.
+    """
+
+    content: bytes | None = None
+    lines: list[bytes] = []
+
+
+class _Content(msgspec.Struct, frozen=True, gc=False):
+    """The content of a whole file."""
+
+    data: bytes
 
 
 class FilesystemSink(Sink):
@@ -64,9 +88,11 @@ class FilesystemSink(Sink):
         self._given = settings.base_path
         self._fsync = settings.fsync
         self._lock_seconds = lock_seconds
-        self._base = ""
-        self._known: dict[str, str] = {}
-        self._open: OrderedDict[str, int] = OrderedDict()
+        self._root = b""
+        self._base: Base | None = None
+        self._known: dict[str, bytes] = {}
+        self._open: OrderedDict[bytes, int] = OrderedDict()
+        self._cleaned: set[tuple[int, int]] = set()
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
 
     async def connect(self) -> None:
@@ -87,51 +113,71 @@ class FilesystemSink(Sink):
             raise ConfigError(f"{self._what}: base_path {self._given!r} cannot be created: {error.strerror}") from error
         if not os.access(self._given, os.W_OK | os.X_OK):
             raise ConfigError(f"{self._what}: base_path {self._given!r} cannot be written; check its permissions")
-        self._base = os.path.realpath(self._given)
+        self._root = os.fsencode(os.path.realpath(self._given))
 
     def encode(self, payload: FilePayload) -> Encoded:
-        """Return the line, without its end, for the checked path.
+        """Return the line, without its end, or the content, for the checked path.
 
         Raises:
-            ValueError: The path leaves the base path, or the data has a line break of its own.
+            ValueError: The path leaves the base path, the data has a line break of its own, or the operation is not
+                known.
         """
         path = self._known.get(payload.path) or self._checked(payload.path)
+        if payload.op == "replace":
+            text = payload.data.encode() if isinstance(payload.data, str) else to_json(payload.data)
+            return Encoded(path, _Content(text), len(text))
+        if payload.op != "append":
+            raise ValueError(f"op {payload.op!r:.50} is not known; there is append, replace")
         line = to_json(payload.data)
         # Only bytes and a model's own dump can have one; JSON escapes it.
         if b"\n" in line:
-            raise ValueError(f"{path}: data given as bytes has a line break, so it is not one line")
+            raise ValueError(
+                f"{_shown(path)}: data given as bytes has a line break, so it is not one line; "
+                "op='replace' writes a whole file"
+            )
         return Encoded(path, line, len(line) + 1)
 
-    def _checked(self, path: str) -> str:
+    def _checked(self, path: Any) -> bytes:
         """Return a path in its normal form, judged by its text alone; links are looked at when it is opened."""
         if not isinstance(path, str) or not path or "\0" in path or path.endswith("/"):
-            raise ValueError(f"path {path!r} is no name of a file")
+            raise ValueError(f"path {shortened(repr(path))} is no name of a file")
         if path.startswith("/") or ".." in path.split("/"):
-            raise ValueError(f"path {path!r} is not below the base path; use a relative one without '..'")
-        normal = posixpath.normpath(path)
-        if normal == ".":
-            raise ValueError(f"path {path!r} is no name of a file")
+            raise ValueError(
+                f"path {shortened(repr(path))} is not below the base path; use a relative one without '..'"
+            )
+        # Names that are no UTF-8 come from the file system with their bytes escaped, and go back as they were.
+        normal = posixpath.normpath(path).encode("utf-8", "surrogateescape")
+        name = posixpath.basename(normal)
+        if normal == b"." or name.startswith(replacing.BESIDE.encode()):
+            raise ValueError(f"path {shortened(repr(path))} is no name of a file")
+        if len(normal) > MAX_PATH_BYTES:
+            raise ValueError(f"path {shortened(repr(path))} has {len(normal)} bytes, more than {MAX_PATH_BYTES}")
         if len(self._known) >= MAX_KNOWN_PATHS:
             self._known.clear()
         self._known[path] = normal
         return normal
 
     async def send(self, batch: Sequence[Encoded]) -> Sequence[Refusal | None]:
-        """Append; the lines of one file are taken or refused together.
+        """Write; what a batch has for one file is taken or refused together.
 
         Raises:
+            WrongPlaceError: The base path is not a folder any more.
             RemoteError: No file could be written, and that was none of theirs' fault.
         """
         if self._thread is None:
             raise ConfigError(f"{self._what} is not connected")
-        lines: dict[str, list[bytes]] = {}
+        files: dict[bytes, _Writing] = {}
         for item in batch:
-            path = item.key
-            if path in lines:
-                lines[path].append(item.body)
+            writing = files.get(item.key)
+            if writing is None:
+                writing = files[item.key] = _Writing()
+            if isinstance(item.body, _Content):
+                # Nobody has to see what it replaces at once.
+                writing.content = item.body.data
+                writing.lines.clear()
             else:
-                lines[path] = [item.body]
-        refusals = await asyncio.get_running_loop().run_in_executor(self._thread, self._append_all, lines)
+                writing.lines.append(item.body)
+        refusals = await asyncio.get_running_loop().run_in_executor(self._thread, self._write_all, files)
         if not refusals:
             return [None] * len(batch)
         return [refusals.get(item.key) for item in batch]
@@ -145,29 +191,65 @@ class FilesystemSink(Sink):
 
     # -- the sink's thread ------------------------------------------------------------------------------------
 
-    def _append_all(self, lines: dict[str, list[bytes]]) -> dict[str, Refusal]:
-        refusals: dict[str, Refusal] = {}
+    def _write_all(self, files: dict[bytes, _Writing]) -> dict[bytes, Refusal]:
+        refusals: dict[bytes, Refusal] = {}
         host_errors = 0
-        for path, of_path in lines.items():
-            data = b"\n".join(of_path) + b"\n"
+        base = self._base_now()
+        for path, writing in files.items():
             try:
-                self._append(path, data)
-            except _OutsideError as error:
+                self._write(base, path, writing)
+            except OutsideError as error:
                 refusals[path] = Refusal(str(error), retryable=False)
             except OSError as error:
-                text = f"{path}: {error.strerror or error}"
+                text = f"{_shown(path)}: {error.strerror or error}"
                 refusals[path] = Refusal(text, retryable=error.errno not in _NAME_ERRORS)
                 host_errors += error.errno in _HOST_ERRORS
-        if host_errors == len(lines):
+        if host_errors == len(files):
             raise RemoteError(f"{self._what}: {text}")
         return refusals
 
-    def _append(self, path: str, data: bytes) -> None:
-        descriptor = self._locked(path)
+    def _base_now(self) -> Base:
+        """Return the base folder, opened again if another one is there now.
+
+        Raises:
+            WrongPlaceError: There is none.
+        """
+        try:
+            if self._base is None or not self._base.is_there():
+                self._close_all()
+                self._base = Base(self._root)
+        except OSError as error:
+            self._close_all()
+            raise WrongPlaceError(
+                f"{self._what}: base_path {self._given!r} is not a folder any more ({error.strerror}); "
+                "nothing is written until it is one again"
+            ) from None
+        return self._base
+
+    def _write(self, base: Base, path: bytes, writing: _Writing) -> None:
+        if writing.content is not None:
+            with base.parent_of(path, fsync=self._fsync) as (folder, name):
+                self._remove_left_over(folder, path)
+                replacing.replace(folder, name, writing.content, fsync=self._fsync)
+        if writing.lines:
+            self._append(base, path, b"\n".join(writing.lines) + b"\n")
+
+    def _remove_left_over(self, folder: int, path: bytes) -> None:
+        """Look once into each folder for what a killed process left."""
+        status = os.fstat(folder)
+        if (status.st_dev, status.st_ino) not in self._cleaned:
+            if len(self._cleaned) >= MAX_KNOWN_PATHS:
+                self._cleaned.clear()
+            self._cleaned.add((status.st_dev, status.st_ino))
+            if removed := replacing.remove_left_over(folder):
+                log.warning("removed files that a killed process left half written", path=_shown(path), files=removed)
+
+    def _append(self, base: Base, path: bytes, data: bytes) -> None:
+        descriptor = self._locked(base, path)
         try:
             start = self._repaired(descriptor, path)
             try:
-                _write_whole(descriptor, data)
+                replacing.write_whole(descriptor, data)
                 if self._fsync:
                     os.fsync(descriptor)
             except OSError:
@@ -178,43 +260,47 @@ class FilesystemSink(Sink):
         finally:
             fcntl.flock(descriptor, fcntl.LOCK_UN)
 
-    def _locked(self, path: str) -> int:
+    def _locked(self, base: Base, path: bytes) -> int:
         """Return the descriptor of the file that has this path now, exclusively locked."""
         deadline = time.monotonic() + self._lock_seconds
         while True:
             descriptor = self._open.get(path)
             if descriptor is None:
-                descriptor = self._opened(path)
+                descriptor = self._opened(base, path)
             else:
                 self._open.move_to_end(path)
             _lock(descriptor, deadline)
             # The file may have been renamed or removed (log rotation) before the lock was ours.
-            if _same_file(descriptor, posixpath.join(self._base, path)):
+            same = False
+            try:
+                same = _same_file(descriptor, posixpath.join(self._root, path))
+            finally:
+                if not same:
+                    # Closing lets go of the lock, whatever became of the file.
+                    del self._open[path]
+                    os.close(descriptor)
+            if same:
                 return descriptor
-            del self._open[path]
-            os.close(descriptor)
             if time.monotonic() > deadline:
                 raise TimeoutError(errno.ETIMEDOUT, "the file is replaced all the time")
 
-    def _opened(self, path: str) -> int:
-        real = os.path.realpath(posixpath.join(self._base, path))
-        if not real.startswith(self._base.rstrip("/") + "/"):
-            raise _OutsideError(f"path {path!r} leads out of the base path by a link")
-        parent = posixpath.dirname(real)
-        Path(parent).mkdir(parents=True, exist_ok=True)
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        descriptor = os.open(real, flags, 0o644)
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise OSError(errno.EINVAL, "is no regular file")
-        if self._fsync:
-            _fsync_folder(parent)
+    def _opened(self, base: Base, path: bytes) -> int:
+        with base.parent_of(path, fsync=self._fsync) as (folder, name):
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            descriptor = os.open(name, flags, 0o644, dir_fd=folder)
+            try:
+                replacing.check_regular(os.fstat(descriptor))
+                if self._fsync:
+                    sync_folder(folder)
+            except OSError:
+                os.close(descriptor)
+                raise
         self._open[path] = descriptor
         if len(self._open) > MAX_OPEN_FILES:
             os.close(self._open.popitem(last=False)[1])
         return descriptor
 
-    def _repaired(self, descriptor: int, path: str) -> int:
+    def _repaired(self, descriptor: int, path: bytes) -> int:
         """Cut a torn last line off; return the file's size."""
         size = os.fstat(descriptor).st_size
         if size == 0 or os.pread(descriptor, 1, size - 1) == b"\n":
@@ -228,16 +314,19 @@ class FilesystemSink(Sink):
                 break
             end = begin
         os.ftruncate(descriptor, end)
-        log.warning("half a line at the end of a file was cut off", path=path, size_bytes=size - end)
+        log.warning("half a line at the end of a file was cut off", path=_shown(path), size_bytes=size - end)
         return end
 
     def _close_all(self) -> None:
         while self._open:
             os.close(self._open.popitem()[1])
+        base, self._base = self._base, None
+        if base is not None:
+            base.close()
 
 
-class _OutsideError(Exception):
-    """A path leads out of the base path."""
+def _shown(path: bytes) -> str:
+    return path.decode("utf-8", "backslashreplace")
 
 
 def _lock(descriptor: int, deadline: float) -> None:
@@ -255,27 +344,10 @@ def _lock(descriptor: int, deadline: float) -> None:
             return
 
 
-def _same_file(descriptor: int, path: str) -> bool:
+def _same_file(descriptor: int, path: bytes) -> bool:
     try:
         there = os.stat(path)  # noqa: PTH116 - once per batch and file
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     here = os.fstat(descriptor)
     return (there.st_ino, there.st_dev) == (here.st_ino, here.st_dev)
-
-
-def _write_whole(descriptor: int, data: bytes) -> None:
-    """Write everything: the kernel may take a part only, when the disk is nearly full."""
-    written = os.write(descriptor, data)
-    if written < len(data):
-        view = memoryview(data)
-        while written < len(data):
-            written += os.write(descriptor, view[written:])
-
-
-def _fsync_folder(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,4 +1,4 @@
-"""HTTP as a sink: one request with a JSON body per payload, over connections that are kept.
+"""HTTP as a sink: one request per payload, over connections that are kept.
 
 A request that may pass is sent again here a few times, because only here a `Retry-After` is heard; then the delivery's
 own back-off takes over. Invariants: all requests of a payload carry the same idempotency key; with a concurrency of 1
@@ -22,10 +22,11 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
-from tidemill.config.redaction import redact_text, url_secrets, without
+from tidemill.config.redaction import PUBLIC_HEADERS, redact_text, url_secrets, without
 from tidemill.config.sink_settings import HttpSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError, said
-from tidemill.core.http_delivery import Verdict, judge, retry_after_seconds
+from tidemill.core.http_delivery import Verdict, answer_text, judge, retry_after_seconds
+from tidemill.core.http_request import address, form, request_headers
 from tidemill.core.retry import Backoff, GiveUp, decide
 from tidemill.sinks.base import CHECK, WAITS, Encoded, Refusal, Sink, closed_in, shortened, to_json
 from tidemill.sinks.payloads import HttpPayload
@@ -36,6 +37,10 @@ CLOSE_SECONDS = 5.0
 MAX_PAUSE_SECONDS = 60.0
 #: Of an answer so much is read, so that its connection can be used again; a longer one ends it.
 MAX_ANSWER_BYTES = 256 * 1024
+#: Of an answer's text so much is told.
+SHOWN_CHARACTERS = 300
+METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+BODIES = ("json", "form")
 #: Requests in a row in one batch, per connection.
 ROUNDS = 4
 BACKOFF = Backoff(0.1, 2.0)
@@ -63,6 +68,22 @@ class _Outcome(msgspec.Struct, frozen=True):
 _DELIVERED = _Outcome(Verdict.DELIVERED)
 
 
+class _Request(msgspec.Struct, frozen=True, gc=False):
+    """A payload's request.
+
+    Attributes:
+        method: In capitals.
+        url: Where to; None: the sink's.
+        headers: All but the sink's own.
+        content: The body, None without one.
+    """
+
+    method: str
+    url: str | None
+    headers: dict[str, str]
+    content: bytes | None
+
+
 class HttpSink(Sink):
     """One `sinks.http.<name>`.
 
@@ -84,6 +105,10 @@ class HttpSink(Sink):
         # A path or a query can be a secret of its own: messages say where, not more.
         self._where = f"{parts.scheme}://{self._address[0]}:{self._address[1]}"
         self._secrets = url_secrets(settings.url) | {value for value in settings.headers.values() if len(value) > 5}
+        self._secrets |= {part for part in (parts.path, parts.query) if len(part) > 5}
+        self._url = httpx.URL()
+        self._headers = {name.lower(): value for name, value in settings.headers.items()}
+        self._content_type = self._headers.pop("content-type", "application/json")
         # The order of payloads is that of one key for all.
         self._order = name if settings.concurrency == 1 else None
         self.max_batch_count = ROUNDS * settings.concurrency
@@ -105,7 +130,8 @@ class HttpSink(Sink):
         settings = self._settings
         try:
             self._client = httpx.AsyncClient(
-                headers={"content-type": "application/json", **{k.lower(): v for k, v in settings.headers.items()}},
+                # Of answers only the start is read, and that as text.
+                headers={"accept-encoding": "identity", **self._headers},
                 timeout=settings.timeout_seconds,
                 # Reading all certificates of the system takes long.
                 verify=await asyncio.to_thread(ssl.create_default_context) if self._secure else False,
@@ -113,7 +139,8 @@ class HttpSink(Sink):
                     max_connections=settings.concurrency, max_keepalive_connections=settings.concurrency
                 ),
             )
-            self._client.build_request(settings.method, settings.url)
+            self._url = self._client.build_request(settings.method, settings.url).url
+            _ = httpx.Headers({"content-type": self._content_type})
         except (httpx.InvalidURL, ValueError) as error:
             raise ConfigError(f"{self.place}: {self._where}: {self._text(error)}; correct url or headers") from None
         if not _behind_proxy(self._where, self._address[0]):
@@ -135,12 +162,13 @@ class HttpSink(Sink):
         return without(said(error), self._secrets)
 
     def encode(self, payload: HttpPayload) -> Encoded:
-        """Return the body and its idempotency key.
+        """Return the request.
 
         Raises:
-            TypeError: `data` has no JSON form.
-            ValueError: The idempotency key cannot be in a header.
+            TypeError: `data` has no JSON form, or a field has a value of the wrong type.
+            ValueError: A field has a value that a request cannot have, or would lead out of the sink's URL.
         """
+        settings = self._settings
         key = payload.idempotency_key
         if not key:
             key = uuid.uuid4().hex
@@ -151,8 +179,36 @@ class HttpSink(Sink):
                 "idempotency_key is too long, or has characters that a header cannot have: use letters, digits and - "
                 f"only, {MAX_KEY_CHARACTERS} of them at most"
             )
-        body = to_json(payload.data)
-        return Encoded(self._order, (key, body), len(body))
+        method, content, content_type = self._body(payload)
+        headers = {settings.idempotency_header: key}
+        if content is not None:
+            headers["content-type"] = content_type
+        if payload.headers is not None:
+            headers |= request_headers(payload.headers, settings.idempotency_header)
+        url = None
+        if payload.path != "" or payload.query is not None:
+            url = address(settings.url, payload.path, payload.query)
+        size = len(content or b"") + sum(len(name) + len(value) for name, value in headers.items()) + len(url or "")
+        return Encoded(self._order, _Request(method, url, headers, content), size)
+
+    def _body(self, payload: HttpPayload) -> tuple[str, bytes | None, str]:
+        """Return the method, the body and its type."""
+        method = payload.method.upper() if isinstance(payload.method, str) else payload.method
+        method = method or self._settings.method
+        if method not in METHODS:
+            raise ValueError(f"method {shortened(repr(method), 60)} is not known; there is {', '.join(METHODS)}")
+        if payload.body not in BODIES:
+            raise ValueError(f"body {shortened(repr(payload.body), 60)} is not known; there is {', '.join(BODIES)}")
+        data = payload.data
+        if data is None and method in ("GET", "DELETE"):
+            return method, None, ""
+        if method == "GET":
+            raise ValueError("a GET has no body: give query instead of data")
+        if payload.body == "json":
+            return method, to_json(data), self._content_type
+        dump = getattr(data, "model_dump", None)
+        content = data if isinstance(data, bytes) else form(data if dump is None else dump(mode="json"))
+        return method, content, "application/x-www-form-urlencoded"
 
     # -- sending ------------------------------------------------------------------------------------------------
 
@@ -192,7 +248,7 @@ class HttpSink(Sink):
             # It may be put off while it is waited for.
             while (pause := self._not_before - time.monotonic()) > 0:  # noqa: ASYNC110
                 await asyncio.sleep(pause)
-            outcome = await self._request(*item.body)
+            outcome = await self._request(item.body, again=attempt > 1)
             if outcome.verdict in (Verdict.DELIVERED, Verdict.REFUSED):
                 return outcome
             # All of them wait: the server asked to be left alone, not to be sent something else.
@@ -208,12 +264,12 @@ class HttpSink(Sink):
                 return outcome
             await asyncio.sleep(max(decision.delay_seconds, outcome.pause_seconds))
 
-    async def _request(self, key: str, body: bytes) -> _Outcome:
+    async def _request(self, wanted: _Request, *, again: bool) -> _Outcome:
         client, settings = self._client, self._settings
         if client is None:
             raise RemoteError(f"{self.place} is not connected")
         request = client.build_request(
-            settings.method, settings.url, content=body, headers={settings.idempotency_header: key}
+            wanted.method, wanted.url or self._url, content=wanted.content, headers=wanted.headers
         )
         try:
             # The client's own times are per step: a server that sends a byte now and then would hold it for ever.
@@ -226,22 +282,37 @@ class HttpSink(Sink):
         except TimeoutError:
             text = f"{self._where}: no answer within {settings.timeout_seconds:g} s"
             return _Outcome(Verdict.OVERLOADED, text)
+        except httpx.LocalProtocolError as error:
+            # Nothing was sent, and the same will never be.
+            return _Outcome(Verdict.REFUSED, f"{self._where}: {self._text(error)}")
         except (httpx.TransportError, httpx.StreamError, OSError) as error:
             return _Outcome(Verdict.OVERLOADED, f"{self._where}: {self._text(error)}")
-        return self._judged(answer, content)
+        return self._judged(wanted, answer, content, again=again)
 
-    def _judged(self, answer: httpx.Response, content: bytes) -> _Outcome:
-        verdict = judge(answer.status_code)
+    def _judged(self, wanted: _Request, answer: httpx.Response, content: bytes, *, again: bool) -> _Outcome:
+        verdict = judge(answer.status_code, deleting=wanted.method == "DELETE", again=again)
         if verdict is Verdict.DELIVERED:
             return _DELIVERED
-        body = shortened(without(content[:1_000].decode(errors="replace").strip(), self._secrets))
-        text = f"{self._where} answered {answer.status_code} {answer.reason_phrase}{': ' if body else ''}{body}"
+        headers = answer.headers
+        body = answer_text(content, headers.get("content-type"), headers.get("content-encoding"))
+        # Masked first: what is cut through could not be found.
+        body = shortened(without(body, self._secrets_of(wanted)), SHOWN_CHARACTERS)
+        reason = shortened(answer_text(answer.reason_phrase.encode()), 60)
+        text = f"{self._where} answered {answer.status_code} {reason}{': ' if body else ''}{body}"
         if answer.is_redirect:
             text = f"{self._where} redirects ({answer.status_code}), which is not followed; correct url"
+            text += f" (it says: {body})" if body else ""
+        text = without(text, self._secrets)
         pause_seconds = retry_after_seconds(
             answer.headers.get("retry-after"), answer.headers.get("date"), time.time(), MAX_PAUSE_SECONDS
         )
         return _Outcome(verdict, redact_text(text), pause_seconds, answer.status_code == 413)
+
+    def _secrets_of(self, wanted: _Request) -> set[str]:
+        """Return what an answer may repeat of a request and no message may."""
+        public = PUBLIC_HEADERS | {self._settings.idempotency_header}
+        given = {value for name, value in wanted.headers.items() if name not in public and len(value) > 5}
+        return given | self._secrets | (url_secrets(wanted.url) if wanted.url is not None else set())
 
     async def close(self) -> None:
         """Disconnect."""

@@ -7,7 +7,7 @@ takes others down with it, although brokers refuse the whole batch it travelled 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence, Set
+from collections.abc import Hashable, Sequence, Set
 from typing import ClassVar
 
 import confluent_kafka as ck
@@ -16,6 +16,7 @@ from tidemill.config.settings import KafkaSettings, KafkaSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.kafka_client import FRESH_TOPIC_SECONDS, TopicAdmin, client_config, scrubbed
 from tidemill.runtime.producer import (
+    FullRecord,
     LoopProducer,
     Outcomes,
     Record,
@@ -24,6 +25,7 @@ from tidemill.runtime.producer import (
     worth_retrying,
 )
 from tidemill.sinks.base import WAITS, Encoded, Refusal, Sink, to_json
+from tidemill.sinks.kafka_records import record_bytes, record_headers, record_partition, record_timestamp
 from tidemill.sinks.payloads import KafkaPayload
 
 
@@ -95,16 +97,22 @@ class KafkaSink(Sink):
         return limit
 
     def encode(self, payload: KafkaPayload) -> Encoded:
-        """Return key and value as bytes."""
-        key: bytes | None
-        if payload.key is None or isinstance(payload.key, bytes):
-            key = payload.key
-        elif isinstance(payload.key, str):
-            key = payload.key.encode()
-        else:
-            raise TypeError(f"the key of a KafkaPayload is bytes, str or None, not {type(payload.key).__name__}")
+        """Return the record.
+
+        Raises:
+            TypeError: A field has a value of the wrong type.
+            ValueError: A field has a value that a record cannot have.
+        """
+        key = record_bytes("key", payload.key)
         value = None if payload.data is None else to_json(payload.data)
-        return Encoded(key, (key, value), (len(key) if key else 0) + (len(value) if value else 0))
+        size = (len(key) if key else 0) + (len(value) if value else 0)
+        if payload.headers == () and payload.partition is None and payload.timestamp is None:
+            return Encoded(key, (key, value), size)
+        headers, partition = record_headers(payload.headers), record_partition(payload.partition)
+        size += sum(len(name) + len(content or b"") for name, content in headers)
+        # A record without a key that names its partition stays in order with the others that name it.
+        order = partition if key is None and partition >= 0 else key
+        return Encoded(order, FullRecord(key, value, headers, partition, record_timestamp(payload.timestamp)), size)
 
     async def send(self, batch: Sequence[Encoded]) -> Sequence[Refusal | None]:
         """Produce, and wait for every confirmation.
@@ -113,14 +121,21 @@ class KafkaSink(Sink):
             RemoteError: Nothing of the batch came through, and that was not the payloads' fault.
         """
         outcomes = await self._produced([item.body for item in batch])
+        await self._look_for_partitions(batch, outcomes)
         # Not `count(None)`: a KafkaError raises when it is compared with None.
         if all(error is None for error in outcomes):
             return outcomes  # type: ignore[return-value]  # a list of None
-        waiting = await self._resent_alone(batch, outcomes)
+        waiting = await self._resent(batch, outcomes)
         first = outcomes[0]
-        if not waiting and first is not None and all(error is not None and worth_retrying(error) for error in outcomes):
+        passing = (
+            error is not None and worth_retrying(error, _named(item))
+            for item, error in zip(batch, outcomes, strict=True)
+        )
+        if not waiting and first is not None and all(passing):
             raise RemoteError(self._text(first))
-        answers = [None if error is None else self._refusal(error) for error in outcomes]
+        answers = [
+            None if error is None else self._refusal(item, error) for item, error in zip(batch, outcomes, strict=True)
+        ]
         return [WAITS if index in waiting else answer for index, answer in enumerate(answers)]
 
     async def _produced(self, records: Sequence[Record]) -> Outcomes:
@@ -128,30 +143,56 @@ class KafkaSink(Sink):
             raise RemoteError(f"{self._what} is not connected")
         return await self._producer.send(self.topic, records)
 
-    async def _resent_alone(self, batch: Sequence[Encoded], outcomes: Outcomes) -> Set[int]:
-        """Send each record again that was refused with its whole batch: only alone it is its own fault.
+    async def _resent(self, batch: Sequence[Encoded], outcomes: Outcomes) -> Set[int]:
+        """Send what was refused with its whole batch again: only alone a record is its own fault, unless brokers tell.
 
         Returns:
             Those that were not, since one before them with their key is refused.
         """
         waiting: set[int] = set()
-        refused = [index for index, error in enumerate(outcomes) if error is not None]
-        suspects = {index for index in refused if not worth_retrying(outcomes[index])}  # type: ignore[arg-type]
-        if len(suspects) < 2:
+        refused = [(index, error) for index, error in enumerate(outcomes) if error is not None]
+        innocent = {index for index, error in refused if error.code() == ck.KafkaError._INVALID_DIFFERENT_RECORD}
+        suspects = {index for index, error in refused if not worth_retrying(error)}
+        if len(suspects) < 2 and not innocent:
             return waiting
-        held: set[bytes] = set()
-        for index in refused:
-            item = batch[index]
-            if index in suspects and item.key in held:
+        either = suspects | innocent
+        held: set[Hashable] = set()
+        together: list[int] = []
+        for index, _ in refused:
+            key = batch[index].key
+            if index in either and key in held:
                 waiting.add(index)
-                continue
-            if index in suspects:
-                outcomes[index] = (await self._produced([item.body]))[0]
-            if outcomes[index] is not None and item.key is not None:
-                held.add(item.key)
+            elif index in innocent:
+                together.append(index)
+            else:
+                if index in suspects and not innocent:
+                    outcomes[index] = (await self._produced([batch[index].body]))[0]
+                if outcomes[index] is not None and key is not None:
+                    held.add(key)
+        if together:
+            again = await self._produced([batch[index].body for index in together])
+            for index, outcome in zip(together, again, strict=True):
+                outcomes[index] = outcome
         return waiting
 
-    def _refusal(self, error: ck.KafkaError) -> Refusal:
+    async def _look_for_partitions(self, batch: Sequence[Encoded], outcomes: Outcomes) -> None:
+        """Send records again whose partition the client did not know, if the topic has it now."""
+        unknown = [
+            index
+            for index, error in enumerate(outcomes)
+            if error is not None and error.code() == ck.KafkaError._UNKNOWN_PARTITION and _named(batch[index]) >= 0
+        ]
+        if unknown and self._producer is not None:
+            count = await self._producer.partition_count(self.topic) or 0
+            there = [index for index in unknown if _named(batch[index]) < count]
+            if there:
+                again = await self._produced([batch[index].body for index in there])
+                for index, outcome in zip(there, again, strict=True):
+                    outcomes[index] = outcome
+
+    def _refusal(self, item: Encoded, error: ck.KafkaError) -> Refusal:
+        if error.code() == ck.KafkaError._UNKNOWN_PARTITION and _named(item) >= 0:
+            return Refusal(f"topic {self.topic} has no partition {_named(item)}", retryable=False)
         return Refusal(self._text(error), worth_retrying(error), too_large(error))
 
     def _text(self, error: ck.KafkaError) -> str:
@@ -163,3 +204,8 @@ class KafkaSink(Sink):
         """Disconnect; records without a confirmation are given up."""
         if self._producer is not None:
             await self._producer.close()
+
+
+def _named(item: Encoded) -> int:
+    """Return the partition that a record names, -1 if it names none."""
+    return item.body.partition if isinstance(item.body, FullRecord) else -1

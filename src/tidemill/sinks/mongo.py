@@ -1,4 +1,4 @@
-"""MongoDB as a sink: ordered bulk writes, one write to one document per payload.
+"""MongoDB as a sink: ordered bulk writes, one write per payload.
 
 Invariants: writes are carried out in order; a document that is refused is named, and only those after it are sent
 again; no filter finds any document whatever. Inserts have their `_id` before they are sent, so that one that is
@@ -25,6 +25,7 @@ from tidemill.config.redaction import redact, redact_text, url_secrets, without
 from tidemill.config.sink_settings import MongoSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError, said
 from tidemill.sinks.base import CHECK, Answers, Encoded, Refusal, Sink, closed_in, plain, shortened
+from tidemill.sinks.mongo_filter import finds_anything
 from tidemill.sinks.payloads import MongoPayload
 
 #: Finding a server may take this long, unless the URI says otherwise.
@@ -32,6 +33,10 @@ SELECTION_MILLISECONDS = 5_000
 CLOSE_SECONDS = 5.0
 #: The server takes no larger documents.
 MAX_DOCUMENT_BYTES = 16 * 1024 * 1024
+#: And no larger statements: filter and change together, and what the client puts around them.
+MAX_STATEMENT_BYTES = MAX_DOCUMENT_BYTES + 16 * 1024 - 1024
+#: Database and collection together, with the dot between them.
+MAX_NAMESPACE_BYTES = 255
 #: Names that were checked; forgotten together when there are too many.
 MAX_KNOWN_COLLECTIONS = 1_000
 _DUPLICATE = 11_000
@@ -43,11 +48,6 @@ _PASSING = frozenset(
     | {10058, 10107, 11600, 11601, 11602, 13388, 13435, 13436, 14031}
 )
 _SIMPLE = frozenset({str, int, bytes, bson.ObjectId})
-#: At the top of a filter: what excludes nothing for certain, since nobody knows what it says (`$expr`, `$where`), or
-#: since it excludes only what something else finds (`$nor`).
-_NO_CONDITIONS = frozenset(
-    {"$comment", "$nor", "$expr", "$where", "$jsonSchema", "$sampleRate", "$alwaysTrue", "$alwaysFalse"}
-)
 
 
 def _form(value: Any) -> Any:
@@ -75,7 +75,17 @@ _LENIENT: CodecOptions[Mapping[str, Any]] = CodecOptions(
     datetime_conversion=bson.codec_options.DatetimeConversion.DATETIME_MS
 )
 
-Write = pymongo.InsertOne[Any] | pymongo.UpdateOne | pymongo.DeleteOne
+Write = (
+    pymongo.InsertOne[Any]
+    | pymongo.UpdateOne
+    | pymongo.UpdateMany
+    | pymongo.ReplaceOne[Any]
+    | pymongo.DeleteOne
+    | pymongo.DeleteMany
+)
+#: What takes no data, the documents it finds being deleted.
+_DELETES = frozenset({"delete", "delete_many"})
+_OPERATIONS = ("insert", "upsert", "update", "update_many", "replace", "delete", "delete_many")
 
 
 class _Job(msgspec.Struct, frozen=True, gc=False):
@@ -98,8 +108,15 @@ class _Job(msgspec.Struct, frozen=True, gc=False):
         if self.operation == "insert":
             return pymongo.InsertOne(RawBSONDocument(self.body))
         found = RawBSONDocument(self.found)
-        if self.operation == "delete":
-            return pymongo.DeleteOne(found)
+        match self.operation:
+            case "delete":
+                return pymongo.DeleteOne(found)
+            case "delete_many":
+                return pymongo.DeleteMany(found)
+            case "replace":
+                return pymongo.ReplaceOne(found, RawBSONDocument(self.body), upsert=True)
+            case "update_many":
+                return pymongo.UpdateMany(found, RawBSONDocument(self.body))
         return pymongo.UpdateOne(found, RawBSONDocument(self.body), upsert=self.operation == "upsert")
 
     def identity(self) -> Mapping[str, Any]:
@@ -174,14 +191,14 @@ class MongoSink(Sink):
             ValueError: The parts of the payload do not fit each other, or the filter finds any document.
         """
         if payload.collection not in self._collections:
-            _check_collection(payload.collection)
+            _check_collection(payload.collection, self._settings.database)
             if len(self._collections) >= MAX_KNOWN_COLLECTIONS:
                 self._collections.clear()
             self._collections.add(payload.collection)
         if payload.op == "insert":
             return self._insert(payload)
-        if payload.op not in ("upsert", "update", "delete"):
-            raise ValueError(f"op {payload.op!r} is not known; there is insert, upsert, update, delete")
+        if payload.op not in _OPERATIONS:
+            raise ValueError(f"op {shortened(repr(payload.op))} is not known; there is {', '.join(_OPERATIONS)}")
         identity = payload.filter
         if not isinstance(identity, Mapping):
             raise TypeError(f"{payload.op} of {payload.collection} needs a filter: fields and what they have to be")
@@ -190,11 +207,15 @@ class MongoSink(Sink):
         if not _plainly_names(identity) and finds_anything(bson.decode(found, _LENIENT)):
             raise ValueError(f"{payload.op} of {payload.collection} needs a filter that does not find any document")
         key = _key(payload.collection, identity) or (payload.collection, found)
-        if payload.op == "delete":
+        if payload.op in _DELETES:
             if payload.data is not None:
-                raise ValueError("delete takes no data")
-            return Encoded(key, _Job(payload.collection, "delete", found, b""), len(found))
-        change = _change(plain(payload.data))
+                raise ValueError(f"{payload.op} takes no data")
+            return Encoded(key, _Job(payload.collection, payload.op, found, b""), len(found))
+        data = plain(payload.data)
+        change = _document(data) if payload.op == "replace" else _change(data)
+        if len(found) + len(change) > MAX_STATEMENT_BYTES:
+            size = len(found) + len(change)
+            raise ValueError(f"filter and data of {size} bytes are more than MongoDB takes ({MAX_STATEMENT_BYTES})")
         return Encoded(key, _Job(payload.collection, payload.op, found, change), len(found) + len(change))
 
     def _insert(self, payload: MongoPayload) -> Encoded:
@@ -314,64 +335,13 @@ def _plainly_names(criteria: Mapping[str, Any]) -> bool:
     return any(type(value) in _SIMPLE and not name.startswith("$") for name, value in criteria.items())
 
 
-def finds_anything(criteria: Mapping[str, Any]) -> bool:
-    """Tell whether a filter, as it is decoded from BSON, has no field condition that leaves documents out.
-
-    Example:
-        >>> [finds_anything(each) for each in ({}, {"$and": [{}]}, {"$or": [{}, {"a": 1}]}, {"a": 1})]
-        [True, True, True, False]
-    """
-    return not any(_excludes(name, part) for name, part in criteria.items())
-
-
-def _excludes(name: str, part: Any) -> bool:
-    if name in ("$and", "$or"):
-        each = [isinstance(one, Mapping) and not finds_anything(one) for one in part] if isinstance(part, list) else []
-        return any(each) if name == "$and" else bool(each) and all(each)
-    if name.startswith("$"):
-        return name not in _NO_CONDITIONS
-    if isinstance(part, Mapping) and next(iter(part), "").startswith("$"):
-        return any(_operator_excludes(operator, value) for operator, value in part.items())
-    return True
-
-
-def _operator_excludes(operator: str, value: Any) -> bool:
-    """Tell whether a condition of a field leaves documents out that have the field."""
-    match operator:
-        case "$nin":
-            return bool(value)
-        case "$exists":
-            return not value
-        case "$ne":
-            return value is not None
-        case "$gt" | "$gte":
-            return not isinstance(value, bson.MinKey)
-        case "$lt" | "$lte":
-            return not isinstance(value, bson.MaxKey)
-        case "$not":
-            return not (isinstance(value, Mapping) and any(_operator_finds_none(*each) for each in value.items()))
-        case "$comment" | "$options":
-            return False
-    return True
-
-
-def _operator_finds_none(operator: str, value: Any) -> bool:
-    """Tell whether a condition of a field finds no document that has the field."""
-    match operator:
-        case "$in" | "$all" | "$exists":
-            return not value
-        case "$eq":
-            return value is None
-        case "$not":
-            return isinstance(value, Mapping) and not any(_operator_excludes(*each) for each in value.items())
-    return False
-
-
-def _check_collection(name: Any) -> None:
+def _check_collection(name: Any, database: str) -> None:
     if not isinstance(name, str) or not name or "$" in name or "\0" in name or name.startswith(("system.", ".")):
-        raise ValueError(f"collection {name!r} is no name of a collection")
+        raise ValueError(f"collection {shortened(repr(name))} is no name of a collection")
     if name.endswith("."):
-        raise ValueError(f"collection {name!r} ends with a dot")
+        raise ValueError(f"collection {shortened(repr(name))} ends with a dot")
+    if len(f"{database}.{name}".encode()) > MAX_NAMESPACE_BYTES:
+        raise ValueError(f"collection {shortened(repr(name))} is longer than MongoDB takes")
 
 
 def _encoded(document: Mapping[str, Any]) -> bytes:
@@ -382,6 +352,13 @@ def _encoded(document: Mapping[str, Any]) -> bytes:
     if len(raw) > MAX_DOCUMENT_BYTES:
         raise ValueError(f"{len(raw)} bytes are more than MongoDB takes ({MAX_DOCUMENT_BYTES})")
     return raw
+
+
+def _document(data: Mapping[str, Any]) -> bytes:
+    """Return the document that takes another's place."""
+    if any(name.startswith("$") for name in data):
+        raise ValueError("replace takes a document, not update operators")
+    return _encoded(data)
 
 
 def _change(data: Mapping[str, Any]) -> bytes:

@@ -21,7 +21,7 @@ from tidemill.core.sql_plan import Operation, Row, Shape
 from tidemill.sinks.base import CHECK, Answers, Encoded, Refusal, Sink, closed_in, plain, shortened
 from tidemill.sinks.payloads import PostgresPayload
 from tidemill.sinks.postgres_values import named, row_key, sound_values
-from tidemill.sinks.postgres_writing import MAX_KNOWN_SHAPES, FailedError, Writer, json_text
+from tidemill.sinks.postgres_writing import MAX_KNOWN_SHAPES, FailedError, Writer, json_text, passing
 
 log = structlog.get_logger(__name__)
 
@@ -33,10 +33,6 @@ CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 5.0
 #: Statements beyond this are not kept prepared; those of a row with very many columns.
 MAX_PREPARED_BYTES = 64 * 1024
-#: What the server says when the same may work later: connection, transaction conflicts, resources, locks, shutdown,
-#: the operating system, and logins that somebody is changing.
-_PASSING_CLASSES = frozenset({"08", "40", "53", "55", "57", "58", "28"})
-_PASSING = frozenset({"25006", "3D000"})
 #: What concerns every row of a statement alike; row level security (42501) does not, nor that a type has no order
 #: (42883), by which only updates of several rows are told apart.
 _STATEMENT_CLASSES = frozenset({"42", "3F"})
@@ -64,7 +60,7 @@ class PostgresSink(Sink):
         self._secrets = url_secrets(settings.dsn)
         # Shapes that were checked; forgotten together when there are too many.
         self._shapes: dict[Hashable, tuple[Shape, tuple[str, ...]]] = {}
-        self._writer = Writer()
+        self._writer = Writer(self.max_batch_count)
         self._statements = {
             name: (Shape(Operation.STATEMENT, name, tuple(each.parameters), sql=each.sql), tuple(sorted(each.key)))
             for name, each in settings.statements.items()
@@ -119,7 +115,7 @@ class PostgresSink(Sink):
             except asyncpg.PostgresSyntaxError as error:
                 raise ConfigError(f"{place}: {self._text(error)}; correct sql") from None
             except asyncpg.PostgresError as error:
-                if _passing(error):
+                if passing(error):
                     raise
                 log.warning("a statement cannot be carried out yet", statement=place, error=self._text(error))
                 continue
@@ -252,7 +248,7 @@ class PostgresSink(Sink):
             try:
                 await self._writer.write(connection, [rows[index] for index in indexes])
             except FailedError as failed:
-                if _passing(failed.error):
+                if passing(failed.error):
                     raise failed.error from None
                 todo += [indexes] if failed.stale else reversed(self._parts(rows, indexes, failed, answers))
             else:
@@ -276,14 +272,6 @@ class PostgresSink(Sink):
         pool, self.pool = self.pool, None
         if pool is not None and not await closed_in(CLOSE_SECONDS, pool.close()):
             pool.terminate()
-
-
-def _passing(error: BaseException) -> bool:
-    """Tell whether the same may work later."""
-    if isinstance(error, asyncpg.InvalidCachedStatementError):
-        return True
-    state = getattr(error, "sqlstate", None) or ""
-    return state[:2] in _PASSING_CLASSES or state in _PASSING
 
 
 def _concerns_all(error: BaseException) -> bool:

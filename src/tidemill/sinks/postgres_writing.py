@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import asyncpg
 
@@ -19,6 +19,14 @@ from tidemill.sinks.base import to_json
 
 #: Shapes whose types are known; forgotten together when there are too many.
 MAX_KNOWN_SHAPES = 1_000
+#: A full batch comes again and again under load, and the client packs parameters faster than arrays: it has a statement
+#: of its own, up to this many parameters and for this many shapes (about 1.5 MB each in the server's process).
+MAX_FULL_PARAMETERS = 8_192
+MAX_FULL_SHAPES = 16
+#: What the server says when the same may work later: connection, transaction conflicts, resources, locks, shutdown,
+#: the operating system, and logins that somebody is changing.
+_PASSING_CLASSES = frozenset({"08", "40", "53", "55", "57", "58", "28"})
+_PASSING = frozenset({"25006", "3D000"})
 #: What the server says when a column's type is not what it was when it was asked.
 _OTHER_TYPE = "42804"
 #: What the client raises for one statement; `OverflowError` of a number that no type of the server has room for.
@@ -41,13 +49,29 @@ class FailedError(Exception):
         self.stale = stale
 
 
-class Writer:
-    """Writes rows, and knows the types of the columns that it wrote to."""
+class _Part(NamedTuple):
+    """One statement: its rows, and the types of its arrays; None: a group of parameters for each row."""
 
-    def __init__(self) -> None:
+    first: int
+    last: int
+    types: tuple[str, ...] | None = None
+
+
+class Writer:
+    """Writes rows, and knows the types of the columns that it wrote to.
+
+    Args:
+        full: How many rows a full batch has.
+    """
+
+    def __init__(self, full: int) -> None:
         """Know nothing yet."""
+        self._full = full
+        self._full_shapes: set[Shape] = set()
         # None: there is a type among them whose arrays do not do.
         self._types: dict[Shape, tuple[str, ...] | None] = {}
+        # Asked for within this call, so that what the server says now is true.
+        self._fresh: set[Shape] = set()
 
     async def write(self, connection: asyncpg.Connection, rows: Sequence[Row]) -> None:
         """Write rows, all or none of them.
@@ -55,7 +79,8 @@ class Writer:
         Raises:
             FailedError: None of them, and why.
         """
-        parts = [part for found in ranges(rows) for part in await self._split(connection, rows, found)]
+        self._fresh.clear()
+        parts = [part for first, last in ranges(rows) for part in await self._split(connection, rows, first, last)]
         if len(parts) == 1:
             # A statement is a transaction of its own.
             await self._execute(connection, rows, parts[0])
@@ -65,56 +90,55 @@ class Writer:
                 await self._execute(connection, rows, part)
 
     async def _split(
-        self, connection: asyncpg.Connection, rows: Sequence[Row], part: tuple[int, int]
-    ) -> list[tuple[int, int]]:
+        self, connection: asyncpg.Connection, rows: Sequence[Row], first: int, last: int
+    ) -> Sequence[_Part]:
         """Return the statements for rows that may share one."""
-        first, last = part
-        shape = rows[first].shape
-        if last - first == 1 or shape.operation is Operation.STATEMENT:
-            return [part]
-        if shape not in self._types:
-            prepared = await _tried(connection, part, connection.prepare(statement_of(shape, 1)))
+        shape, count = rows[first].shape, last - first
+        if count == 1 or shape.operation is Operation.STATEMENT or self._is_full(shape, count):
+            return (_Part(first, last),)
+        if shape in self._types:
+            types = self._types[shape]
+        else:
+            prepared = await _tried(connection, (first, last), connection.prepare(statement_of(shape, 1)))
             kinds = prepared.get_parameters()
             usable = all(kind.schema == "pg_catalog" and kind.name in ARRAY_TYPES for kind in kinds)
             if len(self._types) >= MAX_KNOWN_SHAPES:
                 self._types.clear()
-            self._types[shape] = tuple(kind.name for kind in kinds) if usable else None
-        if self._in_arrays(rows[first:last]) is not None:
-            return [part]
-        return list(powers(first, last, shape.parameters))
+            types = self._types[shape] = tuple(kind.name for kind in kinds) if usable else None
+            self._fresh.add(shape)
+        if types is not None and _taken_apart(rows[first:last], types):
+            return (_Part(first, last, types),)
+        return [_Part(*part) for part in powers(first, last, shape.parameters)]
 
-    def _in_arrays(self, rows: Sequence[Row]) -> tuple[str, ...] | None:
-        """Return the types of the arrays that these rows can be sent as; None if they cannot."""
-        types = self._types.get(rows[0].shape)
-        if types is not None and any(row.nested for row in rows):
-            # In an array of arrays the client would see one of more dimensions.
-            simple = [index for index, kind in enumerate(types) if kind not in JSON_TYPES]
-            for row in rows:
-                if row.nested and any(_nested(row.values[index]) for index in simple):
-                    return None
-        return types
+    def _is_full(self, shape: Shape, count: int) -> bool:
+        if count != self._full or count * shape.parameters > MAX_FULL_PARAMETERS:
+            return False
+        if len(self._full_shapes) < MAX_FULL_SHAPES:
+            self._full_shapes.add(shape)
+        return shape in self._full_shapes
 
-    async def _execute(self, connection: asyncpg.Connection, rows: Sequence[Row], part: tuple[int, int]) -> None:
-        first, last = part
+    async def _execute(self, connection: asyncpg.Connection, rows: Sequence[Row], part: _Part) -> None:
+        first, last, types = part
         some = rows[first:last]
         shape = some[0].shape
-        types = None
-        if shape.operation is Operation.STATEMENT:
-            if last - first > 1:
-                await _tried(connection, part, connection.executemany(shape.sql, [row.values for row in some]))
-                return
-        elif last - first > 1:
-            types = self._in_arrays(some)
-        if types is None:
+        if shape.operation is Operation.STATEMENT and last - first > 1:
+            await _tried(connection, part[:2], connection.executemany(shape.sql, [row.values for row in some]))
+        elif types is None:
             values = [value for row in some for value in row.values]
-            await _tried(connection, part, connection.execute(statement_of(shape, last - first), *values))
-            return
-        try:
-            await _tried(connection, part, connection.execute(array_statement(shape, types), *_arrays(some, types)))
-        except FailedError as failed:
-            if getattr(failed.error, "sqlstate", None) == _OTHER_TYPE and self._types.pop(shape, None) is not None:
-                failed.stale = True
-            raise
+            await _tried(connection, part[:2], connection.execute(statement_of(shape, last - first), *values))
+        else:
+            try:
+                arrays = _arrays(some, types)
+            except (TypeError, ValueError) as error:
+                # A json value that has no such form: which row has it is found as with all others.
+                raise FailedError(part[:2], error) from error
+            try:
+                await _tried(connection, part[:2], connection.execute(array_statement(shape, types), *arrays))
+            except FailedError as failed:
+                if getattr(failed.error, "sqlstate", None) == _OTHER_TYPE and shape not in self._fresh:
+                    self._types.pop(shape, None)
+                    failed.stale = True
+                raise
 
 
 @contextlib.asynccontextmanager
@@ -123,9 +147,9 @@ async def _transaction(connection: asyncpg.Connection) -> AsyncIterator[None]:
     await transaction.start()
     try:
         yield
-    except FailedError:
-        # Where the connection is at its end, so is the transaction.
-        with contextlib.suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+    except FailedError as failed:
+        # Else the connection is given up, and the transaction with it.
+        if not passing(failed.error):
             await transaction.rollback()
         raise
     try:
@@ -155,6 +179,14 @@ async def _tried(connection: asyncpg.Connection, part: tuple[int, int], call: Aw
         raise FailedError(part, error) from error
 
 
+def _taken_apart(rows: Sequence[Row], types: Sequence[str]) -> bool:
+    """Tell whether arrays of these values have one element per row: in those of lists the client sees dimensions."""
+    if not any(row.nested for row in rows):
+        return True
+    simple = [index for index, kind in enumerate(types) if kind not in JSON_TYPES]
+    return not any(row.nested and any(_nested(row.values[index]) for index in simple) for row in rows)
+
+
 def _nested(value: object) -> bool:
     return isinstance(value, _CONTAINERS) or type(value).__module__.startswith("asyncpg.")
 
@@ -173,3 +205,11 @@ def _arrays(rows: Sequence[Row], types: Sequence[str]) -> list[Sequence[Any]]:
 def json_text(value: Any) -> str:
     """Return a value as JSON text."""
     return to_json(value).decode()
+
+
+def passing(error: BaseException) -> bool:
+    """Tell whether the same may work later."""
+    if isinstance(error, asyncpg.InvalidCachedStatementError):
+        return True
+    state = getattr(error, "sqlstate", None) or ""
+    return state[:2] in _PASSING_CLASSES or state in _PASSING

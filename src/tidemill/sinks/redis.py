@@ -8,9 +8,7 @@ trying again cannot overtake what came later; commands of the wrong kind for the
 from __future__ import annotations
 
 import asyncio
-import functools
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from redis import asyncio as aioredis
@@ -21,8 +19,9 @@ from redis.backoff import NoBackoff
 from tidemill.config.redaction import redact_text, url_secrets, without
 from tidemill.config.sink_settings import RedisSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError, said
-from tidemill.sinks.base import CHECK, Answers, Encoded, Refusal, Sink, closed_in, plain, shortened, to_json
+from tidemill.sinks.base import CHECK, Answers, Encoded, Refusal, Sink, closed_in, shortened
 from tidemill.sinks.payloads import RedisPayload
+from tidemill.sinks.redis_commands import MAX_VALUE_BYTES, Command, command_of, operation_of
 
 CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 5.0
@@ -39,15 +38,6 @@ _PASSING = (
     OSError,
 )
 _PASSING_WORDS = ("BUSY ", "MISCONF ", "NOREPLICAS ", "LOADING ", "OOM ")
-#: Lets a key end only if the command before worked: a key of another kind must not lose its life to a refusal.
-_WITH_TTL = (
-    "local r = redis.pcall(ARGV[2], KEYS[1], unpack(ARGV, 3)) if type(r) == 'table' and r.err then return r end "
-    "redis.call('PEXPIRE', KEYS[1], ARGV[1]) return 1"
-)
-#: Redis stores no longer values.
-MAX_VALUE_BYTES = 512 * 1024 * 1024
-
-Argument = bytes | str | int | float
 
 
 class RedisSink(Sink):
@@ -67,6 +57,7 @@ class RedisSink(Sink):
         super().__init__(name)
         self._url = settings.url
         self._prefix = settings.key_prefix.encode()
+        self._scripts = {name: text.encode() for name, text in settings.scripts.items()}
         self._secrets = url_secrets(settings.url)
         self._client: aioredis.Redis | None = None
         # Set once a command for several keys was refused: what is wrong with it may be wrong with one of them only.
@@ -111,22 +102,17 @@ class RedisSink(Sink):
     # -- payloads -----------------------------------------------------------------------------------------------
 
     def encode(self, payload: RedisPayload) -> Encoded:
-        """Return the command.
+        """Return the command, its arguments as bytes.
 
         Raises:
             TypeError: `data` is not what the operation takes.
-            ValueError: The operation is not known, or there is nothing in `data`.
+            ValueError: The operation or the script is not known, there is nothing in `data`, or text has no UTF-8.
         """
-        make = _OPERATIONS.get(payload.op)
-        if make is None:
-            raise ValueError(f"op {payload.op!r} is not known; there is {', '.join(_OPERATIONS)}")
         if not isinstance(payload.key, (str, bytes)) or not payload.key:
-            raise ValueError(f"key {payload.key!r} is no text and no bytes, or empty")
+            raise ValueError(f"key {shortened(repr(payload.key))} is no text and no bytes, or empty")
         key = self._prefix + (payload.key.encode() if isinstance(payload.key, str) else payload.key)
-        command = make(key, payload.data)
-        if payload.ttl is not None:
-            command = _ending(command, _milliseconds(payload.ttl))
-        size = sum(len(each) if isinstance(each, (bytes, str)) else 8 for each in command)
+        command = command_of(payload, key, self._scripts)
+        size = sum(len(each) for each in command)
         if size > MAX_VALUE_BYTES:
             raise ValueError(f"{size} bytes are more than Redis takes ({MAX_VALUE_BYTES})")
         return Encoded(key, command, size)
@@ -182,7 +168,7 @@ class RedisSink(Sink):
         self._note(wrong, batch, errors, answers)
         return [index for index in indexes if [index] not in wrong]
 
-    async def _replies(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
+    async def _replies(self, commands: Sequence[Command]) -> list[Any]:
         if self._client is None:
             raise RemoteError(f"{self.place} is not connected")
         # Made by hand: the client's own transaction says only which command failed first.
@@ -204,7 +190,7 @@ class RedisSink(Sink):
             self._one_each = self._one_each or together
             for index in group:
                 name = shortened(bytes(batch[index].key).decode(errors="replace"))
-                text = f"{_operation(batch[index].body)} {name}: {self._text(reply)}"
+                text = f"{operation_of(batch[index].body)} {name}: {self._text(reply)}"
                 answers.refuse(index, Refusal(text, together or _passing(reply)))
 
     async def close(self) -> None:
@@ -226,7 +212,7 @@ def _groups(indexes: Sequence[int], batch: Sequence[Encoded]) -> list[list[int]]
     setting = False
     for index in indexes:
         body = batch[index].body
-        sets = body[0] == "SET" and len(body) == 3
+        sets = body[0] == b"SET" and len(body) == 3
         if sets and setting:
             groups[-1].append(index)
         else:
@@ -235,100 +221,11 @@ def _groups(indexes: Sequence[int], batch: Sequence[Encoded]) -> list[list[int]]
     return groups
 
 
-def _joined(commands: Sequence[tuple[Argument, ...]]) -> Sequence[Argument]:
+def _joined(commands: Sequence[Command]) -> Command:
     """Return one command for several that set a key each; of one key, the last one counts."""
     if len(commands) == 1:
         return commands[0]
-    joined: list[Argument] = ["MSET"]
+    joined = [b"MSET"]
     for command in commands:
         joined += command[1:]
     return joined
-
-
-def _operation(command: Sequence[Argument]) -> str:
-    return str(command[5] if command[0] == "EVAL" else command[0])
-
-
-def _milliseconds(ttl: Any) -> int:
-    if isinstance(ttl, bool) or not isinstance(ttl, (int, float)) or not 0 < ttl < 1e11:
-        raise ValueError(f"ttl {ttl!r} is no number of seconds above 0")
-    return max(1, round(ttl * 1000))
-
-
-def _ending(command: tuple[Argument, ...], milliseconds: int) -> tuple[Argument, ...]:
-    name, key, *rest = command
-    if name == "DEL":
-        raise ValueError("a key that is deleted has no ttl")
-    if name == "SET":
-        return (*command, "PX", milliseconds)
-    return ("EVAL", _WITH_TTL, 1, key, milliseconds, name, *rest)
-
-
-# -- the operations ---------------------------------------------------------------------------------------------
-
-
-def _set(key: bytes, data: Any) -> tuple[Argument, ...]:
-    return ("SET", key, to_json(data))
-
-
-def _delete(key: bytes, data: Any) -> tuple[Argument, ...]:
-    if data is not None:
-        raise TypeError("delete takes no data")
-    return ("DEL", key)
-
-
-def _incrby(key: bytes, data: Any) -> tuple[Argument, ...]:
-    if isinstance(data, bool) or not isinstance(data, int):
-        raise TypeError(f"incrby takes a whole number, not {type(data).__name__}")
-    return ("INCRBY", key, data)
-
-
-def _elements(command: str, key: bytes, data: Any) -> tuple[Argument, ...]:
-    elements = [to_json(each) for each in data] if isinstance(data, (list, tuple, set, frozenset)) else [to_json(data)]
-    if not elements:
-        raise ValueError("an empty list has nothing to add")
-    return (command, key, *elements)
-
-
-def _fields(command: tuple[Argument, ...], data: Any) -> tuple[Argument, ...]:
-    fields: list[Argument] = []
-    for name, value in plain(data).items():
-        simple = isinstance(value, (str, bytes, int, float)) and not isinstance(value, bool)
-        # Texts that are enumerations print as their names.
-        fields += (name, (str.__str__(value) if isinstance(value, str) else value) if simple else to_json(value))
-    if not fields:
-        raise ValueError("data has no field")
-    return (*command, *fields)
-
-
-def _zadd(key: bytes, data: Any) -> tuple[Argument, ...]:
-    if not isinstance(data, Mapping) or not data:
-        raise TypeError("zadd takes a dict of member and score")
-    pairs: list[Argument] = []
-    for member, score in data.items():
-        if isinstance(score, bool) or not isinstance(score, (int, float)) or math.isnan(score):
-            raise TypeError(f"the score of {member!r} is no number")
-        if not isinstance(member, (str, bytes)):
-            raise TypeError(f"member {member!r} is no text and no bytes")
-        pairs += (score, member)
-    return ("ZADD", key, *pairs)
-
-
-def _stream(key: bytes, data: Any) -> tuple[Argument, ...]:
-    return _fields(("XADD", key, "*"), data)
-
-
-def _hset(key: bytes, data: Any) -> tuple[Argument, ...]:
-    return _fields(("HSET", key), data)
-
-
-_OPERATIONS: Mapping[str, Callable[[bytes, Any], tuple[Argument, ...]]] = {
-    "set": _set,
-    "delete": _delete,
-    "incrby": _incrby,
-    "hset": _hset,
-    "push": functools.partial(_elements, "RPUSH"),
-    "sadd": functools.partial(_elements, "SADD"),
-    "zadd": _zadd,
-    "stream": _stream,
-}

@@ -7,7 +7,7 @@ commits. It decides nothing about offsets. All methods of `SourceEvents` are cal
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -16,6 +16,16 @@ from tidemill.core.transaction import Verdict
 from tidemill.runtime.messages import SourceMessage
 
 TopicPartition = tuple[str, int]
+
+
+def name_of(partition: TopicPartition) -> str:
+    """Return a partition as one text.
+
+    Example:
+        >>> name_of(("orders", 3))
+        'orders/3'
+    """
+    return f"{partition[0]}/{partition[1]}"
 
 
 class Outgoing(msgspec.Struct, eq=False):
@@ -35,6 +45,9 @@ class Outgoing(msgspec.Struct, eq=False):
         error: Why the brokers will not take it, if it is itself what is wrong.
         oversize: Whether that is its size, or the size of the batch it travelled in.
         verdict: What becomes of it then, judged over all of its transaction.
+        headers: In order.
+        partition: -1: the one that the key chooses.
+        timestamp: In milliseconds since the epoch; 0: when it is sent.
     """
 
     topic: str
@@ -47,11 +60,15 @@ class Outgoing(msgspec.Struct, eq=False):
     error: str | None = None
     oversize: bool = False
     verdict: Verdict | None = None
+    headers: Sequence[tuple[str, bytes | None]] = ()
+    partition: int = -1
+    timestamp: int = 0
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of key and value together."""
-        return (len(self.key) if self.key else 0) + (len(self.value) if self.value else 0)
+        """The bytes of key, value and headers together."""
+        size = (len(self.key) if self.key else 0) + (len(self.value) if self.value else 0)
+        return size + sum(len(name) + len(value or b"") for name, value in self.headers) if self.headers else size
 
 
 Records = Mapping[TopicPartition, Sequence[Outgoing]]
@@ -75,8 +92,8 @@ class Fatal(enum.Enum):
 class SourceEvents(Protocol):
     """The engine, as a source sees it."""
 
-    def on_messages(self) -> None:
-        """Something can be pulled."""
+    def on_messages(self, partitions: Collection[TopicPartition]) -> None:
+        """Something can be pulled of these partitions that could not before."""
 
     def on_assigned(self, partitions: Sequence[TopicPartition]) -> None:
         """These partitions are ours besides those we have."""
@@ -117,13 +134,13 @@ class Source(Protocol):
         """How many messages were deleted at the source before they were read."""
 
     def lag(self) -> Mapping[TopicPartition, int]:
-        """How many messages of the topic lie behind what was fetched, per partition."""
+        """Return the end of each partition minus what is committed of it, where that is known."""
 
     def stalled(self) -> str | None:
         """Why nothing comes, if the source knows."""
 
-    async def close(self, *, leave: bool) -> None:
-        """Disconnect; with `leave`, give the partitions to others at once instead of keeping them reserved."""
+    async def close(self, *, leave: bool, seconds: float = 30.0) -> None:
+        """Disconnect within this time; with `leave`, give the partitions to others instead of keeping them reserved."""
 
 
 class NotedSource(Source, Protocol):

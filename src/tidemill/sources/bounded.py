@@ -131,10 +131,10 @@ class BoundedSource:
         """Say why nothing comes."""
         return self._reader.stalled()
 
-    async def close(self, *, leave: bool) -> None:
+    async def close(self, *, leave: bool, seconds: float = CLOSE_SECONDS) -> None:
         """End the thread."""
         self.stop_fetching()
-        if self._thread.is_alive() and not await asyncio.to_thread(self._closed.wait, CLOSE_SECONDS):
+        if self._thread.is_alive() and not await asyncio.to_thread(self._closed.wait, seconds):
             log.warning("the reader did not end in time; it ends with this process")
 
     def _has_room(self, share: float) -> bool:
@@ -144,6 +144,7 @@ class BoundedSource:
 
     def _arrived(self, messages: Sequence[SourceMessage]) -> None:
         new: list[TopicPartition] = []
+        arrived: set[TopicPartition] = set()
         for message in messages:
             partition = (message.topic, message.partition)
             buffer = self._buffers.get(partition)
@@ -151,9 +152,10 @@ class BoundedSource:
                 self._buffers[partition] = buffer = deque()
                 new.append(partition)
             buffer.append(message)
+            arrived.add(partition)
         if new:
             self._events.on_assigned(new)
-        self._events.on_messages()
+        self._events.on_messages(arrived)
 
     def _read_out(self) -> None:
         self.ended = True

@@ -34,6 +34,7 @@ from tidemill.sources.base import CommitStatus, Fatal, Outgoing, Records, Source
 from tidemill.sources.buffer import Buffer
 from tidemill.sources.committer import Committer
 from tidemill.sources.gaps import count_deleted
+from tidemill.sources.lag import LagWatch
 from tidemill.sources.membership import consumer_config, leave_group
 from tidemill.sources.transactor import Transactor
 
@@ -56,9 +57,9 @@ ANSWER_SECONDS = 0.5
 COMMIT_AGAIN_SECONDS = 0.2
 #: At the end, a transaction that is open may take this long to be committed or aborted.
 TRANSACTION_END_SECONDS = 5.0
-#: A transaction with offsets of partitions that go may take this long to end before they go; it goes on behind that.
+#: An open transaction may take this long to end before its partitions are given up; after that it ends behind them.
 GIVE_UP_SECONDS = 1.0
-#: The thread may take this long to end.
+#: The thread may take this long to end, if nobody says how long.
 CLOSE_SECONDS = 30.0
 
 _AGAIN = frozenset(
@@ -104,7 +105,12 @@ class KafkaSource:
         self._commit_error: ck.KafkaError | None = None
         self._fetching = True
         self._leave: bool | None = None
-        self._lag: dict[TopicPartition, int] = {}
+        self._close_by = 0.0
+        self._lag = LagWatch()
+        # Whose buffers grew since they were looked at, and which are paused because they are full.
+        self._grown: set[TopicPartition] = set()
+        self._full: set[TopicPartition] = set()
+        self._next_check = 0.0
         self._stalled: str | None = None
         self._gap = 0
         self._dead = False
@@ -153,8 +159,8 @@ class KafkaSource:
         self._fetching = False
 
     def lag(self) -> Mapping[TopicPartition, int]:
-        """Return the messages behind what was handed over, per owned partition."""
-        return self._lag
+        """Return the end minus what is committed, per owned partition of which the brokers have told."""
+        return self._lag.lag
 
     @property
     def gap(self) -> int:
@@ -166,10 +172,11 @@ class KafkaSource:
         trouble = self._transactor.trouble if self._transactor is not None else None
         return self._stalled or (f"transactions: {trouble}" if trouble else None)
 
-    async def close(self, *, leave: bool) -> None:
+    async def close(self, *, leave: bool, seconds: float = CLOSE_SECONDS) -> None:
         """End the thread; with `leave` the group has the partitions in about a second."""
+        self._close_by = time.monotonic() + seconds
         self._leave = leave
-        if self._thread.is_alive() and not await asyncio.to_thread(self._ended.wait, CLOSE_SECONDS):
+        if self._thread.is_alive() and not await asyncio.to_thread(self._ended.wait, seconds):
             log.warning("the consumer did not end in time; its partitions stay reserved for the session timeout")
 
     def _assigned(self, buffers: dict[TopicPartition, Buffer]) -> None:
@@ -216,14 +223,12 @@ class KafkaSource:
         self._consumer.subscribe(
             [self._topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
         )
-        next_check = time.monotonic() + CHECK_SECONDS
         while self._leave is None and not self._dead:
             self._fetch()
             self._work_off()
             self._regulate()
-            if time.monotonic() >= next_check:
+            if time.monotonic() >= self._next_check:
                 self._check()
-                next_check = time.monotonic() + CHECK_SECONDS
         self._finish(leave=bool(self._leave))
 
     def _work_off(self) -> None:
@@ -233,12 +238,18 @@ class KafkaSource:
 
     def _finish(self, *, leave: bool) -> None:
         self._fetching = False
-        self._check()
+        if self._stalled is not None:
+            leave = False  # nobody would hear it, and the time for it is somebody else's
+        else:
+            self._check()
         if self._transactor is not None:
-            self._transactor.finish(self._consumer, TRANSACTION_END_SECONDS)
+            self._transactor.finish(self._consumer, min(TRANSACTION_END_SECONDS, self._close_in()))
         if leave:
-            leave_group(self._consumer, lambda: self._joined)
+            leave_group(self._consumer, lambda: self._joined, self._close_in())
         self._consumer.close()
+
+    def _close_in(self) -> float:
+        return max(0.0, self._close_by - time.monotonic())
 
     def _fetch(self) -> None:
         first = self._consumer.poll(POLL_SECONDS)
@@ -247,7 +258,8 @@ class KafkaSource:
         records = [first]
         if self._max_poll > 1:
             records += self._consumer.consume(self._max_poll - 1, 0)
-        arrived = False
+        arrived: set[TopicPartition] = set()
+        latest: Buffer | None = None
         buffers = self._buffers
         for record in records:
             if (error := record.error()) is not None:
@@ -276,10 +288,13 @@ class KafkaSource:
             )
             buffer.messages.append(message)
             buffer.fetched_bytes += message.size_bytes
-            arrived = True
+            if buffer is not latest:
+                latest = buffer
+                arrived.add((topic, partition))
         if arrived:
             self._stalled = None
-            self._tell(self._events.on_messages)
+            self._grown |= arrived
+            self._tell(self._events.on_messages, arrived)
 
     def _on_record_error(self, error: ck.KafkaError) -> None:
         code = error.code()
@@ -346,6 +361,8 @@ class KafkaSource:
         self._is_over()
 
     def _transacted(self, end: End, offsets: dict[TopicPartition, int]) -> None:
+        if end is End.COMMITTED:
+            self._lag.committed(offsets)
         status = CommitStatus.DONE if end is End.COMMITTED else CommitStatus.AGAIN
         self._tell(self._events.on_committed, offsets, status)
 
@@ -362,6 +379,7 @@ class KafkaSource:
         self._commit_error = error
         if error is None:
             self._stalled = None
+            self._lag.committed(offsets)
             self._tell(self._events.on_committed, offsets, CommitStatus.DONE)
             return
         code = error.code()
@@ -374,19 +392,27 @@ class KafkaSource:
         self._tell(self._events.on_committed, offsets, CommitStatus.AGAIN)
 
     def _regulate(self) -> None:
-        """Pause partitions whose buffer is full, resume those that want more."""
+        """Pause partitions whose buffer has become full, resume those that want more; once stopped, pause all."""
         share = self._max_bytes // max(1, len(self._buffers))
-        for (topic, partition), buffer in self._buffers.items():
-            count = len(buffer.messages)
-            if not buffer.paused:
-                if count >= BUFFER_MESSAGES or buffer.size_bytes >= share or not self._fetching:
-                    self._consumer.pause([ck.TopicPartition(topic, partition)])
-                    buffer.paused = True
-                    if not self._fetching:
-                        buffer.messages = deque()  # not cleared: the loop may be taking from it
-            elif self._fetching and count <= BUFFER_MESSAGES // 4 and buffer.size_bytes <= share // 4:
-                self._resume(ck.TopicPartition(topic, partition))
+        grown, self._grown = (self._grown if self._fetching else self._buffers.keys() - self._full), set()
+        for tp in grown:
+            buffer = self._buffers.get(tp)
+            if buffer is None or buffer.paused:
+                continue
+            if len(buffer.messages) >= BUFFER_MESSAGES or buffer.size_bytes >= share or not self._fetching:
+                self._consumer.pause([ck.TopicPartition(*tp)])
+                buffer.paused = True
+                self._full.add(tp)
+                if not self._fetching:
+                    buffer.messages = deque()  # not cleared: the loop may be taking from it
+        if not self._fetching:
+            return
+        for tp in list(self._full):
+            buffer = self._buffers[tp]
+            if len(buffer.messages) <= BUFFER_MESSAGES // 4 and buffer.size_bytes <= share // 4:
+                self._resume(ck.TopicPartition(*tp))
                 buffer.paused = False
+                self._full.discard(tp)
 
     def _resume(self, partition: ck.TopicPartition) -> None:
         """Resume a partition, and wake the client's own thread that fetches from its broker.
@@ -401,17 +427,11 @@ class KafkaSource:
 
     def _check(self) -> None:
         """Refresh the lag and the gaps; while the brokers are unreachable, find out whether they are back."""
-        lag = {}
+        self._next_check = time.monotonic() + CHECK_SECONDS
+        self._lag.look(self._consumer, self._full, time.monotonic(), may_ask=self._stalled is None)
         for (topic, partition), buffer in list(self._buffers.items()):
-            try:
-                _, high = self._consumer.get_watermark_offsets(ck.TopicPartition(topic, partition), cached=True)
-            except ck.KafkaException:
-                continue
-            if high >= 0 and buffer.expected >= 0:
-                lag[topic, partition] = max(0, high - buffer.expected) + len(buffer.messages)
             if buffer.holes:
                 self._count_gaps(topic, partition, buffer)
-        self._lag = lag
         if self._stalled is not None:
             try:
                 topic = self._consumer.list_topics(self._topic, timeout=0.5).topics[self._topic]
@@ -436,6 +456,9 @@ class KafkaSource:
 
     def _on_assign(self, consumer: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
         committed: dict[TopicPartition, int] = {}
+        if self._transactor is not None:
+            for ended in self._transactor.end_before(consumer, _names(partitions), TRANSACTION_END_SECONDS):
+                self._transacted(*ended)
         for position in partitions:
             self._noted.pop((position.topic, position.partition), None)
         if partitions:
@@ -451,6 +474,8 @@ class KafkaSource:
         if partitions:
             # librdkafka keeps a pause over a revoke: what was full when it went would never be read again.
             consumer.resume(partitions)
+        self._lag.assigned({tp: committed.get(tp, -1) for tp in buffers})
+        self._next_check = 0.0  # the lag is to be known at once
         self._joined = True
         self._tell(self._assigned, buffers)
 
@@ -514,12 +539,17 @@ class KafkaSource:
             self._to_commit.pop(tp, None)
             self._to_send.pop(tp, None)
             self._committer.forget(tp)
+            self._lag.forget(tp)
+            self._grown.discard(tp)
+            self._full.discard(tp)
         self._give_up(partitions)
+        if self._transactor is not None:
+            self._transactor.forget(partitions)
 
     def _give_up(self, partitions: list[TopicPartition]) -> None:
         if self._transactor is not None:
-            for end, offsets in self._transactor.give_up(self._consumer, partitions, GIVE_UP_SECONDS):
-                self._transacted(end, offsets)
+            for ended in self._transactor.give_up(self._consumer, partitions, GIVE_UP_SECONDS):
+                self._transacted(*ended)
             self._is_over()
 
 

@@ -25,6 +25,9 @@ from tidemill.runtime.kafka_client import LibraryLog, client_config
 #: How long leaving waits for the group to complete a join, and for the partitions to be given up.
 JOIN_SECONDS = 3.0
 LEAVE_SECONDS = 5.0
+#: How often a member looks whether the topic has partitions that it had not. The client's own 5 minutes would leave
+#: them unread for as long, or until the driver notices that nobody owns them.
+TOPIC_REFRESH_MS = 5_000
 
 
 def consumer_config(settings: Settings, instance_id: str) -> dict[str, Any]:
@@ -38,6 +41,7 @@ def consumer_config(settings: Settings, instance_id: str) -> dict[str, Any]:
             "fetch.queue.backoff.ms": 20,
             "queued.min.messages": 10_000,
             "queued.max.messages.kbytes": 16_384,
+            "topic.metadata.refresh.interval.ms": TOPIC_REFRESH_MS,
             **kafka.client_config,
             "group.id": kafka.consumer_group,
             "group.instance.id": instance_id,
@@ -53,19 +57,26 @@ def consumer_config(settings: Settings, instance_id: str) -> dict[str, Any]:
     )
 
 
-def leave_group(consumer: ck.Consumer, joined: Callable[[], bool], join_seconds: float = JOIN_SECONDS) -> None:
+def leave_group(
+    consumer: ck.Consumer,
+    joined: Callable[[], bool],
+    seconds: float = JOIN_SECONDS + LEAVE_SECONDS,
+    join_seconds: float = JOIN_SECONDS,
+) -> None:
     """Leave the group, so that others have the partitions in about a second.
 
     Args:
         consumer: A subscribed consumer; the caller closes it afterwards.
         joined: Whether its join is complete.
-        join_seconds: How long to wait for that.
+        seconds: How long all of it may take.
+        join_seconds: How much of that to wait for the join.
     """
-    deadline = time.monotonic() + join_seconds
+    end = time.monotonic() + seconds
+    deadline = min(end, time.monotonic() + join_seconds)
     while not joined() and time.monotonic() < deadline:
         consumer.poll(0.05)
     consumer.unsubscribe()
-    deadline = time.monotonic() + LEAVE_SECONDS
+    deadline = min(end, time.monotonic() + LEAVE_SECONDS)
     while time.monotonic() < deadline:
         consumer.poll(0.05)
         if not consumer.assignment():
@@ -168,7 +179,7 @@ def distribute_again(settings: Settings, join_seconds: float = 10.0) -> None:
     consumer = ck.Consumer(config, logger=LibraryLog())
     try:
         consumer.subscribe([settings.kafka.source_topic], on_assign=lambda _, partitions: assigned.append(partitions))
-        leave_group(consumer, lambda: bool(assigned), join_seconds)
+        leave_group(consumer, lambda: bool(assigned), join_seconds + LEAVE_SECONDS, join_seconds)
     finally:
         consumer.close()
 
@@ -185,6 +196,51 @@ def reap_member(settings: Settings, instance_id: str, join_seconds: float = 10.0
     consumer = ck.Consumer(consumer_config(settings, instance_id), logger=LibraryLog())
     try:
         consumer.subscribe([settings.kafka.source_topic], on_assign=lambda _, partitions: assigned.append(partitions))
-        leave_group(consumer, lambda: bool(assigned), join_seconds)
+        leave_group(consumer, lambda: bool(assigned), join_seconds + LEAVE_SECONDS, join_seconds)
     finally:
         consumer.close()
+
+
+def other_topics(settings: Settings, own_prefix: str, timeout_seconds: float = 5.0) -> dict[str, list[str]]:
+    """Return the topics that members of the group subscribe to instead of the source topic, with those members' names.
+
+    While a group distributes its partitions the brokers do not say what its members subscribe to, so this waits.
+
+    Args:
+        settings: Of the pipeline.
+        own_prefix: How the names of this worker's own members begin: those that are there died a moment ago.
+        timeout_seconds: How long to ask.
+
+    Raises:
+        KafkaException: The brokers do not say.
+    """
+    admin = _admin(settings)
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        found = _described(admin, settings, timeout_seconds)
+        if found is None or found.state not in _JOINING or time.monotonic() > deadline:
+            break
+        time.sleep(0.2)
+    others: dict[str, list[str]] = {}
+    for member in found.members if found else ():
+        topics = _subscribed(member.metadata)
+        if settings.kafka.source_topic not in topics and not member.client_id.startswith(own_prefix):
+            for topic in topics:
+                others.setdefault(topic, []).append(member.client_id)
+    return others
+
+
+_JOINING = ("PreparingRebalance", "CompletingRebalance")
+
+
+def _subscribed(metadata: bytes) -> list[str]:
+    """Return what a member subscribes to, from Kafka's ConsumerProtocolSubscription (the classic protocol)."""
+    if not metadata:
+        return []
+    (count,) = struct.unpack_from(">i", metadata, 2)  # behind an int16, the version
+    topics, at = [], 6
+    for _ in range(count):
+        (length,) = struct.unpack_from(">h", metadata, at)
+        topics.append(metadata[at + 2 : at + 2 + length].decode())
+        at += 2 + length
+    return topics

@@ -1,11 +1,13 @@
 """A consumer's place in its group, by which brokers judge whether it may still commit: generation and member id.
 
-A transaction takes it once, when it begins: every partition of it is owned then. A cooperative group gives a partition
-to another member only in a later generation, after this one let go of it or was expelled, and brokers refuse offsets of
-an earlier generation. So a transaction that was left behind can never be accepted, however late its request arrives.
+A transaction takes its place once, when it begins, while every partition in it is owned. A cooperative group gives a
+partition to another member only in a later generation, after this member revoked it or was expelled, and brokers reject
+offsets of an earlier generation. So a transaction that outlives its ownership is never accepted, however late its
+request arrives.
 
-A member that was expelled, or was given up by its own client, has no generation or no member id until it has joined
-again. Brokers take offsets of such a place unseen while the group is empty, so nothing may begin with one.
+A consumer that was expelled, or whose client left the group, has no generation or no member id until it has joined
+again. While the group is empty brokers accept offsets of such a place without any check, so no transaction may begin
+with one.
 """
 
 from __future__ import annotations

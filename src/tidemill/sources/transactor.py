@@ -8,10 +8,13 @@ Handing the offsets over is the one call that may not come back: librdkafka igno
 where the group's coordinator went away (its issues 5456 and 5511; 2.16). So it has a thread of its own, and if it
 hangs the producer is replaced: nothing of its transaction was committed, and the new one's start aborts it.
 
-A transaction stands for one place in the group (`sources.place`), taken when it begins: brokers refuse its offsets as
-soon as partitions may belong to somebody else, and what they refuse so is aborted and offered again, as far as it is
-still owned. A partition that is given up while a transaction with offsets of it is open dooms that, unless the brokers
-have accepted the offsets.
+A transaction keeps the place in the group (`sources.place`) that was current when it began: brokers reject its offsets
+once partitions may belong to another member. It is then aborted, and what is still owned is offered again. Giving up a
+partition aborts an open transaction with its offset, unless the brokers have accepted that already.
+
+A request with offsets that got no answer may still arrive, and would count for the producer's next transaction: within
+one generation it has the same place and the same producer epoch. So the producer is replaced after one; the start of
+the new one aborts what is open and raises the epoch.
 
 The transactional id is the engine's member id: whoever starts under it fences whoever had it, and the brokers abort
 what that one left open, before the new one is told where its partitions begin.
@@ -40,7 +43,7 @@ log = structlog.get_logger(__name__)
 CALL_SECONDS = 1.0
 #: A call waits at least this long, however little time is left.
 _SHORTEST_SECONDS = 0.05
-#: The call that hands offsets over has hung after so long.
+#: The call that hands offsets over has hung after this long.
 HANG_SECONDS = 10.0
 #: A failed transaction sends nothing more and does not say so while a flush waits: it is aborted after so long.
 FLUSH_SECONDS = 5.0
@@ -57,6 +60,8 @@ _FENCED = frozenset(
         ck.KafkaError.PRODUCER_FENCED,
     }
 )
+#: What brokers say of offsets of an earlier generation, or of a member that is expelled.
+_REBALANCED = frozenset({ck.KafkaError.ILLEGAL_GENERATION, ck.KafkaError.UNKNOWN_MEMBER_ID})
 
 
 class Transactor:
@@ -94,6 +99,8 @@ class Transactor:
         self._handing: BackgroundCall | None = None
         self._flush_began: float | None = None
         self._replaced = False
+        self._given_up = False
+        self._rebalanced = False
         #: Why it does not go on, while it does not.
         self.trouble: str | None = None
         #: How it ended for good: fenced, or failed, and in words.
@@ -129,6 +136,7 @@ class Transactor:
         self._transaction, self._records, self._sent = Transaction(offsets), records, 0
         self._began = time.monotonic()
         self._flush_began = None
+        self._given_up = self._rebalanced = False
 
     def step(self, consumer: ck.Consumer) -> tuple[End, dict[TopicPartition, int]] | None:
         """Go on until the transaction ends or a call has to be made again; return how it ended, and its offsets."""
@@ -139,7 +147,7 @@ class Transactor:
             if end is not None:
                 return self._ended(end)
             if transaction.call is Call.ABORT is not call:
-                limited(log, 10.0).warning("a transaction is aborted; it will be tried again", error=self.trouble)
+                self._say_aborted()
             if answer is Answer.AGAIN:
                 return None
         return None
@@ -147,24 +155,48 @@ class Transactor:
     def give_up(
         self, consumer: ck.Consumer, partitions: Collection[TopicPartition], seconds: float
     ) -> list[tuple[End, dict[TopicPartition, int]]]:
-        """End an open transaction with offsets of partitions that are, or are about to be, another member's.
+        """End an open transaction with offsets of partitions that belong, or soon will, to another member.
 
         It is committed if the brokers have accepted its offsets, else aborted. If that takes longer than `seconds`,
-        `step` goes on with it, and in the end tells only of the other partitions.
+        `step` continues it. Does not poll the consumer.
 
         Returns:
-            How it ended, and its offsets; nothing if none was open with these partitions, or it did not end in time.
+            How it ended, and its offsets; empty if none was open with these partitions, or it did not end in time.
         """
         transaction = self._transaction
         if transaction is None or not transaction.holds(partitions):
             return []
         end = transaction.give_up(partitions)
+        self._given_up = True
         if transaction.call is Call.ABORT:
-            limited(log, 10.0).info("a transaction is aborted: partitions of it were given up")
-        ended = [self._ended(end)] if end is not None else self.finish(consumer, seconds)
-        if not ended:
-            transaction.forget(partitions)
-        return ended
+            limited(log, 10.0).info("a transaction is aborted, since partitions of it were given up")
+        return [self._ended(end)] if end is not None else self.finish(consumer, seconds)
+
+    def forget(self, partitions: Collection[TopicPartition]) -> None:
+        """Leave partitions that are no longer owned out of the report of an open transaction's end.
+
+        They may be owned again by then, with other work.
+        """
+        if self._transaction is not None:
+            self._transaction.forget(partitions)
+
+    def end_before(
+        self, consumer: ck.Consumer, partitions: Collection[TopicPartition], seconds: float
+    ) -> list[tuple[End, dict[TopicPartition, int]]]:
+        """End a transaction that was open when these partitions were given up, now that they are assigned again.
+
+        Until it ends, brokers do not tell where they begin.
+        """
+        transaction = self._transaction
+        if transaction is None or transaction.lanes.isdisjoint(partitions):
+            return []
+        return self.finish(consumer, seconds)
+
+    def _say_aborted(self) -> None:
+        if self._rebalanced:
+            limited(log, 10.0).info("a transaction is aborted and will be repeated, since the group rebalanced")
+        else:
+            limited(log, 10.0).warning("a transaction is aborted and will be repeated", error=self.trouble)
 
     def _ended(self, end: End) -> tuple[End, dict[TopicPartition, int]]:
         assert self._transaction is not None
@@ -175,7 +207,7 @@ class Transactor:
         self._transaction, self._records = None, []
         if end is End.FATAL:
             self._end_for_good(f"the transactional producer failed: {self.trouble}")
-        elif end is End.COMMITTED:
+        elif end is End.COMMITTED or self._given_up:
             self.trouble = None
         return end, offsets
 
@@ -200,7 +232,7 @@ class Transactor:
     def _begin(self, consumer: ck.Consumer) -> Answer:
         place: Any = consumer.consumer_group_metadata()
         if not is_member(place):
-            return Answer.AGAIN  # the consumer will tell in a moment that its partitions are lost
+            return Answer.AGAIN  # its partitions are lost; the consumer's callback says so in a moment
         self._place = place
         self._producer.begin_transaction()
         return Answer.DONE
@@ -210,36 +242,45 @@ class Transactor:
             assert self._transaction is not None
             offsets = self._transaction.offsets
             positions = [ck.TopicPartition(topic, n, offset) for (topic, n), offset in offsets.items()]
-            call = partial(self._producer.send_offsets_to_transaction, positions, self._place, HANG_SECONDS)
+            # A longer limit than ours: the client's own would end in an abort that leaves the epoch as it is.
+            call = partial(self._producer.send_offsets_to_transaction, positions, self._place, TRANSACTION_SECONDS)
             self._handing = BackgroundCall("tidemill-offsets", call)
         return self._handed_over(self._handing)
 
     def _handed_over(self, handing: BackgroundCall) -> Answer:
         if handing.ended.wait(self._patience()):
             self._handing = None
-            if handing.error is not None:
-                raise handing.error
-            return Answer.DONE
+            if handing.error is None:
+                return Answer.DONE
+            if _may_still_arrive(handing.error):
+                self._replace()
+            raise handing.error
+        self.trouble = "no answer about the offsets"
         if time.monotonic() - handing.began < HANG_SECONDS:
-            self.trouble = "no answer about the offsets"
             return Answer.AGAIN
         log.warning("the call that hands offsets over hangs; its producer is replaced")
         self._handing = None
-        self._producer = self._make()
-        self._replaced = True
+        self._replace()
         return Answer.ABORT
 
-    def _abort(self) -> Answer:
-        """Abort, once offsets that are being handed over have their answer: a producer carries one call out at a time.
+    def _replace(self) -> None:
+        # The last reference to the old one goes on another thread: it waits there for the client's own threads.
+        old = [self._producer]
+        self._producer = self._make()
+        BackgroundCall("tidemill-old-producer", old.clear)
+        self._replaced = True
 
-        Whatever that is, they are not committed.
+    def _abort(self) -> Answer:
+        """Abort, after the answer to offsets that are being handed over: a producer makes one call at a time.
+
+        The answer itself does not matter: what was accepted is aborted, too.
         """
         if self._handing is not None:
             try:
                 if self._handed_over(self._handing) is Answer.AGAIN:
                     return Answer.AGAIN
             except ck.KafkaException as error:
-                log.debug("offsets of a doomed transaction were refused", error=reason(error))
+                log.debug("offsets of a transaction that is aborted were rejected", error=reason(error))
         if self._replaced:
             self._producer.init_transactions(self._patience())
             self._replaced = False
@@ -258,7 +299,7 @@ class Transactor:
                 return self._flushing()
             self._flush_began = None
             try:
-                produce(record.topic, record.value, record.key, on_delivery=partial(failed, record))
+                produce(record.topic, record.value, record.key, on_delivery=partial(failed, record), **_more(record))
             except BufferError:
                 self._producer.poll(self._patience())
                 return Answer.AGAIN
@@ -285,7 +326,7 @@ class Transactor:
         if error is None:
             return
         text = scrubbed(f"topic {record.topic}: {error.name()}: {error.str()}", self._config)
-        if worth_retrying(error):
+        if worth_retrying(error, record.partition):
             log.debug("a record of a transaction was not taken", error=text)
         else:
             record.error = text
@@ -303,11 +344,12 @@ class Transactor:
             if error.fatal():
                 return Answer.FATAL
             if error.txn_requires_abort():
+                self._rebalanced = error.code() in _REBALANCED
                 return Answer.ABORT
             if error.retriable() or error.code() == ck.KafkaError._TIMED_OUT:
                 return Answer.AGAIN
             return Answer.FATAL
-        except BaseException as raised:  # whatever it is, nobody knows what became of the call
+        except BaseException as raised:  # of any type: what the call did is not known, so nothing may follow it
             log.exception("an unexpected error in a transaction")
             self.trouble = scrubbed(f"{type(raised).__name__}: {raised}", self._config)
             return Answer.FATAL
@@ -338,3 +380,15 @@ class Transactor:
             return []
         finally:
             self._deadline = None
+
+
+def _may_still_arrive(error: BaseException) -> bool:
+    """Tell whether offsets may still be on their way: the client gave up waiting for them, no broker rejected them."""
+    return isinstance(error, ck.KafkaException) and error.args[0].txn_requires_abort() and error.args[0].code() < 0
+
+
+def _more(record: Outgoing) -> dict[str, Any]:
+    """Return what a record has besides key and value; most have nothing."""
+    if not record.headers and record.partition < 0 and not record.timestamp:
+        return {}
+    return {"partition": record.partition, "timestamp": record.timestamp, "headers": list(record.headers)}

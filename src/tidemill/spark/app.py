@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import enum
 import queue
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,6 +34,7 @@ from tidemill.runtime.identity import Identity, cluster_name, worker_name
 from tidemill.runtime.link import RECONNECT_SECONDS
 from tidemill.runtime.lock import WorkerLock
 from tidemill.runtime.log import configure
+from tidemill.runtime.pipeline_socket import pipeline_socket
 from tidemill.sinks.build import build_sinks
 from tidemill.sources.membership import present_members, reap_member
 from tidemill.spark.groupwatch import GroupWatch
@@ -45,12 +47,14 @@ from tidemill.spark.prepare import (
     look_up_partitions,
     refuse_letter_files,
     refuse_no_sinks,
+    refuse_shared_group,
+    warn_without_topic,
     with_full_paths,
 )
 from tidemill.spark.progress import PipelineProgress
 from tidemill.spark.session import Spark, is_local
 from tidemill.spark.shipping import own_folders, pack_handler
-from tidemill.spark.stopping import StartStoppedError, signals_noted, unless_stopped
+from tidemill.spark.stopping import StartStoppedError, running, signals_noted, unless_stopped
 from tidemill.spark.worker import ABANDONED_SECONDS, DEFAULT_FACTORY, EngineJob
 
 log = structlog.get_logger(__name__)
@@ -58,15 +62,26 @@ log = structlog.get_logger(__name__)
 ResultT = TypeVar("ResultT")
 
 
+#: A stop takes no longer than its drain timeout and this, whatever is away; the rest of 5 s is for Spark.
+STOP_SECONDS = 4.0
+#: Leaving the group for an engine that could not takes no longer.
+LEAVE_SECONDS = 10.0
+
+
 class _Wake(enum.Enum):
     """Why the thread that runs the pipeline has something to do."""
 
-    STARTED = enum.auto()
+    #: A step of the start or the stop has ended.
+    STEPPED = enum.auto()
     SIGNAL = enum.auto()
     DRAIN = enum.auto()
     STOP = enum.auto()
     SPARK_LOST = enum.auto()
     FINISHED = enum.auto()
+
+
+#: Words that may be left when the engines have ended.
+_NO_WISH = (_Wake.DRAIN, _Wake.SPARK_LOST, _Wake.FINISHED)
 
 
 def _nothing() -> None:
@@ -107,6 +122,7 @@ class Pipeline:
         self._live: LiveSlots | None = None
         self._finished: RunFinished | None = None
         self._error: BaseException | None = None
+        self._drained_at: float | None = None
 
     @property
     def error(self) -> BaseException | None:
@@ -158,25 +174,36 @@ class Pipeline:
 
     def _start_and_run(self) -> ExitCode:
         settings = self._settings or load_settings(self._config_path)
+        # `on_startup` may change them; a user finds this run by what is configured.
+        self._found_by = settings.kafka
         worker = worker_name(settings)
         self._configure_logs(settings, worker)
         handler = handler_of(self._handler)
-        startup = StartUp(handler, settings)
+        startup, configured = StartUp(handler, settings), settings
         settings = with_full_paths(self._unless_stopped(startup.run, startup.cancel))
         self._configure_logs(settings, worker)
         refuse_no_sinks(settings)
         refuse_letter_files(settings)
         if problem := revoke_problem(settings):
             raise ConfigError(problem)
+        warn_without_topic(configured, settings)
         # What no engine could make is told before any of them is started.
         build_sinks(settings)
         packed = pack_handler(handler)
-        with WorkerLock(settings.kafka.consumer_group, worker, name_env=settings.worker_name_env):
+        kafka = settings.kafka
+        with WorkerLock(
+            kafka.consumer_group,
+            worker,
+            brokers=kafka.brokers,
+            topic=kafka.source_topic,
+            name_env=settings.worker_name_env,
+        ):
             partitions = self._unless_stopped(lambda: look_up_partitions(settings))
+            self._unless_stopped(lambda: refuse_shared_group(settings, worker))
             return self._run_on_spark(settings, worker, packed, partitions)
 
     def _unless_stopped(self, work: Callable[[], ResultT], abort: Callable[[], None] = _nothing) -> ResultT:
-        return unless_stopped(work, self._wakes, _Wake.STARTED, abort)
+        return unless_stopped(work, self._wakes, _Wake.STEPPED, abort)
 
     def _configure_logs(self, settings: Settings, worker: str) -> None:
         self._log_context: dict[str, Any] = {
@@ -189,18 +216,13 @@ class Pipeline:
     def _run_on_spark(self, settings: Settings, worker: str, packed: bytes, partitions: int) -> ExitCode:
         count = engine_count(settings.spark, partitions)
         spark = Spark(settings.spark, f"tidemill {settings.kafka.consumer_group}", count)
-        try:
-            log.info("starting Spark", master=settings.spark.master, engines=count, partitions=partitions)
-            self._unless_stopped(spark.start, spark.abort)
-            return self._run_live(spark, settings, worker, packed, count)
-        except StartStoppedError as stopped:
-            if stopped.at_once:
-                spark.kill()
-            raise
-        finally:
-            spark.stop()
+        log.info("starting Spark", master=settings.spark.master, engines=count, partitions=partitions)
+        with running(spark, self._wakes, _Wake.STEPPED, _NO_WISH):
+            return self._run_live(spark, settings, worker, packed, count, partitions)
 
-    def _run_live(self, spark: Spark, settings: Settings, worker: str, packed: bytes, count: int) -> ExitCode:
+    def _run_live(
+        self, spark: Spark, settings: Settings, worker: str, packed: bytes, count: int, partitions: int
+    ) -> ExitCode:
         folders = own_folders()
 
         def make_job(slot: int, job_token: int, address: LinkAddress) -> EngineJob:
@@ -208,23 +230,32 @@ class Pipeline:
                 slot, job_token, worker, address, settings, packed, self._log_context, self._factory, folders
             )
 
-        live = LiveSlots(spark, worker, count, make_job, self._on_finished, self._times(settings))
+        live = LiveSlots(spark, worker, count, make_job, self._on_finished, self._times(settings), partitions)
+        control = pipeline_socket(self._found_by, worker, live.release)
         host = "127.0.0.1" if is_local(settings.spark) else spark.driver_host
         spark.watch(lambda: self._wakes.put(_Wake.SPARK_LOST))
         self._live = live
         try:
             live.start(bind_host=host)
-            with GroupWatch(settings):
-                code = self._supervise(live)
+            live.call(control.start())
+            try:
+                with GroupWatch(settings):
+                    code = self._supervise(live)
+            finally:
+                live.call(control.close())
         finally:
             live.close()
         if code is not ExitCode.STOPPED:
-            _leave_for(settings, worker, live.not_left())
-            self._raise_failure(settings, worker)
             done = live.progress()
+            if not done.uncommitted:  # else the brokers are away
+                self._leave_for(settings, worker, live.not_left())
+            self._raise_failure(settings, worker)
+            refuse_uncommitted(done)
             log.info(
                 "the pipeline is drained",
                 messages_done=done.messages_done,
+                lag=sum(done.lag.values()),
+                in_flight=done.in_flight,
                 dead_lettered=done.dead_lettered,
                 letters_dropped=done.letters_dropped,
             )
@@ -247,7 +278,13 @@ class Pipeline:
                 wake = _Wake.DRAIN if signals == 1 else _Wake.STOP
             match wake:
                 case _Wake.DRAIN:
-                    log.info("draining: nothing more is read; a second signal stops at once")
+                    self._drained_at = self._drained_at or time.monotonic()
+                    now = live.progress()
+                    log.info(
+                        "draining: nothing more is read; a second signal stops at once",
+                        lag=sum(now.lag.values()),
+                        in_flight=now.in_flight,
+                    )
                     live.drain()
                 case _Wake.STOP:
                     log.warning("stopping at once; what is not committed is done again by the next run")
@@ -263,11 +300,27 @@ class Pipeline:
                 case _Wake.FINISHED:
                     return ExitCode.OK
 
+    def _left(self, settings: Settings) -> float:
+        """Return how much of the time of a stop is left."""
+        if self._drained_at is None:
+            return LEAVE_SECONDS
+        left = self._drained_at + settings.executor.drain_timeout_seconds + STOP_SECONDS - time.monotonic()
+        return min(LEAVE_SECONDS, max(left, 1.0))
+
     def _on_finished(self, finished: RunFinished) -> None:
         self._finished = finished
         self._wakes.put(_Wake.FINISHED)
 
     # -- stop ------------------------------------------------------------------------------------------------
+
+    def _leave_for(self, settings: Settings, worker: str, slots: list[int]) -> None:
+        def leave() -> None:
+            _leave_for(settings, worker, slots, self._left(settings))
+
+        try:
+            unless_stopped(leave, self._wakes, _Wake.STEPPED, _nothing, _NO_WISH)
+        except StartStoppedError:
+            log.warning("the brokers are not waited for; partitions may stay reserved for the session timeout")
 
     def _raise_failure(self, settings: Settings, worker: str) -> None:
         """Raise why the run ended, unless it was drained."""
@@ -282,10 +335,29 @@ class Pipeline:
                 f"{settings.kafka.consumer_group!r}; give one of them another name: "
                 f"{settings.worker_name_env}=..."
             )
+        if finished.ending is Ending.CRASHED:
+            raise RemoteError(
+                f"the engine of slot {finished.slot} was lost: {finished.error}; look at how much memory this host has "
+                "left, and at native libraries that the handler loads"
+            )
         raise engine_error(f"the engine of slot {finished.slot}", finished.error or finished.ending.value)
 
 
-def _leave_for(settings: Settings, worker: str, slots: list[int]) -> None:
+def refuse_uncommitted(done: PipelineProgress) -> None:
+    """Let a drain fail whose commits did.
+
+    Raises:
+        RemoteError: Finished messages are not committed.
+    """
+    if done.uncommitted:
+        why = done.stalled.get("kafka") or "no answer from the brokers"
+        raise RemoteError(
+            f"commits failed at the stop: {done.uncommitted:,} finished messages are not committed and will be "
+            f"reprocessed by the next run ({why})"
+        )
+
+
+def _leave_for(settings: Settings, worker: str, slots: list[int], seconds: float) -> None:
     """Leave the consumer group for engines that could not, so that others have their partitions at once.
 
     An engine that died did not leave, and one that was drained while the group was joining may not have been able
@@ -293,14 +365,14 @@ def _leave_for(settings: Settings, worker: str, slots: list[int]) -> None:
     """
     members = {Identity(worker, slot, "", settings.kafka.consumer_group).instance_id for slot in slots}
     try:
-        left_behind = present_members(settings, members) if members else set()
+        left_behind = present_members(settings, members, min(5.0, seconds)) if members else set()
     except Exception as error:
         log.warning("the brokers do not say who is left in the group", error=str(error))
         return
 
     def leave(instance_id: str) -> None:
         try:
-            reap_member(settings, instance_id)
+            reap_member(settings, instance_id, seconds)
         except Exception as error:
             log.warning(
                 "an engine's partitions stay reserved for the session timeout",

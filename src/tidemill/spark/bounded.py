@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 import structlog
 
-from tidemill.core.errors import TidemillError
+from tidemill.core.errors import TidemillError, TooManyFailuresError
 from tidemill.core.silence import Hung, SilenceWatch
 from tidemill.runtime.frames import Begin, Command, Drain, Exit, Go, Hello, LinkAddress, Refused, Welcome
 from tidemill.runtime.link import LinkServer
@@ -77,6 +77,7 @@ class BoundedRun:
         self._done: set[int] = set()
         self._failures: dict[int, str] = {}
         self._stopping = False
+        self._is_hopeless = False
         self._on_stopped: Callable[[], None] = _nothing
         self._callers = ThreadPoolExecutor(1, "tidemill-cancel")
 
@@ -161,8 +162,9 @@ class BoundedRun:
     # -- what engines tell, on the link's loop ----------------------------------------------------------------
 
     def on_hello(self, link: int, hello: Hello) -> None:
-        """Let an engine begin at once, unless the run is being stopped."""
-        if self._stopping and not hello.run_token:
+        """Let an engine begin at once, unless the run is being stopped, or too much of it fails."""
+        if (self._stopping or self._is_hopeless) and not hello.run_token:
+            # Spark starts a failed part again; it would dead-letter the same messages again.
             self._server.send(link, Refused("the run is being stopped"))
             self._server.close_link(link)
             return
@@ -189,7 +191,8 @@ class BoundedRun:
         self._watch.left(link)
         self._running[link] = summary.progress
         if summary.reason is not StopReason.DRAINED:
-            self._failures[summary.slot] = summary.error or summary.reason.value
+            self._failures[summary.slot] = said = summary.error or summary.reason.value
+            self._is_hopeless |= said.startswith(TooManyFailuresError.__name__)
             log.warning("a part of the run failed", part=summary.slot, error=summary.error)
         elif not self._stopping:
             self._failures.pop(summary.slot, None)

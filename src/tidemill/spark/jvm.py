@@ -44,12 +44,13 @@ def is_given() -> bool:
     return _PORT in os.environ
 
 
-def launch(conf: Mapping[str, str], connection_file: Path) -> subprocess.Popen[bytes]:
+def launch(conf: Mapping[str, str], connection_file: Path, quiet: threading.Event) -> subprocess.Popen[bytes]:
     """Start Spark's launcher, which becomes the JVM; returns at once.
 
     Args:
         conf: Spark's whole configuration.
         connection_file: Where the JVM writes how it is reached; see `gateway_to`.
+        quiet: Set when only the noise of its end can come from it and from what runs below it.
     """
     from pyspark.find_spark_home import _find_spark_home
 
@@ -57,7 +58,7 @@ def launch(conf: Mapping[str, str], connection_file: Path) -> subprocess.Popen[b
     arguments = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))
     program = str(Path(_find_spark_home()) / "bin" / "spark-submit")
     environ = {**os.environ, "SPARK_CONNECT_MODE": "0", "_PYSPARK_DRIVER_CONN_INFO_PATH": str(connection_file)}
-    with standard_error_pipe() as standard_error:
+    with standard_error_pipe(quiet) as standard_error:
         return subprocess.Popen(
             ["sh", "-c", _IGNORING, "sh", program, *options, *arguments],
             stdin=subprocess.PIPE,
@@ -123,24 +124,24 @@ def kill_launch(jvm: subprocess.Popen[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def standard_error_pipe() -> Iterator[int]:
+def standard_error_pipe(quiet: threading.Event) -> Iterator[int]:
     """Yield a file descriptor whose lines a thread writes to `sys.stderr`, until all its writers are gone.
 
     The JVM's lines, and through it those of local engines, must not go past a live display into the terminal.
     """
     reader, writer = os.pipe()
-    threading.Thread(target=_pass_on, args=(reader,), name="tidemill-jvm-stderr", daemon=True).start()
+    threading.Thread(target=_pass_on, args=(reader, quiet), name="tidemill-jvm-stderr", daemon=True).start()
     try:
         yield writer
     finally:
         os.close(writer)
 
 
-def _pass_on(reader: int) -> None:
+def _pass_on(reader: int, quiet: threading.Event) -> None:
     with open(reader, "rb") as lines:
         for line in lines:
             # Whoever writes must not wait for ever because nobody can read of it.
             with contextlib.suppress(OSError, ValueError):
-                if not line.startswith(_NOISE):
+                if not quiet.is_set() and not line.startswith(_NOISE):
                     sys.stderr.write(line.decode(errors="replace"))
                     sys.stderr.flush()

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import msgspec
 import structlog
@@ -31,11 +32,12 @@ from tidemill.runtime.frames import (
     LinkAddress,
     Pause,
     Refused,
+    Release,
     Resume,
     Welcome,
 )
 from tidemill.runtime.link import LinkServer
-from tidemill.runtime.progress import EngineProgress, EngineSummary
+from tidemill.runtime.progress import EngineProgress, EngineSummary, brake_name
 from tidemill.spark.jobs import JobOutcome, JobThread, job_group, outcome_of
 from tidemill.spark.progress import EngineStatus, PipelineProgress, summed
 from tidemill.spark.session import Spark
@@ -104,6 +106,7 @@ class LiveSlots:
         make_job: Makes the job of a slot from slot, job token and the link's address.
         on_finished: Called once, on the link's loop, when all slots are finished.
         limits: The supervision's times.
+        partitions: How many the source topic has; None: as many as slots.
     """
 
     def __init__(
@@ -114,6 +117,7 @@ class LiveSlots:
         make_job: JobMaker,
         on_finished: Callable[[RunFinished], None],
         limits: SlotLimits,
+        partitions: int | None = None,
     ) -> None:
         """Prepare; nothing runs before `start`."""
         self._spark = spark
@@ -122,7 +126,8 @@ class LiveSlots:
         self._on_finished = on_finished
         self._limits = limits
         self._count = count
-        self._roster = Roster(count)
+        self._roster = Roster(count, partitions)
+        self._roster_timer: asyncio.TimerHandle | None = None
         self._seats: Sequence[Seat] = ()
         self._callers: dict[int, _Caller] = {}
         self._paused = False
@@ -157,6 +162,10 @@ class LiveSlots:
     def resume(self) -> None:
         """Let engines take messages again."""
         self._soon(lambda: self._set_paused(False))
+
+    def call(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine on the link's loop and wait for its end; not from that loop itself."""
+        self._server.call(coroutine)
 
     def exit_now(self) -> None:
         """Let every engine's process end now; their wardens clean up. No new one is started."""
@@ -222,6 +231,8 @@ class LiveSlots:
         if caller.seat.link == link:
             caller.seat.progress = progress
             caller.seat.last_seen = time.monotonic()
+            if progress.partitions and self._roster.holding:
+                self._carry_out(self._roster.owns(caller.seat.number))
         self._feed(caller.seat, slot_events.Heartbeat(caller.run_token))
 
     def on_ready(self, link: int) -> None:
@@ -231,7 +242,7 @@ class LiveSlots:
             return
         self._feed(caller.seat, slot_events.Ready(caller.run_token))
         if caller.seat.link == link:
-            self._carry_out(self._roster.ready(caller.seat.number))
+            self._carry_out(self._roster.ready(caller.seat.number, self._loop.time()))
 
     def on_ended(self, link: int, summary: EngineSummary) -> None:
         """Keep what an engine says of its end; the end of its job makes it count."""
@@ -277,7 +288,19 @@ class LiveSlots:
 
     def _set_paused(self, paused: bool) -> None:
         self._paused = paused
-        self._tell_all(Pause() if paused else Resume())
+        self._tell_all(self._pause_or_resume())
+
+    def _pause_or_resume(self) -> Command:
+        return Pause() if self._paused or self._roster.holding else Resume()
+
+    def release(self) -> list[dict[str, Any]]:
+        """Let the brakes off that are on, as engines said last; return what is held. Only on the link's loop."""
+        told = []
+        for seat in self._seats:
+            if seat.progress is not None and brake_name(seat.number) in seat.progress.stalled:
+                self._send_to_slot(seat, Release())
+                told.append({"slot": seat.number, "held": seat.progress.held})
+        return told
 
     def _tell_all(self, command: Command) -> None:
         for link in self._callers:
@@ -327,8 +350,8 @@ class LiveSlots:
         seat.hello = hello = self._callers[link].hello
         seat.last_seen = time.monotonic()
         self._server.send(link, Welcome(run_token))
-        if self._paused:
-            self._server.send(link, Pause())
+        # One that comes back may have missed what the others were told.
+        self._server.send(link, self._pause_or_resume())
         log.info("engine connected", slot=seat.number, pid=hello.pid, host=hello.host, run_token=run_token)
         self._carry_out(self._roster.connected(seat.number))
 
@@ -340,10 +363,19 @@ class LiveSlots:
                 case roster.Go(number):
                     self._seats[number].subscribed = True
                     self._send_to_slot(self._seats[number], Go())
+                case roster.Consume():
+                    self._tell_all(self._pause_or_resume())
                 case roster.DrainSlot(number):
                     self._feed(self._seats[number], slot_events.DrainRequested())
                 case RunFinished():
                     self._on_finished(effect)
+        due = self._roster.due
+        if due is not None and self._roster_timer is None:
+            self._roster_timer = self._loop.call_at(due, self._tick_roster)
+
+    def _tick_roster(self) -> None:
+        self._roster_timer = None
+        self._carry_out(self._roster.tick(self._loop.time()))
 
     def _send_to_slot(self, seat: Seat, command: Command) -> None:
         if seat.link is not None:

@@ -8,6 +8,7 @@ import difflib
 import inspect
 import os
 import re
+import struct
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,12 +17,15 @@ from typing import Any, TypeVar
 import confluent_kafka as ck
 import structlog
 
-from tidemill.config.loading import validated
-from tidemill.config.settings import Settings, SparkSettings
-from tidemill.core.errors import ConfigError, HandlerError, RemoteError, SinkNotConfiguredError, TidemillError
+from tidemill.config.loading import NO_TOPIC, validated
+from tidemill.config.settings import KafkaSettings, Settings, SparkSettings
+from tidemill.core.errors import ConfigError, HandlerError, RemoteError, SinkNotConfiguredError, TidemillError, said
 from tidemill.pipeline.handler import HOOKS, SYNCHRONOUS_HOOKS, Handler, overrides
+from tidemill.runtime.identity import Identity
 from tidemill.runtime.kafka_client import TopicAdmin, client_config
+from tidemill.runtime.lock import GroupInUseError
 from tidemill.runtime.topics import TopicReader
+from tidemill.sources.membership import other_topics
 
 log = structlog.get_logger(__name__)
 
@@ -64,6 +68,8 @@ def _check_hooks(handler: Handler[Any, Any]) -> None:
 def _check_hook(method: Any, hook: str, name: str) -> None:
     # What another name stands behind is somebody's decorator, and may return a coroutine all the same.
     written_here = inspect.ismethod(method) and method.__name__ == hook and not hasattr(method, "__wrapped__")
+    if written_here and (inspect.isasyncgenfunction(method) or inspect.isgeneratorfunction(method)):
+        raise HandlerError(f"{name}.{hook} has a `yield`, which makes it a generator; it has to return what it yields")
     if written_here and inspect.iscoroutinefunction(method) == (hook in SYNCHRONOUS_HOOKS):
         wanted = "a plain def" if hook in SYNCHRONOUS_HOOKS else "an async def"
         raise HandlerError(f"{name}.{hook} has to be {wanted}")
@@ -202,6 +208,43 @@ def look_up_partitions(settings: Settings) -> int:
             f"the partitions of topic {kafka.source_topic!r} cannot be looked up at {kafka.brokers}: {error}; "
             "is the broker running and reachable from here?"
         ) from error
+
+
+def refuse_shared_group(settings: Settings, worker: str) -> None:
+    """Refuse a consumer group that has members which read other topics.
+
+    Args:
+        settings: Of the pipeline.
+        worker: This worker's name; the caller holds its lock.
+
+    Raises:
+        GroupInUseError: It has.
+    """
+    kafka = settings.kafka
+    # Slots and their numbers follow.
+    own_prefix = Identity(worker, 0, "", kafka.consumer_group).instance_id.removesuffix("0")
+    try:
+        others = other_topics(settings, own_prefix)
+    except (ck.KafkaException, struct.error, UnicodeDecodeError) as error:
+        log.info("the members of the consumer group cannot be looked at", error=said(error))
+        return
+    if others:
+        topic, members = min(others.items())
+        raise GroupInUseError(
+            kafka.consumer_group, kafka.source_topic, f"{members[0]!r} on {kafka.brokers}, which reads topic {topic!r}"
+        )
+
+
+def warn_without_topic(configured: Settings, settings: Settings) -> None:
+    """Warn of a pipeline whose topic nobody chose.
+
+    Args:
+        configured: As it was read.
+        settings: As `on_startup` left it.
+    """
+    topic = settings.kafka.source_topic
+    if "source_topic" not in configured.kafka.model_fields_set and topic == KafkaSettings().source_topic:
+        log.warning(NO_TOPIC.format(topic=topic))
 
 
 def engine_count(settings: SparkSettings, partitions: int) -> int:

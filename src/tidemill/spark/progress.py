@@ -73,7 +73,16 @@ _SINK_COUNTS = (
     "dead_lettered",
     "breaker_opened",
 )
-_HELD = ("tasks_running", "tasks_queued", "tasks_retrying", "rss_bytes", "cache_entries")
+_HELD = (
+    "tasks_running",
+    "tasks_queued",
+    "tasks_retrying",
+    "rss_bytes",
+    "cache_entries",
+    "held",
+    "in_flight",
+    "uncommitted",
+)
 
 
 def summed(
@@ -97,14 +106,17 @@ def summed(
         setattr(total, name, sum(getattr(part, name) for part in now))
     committed: dict[str, int] = {}
     for part in (*past, *now):
-        for partition, offset in part.committed.items():
-            committed[partition] = max(offset, committed.get(partition, 0))
+        moved = {name: committed[name] for name in committed.keys() & part.committed.keys()}
+        committed |= part.committed
+        for name, offset in moved.items():
+            committed[name] = max(offset, committed[name])
     total.committed = committed
     for part in now:
         total.lag |= part.lag
         total.stalled |= part.stalled
     total.paused = sorted({name for part in now for name in part.paused})
-    total.partitions = sorted({name for part in now for name in part.partitions})
+    # Names that were in order stay so, which sorts quickly.
+    total.partitions = sorted(dict.fromkeys(name for part in now for name in part.partitions))
     total.sinks = _sinks((*past, *now))
     slowest = [task for part in (*past, *now) for task in part.slowest]
     total.slowest = heapq.nlargest(SLOWEST, slowest)

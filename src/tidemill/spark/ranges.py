@@ -38,7 +38,7 @@ from tidemill.spark.prepare import StartUp, handler_of, look_up_partitions, refu
 from tidemill.spark.schema import outcomes_frame
 from tidemill.spark.session import Spark, bounded_conf, ship_package
 from tidemill.spark.shipping import own_folders, pack_handler
-from tidemill.spark.stopping import StartStoppedError, signals_noted, unless_stopped
+from tidemill.spark.stopping import StartStoppedError, running, signals_noted, unless_stopped
 from tidemill.spark.task import ChunkResult, run_ranges
 from tidemill.spark.worker import EngineJob
 
@@ -54,7 +54,8 @@ ResultT = TypeVar("ResultT")
 class _Wake(enum.Enum):
     """Why the thread that runs a backfill has something to do."""
 
-    STARTED = enum.auto()
+    #: A step of the start or the stop has ended.
+    STEPPED = enum.auto()
     STOP = enum.auto()
     ENDED = enum.auto()
 
@@ -188,7 +189,7 @@ class Backfill:
         return outcomes_frame(session, self._folder.path)
 
     def _unless_stopped(self, work: Callable[[], ResultT], abort: Callable[[], None]) -> ResultT:
-        return unless_stopped(work, self._wakes, _Wake.STARTED, abort)
+        return unless_stopped(work, self._wakes, _Wake.STEPPED, abort)
 
     def _cancel_startup(self) -> None:
         if self._startup is not None:
@@ -267,11 +268,8 @@ class Backfill:
         cores = min(self._cores(settings), len(todo.parts))
         name = f"tidemill backfill {settings.kafka.source_topic}"
         spark = Spark(settings.spark, name, cores, bounded_conf(settings.spark, name, cores))
-        try:
-            log.info(
-                "starting Spark", master=settings.spark.master, ranges=len(todo.plan.pieces), offsets=todo.plan.total
-            )
-            self._unless_stopped(spark.start, spark.abort)
+        log.info("starting Spark", master=settings.spark.master, ranges=len(todo.plan.pieces), offsets=todo.plan.total)
+        with running(spark, self._wakes, _Wake.STEPPED, (_Wake.ENDED,)):
             with BoundedRun(spark.context, todo.sizes, todo.before) as run:
                 self._run = run
                 try:
@@ -280,12 +278,6 @@ class Backfill:
                     self._note_end(run)
             if not self._stopped:
                 self._check(todo, results)
-        except StartStoppedError as stopped:
-            if stopped.at_once:
-                spark.kill()
-            raise
-        finally:
-            spark.stop()
 
     def _supervise(self, spark: Spark, run: BoundedRun, todo: _Todo) -> list[ChunkResult]:
         from pyspark import InheritableThread

@@ -13,10 +13,8 @@ import importlib.resources
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import zipfile
 from collections.abc import Callable, Mapping
@@ -28,6 +26,7 @@ import structlog
 import tidemill
 from tidemill.config.settings import SparkSettings
 from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.runtime.folders import OwnedFolder
 from tidemill.runtime.java import find_java
 from tidemill.spark.descendants import Descendants
 from tidemill.spark.jvm import JvmEndedError, close_stdin, end, gateway_to, is_given, kill_launch, launch
@@ -151,10 +150,11 @@ class Spark:
         """Prepare; nothing is started before `start`."""
         self._settings = settings
         self._conf = spark_conf(settings, app_name, engines) if conf is None else dict(conf)
-        self._folder = tempfile.TemporaryDirectory(prefix="tidemill-spark-", ignore_cleanup_errors=True)
+        self._folder = OwnedFolder("tidemill-spark-")
         self._context: SparkContext | None = None
         self._jvm: subprocess.Popen[bytes] | None = None
         self._stopping = threading.Event()
+        self._quiet = threading.Event()
         self._started = self._given_up = False
         #: Held for moments only, unlike the other one.
         self._lock = threading.Lock()
@@ -197,7 +197,7 @@ class Spark:
         finally:
             limit.cancel()
         if not is_local(self._settings):
-            ship_package(self.context, Path(self._folder.name))
+            ship_package(self.context, self._folder.path)
 
     def _start(self) -> None:
         from pyspark import SparkConf, SparkContext
@@ -209,7 +209,7 @@ class Spark:
         conf = SparkConf(loadDefaults=False)
         for key, value in self._conf.items():
             conf.set(key, value)
-        connection_file = Path(self._folder.name) / "connection"
+        connection_file = self._folder.path / "connection"
         if not is_given():
             self._launch(connection_file)
         gateway = gateway_to(self._jvm, connection_file)
@@ -226,7 +226,7 @@ class Spark:
         with self._lock:
             if self._stopping.is_set():
                 raise JvmEndedError("it was stopped")
-            self._jvm = launch(self._conf, connection_file)
+            self._jvm = launch(self._conf, connection_file, self._quiet)
 
     def _failure(self, error: Exception) -> str:
         master = self._conf["spark.master"]
@@ -255,12 +255,13 @@ class Spark:
 
     def _end_start(self, seconds: float) -> None:
         """End what starts: a JVM that listens already may end by itself, and tidy up, within these seconds."""
+        self._quiet.set()
         with self._lock:
             self._stopping.set()
             jvm, started = self._jvm, self._started
         if jvm is None:
             return
-        listens = (Path(self._folder.name) / "connection").exists()
+        listens = (self._folder.path / "connection").exists()
         close_stdin(jvm)
         try:
             jvm.wait(seconds if listens else 0.0)
@@ -318,6 +319,8 @@ class Spark:
         from pyspark import SparkContext
 
         if self._context is not None:
+            # All engines have ended, and Python workers that find the JVM gone show pages of traces.
+            self._quiet.set()
             if self._jvm is None or self._jvm.poll() is None:
                 self._stop_context(self._context)
             self._context = None
@@ -358,8 +361,9 @@ def ship_package(context: SparkContext, folder: Path | None = None) -> None:
     if is_local_context(context) or PACKAGE_ZIP in (context._python_includes or ()):
         return
     if folder is None:
-        folder = Path(tempfile.mkdtemp(prefix="tidemill-zip-"))
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        owned = OwnedFolder("tidemill-zip-")
+        atexit.register(owned.cleanup)
+        folder = owned.path
     context.addPyFile(str(_package_zip(folder)))
 
 

@@ -1,8 +1,7 @@
-"""Signals, and what blocks while a run starts: a wish to end is heard at every moment of a start.
+"""Signals, and what blocks while a run starts or stops: a wish to end is heard at every moment.
 
 Signal handlers and other threads only put a word into the run's queue. The thread that runs a pipeline or a backfill
-waits on that queue alone; whatever can block during the start (a handler's `on_startup`, brokers, Spark) runs in a
-thread beside it.
+waits on that queue alone; whatever can block (a handler's `on_startup`, brokers, Spark) runs in a thread beside it.
 
 Invariant: after a wish to end, the waiting thread goes on within `END_SECONDS`, whatever the other one hangs in. That
 one is a daemon: it does not keep the process alive.
@@ -14,10 +13,13 @@ import contextlib
 import queue
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from types import FrameType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from tidemill.spark.session import Spark
 
 ResultT = TypeVar("ResultT")
 WordT = TypeVar("WordT")
@@ -28,7 +30,7 @@ NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StartStoppedError(Exception):
-    """The start was ended on request.
+    """A step was ended on request.
 
     Attributes:
         at_once: Whether it was asked for twice.
@@ -36,20 +38,25 @@ class StartStoppedError(Exception):
 
     def __init__(self, *, at_once: bool) -> None:
         """Say how."""
-        super().__init__("the start was ended on request")
+        super().__init__("ended on request")
         self.at_once = at_once
 
 
 def unless_stopped(
-    work: Callable[[], ResultT], words: queue.SimpleQueue[WordT], done: WordT, abort: Callable[[], None]
+    work: Callable[[], ResultT],
+    words: queue.SimpleQueue[WordT],
+    done: WordT,
+    abort: Callable[[], None],
+    ignored: Collection[WordT] = (),
 ) -> ResultT:
-    """Run one step of a start in another thread and return its result.
+    """Run one step of a start or a stop in another thread and return its result.
 
     Args:
         work: What may block.
-        words: Where wishes to end arrive; every other word than `done` is one.
+        words: Where wishes to end arrive; every other word than `done` and those ignored is one.
         done: What the other thread puts there when it has ended.
         abort: Called in this thread when the step is to end; must not block.
+        ignored: Words that may arrive and are no wish to end.
 
     Raises:
         StartStoppedError: A wish to end came first; the step has ended, was given `END_SECONDS`, or a second wish came.
@@ -64,12 +71,41 @@ def unless_stopped(
         words.put(done)
 
     threading.Thread(target=run, name="tidemill-start", daemon=True).start()
-    if words.get() is done:
+    # An earlier step that was given up may say only now that it has ended.
+    while (word := words.get()) in ignored or (word is done and not result.done()):
+        pass
+    if word is done:
         return result.result()
     abort()
     with contextlib.suppress(queue.Empty):
         raise StartStoppedError(at_once=words.get(timeout=END_SECONDS) is not done)
     raise StartStoppedError(at_once=False)
+
+
+@contextlib.contextmanager
+def running(spark: Spark, words: queue.SimpleQueue[WordT], done: WordT, ignored: Collection[WordT]) -> Iterator[None]:
+    """Start Spark for a block and stop it after that; a wish to end is heard meanwhile.
+
+    Args:
+        spark: What is started.
+        words: See `unless_stopped`.
+        done: The same.
+        ignored: Words that may be left when Spark is stopped.
+
+    Raises:
+        StartStoppedError: The start was ended.
+        TidemillError: Spark does not start.
+    """
+    try:
+        unless_stopped(spark.start, words, done, spark.abort)
+        yield
+    except StartStoppedError as stopped:
+        if stopped.at_once:
+            spark.kill()
+        raise
+    finally:
+        with contextlib.suppress(StartStoppedError):
+            unless_stopped(spark.stop, words, done, spark.kill, ignored)
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ from pyspark import cloudpickle
 from tidemill.config.settings import Settings
 from tidemill.core.errors import RemoteError, said
 from tidemill.runtime.engine_tasks import EngineTasks
-from tidemill.runtime.frames import Begin, Command, Drain, Exit, Go, Hello, LinkAddress, Pause, Resume
+from tidemill.runtime.frames import Begin, Command, Drain, Exit, Go, Hello, LinkAddress, Pause, Release, Resume
 from tidemill.runtime.identity import Identity, new_engine_id
 from tidemill.runtime.link import RECONNECT_SECONDS, EngineLink
 from tidemill.runtime.log import configure
@@ -110,6 +110,9 @@ class RunnableEngine(Protocol):
 
     def resume(self) -> None:
         """Take messages again."""
+
+    def release(self) -> None:
+        """Let the brake off, if it is on."""
 
 
 EngineMaker = Callable[[Settings, Any, Identity], RunnableEngine]
@@ -335,6 +338,9 @@ class EngineProcess:
                 self._paused = False
                 if self._engine is not None:
                     self._engine.resume()
+            case Release():
+                if self._engine is not None:
+                    self._engine.release()
             case Exit():
                 os._exit(DEADLINE_EXIT)
 

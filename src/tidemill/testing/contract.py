@@ -14,21 +14,39 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import datetime
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
+import msgspec
 import pydantic
 import pytest
 
+from tidemill.config.settings import DeliverySettings
+from tidemill.config.sink_settings import BUILT_IN_TYPES
 from tidemill.core.errors import RemoteError
-from tidemill.sinks.base import Encoded, Refusal, Sink
+from tidemill.pipeline.delivery import Origin, Outbox
+from tidemill.sinks.base import Encoded, Refusal, Sink, encoded
+from tidemill.sinks.payloads import CollectResult
+from tidemill.testing.scripted import ScriptedDeadLetters
 
 #: A target that was down may take this long to be used again.
 RECOVERY_SECONDS = 20.0
 #: A call that was cancelled may take this long to end.
 CANCEL_SECONDS = 5.0
+#: Values that some protocols cannot carry: half a surrogate pair, NUL, 10 MB of text, NaN, dates at both ends.
+NASTY: Sequence[Any] = (
+    "\ud800",
+    "a\0b",
+    "x" * 10_000_000,
+    math.nan,
+    datetime.datetime.max.replace(tzinfo=datetime.UTC),
+    datetime.datetime.min,
+    datetime.date.max,
+)
 
 
 class Order(pydantic.BaseModel):
@@ -72,6 +90,30 @@ async def deliver_at_last(sink: Sink, payloads: Sequence[Any], seconds: float = 
         await asyncio.sleep(0.05 if left else 0)
 
 
+async def deliver_through_outbox(sink: Sink, payloads: Sequence[Any], **delivery: Any) -> list[str]:
+    """Deliver payloads as a pipeline does, and return the errors of those that became dead letters.
+
+    Args:
+        sink: Where to; it is connected and closed.
+        payloads: What.
+        delivery: Settings under `delivery`.
+    """
+    letters = ScriptedDeadLetters()
+    backoff = {"initial_seconds": 0.01, "max_seconds": 0.1}
+    settings = DeliverySettings.model_validate({"retry_backoff": backoff, **delivery})
+    outbox = Outbox({sink.type: {sink.name: sink}}, letters, None, settings)
+    await outbox.connect()
+    try:
+        field = {"filesystem": "files"}.get(sink.type, sink.type) if sink.type in BUILT_IN_TYPES else "custom"
+        settled = asyncio.Event()
+        outbox.submit(outbox.route(CollectResult(**{field: payloads})), Origin([]), settled.set)
+        async with asyncio.timeout(RECOVERY_SECONDS):
+            await settled.wait()
+    finally:
+        await outbox.close()
+    return [letter.error for letter in letters.letters for _ in letter.original_payloads]
+
+
 @pytest.mark.asyncio
 class SinkContract(abc.ABC):
     """Inherit, and say how the sink is made and read.
@@ -108,6 +150,15 @@ class SinkContract(abc.ABC):
         """Return a payload that only the target refuses, and for good; None if it never does."""
         return None
 
+    def nasty_payloads(self) -> Sequence[Any]:
+        """Return payloads with a value in one of their fields, or in their data, that the protocol may not have."""
+        plain = self.payload({"n": 1})
+        fields = [name for name in getattr(plain, "__struct_fields__", ()) if name not in ("sink", "type")]
+        payloads = [msgspec.structs.replace(plain, **{name: value}) for name in fields for value in NASTY]
+        forms: list[Any] = [form for value in NASTY for form in ({"n": value}, {"n": [value]}, [value])]
+        forms += [{name: 1} for name in NASTY if isinstance(name, str)]
+        return payloads + [msgspec.structs.replace(plain, data=form) for form in forms if "data" in fields]
+
     def outage(self) -> Outage | None:
         """Return what is between the sinks of this test and their target; None if nothing is."""
         return None
@@ -140,9 +191,9 @@ class SinkContract(abc.ABC):
         """A handler may use its dict again."""
         sink, data = self.make(), {"n": 1}
         await sink.connect()
-        encoded = sink.encode(self.payload(data))
+        made = sink.encode(self.payload(data))
         data["n"] = 2
-        assert list(await sink.send([encoded])) == [None]
+        assert list(await sink.send([made])) == [None]
         assert await self._data(1) == [{"n": 1}]
         await sink.close()
 
@@ -202,6 +253,44 @@ class SinkContract(abc.ABC):
         self._says_no_secret(answers[7].error)
         assert await self._data(20) == [{"n": n} for n in range(20)]
         await sink.close()
+
+    async def test_nasty_values_are_refused_before_they_are_sent_or_take_no_other_down(self) -> None:
+        """`encode` yields what is sent: what it lets through does not raise in `send`."""
+        sink = self.make()
+        await sink.connect()
+        for number, nasty in enumerate(self.nasty_payloads()):
+            try:
+                item = encoded(sink, nasty)
+            except Exception:  # noqa: S112 - whatever it is, it is the payload's own refusal
+                continue
+            good = [sink.encode(self.payload({"n": n}, key=f"good{n}")) for n in (2 * number, 2 * number + 1)]
+            before, answer, after = await sink.send([good[0], item, good[1]])
+            assert before is None, f"{item.body!r:.200}: {before}"
+            assert after is None or (self.in_one_order and answer is not None), f"{item.body!r:.200}: {after}"
+        await sink.close()
+
+    @pytest.mark.parametrize("error", [ValueError("wrong data"), RuntimeError("wrong, or down")])
+    async def test_a_payload_at_which_sending_raises_takes_no_other_down(self, error: Exception) -> None:
+        """The others of its batch arrive, and it alone becomes a dead letter."""
+        sink = self.make()
+        sent, encode = sink.send, sink.encode
+        payloads = [self.payload({"n": n}) for n in range(20)]
+        culprits: list[Encoded] = []
+
+        def encode_and_note(payload: Any) -> Encoded:
+            made = encode(payload)
+            culprits.extend([made] if payload is payloads[7] else [])
+            return made
+
+        async def send(batch: Sequence[Encoded]) -> Sequence[Refusal | None]:
+            if any(item is culprits[0] for item in batch):
+                raise error
+            return await sent(batch)
+
+        sink.encode, sink.send = encode_and_note, send  # type: ignore[method-assign]
+        (text,) = await deliver_through_outbox(sink, payloads)
+        assert str(error) in text
+        assert sorted(each["n"] for each in await self._data(19)) == [n for n in range(20) if n != 7]
 
     async def test_while_the_target_is_down_nothing_is_lost_and_it_arrives_once_it_is_back(self) -> None:
         """The sink says that trying again can help, and needs no new `connect`."""

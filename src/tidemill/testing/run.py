@@ -22,7 +22,9 @@ from tidemill.runtime.identity import Identity
 from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.progress import EngineSummary, StopReason
 from tidemill.sinks.base import Sink
+from tidemill.sinks.build import build_sink
 from tidemill.sources.base import TopicPartition
+from tidemill.spark.prepare import handler_of
 from tidemill.testing.scripted import ScriptedDeadLetters, ScriptedSink, ScriptedSource
 
 Message = SourceMessage | bytes | str | Mapping[str, Any] | None
@@ -104,7 +106,7 @@ def run_handler(
         timeout_seconds: How long it may take.
 
     Raises:
-        HandlerError: The handler could not start, or did not end in time.
+        HandlerError: The handler's hooks cannot be called, it could not start, or it did not end in time.
         TidemillError: The configuration is wrong.
     """
     return asyncio.run(run_handler_async(handler, messages, config, timeout_seconds=timeout_seconds))
@@ -118,7 +120,7 @@ async def run_handler_async(
     timeout_seconds: float = 60.0,
 ) -> HandlerRun:
     """Run a handler like `run_handler`, inside a running event loop."""
-    instance = handler() if isinstance(handler, type) else handler
+    instance = handler_of(handler)
     settings = config if isinstance(config, Settings) else Settings.model_validate(dict(config or {}))
     settings = await instance.on_startup(settings) or settings
     sources = [_message(value, index) for index, value in enumerate(messages)]
@@ -144,6 +146,8 @@ async def run_handler_async(
         build_executor(settings.executor, "test"),
         report,
     )
+    if engine.brake is not None:
+        engine.brake.fails = True
     if not sources:
         engine.drain()
     try:
@@ -163,14 +167,26 @@ async def run_handler_async(
 
 
 def scripted_sinks(settings: Settings) -> dict[str, dict[str, Sink]]:
-    """Return a scripted sink for each configured one; without any, one of each type."""
+    """Return a scripted sink for each configured one; without any, one for Kafka and one for files.
+
+    Payloads are encoded by the real sinks: what one of them would refuse is refused here. Where a sink cannot be
+    made (its client is not installed), what can be known without it is checked.
+    """
     if settings.sinks.is_empty():
         settings = settings.model_copy(deep=True)
         settings.sinks.kafka = {"kafka": KafkaSinkSettings(topic="results")}
         settings.sinks.filesystem = {"files": FilesystemSinkSettings(base_path=".")}
     return {
-        kind: {name: ScriptedSink(name, kind) for name in named} for kind, named in settings.sinks.by_type().items()
+        kind: {name: ScriptedSink(name, kind, real=_real_sink(settings, kind, name)) for name in named}
+        for kind, named in settings.sinks.by_type().items()
     }
+
+
+def _real_sink(settings: Settings, kind: str, name: str) -> Sink | None:
+    try:
+        return build_sink(settings, kind, name)
+    except TidemillError:
+        return None
 
 
 async def _at_once() -> None:

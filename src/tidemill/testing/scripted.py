@@ -9,7 +9,8 @@ from typing import Any
 
 from tidemill.runtime.deadletter import Letter
 from tidemill.runtime.messages import SourceMessage
-from tidemill.sinks.base import Encoded, Refusal, Sink, to_json
+from tidemill.sinks.base import Encoded, Refusal, Sink, encoded, to_json
+from tidemill.sinks.fields import check_choices
 from tidemill.sources.base import CommitStatus, Fatal, Outgoing, Records, SourceEvents, TopicPartition
 
 
@@ -64,7 +65,7 @@ class ScriptedSource:
         """Let more messages arrive in partitions that are assigned."""
         for message in messages:
             self._buffers.setdefault((message.topic, message.partition), deque()).append(message)
-        self.events.on_messages()
+        self.events.on_messages({(message.topic, message.partition) for message in messages})
 
     def pull(self, partition: TopicPartition, limit: int) -> list[SourceMessage]:
         """Take messages out of the partition's buffer."""
@@ -135,7 +136,7 @@ class ScriptedSource:
         """Return None: a scripted source never waits."""
         return None
 
-    async def close(self, *, leave: bool) -> None:
+    async def close(self, *, leave: bool, seconds: float = 0.0) -> None:
         """Keep whether the group was left."""
         self.left = leave
 
@@ -147,6 +148,7 @@ class ScriptedSink(Sink):
         name: The instance's name.
         type_name: The type it stands for.
         refuse: Called with each payload; a `Refusal` refuses it.
+        real: The sink that it stands for; encodes every payload, and is never connected.
     """
 
     type = "scripted"
@@ -156,11 +158,13 @@ class ScriptedSink(Sink):
         name: str,
         type_name: str = "scripted",
         refuse: Callable[[Any], Refusal | None] = lambda payload: None,
+        real: Sink | None = None,
     ) -> None:
         """Start empty."""
         super().__init__(name)
         self.type = type_name  # type: ignore[misc]
         self.refuse = refuse
+        self.real = real
         #: What was confirmed, in order.
         self.payloads: list[Any] = []
         #: Unset to let `send` wait until it is set again.
@@ -172,7 +176,11 @@ class ScriptedSink(Sink):
         """Succeed."""
 
     def encode(self, payload: Any) -> Encoded:
-        """Check that the payload can be encoded, and keep it as it is."""
+        """Check that the payload can be encoded, as the real sink does if there is one, and keep it as it is."""
+        if self.real is not None:
+            ready = encoded(self.real, payload)
+            return Encoded(ready.key, payload, ready.size_bytes)
+        check_choices(payload)
         key = getattr(payload, "key", None) or getattr(payload, "path", None)
         return Encoded(key, payload, len(to_json(payload.data)))
 

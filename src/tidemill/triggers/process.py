@@ -25,7 +25,7 @@ from tidemill.store.database import Database
 from tidemill.store.opening import one_writer, open_store, store_url
 from tidemill.store.records import TriggerSpec
 from tidemill.store.retention import Retention
-from tidemill.triggers.control import ControlServer
+from tidemill.triggers.control import control_server
 from tidemill.triggers.host import TriggerHost
 from tidemill.triggers.list_lock import ListLock
 from tidemill.triggers.ownership import Ownership, Pace
@@ -173,7 +173,7 @@ async def _opened(url: str, signals: Signals) -> Database | None:
 
 async def _take_part(replica: Replica, specs: Path, found: list[TriggerSpec], signals: Signals) -> int:
     """Run the list, or wait for it, until a signal ends it or nothing is left to run; return what was not stored."""
-    control = ControlServer(specs, lambda: _report(replica))
+    control = control_server(specs, lambda: _report(replica))
     await control.start()
     running = asyncio.ensure_future(replica.run(found))
     stopping = asyncio.ensure_future(signals.stop.wait())

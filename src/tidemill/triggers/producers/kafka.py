@@ -319,7 +319,7 @@ class KafkaStreamProducer(SharedStreamProducer):
 
     # -- the source's side ------------------------------------------------------------------------------------
 
-    def on_messages(self) -> None:
+    def on_messages(self, partitions: Collection[TopicPartition]) -> None:
         """See `SourceEvents`."""
         self._wake.set()
 

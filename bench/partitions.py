@@ -1,0 +1,115 @@
+"""What an engine's own work costs with many partitions, JSON lines out: `python -m bench.partitions`.
+
+One partition has a message at a time, the others are idle. `turn` is what the loop does for one message from its
+arrival until it is done, `snapshot` what the engine says of itself four times a second, also encoded and decoded as for
+the link, and `status` what the driver makes of two of those.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from bench.harness import report
+
+from tidemill.cli.status import status_text
+from tidemill.config.settings import Settings
+from tidemill.pipeline.delivery import Outbox
+from tidemill.pipeline.engine import Engine
+from tidemill.pipeline.handler import Handler
+from tidemill.pipeline.resident import build_executor
+from tidemill.runtime.identity import Identity
+from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.progress import EngineProgress
+from tidemill.spark.progress import EngineStatus, summed
+from tidemill.testing.run import scripted_sinks
+from tidemill.testing.scripted import ScriptedDeadLetters, ScriptedSource
+
+MESSAGES = 2_000
+
+
+class Nothing(Handler[Any, Any]):
+    """No task per message."""
+
+    async def arrange(self, messages: Any, pending: Any) -> list[Any]:
+        return []
+
+
+def seconds_each(call: Callable[[], object], times: int) -> float:
+    """Return what a call takes, on average."""
+    start = time.process_time()
+    for _ in range(times):
+        call()
+    return (time.process_time() - start) / times
+
+
+def part_of(beat: EngineProgress, half: int) -> EngineProgress:
+    """Return what one of two engines would say that share the partitions."""
+    names = beat.partitions[half::2]
+    owned = set(names)
+    return EngineProgress(
+        partitions=names,
+        lag={name: count for name, count in beat.lag.items() if name in owned},
+        committed={name: offset for name, offset in beat.committed.items() if name in owned},
+    )
+
+
+async def measure(partitions: int) -> None:
+    """Report the costs with so many partitions."""
+    settings = Settings()
+    source = ScriptedSource([SourceMessage("t", n, 0, None, b"x") for n in range(partitions)])
+    letters = ScriptedDeadLetters()
+    handler = Nothing()
+    engine = Engine(
+        settings,
+        handler,
+        Identity("bench", 0, "bench", "g", 1),
+        source,
+        Outbox(scripted_sinks(settings), letters, handler.on_delivery_error, settings.delivery),
+        letters,
+        build_executor(settings.executor, "bench"),
+    )
+
+    async def at_once() -> None:
+        pass
+
+    running = asyncio.ensure_future(engine.run(at_once))
+    while len(source.committed) < partitions:
+        await asyncio.sleep(0.01)
+    engine.commits.send = lambda: None  # type: ignore[method-assign]  # commits are collected; they are not what is measured
+    cpu = time.process_time()
+    for offset in range(1, MESSAGES + 1):
+        source.feed(SourceMessage("t", 0, offset, None, b"x"))
+        while engine.counters.messages_done < partitions + offset:
+            await asyncio.sleep(0)
+    turn = (time.process_time() - cpu) / MESSAGES
+    lag = {("t", n): n for n in range(partitions)}
+    source.lag = lambda: lag  # type: ignore[method-assign]  # as with Kafka: the same until it is looked at again
+    beat = engine.progress()
+    encoded = msgspec.msgpack.encode(beat)
+    snapshot = seconds_each(engine.progress, 50)
+    coding = seconds_each(
+        lambda: msgspec.msgpack.decode(msgspec.msgpack.encode(engine.progress()), type=EngineProgress), 50
+    )
+    halves = [part_of(beat, n) for n in range(2)]
+    statuses = [EngineStatus(n, "running", progress=half) for n, half in enumerate(halves)]
+    status = seconds_each(lambda: status_text(summed((), halves, statuses), 0.0), 50)
+    report(
+        partitions=partitions,
+        turn_us=turn * 1e6,
+        snapshot_us=snapshot * 1e6,
+        snapshot_encoded_decoded_us=coding * 1e6,
+        status_us=status * 1e6,
+        beat_bytes=len(encoded),
+    )
+    del engine.commits.send
+    engine.drain()
+    await running
+
+
+if __name__ == "__main__":
+    for count in (1, 100, 1_000):
+        asyncio.run(measure(count))

@@ -1,0 +1,49 @@
+"""`tidemill release`: lets the brakes of a running pipeline off."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tidemill.cli.reporting import reporting
+
+
+def release(
+    config: Annotated[
+        Path | None,
+        typer.Argument(metavar="[CONFIG]", help="The YAML file; default: what TIDEMILL_CONFIG names."),
+    ] = None,
+) -> None:
+    """Dead-letter what the brake of a running pipeline holds, and let it take messages again.
+
+    Asks the pipeline of CONFIG on this machine. If messages still fail, the brake comes on again.
+    """
+    with reporting():
+        from tidemill.config.loading import load_settings
+        from tidemill.runtime.pipeline_socket import release_brakes
+
+        for report in release_brakes(load_settings(config).kafka):
+            typer.echo(told(report))
+
+
+def told(report: dict[str, Any]) -> str:
+    """Say in one line what a driver answered.
+
+    Example:
+        >>> told({"worker": "w", "pid": 7, "engines": [{"slot": 0, "held": 3}]})
+        'worker w (process 7): engine 0: 3 held messages are dead-lettered'
+    """
+    about = f"worker {report['worker']} (process {report['pid']})"
+    if "error" in report:
+        return f"{about}: {report['error']}"
+    released = report["engines"]
+    if not released:
+        return f"{about}: no brake is on, nothing is held"
+    parts = [f"engine {engine['slot']}: {_held(engine['held'])}" for engine in released]
+    return f"{about}: {'; '.join(parts)}"
+
+
+def _held(count: int) -> str:
+    return f"{count:,} held message{'s are' if count != 1 else ' is'} dead-lettered"

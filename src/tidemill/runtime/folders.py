@@ -1,0 +1,109 @@
+"""Folders of this user: one for what can be downloaded or made again, and temporary ones that outlive no owner.
+
+Invariants: a folder in a place for all users is used only if it is this user's; a temporary folder is removed by
+another process only if the lock in it is free, which the kernel sees to when its owner ends, however that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from tidemill.runtime.lock import HeldError, lock_file, refuse_foreign
+
+_OWNER = ".owner"
+#: A folder whose owner has not locked it by then never had one that would.
+_YOUNG_SECONDS = 60.0
+
+
+def user_cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder for what can be downloaded or made again: `$XDG_CACHE_HOME/tidemill`, if it can be written."""
+    base = environ.get("XDG_CACHE_HOME", "")
+    # The XDG specification says that relative paths are to be ignored.
+    if base and Path(base).is_absolute():
+        return Path(base) / "tidemill"
+    try:
+        return Path.home() / ".cache" / "tidemill"
+    except RuntimeError:  # a user without a home, as in some containers
+        return _temporary_cache_folder()
+
+
+def writable_cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return `user_cache_folder`, made if it is missing; where it cannot be written, a temporary one."""
+    wanted = user_cache_folder(environ)
+    if _can_write(wanted):
+        return wanted
+    temporary = _temporary_cache_folder()
+    if _can_write(temporary):
+        with contextlib.suppress(PermissionError):
+            refuse_foreign(temporary)
+            return temporary
+    return Path(tempfile.mkdtemp(prefix="tidemill-cache-"))
+
+
+def _temporary_cache_folder() -> Path:
+    return Path(tempfile.gettempdir()) / f"tidemill-cache-{os.getuid()}"
+
+
+def _can_write(folder: Path) -> bool:
+    """Tell whether files can be made in a folder; only the attempt tells."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
+class OwnedFolder:
+    """A temporary folder of this process, which removes those of the same kind that earlier ones left.
+
+    Args:
+        prefix: What the names of its kind begin with.
+
+    Example:
+        >>> folder = OwnedFolder("tidemill-example-")
+        >>> folder.cleanup()
+        >>> folder.path.exists()
+        False
+    """
+
+    def __init__(self, prefix: str) -> None:
+        """Make it."""
+        root = Path(tempfile.gettempdir())
+        for left in root.glob(f"{prefix}*"):
+            with contextlib.suppress(OSError):
+                _remove_without_owner(left)
+        self._folder = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
+        self.path = Path(self._folder.name)
+        self._lock = lock_file(self.path / _OWNER)
+
+    def cleanup(self) -> None:
+        """Remove it; a second time changes nothing."""
+        self._folder.cleanup()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _remove_without_owner(folder: Path) -> None:
+    status = folder.lstat()
+    if status.st_uid != os.getuid() or folder.is_symlink():
+        return
+    if not (folder / _OWNER).exists():
+        if time.time() - status.st_mtime > _YOUNG_SECONDS:
+            folder.rmdir()  # refused if there is anything in it: who knows whose
+        return
+    try:
+        lock = lock_file(folder / _OWNER)
+    except HeldError:
+        return
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(lock)

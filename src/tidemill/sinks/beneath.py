@@ -1,0 +1,138 @@
+"""Walks below one folder, so that no link leads out of it, not even one that is put there at the last moment.
+
+Each step of a path is opened relative to the folder before it, and never through a link. A link is read, and followed
+only if what it names is below the base folder at that moment; then its target is walked in the same way. Invariant:
+what is opened or created lies in a folder that was reached from the base folder without a link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterator
+
+#: As many as the kernel follows.
+MAX_LINKS = 40
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class OutsideError(Exception):
+    """A path leads out of the base folder."""
+
+
+class Base:
+    """A folder, as it is now.
+
+    Args:
+        path: Its real path, without links.
+
+    Raises:
+        OSError: It cannot be opened, or is not a folder.
+    """
+
+    def __init__(self, path: bytes) -> None:
+        """Open it."""
+        self.path = path
+        self._descriptor = os.open(path, _FOLDER)
+        self._identity = _identity(os.fstat(self._descriptor))
+
+    def is_there(self) -> bool:
+        """Tell whether its path still leads to this very folder.
+
+        Raises:
+            OSError: It does not lead to any folder.
+        """
+        there = os.stat(self.path, follow_symlinks=False)  # noqa: PTH116 - once per batch, by bytes
+        if not stat.S_ISDIR(there.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        return _identity(there) == self._identity
+
+    def close(self) -> None:
+        """Forget it."""
+        os.close(self._descriptor)
+
+    @contextlib.contextmanager
+    def parent_of(self, path: bytes, *, fsync: bool = False) -> Iterator[tuple[int, bytes]]:
+        """Reach the folder of a file, making the folders on the way; yield its descriptor and the file's name in it.
+
+        Args:
+            path: Relative to this folder, without '..'.
+            fsync: Wait until folders that are made are on the disk.
+
+        Raises:
+            OutsideError: A link on the way leads out of the base folder.
+            OSError: There is no such way.
+        """
+        descriptor = os.dup(self._descriptor)
+        walked: list[bytes] = []
+        todo = _parts(path)[::-1]
+        links = 0
+        try:
+            while todo:
+                name = todo.pop()
+                if _is_link(name, descriptor):
+                    links += 1
+                    if links > MAX_LINKS:
+                        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+                    todo += self._target(b"/".join([*walked, name]))[::-1]
+                    walked.clear()
+                    os.close(descriptor)
+                    descriptor = os.dup(self._descriptor)
+                elif todo:
+                    below = _folder(name, descriptor, fsync)
+                    os.close(descriptor)
+                    descriptor = below
+                    walked.append(name)
+                else:
+                    yield descriptor, name
+                    return
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        finally:
+            os.close(descriptor)
+
+    def _target(self, link: bytes) -> list[bytes]:
+        """Return the parts of the path that a link leads to, relative to the base folder."""
+        real = os.path.realpath(os.path.join(self.path, link))  # noqa: PTH118
+        root = self.path.rstrip(b"/") + b"/"
+        if not real.startswith(root):
+            raise OutsideError(f"path {os.fsdecode(link)!r} leads out of the base path by a link")
+        return _parts(real[len(root) :])
+
+
+def sync_folder(descriptor: int) -> None:
+    """Wait until the names in a folder are on the disk."""
+    readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=descriptor)
+    try:
+        os.fsync(readable)
+    finally:
+        os.close(readable)
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def _parts(path: bytes) -> list[bytes]:
+    return [part for part in path.split(b"/") if part not in (b"", b".")]
+
+
+def _is_link(name: bytes, folder: int) -> bool:
+    try:
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return stat.S_ISLNK(status.st_mode)
+
+
+def _folder(name: bytes, folder: int, fsync: bool) -> int:
+    """Open a folder in a folder; make it where it is missing."""
+    try:
+        return os.open(name, _FOLDER, dir_fd=folder)
+    except FileNotFoundError:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, dir_fd=folder)
+        if fsync:
+            sync_folder(folder)
+        return os.open(name, _FOLDER, dir_fd=folder)

@@ -1,0 +1,103 @@
+"""The parts of a Kafka record from what a payload gives: checked here, since the client finds out only when it sends.
+
+Invariant: what leaves here is taken by the client as it is; nothing is cut off or replaced on the way.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tidemill.sinks.base import shortened
+
+#: Partitions are numbered in 32 bits, timestamps in 64.
+_MAX_PARTITION = 2**31 - 1
+_MAX_TIMESTAMP = 2**63 - 1
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+def record_bytes(field: str, value: Any) -> bytes | None:
+    """Return bytes as they are and text as UTF-8.
+
+    Raises:
+        TypeError: It is something else.
+        UnicodeEncodeError: The text has a lone surrogate.
+    """
+    if value is None or isinstance(value, bytes):
+        return value
+    if not isinstance(value, str):
+        raise TypeError(f"{field} of a KafkaPayload has to be bytes, str or None, not {type(value).__name__}")
+    return value.encode()
+
+
+def record_headers(given: Any) -> tuple[tuple[str, bytes | None], ...]:
+    """Return names and values in order, from a mapping or from pairs.
+
+    Raises:
+        TypeError: They are neither, or a name or value has the wrong type.
+        ValueError: A name is empty, or has a NUL or a lone surrogate.
+    """
+    if isinstance(given, Mapping):
+        given = given.items()
+    elif not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
+        raise TypeError(f"headers have to be a mapping, or pairs of name and value, not {type(given).__name__}")
+    headers = []
+    for pair in given:
+        if not isinstance(pair, Sequence) or isinstance(pair, (str, bytes)) or len(pair) != 2:
+            raise TypeError(f"headers have to be pairs of name and value, not {_shown(pair)}")
+        name, value = pair
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a header has to be str, not {type(name).__name__}")
+        if not name or "\0" in name:
+            # The client would cut it off there.
+            raise ValueError(f"{_shown(name)} cannot be the name of a header: it is empty or has a NUL character")
+        name.encode()
+        headers.append((name, record_bytes(f"header {_shown(name)}", value)))
+    return tuple(headers)
+
+
+def record_partition(given: Any) -> int:
+    """Return a partition's number, -1 for None.
+
+    Raises:
+        TypeError: It is no number.
+        ValueError: No partition can have it.
+    """
+    if given is None:
+        return -1
+    if not isinstance(given, int) or isinstance(given, bool):
+        raise TypeError(f"partition has to be int or None, not {type(given).__name__}")
+    if not 0 <= given <= _MAX_PARTITION:
+        raise ValueError(f"partition has to be from 0 to {_MAX_PARTITION}, not {_digits(given)}")
+    return given
+
+
+def record_timestamp(given: Any) -> int:
+    """Return milliseconds since the epoch, 0 for None.
+
+    Raises:
+        TypeError: It is neither a number nor a datetime.
+        ValueError: It has no time zone, or is out of range.
+    """
+    if given is None:
+        return 0
+    if isinstance(given, datetime.datetime):
+        if given.tzinfo is None:
+            raise ValueError("timestamp is a datetime without a time zone; give it one, or give milliseconds")
+        given = (given - _EPOCH) // datetime.timedelta(milliseconds=1)
+    if not isinstance(given, int) or isinstance(given, bool):
+        raise TypeError(f"timestamp has to be int (milliseconds), datetime or None, not {type(given).__name__}")
+    # The client takes 0 for "now".
+    if not 1 <= given <= _MAX_TIMESTAMP:
+        raise ValueError(f"timestamp has to be after 1970 and within 64 bits of milliseconds, not {_digits(given)}")
+    return given
+
+
+def _shown(value: object) -> str:
+    return shortened(repr(value), 60)
+
+
+def _digits(number: int) -> str:
+    # Python refuses to write very long numbers.
+    return str(number) if number.bit_length() < 200 else f"a number of {number.bit_length()} bits"

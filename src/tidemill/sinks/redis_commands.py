@@ -1,0 +1,213 @@
+"""Makes commands of Redis out of payloads; every argument is the bytes that are sent, so what has none fails here.
+
+Invariant: a command concerns one key.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tidemill.sinks.base import plain, shortened, to_json
+from tidemill.sinks.payloads import RedisPayload
+
+#: Redis stores no longer values.
+MAX_VALUE_BYTES = 512 * 1024 * 1024
+#: Lets a key end only if the command before worked: a key of another kind must not lose its life to a refusal.
+_WITH_TTL = (
+    b"local r = redis.pcall(ARGV[2], KEYS[1], unpack(ARGV, 3)) if type(r) == 'table' and r.err then return r end "
+    b"redis.call('PEXPIRE', KEYS[1], ARGV[1]) return 1"
+)
+#: That many arguments fit into a call of Lua.
+MAX_ARGUMENTS_WITH_TTL = 7_000
+
+Command = Sequence[bytes]
+
+
+def command_of(payload: RedisPayload, key: bytes, scripts: Mapping[str, bytes]) -> Command:
+    """Return the command of a payload.
+
+    Args:
+        payload: What is to be done.
+        key: The payload's key as the server knows it.
+        scripts: The texts of the scripts by name.
+
+    Raises:
+        TypeError: `data` is not what the operation takes.
+        ValueError: The operation or the script is not known, there is nothing in `data`, or text has no UTF-8.
+    """
+    if payload.op == "script":
+        return _script(payload, key, scripts)
+    if payload.script:
+        raise ValueError(f"{payload.op} takes no script; op='script' runs one")
+    if payload.op == "expire":
+        return _expire(payload, key)
+    make = _OPERATIONS.get(payload.op) if isinstance(payload.op, str) else None
+    if make is None:
+        known = ", ".join([*_OPERATIONS, "expire", "script"])
+        raise ValueError(f"op {shortened(repr(payload.op))} is not known; there is {known}")
+    command = make(key, payload.data)
+    return command if payload.ttl is None else _ending(command, _milliseconds(payload.ttl))
+
+
+def operation_of(command: Command) -> str:
+    """Return what a command does, for people."""
+    if command[0] != b"EVAL":
+        return command[0].decode()
+    return command[5].decode() if command[1] == _WITH_TTL else "script"
+
+
+def _milliseconds(ttl: Any) -> bytes:
+    if isinstance(ttl, bool) or not isinstance(ttl, (int, float)) or not 0 < ttl < 1e11:
+        raise ValueError(f"ttl {shortened(repr(ttl))} is not a number of seconds above 0")
+    return b"%d" % max(1, round(ttl * 1000))
+
+
+def _ending(command: Command, milliseconds: bytes) -> Command:
+    name, key, *rest = command
+    if name == b"DEL":
+        raise ValueError("a key that is deleted has no ttl")
+    if name == b"SET":
+        return (*command, b"PX", milliseconds)
+    if len(rest) > MAX_ARGUMENTS_WITH_TTL:
+        raise ValueError(f"with a ttl, {len(rest)} arguments are too many ({MAX_ARGUMENTS_WITH_TTL}); use op='expire'")
+    return (b"EVAL", _WITH_TTL, b"1", key, milliseconds, name, *rest)
+
+
+def _expire(payload: RedisPayload, key: bytes) -> Command:
+    if payload.data is not None:
+        raise TypeError("expire takes no data")
+    if payload.ttl is None:
+        raise ValueError("expire needs a ttl, in seconds")
+    return (b"PEXPIRE", key, _milliseconds(payload.ttl))
+
+
+def _script(payload: RedisPayload, key: bytes, scripts: Mapping[str, bytes]) -> Command:
+    text = scripts.get(payload.script) if isinstance(payload.script, str) else None
+    if text is None:
+        known = ", ".join(scripts) or "none"
+        raise ValueError(f"script {shortened(repr(payload.script))} is not configured in scripts; there is {known}")
+    if payload.ttl is not None:
+        raise ValueError("a script takes no ttl; give it as an argument")
+    data = payload.data
+    if data is None:
+        data = ()
+    elif not isinstance(data, (list, tuple)):
+        raise TypeError(f"a script takes a list of arguments, not {type(data).__name__}")
+    return (b"EVAL", text, b"1", key, *(_value(each) for each in data))
+
+
+# -- the operations ---------------------------------------------------------------------------------------------
+
+
+def _value(value: Any) -> bytes:
+    """Return text, bytes and numbers as they are, the rest as JSON."""
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value).encode()  # texts that are enumerations print as their names
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int.__repr__(value).encode()
+    return float.__repr__(value).encode() if isinstance(value, float) else to_json(value)
+
+
+def _name(value: Any) -> bytes:
+    if not isinstance(value, (str, bytes)):
+        raise TypeError(f"{shortened(repr(value))} is neither text nor bytes")
+    return value if isinstance(value, bytes) else value.encode()
+
+
+def _listed(data: Any) -> Sequence[Any]:
+    elements = list(data) if isinstance(data, (list, tuple, set, frozenset)) else [data]
+    if not elements:
+        raise ValueError("the list is empty; give at least one element")
+    return elements
+
+
+def _set(key: bytes, data: Any) -> Command:
+    return (b"SET", key, to_json(data))
+
+
+def _delete(key: bytes, data: Any) -> Command:
+    if data is not None:
+        raise TypeError("delete takes no data")
+    return (b"DEL", key)
+
+
+def _incrby(key: bytes, data: Any) -> Command:
+    if isinstance(data, bool) or not isinstance(data, int):
+        raise TypeError(f"incrby takes a whole number, not {type(data).__name__}")
+    if not -(1 << 63) <= data < 1 << 63:
+        raise ValueError("incrby takes a number of 64 bits")
+    return (b"INCRBY", key, b"%d" % data)
+
+
+def _incrbyfloat(key: bytes, data: Any) -> Command:
+    if isinstance(data, bool) or not isinstance(data, (int, float)):
+        raise TypeError(f"incrbyfloat takes a number, not {type(data).__name__}")
+    number = float(data)
+    if not math.isfinite(number):
+        raise ValueError(f"incrbyfloat takes a finite number, not {number}")
+    return (b"INCRBYFLOAT", key, repr(number).encode())
+
+
+def _ltrim(key: bytes, data: Any) -> Command:
+    places = data if isinstance(data, (list, tuple)) else ()
+    if len(places) != 2 or not all(type(each) is int and -(1 << 63) <= each < 1 << 63 for each in places):
+        raise TypeError("ltrim takes the first and the last place to keep, as two whole numbers")
+    return (b"LTRIM", key, *(b"%d" % each for each in places))
+
+
+def _elements(command: bytes, key: bytes, data: Any) -> Command:
+    return (command, key, *(to_json(each) for each in _listed(data)))
+
+
+def _names(command: bytes, key: bytes, data: Any) -> Command:
+    return (command, key, *(_name(each) for each in _listed(data)))
+
+
+def _fields(command: Command, data: Any) -> Command:
+    fields: list[bytes] = []
+    for name, value in plain(data).items():
+        fields += (name.encode(), _value(value))
+    if not fields:
+        raise ValueError("data has no field")
+    return (*command, *fields)
+
+
+def _zadd(key: bytes, data: Any) -> Command:
+    if not isinstance(data, Mapping) or not data:
+        raise TypeError("zadd takes a dict of member and score")
+    pairs: list[bytes] = []
+    for member, score in data.items():
+        if isinstance(score, bool) or not isinstance(score, (int, float)) or math.isnan(score):
+            raise TypeError(f"the score of {shortened(repr(member))} is not a number")
+        pairs += (repr(float(score)).encode(), _name(member))
+    return (b"ZADD", key, *pairs)
+
+
+def _stream(key: bytes, data: Any) -> Command:
+    return _fields((b"XADD", key, b"*"), data)
+
+
+def _hset(key: bytes, data: Any) -> Command:
+    return _fields((b"HSET", key), data)
+
+
+_OPERATIONS: Mapping[str, Callable[[bytes, Any], Command]] = {
+    "set": _set,
+    "delete": _delete,
+    "incrby": _incrby,
+    "incrbyfloat": _incrbyfloat,
+    "hset": _hset,
+    "hdel": functools.partial(_names, b"HDEL"),
+    "push": functools.partial(_elements, b"RPUSH"),
+    "ltrim": _ltrim,
+    "sadd": functools.partial(_elements, b"SADD"),
+    "srem": functools.partial(_elements, b"SREM"),
+    "zadd": _zadd,
+    "zrem": functools.partial(_names, b"ZREM"),
+    "stream": _stream,
+}

@@ -1,0 +1,119 @@
+"""Control sockets: who may connect, what is answered, and what a strange client cannot do."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidemill.config.settings import KafkaSettings
+from tidemill.core.errors import RemoteError
+from tidemill.runtime import control_socket
+from tidemill.runtime.control_socket import ControlSocket, ask
+from tidemill.runtime.pipeline_socket import pipeline_socket, release_brakes
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Name a folder for sockets; a short name, as the kernel wants it."""
+    made = Path(tempfile.mkdtemp(dir="/tmp"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(made))
+    yield made / "tidemill"
+    shutil.rmtree(made)
+
+
+def echo(request: dict[str, Any]) -> dict[str, Any]:
+    return {"asked": request}
+
+
+async def test_only_its_user_may_connect_in_a_folder_of_its_own(folder) -> None:
+    server = ControlSocket("test.", echo)
+    await server.start()
+    (path,) = folder.glob("test.*.sock")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    await server.close()
+    assert list(folder.iterdir()) == []
+
+
+async def test_a_request_is_answered_and_none_is_an_empty_one(folder) -> None:
+    server = ControlSocket("test.", echo)
+    await server.start()
+    answers = await asyncio.to_thread(ask, "test.", {"do": "x"})
+    assert (answers.reports, answers.silent) == ([{"asked": {"do": "x"}}], 0)
+    assert (await asyncio.to_thread(ask, "test.")).reports == [{"asked": {}}]
+    assert (await asyncio.to_thread(ask, "other.")).reports == []
+    await server.close()
+
+
+@pytest.mark.parametrize("said", [b"not json", b"[1]", b"\xff\xfe", b"x" * 200_000])
+async def test_a_client_that_says_nonsense_or_nothing_holds_up_nobody(folder, said) -> None:
+    server = ControlSocket("test.", echo)
+    await server.start()
+    (path,) = folder.glob("test.*.sock")
+    with socket.socket(socket.AF_UNIX) as silent, socket.socket(socket.AF_UNIX) as strange:
+        silent.connect(str(path))
+        strange.setblocking(False)
+        strange.connect(str(path))
+        strange.send(said)
+        assert (await asyncio.to_thread(ask, "test.", {"do": "x"})).reports == [{"asked": {"do": "x"}}]
+    await server.close()
+
+
+async def test_a_client_that_never_ends_its_side_is_left_after_a_while(folder, monkeypatch) -> None:
+    monkeypatch.setattr(control_socket, "ANSWER_SECONDS", 0.1)
+    server = ControlSocket("test.", echo)
+    await server.start()
+    (path,) = folder.glob("test.*.sock")
+    reader, writer = await asyncio.open_unix_connection(path)
+    assert await asyncio.wait_for(reader.read(), 10) == b""
+    writer.close()
+    await server.close()
+
+
+async def test_every_driver_of_a_pipeline_releases_its_brakes_and_others_do_not(folder) -> None:
+    kafka = KafkaSettings(brokers="one:9092", consumer_group="g")
+    released = []
+
+    def releasing(name: str) -> list[dict[str, Any]]:
+        released.append(name)
+        return [{"slot": 0, "held": 3}]
+
+    other = KafkaSettings(brokers="two:9092", consumer_group="g")
+    servers = [
+        pipeline_socket(kafka, "a", lambda: releasing("a")),
+        pipeline_socket(kafka, "b", lambda: releasing("b")),
+        pipeline_socket(other, "c", lambda: releasing("c")),
+    ]
+    for server in servers:
+        await server.start()
+    reports = await asyncio.to_thread(release_brakes, kafka)
+    assert sorted(report["worker"] for report in reports) == ["a", "b"]
+    assert sorted(released) == ["a", "b"]
+    (path,) = [path for path in folder.glob("*.sock") if path.name.startswith(servers[2]._prefix)]
+    unknown = await asyncio.to_thread(ask, servers[2]._prefix, {"do": "dance"})
+    assert unknown.reports[0]["error"] == "this version does not know 'dance'"
+    assert path.exists()
+    for server in servers:
+        await server.close()
+    with pytest.raises(RemoteError, match="no pipeline of consumer group 'g' on one:9092 runs on this machine"):
+        release_brakes(kafka)
+
+
+def test_a_driver_that_does_not_answer_is_named(folder, monkeypatch) -> None:
+    monkeypatch.setattr(control_socket, "ANSWER_SECONDS", 0.1)
+    kafka = KafkaSettings(consumer_group="g")
+    prefix = pipeline_socket(kafka, "a", list)._prefix
+    folder.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(folder / f"{prefix}00000000.sock"))
+        silent.listen()
+        with pytest.raises(RemoteError, match="does not answer within"):
+            release_brakes(kafka)
