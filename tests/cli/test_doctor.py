@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tidemill.cli.checks import check_program, checked
+from tidemill.cli.checks import check_letter_folder, check_program, checked
 from tidemill.config.settings import ExecutorSettings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.exitcode import ExitCode
@@ -196,6 +196,16 @@ def test_a_check_that_fails_itself_is_a_finding_without_secrets() -> None:
     assert finding.problem is not None
     assert "ValueError" in finding.text
     assert "hunter2" not in finding.text
+
+
+def test_the_folder_for_dead_letters_is_looked_at(tmp_path: Path) -> None:
+    assert (
+        check_letter_folder(str(tmp_path / "new"))
+        == f"{tmp_path / 'new'}, will be made at the start (bounded runs only)"
+    )
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"is not a folder; remove it or change dlq\.path"):
+        check_letter_folder(str(tmp_path / "file"))
 
 
 def test_a_cache_folder_that_cannot_be_written_is_told_with_the_one_that_is_used(tidemill: Run, tmp_path: Path) -> None:

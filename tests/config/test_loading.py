@@ -282,6 +282,14 @@ def test_a_wrong_value_says_what_is_expected_and_what_is_there(load: Load, text:
             "executor: {drain_timeout_seconds: 600}",
             "kafka.revoke_timeout_seconds (600, the value of executor.drain_timeout_seconds) and 10 s may not exceed",
         ),
+        (
+            "dlq: {path: letters, topic: t}",
+            "dlq: path sends dead letters to files instead of a topic; remove it, or remove topic",
+        ),
+        (
+            "dlq: {path: letters, brokers: 'b:1', on_send_failure: drop}",
+            "instead of a topic; remove it, or remove brokers and on_send_failure",
+        ),
         ("dlq: {topic: input-events}", "dlq.topic may not be the source topic (input-events)"),
         ("sinks: {kafka: {o: {topic: t, client_config: {bootstrap.servers: x}}}}", "set brokers of this sink"),
     ],

@@ -28,7 +28,7 @@ from tidemill.pipeline.handler import Handler
 from tidemill.pipeline.models import DeliveryAction, ErrorAction, ExecutorTask
 from tidemill.pipeline.redrive import Order, Redrive
 from tidemill.pipeline.redrive_targets import Item
-from tidemill.runtime import redrive_producer, restoring
+from tidemill.runtime import letterbox, redrive_producer, restoring
 from tidemill.runtime.broker import EmbeddedBroker, free_port
 from tidemill.runtime.deadletter import (
     Letter,
@@ -411,7 +411,7 @@ def test_letters_on_other_brokers_are_sent_before_the_cursor_is_saved(
     place.config["dlq"] = {"brokers": place.broker.bootstrap.replace("127.0.0.1", "localhost")}
     monkeypatch.setattr(redrive_module, "BATCH_LETTERS", 10)
     place.letters(25)
-    commit = redrive_module.CursorProducer.commit
+    commit = redrive_producer.CursorProducer.commit
     commits: list[int] = []
 
     def crashing(self: Any, records: Any, positions: Any) -> Any:
@@ -420,7 +420,7 @@ def test_letters_on_other_brokers_are_sent_before_the_cursor_is_saved(
             raise KeyboardInterrupt
         return commit(self, records, positions)
 
-    monkeypatch.setattr(redrive_module.CursorProducer, "commit", crashing)
+    monkeypatch.setattr(redrive_producer.CursorProducer, "commit", crashing)
     with pytest.raises(KeyboardInterrupt):
         place.redrive()
     assert place.redrive().sent == 15
@@ -433,7 +433,7 @@ def test_letters_on_other_brokers_are_sent_before_the_cursor_is_saved(
 def test_a_crash_before_the_end_of_a_transaction_leaves_no_trace(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redrive_module, "BATCH_LETTERS", 10)
     place.letters(25)
-    save = redrive_module.CursorProducer._save
+    save = redrive_producer.CursorProducer._save
     saves: list[Any] = []
 
     def crashing(self: Any, positions: Any) -> None:
@@ -442,7 +442,7 @@ def test_a_crash_before_the_end_of_a_transaction_leaves_no_trace(place: Place, m
             raise KeyboardInterrupt
         save(self, positions)
 
-    monkeypatch.setattr(redrive_module.CursorProducer, "_save", crashing)
+    monkeypatch.setattr(redrive_producer.CursorProducer, "_save", crashing)
     with pytest.raises(KeyboardInterrupt):
         place.redrive()
     assert place.redrive().sent == 15
@@ -454,7 +454,7 @@ def test_a_cursor_that_cannot_even_be_handed_over_ends_the_redrive_and_nothing_i
 ) -> None:
     place.letters(5)
     with monkeypatch.context() as patched:
-        patched.setattr(redrive_module.LetterBox, "group_metadata", lambda self: None)
+        patched.setattr(letterbox.LetterBox, "group_metadata", lambda self: None)
         with pytest.raises(TypeError):
             place.redrive()
     assert place.redrive().sent == 5

@@ -294,6 +294,16 @@ def test_a_pipeline_without_sinks_is_refused(settings: Settings) -> None:
 
 
 @pytest.mark.usefixtures("no_spark")
+def test_a_live_pipeline_whose_dead_letters_would_go_to_files_is_refused(settings: Settings, tmp_path: Path) -> None:
+    settings.dlq.path = str(tmp_path / "letters")
+    pipeline = Pipeline(Nothing, settings=settings)
+    assert pipeline.run() is ExitCode.CONFIG
+    assert "dlq.path is for bounded runs" in str(pipeline.error)
+    assert f"go to the topic '{settings.dlq_topic}'" in str(pipeline.error)
+    assert not (tmp_path / "letters").exists()
+
+
+@pytest.mark.usefixtures("no_spark")
 def test_a_missing_topic_is_named_with_its_brokers(settings: Settings) -> None:
     settings.kafka.source_topic = "nowhere"
     pipeline = Pipeline(Nothing, settings=settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
@@ -17,8 +18,11 @@ from tests.spark.backfill_handlers import Known, Unready
 from tidemill import CollectResult, ExecutorTask, FilePayload, Handler, PrecomputedResult
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, HandlerError, TidemillError
+from tidemill.runtime.broker import free_port
 from tidemill.runtime.deadletter import decode_letter
 from tidemill.runtime.java import find_java
+from tidemill.runtime.letterbox import Found
+from tidemill.runtime.letters import open_letters
 from tidemill.spark import backfill, process
 from tidemill.spark.schema import OUTCOME_SCHEMA
 from tidemill.testing.kafka import consume, produce, unique_name
@@ -241,3 +245,146 @@ def test_a_backfill_in_a_session_returns_its_outcomes(session, settings, embedde
         backfill(Known, settings, start="0", outcomes=tmp_path / "outcomes")
     with pytest.raises(ConfigError, match="cannot have 0 messages"):
         backfill(Known, settings, start="0", outcomes=tmp_path / "other", range_messages=0)
+
+
+@pytest.fixture
+def brokerless(tmp_path: Path) -> Settings:
+    """A configuration over files, whose brokers nobody serves."""
+    return Settings.model_validate(
+        {
+            "kafka": {"brokers": f"127.0.0.1:{free_port()}", "source_topic": "rows"},
+            "sinks": {"filesystem": {"out": {"base_path": str(tmp_path / "out")}}},
+            "dlq": {"path": str(tmp_path / "letters")},
+        }
+    )
+
+
+def letters_in(settings: Settings) -> list[Any]:
+    """Return the letters that count."""
+    with open_letters(settings) as letters:
+        ends = {number: end for number, (_, end) in letters.ranges().items()}
+        found = [each for each in letters.stream({}, ends) if isinstance(each, Found)]
+    assert not [each.problem for each in found if each.letter is None]
+    return [each.letter for each in found]
+
+
+def keys_of(letters: list[Any]) -> list[str]:
+    return sorted(source.key for letter in letters for source in letter.sources)
+
+
+def test_rows_and_their_dead_letters_need_no_broker(session, brokerless, tmp_path):
+    rows = session.createDataFrame(
+        [(str(n), json.dumps({"n": n}) if n % 3 else "no json") for n in range(30)], "key string, value string"
+    )
+    done = process(rows.repartition(3), Known, brokerless)
+    assert seen(brokerless) == Counter(n for n in range(30) if n % 3)
+    assert done.filter("status = 'rejected'").count() == 10
+    assert keys_of(letters_in(brokerless)) == sorted(str(n) for n in range(0, 30, 3))
+    # A second run adds its letters to those of the first.
+    process(rows.filter("key = '0'").coalesce(1), Known, brokerless, outcomes=tmp_path / "outcomes")
+    assert keys_of(letters_in(brokerless)) == sorted(["0", *(str(n) for n in range(0, 30, 3))])
+    read = session.read.parquet(brokerless.dlq.path)
+    assert {(row.kind, row.topic, row["count"]) for row in read.groupBy("kind", "topic").count().collect()} == {
+        ("parse", "dataframe", 11)
+    }
+    assert not [path.name for path in Path(brokerless.dlq.path).iterdir() if path.name.startswith("_")]
+
+
+def test_a_part_that_spark_starts_again_has_its_letters_once(session, brokerless, tmp_path, monkeypatch):
+    monkeypatch.setattr("tidemill.spark.bounded.SILENT_SECONDS", 4.0)
+    marker = tmp_path / "hung"
+
+    class HangingOnce(Known):
+        async def on_task_complete(self, result):
+            import time
+
+            if result.task.metadata["n"] == 9 and not marker.exists():
+                while not list(Path(brokerless.dlq.path).glob("_letters-*")):
+                    await asyncio.sleep(0.01)
+                marker.touch()
+                time.sleep(3_600)
+            if result.task.metadata["n"] % 5 == 0:
+                raise ValueError("not this one")
+            return await Known.on_task_complete(self, result)
+
+    # Letters of this size are written before the part is at its end.
+    values = [json.dumps({"n": n, "pad": "x" * (5_000_000 if n % 5 == 0 else 0)}) for n in range(10)]
+    rows = session.createDataFrame([(str(n), value) for n, value in enumerate(values)], "key string, value string")
+    process(rows.coalesce(1), HangingOnce, brokerless, outcomes=tmp_path / "outcomes")
+    assert marker.exists()
+    assert keys_of(letters_in(brokerless)) == ["0", "5"]
+    assert not [path.name for path in Path(brokerless.dlq.path).iterdir() if path.name.startswith("_")]
+
+
+def test_a_stream_needs_no_broker_and_a_micro_batch_given_again_has_its_letters_once(session, brokerless, tmp_path):
+    source, broken = tmp_path / "in", tmp_path / "broken"
+    source.mkdir()
+    broken.touch()
+
+    class Refusing(Known):
+        async def on_ready(self, config, pool):
+            from pyspark import TaskContext
+
+            if broken.exists() and TaskContext.get().partitionId() == 1:
+                raise LookupError("no such table")
+
+    def work_off() -> Any:
+        stream = session.readStream.text(str(source)).selectExpr("value AS key", "value").repartition(2)
+        return process(
+            stream,
+            Refusing,
+            brokerless,
+            outcomes=tmp_path / "outcomes",
+            checkpoint=tmp_path / "checkpoint",
+            trigger={"availableNow": True},
+        )
+
+    (source / "a.txt").write_text("".join(f"no json {n}\n" for n in range(6)))
+    with pytest.raises(Exception, match="no such table"):
+        work_off().awaitTermination(100)
+    assert 0 < len(letters_in(brokerless)) < 6, "one of two parts had been published"
+    broken.unlink()
+    query = work_off()
+    query.awaitTermination(100)
+    assert not query.isActive
+    assert keys_of(letters_in(brokerless)) == [f"no json {n}" for n in range(6)]
+
+
+def test_letters_that_are_not_where_they_are_looked_for_are_told(session, brokerless, tmp_path, monkeypatch):
+    class Elsewhere(Known):
+        """Does what another host's folder of that name would: takes the file, and it is not here."""
+
+        async def on_ready(self, config, pool):
+            from tidemill.runtime.letter_files import LetterFile
+
+            publish = LetterFile.publish
+
+            def elsewhere(self, outcome, below=None):
+                name = publish(self, outcome, below)
+                (self._folder / name).unlink()
+                LetterFile.publish = publish
+                return name
+
+            LetterFile.publish = elsewhere
+
+    rows = session.createDataFrame([("1", "no json")], "key string, value string").coalesce(1)
+    with pytest.raises(ConfigError, match=r"1 of 1 files of dead letters are not in .*all hosts share"):
+        process(rows, Elsewhere, brokerless)
+    (tmp_path / "file").touch()
+    brokerless.dlq.path = str(tmp_path / "file")
+    with pytest.raises(ConfigError, match=r"dlq\.path: dead letters cannot be written to .*/file: File exists"):
+        process(rows, Known, brokerless)
+
+
+def test_a_backfill_writes_its_letters_beside_and_goes_on_with_the_same(session, settings, embedded_kafka, tmp_path):
+    topic = settings.kafka.source_topic
+    embedded_kafka.create_topic(topic, partitions=1)
+    produce(embedded_kafka.bootstrap, topic, [json.dumps({"n": n}) if n % 100 else "no json" for n in range(2_500)])
+    settings.dlq.path = str(tmp_path / "letters")
+    for _ in range(2):
+        done = backfill(Known, settings, session=session, start="0", outcomes=tmp_path / "outcomes", range_messages=900)
+        assert done.filter("status = 'rejected'").count() == 25
+        letters = letters_in(settings)
+        offsets = sorted(source.offset for letter in letters for source in letter.sources)
+        assert offsets == list(range(0, 2_500, 100))
+    assert len(list((tmp_path / "letters").glob("letters-*"))) == 3

@@ -204,12 +204,21 @@ class Cluster:
 
 def check_folder(section: FilesystemSinkSettings) -> str:
     """Look whether a file sink can write below its base path."""
-    base = Path(section.base_path).absolute()
+    return _writable(section.base_path, "base_path")
+
+
+def check_letter_folder(path: str) -> str:
+    """Look whether the dead letters of bounded runs can be written."""
+    return f"{_writable(path, 'dlq.path')} (bounded runs only)"
+
+
+def _writable(path: str, key: str) -> str:
+    base = Path(path).absolute()
     existing = base
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
     if not existing.is_dir():
-        raise ConfigError(f"{existing} is not a folder; remove it or change base_path")
+        raise ConfigError(f"{existing} is not a folder; remove it or change {key}")
     if base == existing:
         try:
             # Only the attempt tells: read-only file systems and full disks have writable modes.
@@ -217,10 +226,10 @@ def check_folder(section: FilesystemSinkSettings) -> str:
                 file.write(b"x")
                 file.flush()
         except OSError as error:
-            raise RemoteError(f"{base} is not writable: {error.strerror}; change its rights or base_path") from None
+            raise RemoteError(f"{base} is not writable: {error.strerror}; change its rights or {key}") from None
         return str(base)
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise RemoteError(f"{base} cannot be made: {existing} is not writable; change its rights or base_path")
+        raise RemoteError(f"{base} cannot be made: {existing} is not writable; change its rights or {key}")
     return f"{base}, will be made at the start"
 
 

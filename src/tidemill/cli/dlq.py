@@ -5,10 +5,10 @@ What is asked for goes to standard output (`--json`: for programs), progress and
 
 from __future__ import annotations
 
+import heapq
 import os
 import sys
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,7 +33,8 @@ from tidemill.core.errors import ConfigError
 if TYPE_CHECKING:
     from tidemill.config.settings import Settings
     from tidemill.core.redrive import Criteria
-    from tidemill.runtime.letterbox import Found, LetterBox
+    from tidemill.runtime.letterbox import Found
+    from tidemill.runtime.letters import Letters
     from tidemill.runtime.redrive_history import Redriven
 
 #: Columns of an output that is no terminal.
@@ -71,13 +72,13 @@ def list_letters(
                 _table(found, lambda page, width: letters_table([(each, sent(each)) for each in page], width))
 
 
-def _history(settings: Settings, box: LetterBox) -> Callable[[Found], list[Redriven]]:
+def _history(settings: Settings, box: Letters) -> Callable[[Found], list[Redriven]]:
     """Return what tells when and where to a letter was sent again."""
     from tidemill.core.errors import RemoteError
-    from tidemill.runtime.redrive_history import read_history
+    from tidemill.runtime.letters import history_of
 
     try:
-        return read_history(settings, box.ranges()).of
+        return history_of(settings, box).of
     except RemoteError as error:
         # It takes a right of its own to see groups; the letters can be seen without.
         typer.echo(f"warning: {error}", err=True)
@@ -126,9 +127,7 @@ def show(
                 if each.letter.letter_id == letter_id or len(found) > 1:
                     break
             if not found:
-                raise ConfigError(
-                    f"there is no letter {letter_id!r} in topic {box.topic!r}; `tidemill dlq list` has the ids"
-                )
+                raise ConfigError(f"there is no letter {letter_id!r} in {box.place}; `tidemill dlq list` has the ids")
             if len(found) > 1 and letter_id not in found:
                 raise ConfigError(f"several letters begin with {letter_id!r}: {', '.join(found)}, perhaps more")
             one = found.get(letter_id) or next(iter(found.values()))
@@ -231,13 +230,13 @@ def _settings(config: Path | None) -> Settings:
     return settings
 
 
-def _opened(settings: Settings) -> LetterBox:
-    from tidemill.runtime.letterbox import LetterBox
+def _opened(settings: Settings) -> Letters:
+    from tidemill.runtime.letters import open_letters
 
-    return LetterBox(settings)
+    return open_letters(settings)
 
 
-def _all(box: LetterBox, criteria: Criteria, *, garbage: bool = False) -> Iterator[Found]:
+def _all(box: Letters, criteria: Criteria, *, garbage: bool = False) -> Iterator[Found]:
     """Yield the letters asked for, the oldest first."""
     ranges = box.ranges()
     starts = {number: low for number, (low, _) in ranges.items()}
@@ -247,7 +246,7 @@ def _all(box: LetterBox, criteria: Criteria, *, garbage: bool = False) -> Iterat
 
 
 def _matching(
-    box: LetterBox, criteria: Criteria, starts: dict[int, int], ends: dict[int, int], garbage: bool
+    box: Letters, criteria: Criteria, starts: dict[int, int], ends: dict[int, int], garbage: bool
 ) -> Iterator[Found]:
     from tidemill.runtime.letterbox import Found, facts_of
 
@@ -261,22 +260,26 @@ def _matching(
             yield each
 
 
-def _newest(box: LetterBox, criteria: Criteria, limit: int) -> list[Found]:
+def _newest(box: Letters, criteria: Criteria, limit: int) -> list[Found]:
     """Return the newest letters asked for, in order of time; what is no letter is among them if all are asked for."""
     from tidemill.runtime.letterbox import written_at
 
     def age(each: Found) -> float:
         return written_at(each.letter) if each.letter is not None else 0.0
 
+    def newest(found: Iterable[Found]) -> list[Found]:
+        numbered = heapq.nlargest(limit, enumerate(found), key=lambda each: (age(each[1]), each[0]))
+        return [each for _, each in reversed(numbered)]
+
     if not criteria.empty:
-        return sorted(deque(_all(box, criteria), maxlen=limit), key=age)
+        return newest(_all(box, criteria))
     ranges = box.ranges()
     ends = {number: end for number, (_, end) in ranges.items()}
     reach = limit
     while True:
         starts = {number: max(low, end - reach) for number, (low, end) in ranges.items()}
-        found = list(_matching(box, criteria, starts, ends, garbage=True))
-        if len(found) >= limit or all(starts[number] == low for number, (low, _) in ranges.items()):
-            return sorted(found, key=age)[-limit:]
+        found = newest(_matching(box, criteria, starts, ends, garbage=True))
+        if len(found) == limit or all(starts[number] == low for number, (low, _) in ranges.items()):
+            return found
         # Transactions leave offsets without a letter: look further back.
         reach *= 4

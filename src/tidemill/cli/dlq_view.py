@@ -48,8 +48,10 @@ def place(source: LetterSource) -> str:
 
 
 def letter_json(found: Found, sent: Sequence[Redriven] = ()) -> str:
-    """Return a letter as one line of JSON, with its place in the dead-letter topic and where it was sent again."""
-    where = {"partition": found.partition, "offset": found.offset}
+    """Return a letter as one line of JSON, with its place and where it was sent again."""
+    where: dict[str, object] = {"partition": found.partition, "offset": found.offset}
+    if found.file:
+        where = {"file": found.file, "row": found.offset}
     if found.letter is None:
         return json.dumps({"dlq": where, "problem": found.problem})
     redriven = [{"at": _iso(each.at), "to": each.to} for each in sent]
@@ -93,7 +95,8 @@ def _sent_text(sent: Sequence[Redriven]) -> str:
 def _row(found: Found) -> tuple[str, ...]:
     letter = found.letter
     if letter is None:
-        return ("-", "-", "no letter", "-", f"at {found.partition}/{found.offset}", "-", found.problem)
+        where = "-" if found.file else f"at {found.partition}/{found.offset}"
+        return ("-", "-", "no letter", "-", where, "-", found.problem)
     first = letter.sources[0] if letter.sources else None
     more = f" +{len(letter.sources) - 1}" if len(letter.sources) > 1 else ""
     return (
@@ -118,7 +121,8 @@ def letter_text(found: Found, config: str = "", sent: Sequence[Redriven] = (), m
     """
     letter = found.letter
     assert letter is not None
-    lines = [f"letter      {letter.letter_id}  (dead-letter topic {found.partition}/{found.offset})"]
+    where = f"{found.file}, row {found.offset}" if found.file else f"dead-letter topic {found.partition}/{found.offset}"
+    lines = [f"letter      {letter.letter_id}  ({where})"]
     facts = (
         ("written", letter.timestamp),
         ("kind", letter.kind.value),
@@ -226,7 +230,7 @@ def stats_text(stats: LetterStats) -> str:
     if stats.redriven:
         lines.append(f"{stats.redriven:,} of them about messages that were sent again before")
     if stats.no_letters:
-        lines.append(f"{stats.no_letters:,} records of the topic are no letters")
+        lines.append(f"{stats.no_letters:,} records are not letters")
     for group, counts in stats.counts.items():
         if counts:
             lines += ["", f"by {group}", *_count_lines(counts, last=group == "day")]

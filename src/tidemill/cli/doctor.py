@@ -63,7 +63,7 @@ def examine(config: Path | None, handler: str | None) -> Iterator[Finding]:
 
 
 def _examine_remote(settings: Settings) -> Iterator[Finding]:
-    from tidemill.cli.checks import Cluster, check_program, check_worker, checked
+    from tidemill.cli.checks import Cluster, check_letter_folder, check_program, check_worker, checked
     from tidemill.spark.session import is_local
 
     kafka = settings.kafka
@@ -74,10 +74,12 @@ def _examine_remote(settings: Settings) -> Iterator[Finding]:
         yield checked("program", lambda: check_program(settings.executor))
     yield checked("Kafka", source.check)
     yield checked("source topic", lambda: source.check_topic(kafka.source_topic, "kafka.source_topic"))
-    letters = (
-        source if settings.dlq_brokers == kafka.brokers else Cluster(kafka, settings.dlq_brokers, {}, "dlq.brokers")
-    )
-    yield checked("dead letters", lambda: letters.check_dead_letters(settings.dlq_topic))
+    if settings.dlq.path:
+        yield checked("dead letters", lambda: check_letter_folder(settings.dlq.path))
+    else:
+        other = Cluster(kafka, settings.dlq_brokers, {}, "dlq.brokers")
+        letters = source if settings.dlq_brokers == kafka.brokers else other
+        yield checked("dead letters", lambda: letters.check_dead_letters(settings.dlq_topic))
     yield from _examine_sinks(settings, source)
 
 

@@ -289,6 +289,21 @@ class DeadLetterSettings(Section):
     max_redrives: NonNegativeInt = Field(
         3, description="A message that was dead-lettered and sent again so often is not sent again any more."
     )
+    path: str = Field(
+        "",
+        description="For bounded runs only: a folder for dead letters, as Parquet files, instead of a topic; on a "
+        "cluster one that all hosts share.",
+    )
+
+    @model_validator(mode="after")
+    def _check_place(self) -> Self:
+        others = {"topic": self.topic, "brokers": self.brokers, "on_send_failure": self.on_send_failure == "drop"}
+        given = [name for name, value in others.items() if value]
+        if self.path and given:
+            raise ValueError(
+                f"path sends dead letters to files instead of a topic; remove it, or remove {' and '.join(given)}"
+            )
+        return self
 
 
 class LoggingSettings(Section):

@@ -54,7 +54,9 @@ class BoundedEngine:
         """Wire the parts; nothing is connected yet."""
         self._source = source
         self._outcomes = outcomes
-        self._engine = build_engine(settings, handler, identity, source, outcomes)
+        self._engine = build_engine(settings, handler, identity, source, outcomes, outcomes.letters)
+        if outcomes.letters is not None:
+            outcomes.letters.on_error = self._engine.fail
         if self._engine.brake is not None:
             self._engine.brake.fails = True
         outcomes.committed = source.committed
@@ -65,15 +67,30 @@ class BoundedEngine:
     async def run(self, may_subscribe: Callable[[], Awaitable[None]]) -> EngineSummary:
         """Work until everything is done, or the engine is drained or at an end."""
         summary = await self._engine.run(may_subscribe)
-        if summary.reason is not StopReason.DRAINED or self._outcomes.error is None:
+        text = self._refusal
+        if summary.reason is not StopReason.DRAINED or text is None:
             return summary
-        text = f"RemoteError: the outcomes cannot be written: {said(self._outcomes.error)}"
         return EngineSummary(summary.slot, StopReason.FAILED, text, summary.progress)
+
+    @property
+    def _refusal(self) -> str | None:
+        """What a disk refused."""
+        outcomes = self._outcomes
+        if outcomes.letters is not None and outcomes.letters.error is not None:
+            return outcomes.letters.error
+        if outcomes.error is not None:
+            return f"RemoteError: the outcomes cannot be written: {said(outcomes.error)}"
+        return None
 
     @property
     def complete(self) -> bool:
         """Whether everything is done and told of."""
-        return self._outcomes.complete and self._outcomes.error is None
+        return self._outcomes.complete and self._refusal is None
+
+    @property
+    def letters(self) -> list[str]:
+        """The names of the files that its dead letters are in, where they are in files."""
+        return self._outcomes.letters.published if self._outcomes.letters is not None else []
 
     def drain(self) -> None:
         """Ask for an early end."""

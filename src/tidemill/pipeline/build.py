@@ -16,7 +16,7 @@ from tidemill.pipeline.resident import build_executor
 from tidemill.pipeline.stage import Stage
 from tidemill.pipeline.stager import StagedLetters
 from tidemill.pipeline.warden import Warden
-from tidemill.runtime.deadletter import KafkaDeadLetters
+from tidemill.runtime.deadletter import DeadLetters, KafkaDeadLetters
 from tidemill.runtime.identity import Identity
 from tidemill.sinks.build import build_sinks
 from tidemill.sources.base import Source
@@ -30,6 +30,7 @@ def build_engine(
     identity: Identity,
     source: Source | None = None,
     report: Report | None = None,
+    letters: DeadLetters | None = None,
 ) -> Engine:
     """Return an engine of this pipeline; nothing is connected yet.
 
@@ -39,9 +40,11 @@ def build_engine(
         identity: Who the engine is.
         source: Where messages come from; None: the topic, as a member of the group.
         report: Where finished messages are reported; None: the history, if one is configured.
+        letters: Where dead letters go; None: the dead-letter topic.
     """
     stage = Stage() if settings.kafka.exactly_once else None
-    letters = KafkaDeadLetters(settings) if stage is None else StagedLetters(settings, stage)
+    if letters is None:
+        letters = KafkaDeadLetters(settings) if stage is None else StagedLetters(settings, stage)
     sinks, group = build_sinks(settings), settings.kafka.consumer_group
     outbox = Outbox(sinks, letters, handler.on_delivery_error, settings.delivery, stage, group=group)
     return Engine(

@@ -1,8 +1,9 @@
 """The outcomes of a bounded run: one row per message, as Parquet files that appear when what they tell is final.
 
 Invariants: a file is complete and of the history's schema when its name has no leading `_`; its rows are of messages
-that are done for good, so its appearance is the record that they need not be done again; memory does not grow with
-the run. A disk that refuses ends the run: without that record nothing could be resumed.
+that are done for good, so its appearance is the record that they need not be done again; the letters of a part get
+their name right before its outcomes, which name them; memory does not grow with the run. A disk that refuses ends the
+run: without that record nothing could be resumed.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tidemill.core.ranges import OffsetRange
+from tidemill.pipeline.file_letters import FileDeadLetters
 from tidemill.pipeline.history import Row, row_of, table_of
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity
+from tidemill.runtime.letter_files import METADATA_KEY
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sources.base import TopicPartition
 
@@ -73,10 +76,17 @@ class OutcomeFile:
             self._writer = pq.ParquetWriter(self._path, table.schema, compression="zstd")
         self._writer.write_table(table)
 
-    def publish(self, name: str) -> None:
-        """Complete the file under its name; one of that name is replaced."""
+    def publish(self, name: str, letters: str = "") -> None:
+        """Complete the file under its name; one of that name is replaced.
+
+        Args:
+            name: The name.
+            letters: The letters file that belongs to it, if there is one.
+        """
         if self._writer is None:
             self.write(())
+        if letters:
+            self._writer.add_key_value_metadata({METADATA_KEY: letters.encode()})
         self._writer.close()
         self._path.replace(self._folder / name)
 
@@ -108,6 +118,7 @@ class Outcomes:
         history: Where messages are reported too, if anywhere.
         name: The name of the one file of this engine; None: one file per range.
         ranges: The ranges, by topic and partition, if there is a file for each.
+        letters: The dead letters, where they are files; they get their names here.
     """
 
     def __init__(
@@ -118,8 +129,10 @@ class Outcomes:
         *,
         name: str | None = None,
         ranges: Mapping[TopicPartition, OffsetRange] | None = None,
+        letters: FileDeadLetters | None = None,
     ) -> None:
         """Write nothing yet."""
+        self.letters = letters
         self._history = history
         self._name = name
         self._ranges = dict(ranges or {})
@@ -156,6 +169,8 @@ class Outcomes:
         self._tasks = tasks
         if self._history is not None:
             self._history.tasks = tasks
+        if self.letters is not None:
+            self.letters.tasks = tasks
 
     def finished(
         self, message: SourceMessage, started_at: float | None, runs: Sequence[TaskRun], error: str | None
@@ -175,7 +190,7 @@ class Outcomes:
         if self._writing is not None:
             await self._writing
         try:
-            if self.error is None:
+            if self.error is None and (self.letters is None or self.letters.error is None):
                 await asyncio.to_thread(self._publish)
         except Exception as error:
             self._failed(error)
@@ -215,18 +230,27 @@ class Outcomes:
             end = whole.end if self.complete else self.committed.get(partition, whole.start)
             if end > whole.start and (self.complete or self.in_part):
                 part = self._parts[partition]
-                done = OffsetRange(whole.partition, whole.start, end)
-                self._publish_part(part, range_name(done), [row for row in part.rows if row[2] < end])
+                name = range_name(OffsetRange(whole.partition, whole.start, end))
+                below = None if self.complete else end
+                self._publish_part(part, name, [row for row in part.rows if row[2] < end], partition, below)
 
-    @staticmethod
-    def _publish_part(part: _Part, name: str, rows: Sequence[Row]) -> None:
+    def _publish_part(
+        self,
+        part: _Part,
+        name: str,
+        rows: Sequence[Row],
+        partition: TopicPartition | None = None,
+        below: int | None = None,
+    ) -> None:
         if rows:
             part.file.write(rows)
-        part.file.publish(name)
+        part.file.publish(name, self.letters.publish(name, partition, below) if self.letters is not None else "")
 
     def _discard(self) -> None:
         for part in [self._whole] if self._whole is not None else self._parts.values():
             part.file.discard()
+        if self.letters is not None:
+            self.letters.discard()
 
 
 def _nothing() -> None:

@@ -1,4 +1,4 @@
-"""A redrive: goes through the dead-letter topic, sends what is asked for, and remembers how far it came.
+"""A redrive: goes through the dead letters, sends what is asked for, and remembers how far it came.
 
 Decisions are `core.redrive`'s; this shell reads, sends and saves. The redrive ends at what was the end of the topic
 when it began: letters that come meanwhile, about the very messages it sent, are another run's.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -23,16 +24,14 @@ from tidemill.core.redrive import (
     Tally,
     Target,
     Why,
-    identity,
     judge,
 )
 from tidemill.core.redrive_record import RedriveRecord, decode_record
 from tidemill.pipeline.redrive_sinks import SinkTarget
 from tidemill.pipeline.redrive_targets import Item, NotSentError, RedriveTarget, TopicTarget, Unsent, target_limit
-from tidemill.runtime.letterbox import Found, LetterBox, Reached, facts_of
-from tidemill.runtime.producer import producer_config
+from tidemill.runtime.letterbox import Found, Reached, facts_of
+from tidemill.runtime.letters import Letters, open_letters, redrive_identity
 from tidemill.runtime.redrive_history import GROUP_PREFIX
-from tidemill.runtime.redrive_producer import CursorProducer
 
 #: A batch is sent after so many letters, bytes, or so long after its first: what a crash repeats, where it repeats.
 BATCH_LETTERS = 200
@@ -89,7 +88,7 @@ class Redrive:
         """Prepare; nothing is connected before `run`."""
         self._to = order.topic if order.target is Target.TOPIC else order.target.value
         where = f"{order.target.value}:{self._to}"
-        self.name = f"{GROUP_PREFIX}{identity(settings.dlq_topic, settings.dlq_brokers, where, order.criteria)}"
+        self.name = f"{GROUP_PREFIX}{redrive_identity(settings, where, order.criteria)}"
         self.tally = Tally()
         self.total = 0
         self.resumed = False
@@ -124,7 +123,7 @@ class Redrive:
             FencedError: Another process began the same redrive.
             RemoteError: Brokers or a sink do not answer; the next run goes on after what was sent.
         """
-        with LetterBox(self._settings, self.name) as box:
+        with open_letters(self._settings, self.name) as box:
             ranges = box.ranges()
             target = self._target(box)
             try:
@@ -149,19 +148,19 @@ class Redrive:
             f"has this name; configured: {listed}"
         )
 
-    def _target(self, box: LetterBox) -> RedriveTarget:
+    def _target(self, box: Letters) -> RedriveTarget:
         settings, order = self._settings, self._order
-        cursor = None
-        if not order.dry_run:
-            topic = order.topic if order.target is Target.TOPIC else ""
-            limit = target_limit(settings, topic) if settings.dlq_brokers == settings.kafka.brokers else {}
-            config = producer_config(settings.kafka, settings.dlq_brokers, limit)
-            cursor = CursorProducer(config, self.name, settings.dlq_topic, box.group_metadata, self._note)
+        topic = order.topic if order.target is Target.TOPIC else ""
+
+        def overrides() -> dict[str, Any]:
+            return target_limit(settings, topic) if settings.dlq_brokers == settings.kafka.brokers else {}
+
+        cursor = None if order.dry_run else box.cursor(overrides, self._note)
         if order.target is Target.SINK:
             return SinkTarget(settings, cursor, self._stopped)
         return TopicTarget(settings, cursor, order.topic)
 
-    def _starts(self, box: LetterBox, ranges: dict[int, tuple[int, int]]) -> dict[int, int]:
+    def _starts(self, box: Letters, ranges: dict[int, tuple[int, int]]) -> dict[int, int]:
         committed = box.committed(ranges)
         for number in ranges:
             kept = decode_record(committed[number][1]) if number in committed else None
@@ -170,8 +169,8 @@ class Redrive:
         beyond = [number for number, at in saved.items() if at > ranges[number][1]]
         if beyond:
             raise ConfigError(
-                f"dlq redrive: the cursor is beyond the end of {box.topic}/{beyond[0]}: the topic was made again; "
-                "begin anew with --restart"
+                f"dlq redrive: the cursor is beyond the end of {box.place}, partition {beyond[0]}: the topic was made "
+                "again; begin anew with --restart"
             )
         self.resumed = bool(saved)
         since = self._order.criteria.since

@@ -26,7 +26,7 @@ from tidemill.pipeline.batcher import checked
 from tidemill.pipeline.redrive_targets import Item, NotSentError, Positions, Unsent
 from tidemill.runtime.deadletter import Letter
 from tidemill.runtime.letter_payloads import PayloadLostError, restored_fields
-from tidemill.runtime.redrive_producer import CursorProducer
+from tidemill.runtime.letters import RedriveCursor
 from tidemill.sinks import payloads
 from tidemill.sinks.base import Encoded, Refusal, Sink, encoded
 from tidemill.sinks.build import build_sinks
@@ -73,7 +73,7 @@ class SinkTarget:
     """
 
     def __init__(
-        self, settings: Settings, cursor: CursorProducer | None, stopped: Callable[[], bool] = lambda: False
+        self, settings: Settings, cursor: RedriveCursor | None, stopped: Callable[[], bool] = lambda: False
     ) -> None:
         """Prepare; nothing is connected before `open`."""
         self._cursor = cursor

@@ -1,8 +1,8 @@
 """Where a redrive sends letters: topics on the dead letters' brokers, topics elsewhere, or sinks.
 
 Each target prepares letters one by one (nothing is sent by that), sends a batch of them and saves the cursor. On the
-dead letters' own brokers both happen in one transaction; elsewhere the cursor is saved once everything is confirmed,
-so that a crash in between sends the letters of one batch again.
+dead letters' own brokers both happen in one transaction; elsewhere, and where letters are files, the cursor is
+saved once everything is confirmed, so that a crash in between sends the letters of one batch again.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from tidemill.core.redrive import Why
 from tidemill.pipeline.resending import records_of, without_history
 from tidemill.runtime.deadletter import Letter
 from tidemill.runtime.kafka_client import TopicAdmin, client_config
+from tidemill.runtime.letters import RedriveCursor
 from tidemill.runtime.producer import producer_config
-from tidemill.runtime.redrive_producer import CursorProducer, Outgoing, PlainProducer
+from tidemill.runtime.redrive_producer import Outgoing, PlainProducer
 from tidemill.runtime.restoring import ContentLostError, SourceReader
 
 Positions = Mapping[int, int]
@@ -93,14 +94,14 @@ class TopicTarget:
         topic: Where to; '': where each message came from.
     """
 
-    def __init__(self, settings: Settings, cursor: CursorProducer | None, topic: str) -> None:
+    def __init__(self, settings: Settings, cursor: RedriveCursor | None, topic: str) -> None:
         """Prepare; nothing is connected before `open`."""
         self._settings = settings
         self._topic = topic
         self._cursor = cursor
         self._reader = SourceReader(settings)
         # The names are compared, not what they resolve to: at worst a transaction is not used where it could be.
-        self._same = settings.dlq_brokers == settings.kafka.brokers
+        self._same = not settings.dlq.path and settings.dlq_brokers == settings.kafka.brokers
         self._plain: PlainProducer | None = None
         self._partitions: dict[str, int] = {}
         self._admin = TopicAdmin(client_config(settings.kafka, "", {}), "dlq redrive")

@@ -7,7 +7,7 @@ letters of committed transactions are seen. Reading joins no group and commits n
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from types import TracebackType
 from typing import Any
@@ -21,6 +21,8 @@ from tidemill.core.redrive import Facts
 from tidemill.runtime.deadletter import Letter, decode_letter
 from tidemill.runtime.kafka_client import CALL_SECONDS, LibraryLog, TopicAdmin, client_config, reason, scrubbed
 from tidemill.runtime.letter_payloads import Blob
+from tidemill.runtime.producer import producer_config
+from tidemill.runtime.redrive_producer import CursorProducer
 
 #: Brokers that send nothing for so long, although there is something, are taken for gone.
 SILENCE_SECONDS = 30.0
@@ -39,6 +41,7 @@ class Found(msgspec.Struct):
         letter: The letter, if it is one.
         problem: Why it is none.
         size_bytes: Of the record.
+        file: The file, where letters are in files; `offset` is the row then.
     """
 
     partition: int
@@ -46,6 +49,7 @@ class Found(msgspec.Struct):
     letter: Letter | None
     problem: str = ""
     size_bytes: int = 0
+    file: str = ""
 
 
 class Reached(msgspec.Struct):
@@ -69,7 +73,10 @@ class LetterBox:
     def __init__(self, settings: Settings, group: str = "tidemill-dlq") -> None:
         """Make the client; it connects at the first call."""
         self.topic = settings.dlq_topic
+        self.place = f"topic {self.topic!r}"
         self.brokers = settings.dlq_brokers
+        self._settings = settings
+        self._group = group
         self._config = client_config(settings.kafka, settings.dlq_brokers, {})
         self._heard = ""
         self._consumer = ck.Consumer(
@@ -142,6 +149,11 @@ class LetterBox:
             raise self._failed(error) from None
         return {each.partition: (each.offset, each.metadata or "") for each in answers if each.offset >= 0}
 
+    def cursor(self, overrides: Callable[[], Mapping[str, Any]], note: Callable[[int, int], str]) -> CursorProducer:
+        """Return what saves positions for the group; see `letters.Letters.cursor`."""
+        config = producer_config(self._settings.kafka, self.brokers, overrides())
+        return CursorProducer(config, self._group, self.topic, self.group_metadata, note)
+
     def group_metadata(self) -> Any:
         """Return what a transaction needs to save positions for the group."""
         return self._consumer.consumer_group_metadata()
@@ -209,11 +221,17 @@ class LetterBox:
 
 
 def _found(message: ck.Message) -> Found:
+    place = Found(message.partition() or 0, message.offset() or 0, None)
     value = message.value()
-    place = Found(message.partition() or 0, message.offset() or 0, None, "", len(value) if value else 0)
     if value is None:
         place.problem = "a tombstone"
         return place
+    return decoded(place, value)
+
+
+def decoded(place: Found, value: bytes) -> Found:
+    """Put the letter that is at a place into it, or why it is none."""
+    place.size_bytes = len(value)
     try:
         letter = decode_letter(value)
         datetime.fromisoformat(letter.timestamp)

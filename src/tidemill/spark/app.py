@@ -45,6 +45,7 @@ from tidemill.spark.prepare import (
     engine_count,
     handler_of,
     look_up_partitions,
+    refuse_letter_files,
     refuse_no_sinks,
     refuse_shared_group,
     warn_without_topic,
@@ -182,6 +183,7 @@ class Pipeline:
         settings = with_full_paths(self._unless_stopped(startup.run, startup.cancel))
         self._configure_logs(settings, worker)
         refuse_no_sinks(settings)
+        refuse_letter_files(settings)
         if problem := revoke_problem(settings):
             raise ConfigError(problem)
         warn_without_topic(configured, settings)

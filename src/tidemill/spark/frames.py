@@ -25,8 +25,9 @@ from tidemill.pipeline.handler import Handler
 from tidemill.runtime.frames import LinkAddress
 from tidemill.runtime.identity import worker_name
 from tidemill.spark.bounded import BoundedRun
+from tidemill.spark.letter_run import check_letters, forget_letters, letter_run
 from tidemill.spark.prepare import handler_of, refuse_no_sinks, started_up, with_full_paths
-from tidemill.spark.schema import OUTCOME_SCHEMA
+from tidemill.spark.schema import outcomes_frame
 from tidemill.spark.session import is_local_context, ship_package
 from tidemill.spark.shipping import own_folders, pack_handler
 from tidemill.spark.task import run_rows
@@ -71,7 +72,7 @@ def process(
             no part.
         handler: The handler, or its class.
         config: Settings or their file; None: the one that TIDEMILL_CONFIG names, or the defaults. The source topic is
-            not read; dead letters go to the dead-letter topic.
+            not read; dead letters go to the dead-letter topic, or with `dlq.path` to files.
         outcomes: An empty or new folder for the outcomes; on a cluster it has to be shared. May be left out for a batch
             on this host alone; then they go with this process. That of a stream is the same at every start.
         checkpoint: Of a stream: where Spark keeps how far it is.
@@ -97,7 +98,7 @@ def process(
         raise ConfigError("checkpoint and trigger are for streams, and this DataFrame is a batch; leave them out")
     folder = run.own_folder(outcomes)
     run.batch(df, folder)
-    return df.sparkSession.read.schema(OUTCOME_SCHEMA).parquet(f"file://{folder}")
+    return outcomes_frame(df.sparkSession, folder)
 
 
 def check_columns(df: DataFrame) -> None:
@@ -134,6 +135,7 @@ class _Rows:
         instance = handler_of(handler)
         self._settings = bounded_settings(with_full_paths(started_up(instance, settings)))
         refuse_no_sinks(self._settings)
+        check_letters(self._settings)
         self._packed = pack_handler(instance)
         self._session = session
         context = session.sparkContext
@@ -171,6 +173,7 @@ class _Rows:
         def each(batch: DataFrame, number: int) -> None:
             folder = root / f"batch={number}"
             # Given again after a failure: what it left then is done again now.
+            forget_letters(self._settings, folder)
             shutil.rmtree(folder, ignore_errors=True)
             self.batch(batch, _made(folder))
 
@@ -185,8 +188,8 @@ class _Rows:
         if "offset" in given:
             # In order, as from a topic; and two rows that are the same message come one after the other.
             rows = rows.sortWithinPartitions(*(name for name in _PLACE if name in given))
-        with BoundedRun(self._context) as run:
-            job, target = self._job(run.address), str(folder)
+        with letter_run(self._settings, folder) as letters, BoundedRun(self._context) as run:
+            job, target = letters.of(self._job(run.address)), str(folder)
 
             def work(index: int, part: Iterator[Any]) -> Iterator[bytes]:
                 return run_rows(job, target, given, index, part)
@@ -201,6 +204,7 @@ class _Rows:
             )
         if any(not result.complete for result in results):
             raise TidemillError("the engines were told to stop before all rows were done")
+        letters.check(results)
 
     def _job(self, address: LinkAddress) -> EngineJob:
         settings = self._settings

@@ -154,7 +154,22 @@ def with_full_paths(settings: Settings) -> Settings:
     settings.cache.path = str(Path.cwd() / settings.cache.path)
     if settings.history.path:
         settings.history.path = str(Path.cwd() / settings.history.path)
+    if settings.dlq.path:
+        settings.dlq.path = str(Path.cwd() / settings.dlq.path)
     return settings
+
+
+def refuse_letter_files(settings: Settings) -> None:
+    """Refuse a live pipeline whose dead letters would go to files.
+
+    Raises:
+        ConfigError: They would.
+    """
+    if settings.dlq.path:
+        raise ConfigError(
+            "dlq.path is for bounded runs (tidemill backfill, process(df)), whose letters appear with their outcomes; "
+            f"remove it, and the dead letters of a live pipeline go to the topic {settings.dlq_topic!r}"
+        )
 
 
 def refuse_no_sinks(settings: Settings) -> None:

@@ -32,8 +32,10 @@ from tidemill.runtime.frames import LinkAddress
 from tidemill.runtime.identity import worker_name
 from tidemill.runtime.log import configure
 from tidemill.spark.bounded import BoundedProgress, BoundedRun
+from tidemill.spark.letter_run import LetterRun, check_letters, letter_run
 from tidemill.spark.plan import Folder, Plan, check_still_there, look_up, now_text, refuse_unordered
 from tidemill.spark.prepare import StartUp, handler_of, look_up_partitions, refuse_no_sinks, with_full_paths
+from tidemill.spark.schema import outcomes_frame
 from tidemill.spark.session import Spark, bounded_conf, ship_package
 from tidemill.spark.shipping import own_folders, pack_handler
 from tidemill.spark.stopping import StartStoppedError, running, signals_noted, unless_stopped
@@ -61,7 +63,8 @@ class _Wake(enum.Enum):
 class _Todo:
     """What a run has to do, once everything was checked."""
 
-    def __init__(self, settings: Settings, packed: bytes, plan: Plan, parts: list[Chunk]) -> None:
+    def __init__(self, settings: Settings, packed: bytes, plan: Plan, parts: list[Chunk], letters: LetterRun) -> None:
+        self.letters = letters
         self.settings = settings
         self.packed = packed
         self.plan = plan
@@ -208,6 +211,7 @@ class Backfill:
         settings = bounded_settings(with_full_paths(self._startup.run()))
         self._configure_logs(settings)
         refuse_no_sinks(settings)
+        check_letters(settings)
         refuse_unordered(settings, whole=self._whole_partitions)
         packed = pack_handler(handler)
         look_up_partitions(settings)
@@ -225,7 +229,8 @@ class Backfill:
                 check_still_there(settings, left)
             self.gap = plan.deleted
             size = self._range_messages or piece_size(plan.total, self._cores(settings))
-            yield _Todo(settings, packed, plan, chunks(left, size))
+            with letter_run(settings, self._folder.path) as letters:
+                yield _Todo(settings, packed, plan, chunks(left, size), letters)
 
     def _planned(self, settings: Settings) -> Plan:
         topic = settings.kafka.source_topic
@@ -307,6 +312,7 @@ class Backfill:
         settings, folder = todo.settings, str(self._folder.path)
         worker = f"{worker_name(settings)}.backfill"
         job = EngineJob(0, 0, worker, address, settings, todo.packed, self._log_context, import_path=own_folders())
+        job = todo.letters.of(job)
 
         def work(parts: Iterator[tuple[int, Chunk]]) -> Iterator[bytes]:
             for index, chunk in parts:
@@ -332,6 +338,7 @@ class Backfill:
                 f"the outcomes of {len(left)} ranges are not in {self._folder.path}: engines on other hosts wrote them "
                 "there; put the folder on storage that all hosts share, and run the backfill again"
             )
+        todo.letters.check(results)
 
     def _report(self, todo: _Todo) -> None:
         left = sum(piece.size for piece in self._folder.left_of(todo.plan))
@@ -404,10 +411,3 @@ def session_of(session: SparkSession | None) -> SparkSession:
             "SparkSession.builder.master('local[2]').getOrCreate()"
         )
     return found
-
-
-def outcomes_frame(session: SparkSession, folder: Path) -> DataFrame:
-    """Return a DataFrame over outcome files; an empty folder is an empty DataFrame."""
-    from tidemill.spark.schema import OUTCOME_SCHEMA
-
-    return session.read.schema(OUTCOME_SCHEMA).parquet(f"file://{folder}")

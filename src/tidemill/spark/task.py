@@ -14,7 +14,7 @@ import contextlib
 import itertools
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,13 @@ from tidemill.config.settings import Settings
 from tidemill.core.ranges import Chunk
 from tidemill.pipeline.bounded import BoundedEngine
 from tidemill.pipeline.build import build_history
+from tidemill.pipeline.file_letters import FileDeadLetters
 from tidemill.pipeline.outcomes import Outcomes
 from tidemill.runtime.identity import Identity
+from tidemill.runtime.letter_files import LettersPlace
 from tidemill.runtime.log import configure
 from tidemill.runtime.progress import EngineProgress, StopReason, without_texts
+from tidemill.sources.base import TopicPartition
 from tidemill.sources.bounded import BoundedSource
 from tidemill.sources.ranges import RangeReader
 from tidemill.sources.rows import RowReader
@@ -47,11 +50,13 @@ class ChunkResult(msgspec.Struct, frozen=True):
         index: Which part of the run it was.
         complete: Whether everything is done; False if the engine was told to stop.
         progress: The engine's last snapshot.
+        letters: The names of the files that its dead letters are in, where they are in files.
     """
 
     index: int
     complete: bool
     progress: EngineProgress
+    letters: list[str] = []
 
 
 def run_bounded(job: EngineJob, make: PartsMaker) -> bytes:
@@ -93,10 +98,11 @@ def run_bounded(job: EngineJob, make: PartsMaker) -> bytes:
         raise ChunkFailedError(summary.error or summary.reason.value)
     if abandoned and not complete:
         raise ChunkFailedError("the driver could not be reached any more")
+    letters = engines[0].letters if engines else []
     try:
-        return msgspec.msgpack.encode(ChunkResult(job.slot, complete, summary.progress))
+        return msgspec.msgpack.encode(ChunkResult(job.slot, complete, summary.progress, letters))
     except UnicodeEncodeError:
-        return msgspec.msgpack.encode(ChunkResult(job.slot, complete, without_texts(summary.progress)))
+        return msgspec.msgpack.encode(ChunkResult(job.slot, complete, without_texts(summary.progress), letters))
 
 
 def _of_this_task(job: EngineJob) -> EngineJob:
@@ -107,6 +113,16 @@ def _of_this_task(job: EngineJob) -> EngineJob:
     if context is None:
         return job
     return msgspec.structs.replace(job, stage=context.stageId(), attempt=context.taskAttemptId())
+
+
+def _letters(
+    job: EngineJob, folder: str, identity: Identity, partitions: Iterable[TopicPartition] = ()
+) -> FileDeadLetters | None:
+    """Return the dead letters of this engine, where they go to files."""
+    path = job.settings.dlq.path
+    if not path:
+        return None
+    return FileDeadLetters(LettersPlace(path, job.run, folder, job.outcomes_id), identity.engine_id, partitions)
 
 
 def run_ranges(job: EngineJob, folder: str, chunk: Chunk) -> bytes:
@@ -121,7 +137,8 @@ def run_ranges(job: EngineJob, folder: str, chunk: Chunk) -> bytes:
     def make(settings: Settings, identity: Identity) -> tuple[BoundedSource, Outcomes]:
         source = BoundedSource(RangeReader(settings.kafka, chunk), settings.executor.max_queued_bytes)
         ranges = {(settings.kafka.source_topic, part.partition): part for part in chunk}
-        return source, Outcomes(Path(folder), identity, build_history(settings, identity), ranges=ranges)
+        letters, history = _letters(job, folder, identity, ranges), build_history(settings, identity)
+        return source, Outcomes(Path(folder), identity, history, ranges=ranges, letters=letters)
 
     return run_bounded(job, make)
 
@@ -145,7 +162,8 @@ def run_rows(
     def make(settings: Settings, identity: Identity) -> tuple[BoundedSource, Outcomes]:
         reader = RowReader(itertools.chain((first,), rows), names, index)
         name = f"part-{index:05d}.parquet"
-        outcomes = Outcomes(Path(folder), identity, build_history(settings, identity), name=name)
+        letters, history = _letters(job, folder, identity), build_history(settings, identity)
+        outcomes = Outcomes(Path(folder), identity, history, name=name, letters=letters)
         return BoundedSource(reader, settings.executor.max_queued_bytes), outcomes
 
     yield run_bounded(job.of_part(index), make)

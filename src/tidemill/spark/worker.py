@@ -65,6 +65,8 @@ class EngineJob(msgspec.Struct, frozen=True):
         import_path: The driver's own folders; looked into for modules, where the engine's host has them.
         stage: The Spark stage of a bounded run's task.
         attempt: Spark's number for the attempt of that task.
+        run: The id of the bounded run.
+        outcomes_id: The id of the folder of its outcomes.
     """
 
     slot: int
@@ -78,6 +80,8 @@ class EngineJob(msgspec.Struct, frozen=True):
     import_path: list[str] = []
     stage: int = -1
     attempt: int = -1
+    run: str = ""
+    outcomes_id: str = ""
 
     def of_part(self, index: int) -> EngineJob:
         """Return the same job for one part of a bounded run."""

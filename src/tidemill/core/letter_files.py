@@ -1,0 +1,130 @@
+"""Dead letters in files: how files are named, which of them count, and what a redrive of them keeps beside.
+
+Theory of operation. A part of a bounded run writes its letters to one file, which gets its name just before the part's
+outcome file, and that names the letters file. A crash in between leaves a letters file that no outcome names: the part
+is processed again and writes its letters again, so such a file does not count. Where the outcomes were removed since
+(their folder is gone, or a later run created another of the same name), nothing can be processed again because of
+them, so the file counts.
+
+A redrive keeps a journal: one line per file and save, of which the last one of a file holds. Appending costs the same
+however many files there are. A crash can only tear the last line, which then has no line feed and is skipped.
+
+Invariants: a name is that of one run and one part, so a part that is retried replaces its own file and no other; a
+journal that is not understood is an error, never the beginning.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+_PREFIX = "letters-"
+_VERSION = 1
+
+
+def letters_name(run: str, outcome: str) -> str:
+    """Return the name of the letters file that belongs to an outcome file.
+
+    Args:
+        run: The id of the run.
+        outcome: The name of the outcome file.
+
+    Example:
+        >>> letters_name("0f3a", "part-00001.parquet")
+        'letters-0f3a-part-00001.parquet'
+    """
+    return f"{_PREFIX}{run}-{outcome}"
+
+
+def run_pattern(run: str) -> str:
+    """Return the glob pattern of all letters files of a run."""
+    return f"{_PREFIX}{run}-*"
+
+
+def unfinished_name(outcomes_id: str, engine_id: str, part: int) -> str:
+    """Return the name that a letters file has until it is complete.
+
+    Args:
+        outcomes_id: The id of the outcomes folder it is written for.
+        engine_id: The engine that writes it.
+        part: Which of the engine's files it is.
+    """
+    return f"_{_PREFIX}{outcomes_id}-{engine_id}-{part:05d}"
+
+
+def unfinished_pattern(outcomes_id: str) -> str:
+    """Return the glob pattern of all unfinished letters files for an outcomes folder."""
+    return f"_{_PREFIX}{outcomes_id}-*"
+
+
+def counts(name: str, written_for: str, outcomes_id: str | None, named: str | None) -> bool:
+    """Tell whether the letters of a file are to be shown and sent.
+
+    Args:
+        name: The file's name.
+        written_for: The id of the outcomes folder that it was written for.
+        outcomes_id: The id of the folder that is there now, None if there is none.
+        named: The letters file that its outcome file names, None if there is no outcome file.
+
+    Example:
+        >>> counts("letters-a", "x", "x", None), counts("letters-a", "x", None, None)
+        (False, True)
+    """
+    return outcomes_id != written_for or named == name
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """How far a redrive is in one file.
+
+    Attributes:
+        file: The file's name.
+        mark: What tells the file from another of this name.
+        position: The first row that is not dealt with.
+        note: The `RedriveRecord` of the file, encoded.
+    """
+
+    file: str
+    mark: str
+    position: int
+    note: str
+
+
+def journal_text(entries: Iterable[Entry]) -> str:
+    """Return entries as lines of a journal."""
+    return "".join(
+        json.dumps(
+            {"tidemill": _VERSION, "file": each.file, "mark": each.mark, "position": each.position, "note": each.note},
+            separators=(",", ":"),
+        )
+        + "\n"
+        for each in entries
+    )
+
+
+def journal_entries(text: str) -> dict[str, Entry]:
+    """Return the last entry of each file.
+
+    Raises:
+        ValueError: A line is not that of a journal; the text says which.
+
+    Example:
+        >>> journal_entries(journal_text([Entry("a", "m", 3, "")]) + '{"torn')
+        {'a': Entry(file='a', mark='m', position=3, note='')}
+    """
+    *lines, _torn = text.split("\n")
+    found: dict[str, Entry] = {}
+    for number, line in enumerate(lines, 1):
+        try:
+            content = json.loads(line)
+            known = content["tidemill"] == _VERSION
+            entry = Entry(
+                str(content["file"]), str(content["mark"]), max(0, int(content["position"])), str(content["note"])
+            )
+        except (ValueError, TypeError, KeyError):
+            known = False
+        if not known:
+            raise ValueError(f"line {number} is not an entry of a redrive")
+        found[entry.file] = entry
+    return found

@@ -1,0 +1,196 @@
+"""The dead letters of a bounded engine as files: one for each part, published right before the part's outcomes.
+
+A part of a bounded run counts only when its outcome file has appeared, and that appears after its letters file. So a
+letter is confirmed once the writer has taken it: if it is lost with its engine, its messages are processed again.
+
+Invariants: every letter that was taken is in the published file, unless all its messages are left to another run;
+memory holds up to `GROUP_BYTES` of letters and what comes in during one write, beyond which letters are confirmed only
+when they are written; the event loop never waits for the disk. A disk that refuses ends the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from tidemill.core.errors import RemoteError, said
+from tidemill.runtime.deadletter import Letter
+from tidemill.runtime.engine_tasks import EngineTasks
+from tidemill.runtime.letter_files import LetterFile, LetterRow, LettersPlace, check_letters_folder, row_of
+from tidemill.sources.base import TopicPartition
+
+#: Letters are written when so many, or so many bytes of them, wait; what is written together is read together.
+GROUP_LETTERS = 1_000
+GROUP_BYTES = 8 * 1024 * 1024
+#: A write that takes longer than this is told of.
+STALLED_SECONDS = 1.0
+
+
+class FileDeadLetters:
+    """The `DeadLetters` of a bounded engine.
+
+    Args:
+        place: Where they go.
+        engine_id: Whose they are.
+        partitions: A file for each of these; none: one file for all.
+    """
+
+    def __init__(self, place: LettersPlace, engine_id: str, partitions: Iterable[TopicPartition] = ()) -> None:
+        """Write nothing yet."""
+        self._path = place.path
+        keys: list[TopicPartition | None] = [*partitions] or [None]
+        self._files = {key: LetterFile(place, number, engine_id) for number, key in enumerate(keys)}
+        self._first = keys[0]
+        self._rows: dict[TopicPartition | None, list[LetterRow]] = {}
+        self._count = self._bytes = 0
+        # A stop does not wait for a slow disk: the thread of a write that was given up may still be at it.
+        self._disk = threading.Lock()
+        # Held for a moment only, by the loop too.
+        self._taking = threading.Lock()
+        self._held: list[Callable[[], None]] = []
+        self._since = 0.0
+        self._writing: asyncio.Task[None] | None = None
+        #: Where its writes run; an engine sets its own.
+        self.tasks = EngineTasks()
+        #: Called with what happened when the disk refuses.
+        self.on_error: Callable[[str], None] = _ignored
+        #: What the disk refused, in words; None while it does not.
+        self.error: str | None = None
+        #: The names of the files that were published.
+        self.published: list[str] = []
+        self.written = 0
+        self.dropped = 0
+
+    async def open(self) -> None:
+        """Make sure that letters can be written.
+
+        Raises:
+            ConfigError: They cannot.
+        """
+        await asyncio.to_thread(check_letters_folder, Path(self._path))
+
+    def put(self, letter: Letter, done: Callable[[], None]) -> None:
+        """Take a letter; see `DeadLetters.put`."""
+        row = row_of(letter)
+        first = letter.sources[0] if letter.sources else None
+        key = (first.topic, first.partition) if first is not None else None
+        with self._taking:
+            self._rows.setdefault(key if key in self._files else self._first, []).append(row)
+        self._count += 1
+        self._bytes += len(row[-1])
+        if self._bytes <= 2 * GROUP_BYTES:
+            asyncio.get_running_loop().call_soon(self._confirmed, done)
+        else:
+            self._held.append(done)
+        if self._due and self._writing is None and self.error is None:
+            self._writing = self.tasks.run("the dead letters", self._write())
+
+    @property
+    def _due(self) -> bool:
+        return self._count >= GROUP_LETTERS or self._bytes >= GROUP_BYTES
+
+    def _confirmed(self, done: Callable[[], None]) -> None:
+        if self.error is None:
+            self.written += 1
+            done()
+
+    async def _write(self) -> None:
+        try:
+            while self._due:
+                waiting = len(self._held)
+                self._since = time.monotonic()
+                count, size = await asyncio.to_thread(self._write_rows)
+                self._count -= count
+                self._bytes -= size
+                held, self._held = self._held[:waiting], self._held[waiting:]
+                for done in held:
+                    self._confirmed(done)
+        except Exception:  # kept in `error`
+            self.on_error(self.error or "")
+        finally:
+            self._writing = None
+
+    def _write_rows(self) -> tuple[int, int]:
+        """Write everything that waits; return how many letters and bytes that was."""
+        with self._disk:
+            with self._taking:
+                rows, self._rows = self._rows, {}
+            count = size = 0
+            try:
+                for key, part in rows.items():
+                    for group in _groups(part):
+                        self._files[key].write(group)
+                        count += len(group)
+                        size += sum(len(row[-1]) for row in group)
+            except Exception as error:
+                # Noted here: at a stop, nobody may be waiting for this thread any more.
+                self._failed(error)
+                raise
+            return count, size
+
+    def _failed(self, error: Exception) -> None:
+        self.error = f"RemoteError: dead letters cannot be written to {self._path}: {said(error)}"
+
+    def stalled(self) -> str | None:
+        """Say how many letters wait for the disk, and for how long."""
+        seconds = time.monotonic() - self._since
+        if not self._held or seconds < STALLED_SECONDS:
+            return None
+        return f"{len(self._held)} letters wait for {seconds:.0f} s to be written to {self._path}"
+
+    async def close(self) -> None:
+        """Confirm nothing more; what waits is written when it gets its name, with the outcomes."""
+        self._held = []
+
+    def publish(self, outcome: str, partition: TopicPartition | None = None, below: int | None = None) -> str:
+        """Give a part's letters their name; blocking.
+
+        Args:
+            outcome: The outcome file that is published next.
+            partition: Whose letters; None where one file is for all.
+            below: Up to which offset the outcomes tell; None: of everything.
+
+        Returns:
+            The name; '' if there are no letters.
+
+        Raises:
+            RemoteError: Letters of this engine were not written.
+        """
+        self._write_rows()
+        if self.error is not None:
+            raise RemoteError(self.error)
+        try:
+            with self._disk:
+                name = self._files[partition].publish(outcome, below)
+        except Exception as error:
+            self._failed(error)
+            raise
+        if name:
+            self.published.append(name)
+        return name
+
+    def discard(self) -> None:
+        """Leave nothing unfinished behind; blocking."""
+        with self._disk:
+            for file in self._files.values():
+                file.discard()
+
+
+def _groups(rows: Sequence[LetterRow]) -> Iterator[list[LetterRow]]:
+    """Split rows so that none of the parts has more than `GROUP_BYTES`, but for a letter that is larger by itself."""
+    group: list[LetterRow] = []
+    size = 0
+    for row in rows:
+        if group and size + len(row[-1]) > GROUP_BYTES:
+            yield group
+            group, size = [], 0
+        group.append(row)
+        size += len(row[-1])
+    yield group
+
+
+def _ignored(text: str) -> None:
+    pass
