@@ -497,8 +497,11 @@ class KafkaSource:
         deadline = time.monotonic() + self._revoke_seconds + REVOKE_SECONDS
         self._give_up(owned)
         work = asyncio.run_coroutine_threadsafe(self._revoked(owned), self._loop)
-        while not work.done() and time.monotonic() < deadline:
+        while True:
+            over = work.done() or time.monotonic() >= deadline
             self._work_off_now(consumer)
+            if over:
+                break
             concurrent.futures.wait((work,), POLL_SECONDS)
         if not work.done():
             work.cancel()
