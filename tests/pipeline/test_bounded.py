@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -272,3 +273,35 @@ async def test_a_reader_that_fails_fails_its_engine(place: Place) -> None:
     summary = await finish(place.engine(Copy(), RowReader(broken(), NAMES, 0), place.settings(), name="part-0.parquet"))
     assert summary.reason is StopReason.FAILED
     assert "the rows ended in the middle" in (summary.error or "")
+
+
+async def test_a_part_is_complete_only_if_its_outcomes_are_there_however_slow_the_disk(place, monkeypatch):
+    """The folder is slower than the stop's deadline, the drain timeout and some seconds."""
+    write = outcomes_module.OutcomeFile.write
+    monkeypatch.setattr(outcomes_module, "ROWS", 100)
+    monkeypatch.setattr(outcomes_module.OutcomeFile, "write", lambda self, rows: (time.sleep(5), write(self, rows)))
+    reader = RowReader(iter(place.rows(OffsetRange(0, 0, 150))), NAMES, 0)
+    engine = place.engine(Copy(), reader, place.settings(), name="part-00000.parquet")
+    summary = await engine.run(at_once)
+    await asyncio.get_running_loop().shutdown_default_executor()  # as the end of a process does
+    assert not engine.complete
+    assert (summary.reason, summary.error) == (
+        StopReason.FAILED,
+        "RemoteError: the outcomes were not written in time; is their disk slow, or away?",
+    )
+
+
+async def test_a_part_whose_outcomes_fail_late_is_not_complete(place, monkeypatch):
+    """They are refused (a full disk, a share that is gone) only after the stop's deadline."""
+
+    def refuse(self, rows):
+        time.sleep(5)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(outcomes_module.OutcomeFile, "write", refuse)
+    reader = RowReader(iter(place.rows(OffsetRange(0, 0, 150))), NAMES, 0)
+    engine = place.engine(Copy(), reader, place.settings(), name="part-00000.parquet")
+    summary = await engine.run(at_once)
+    await asyncio.get_running_loop().shutdown_default_executor()
+    assert not engine.complete
+    assert summary.reason is StopReason.FAILED

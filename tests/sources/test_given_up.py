@@ -107,6 +107,19 @@ async def test_a_member_that_was_expelled_and_taken_in_again_publishes_nothing_o
     assert "expelled this engine while it stood still" in text
 
 
+async def test_a_revoke_of_what_an_earlier_membership_had_is_a_loss(side):
+    async def finishes(partitions):
+        side.source.commit({GONE: 20}, {})
+        return {GONE: 21}
+
+    side.events.on_revoked = finishes
+    side.member.generation += 2
+    side.member.member_id = "another"
+    await side.on_thread(side.source._on_revoke, side.member, POSITIONS[1:])
+    assert side.kind.committed == []
+    assert ("on_lost", [GONE]) in side.events.told
+
+
 async def test_a_member_that_is_assigned_partitions_anew_under_another_id_goes_on(side):
     await side.on_thread(side.source._on_lost, side.member, POSITIONS)
     side.member.generation += 2

@@ -100,6 +100,10 @@ class KeyOrder(Generic[TaskT]):
         """How many messages have a task that waits for its turn."""
         return len(self._waits)
 
+    def waits(self, offset: int) -> bool:
+        """Tell whether a task of a message waits for its turn."""
+        return offset in self._waits
+
     def arranged(
         self, tasks: Sequence[tuple[TaskT, Sequence[int]]], keys: Mapping[int, Hashable | None]
     ) -> list[TaskT]:

@@ -74,12 +74,14 @@ class BoundedEngine:
 
     @property
     def _refusal(self) -> str | None:
-        """What a disk refused."""
+        """What a disk refused, or did not take in time."""
         outcomes = self._outcomes
         if outcomes.letters is not None and outcomes.letters.error is not None:
             return outcomes.letters.error
         if outcomes.error is not None:
             return f"RemoteError: the outcomes cannot be written: {said(outcomes.error)}"
+        if outcomes.complete and not outcomes.published:
+            return "RemoteError: the outcomes were not written in time; is their disk slow, or away?"
         return None
 
     @property

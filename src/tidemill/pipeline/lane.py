@@ -124,8 +124,8 @@ class Lane:
 
     def count_stuck(self) -> None:
         """Look again how many messages nothing comes of by itself."""
-        waiting = self.order.waiting_messages if self.order is not None and self.held else 0
-        self.stuck = len(self.held) + waiting
+        waiting = self.order.waiting_offsets() if self.order is not None and self.held else ()
+        self.stuck = len(self.held.keys() | waiting)
         if self.handover is not None and self.held:
             self.withdraw(self.held)
 

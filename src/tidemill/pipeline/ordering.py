@@ -11,7 +11,7 @@ Invariant: a task that is terminal, a hook of a message that has run, and nothin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import TYPE_CHECKING
 
 from tidemill.core.key_order import KeyOrder
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 #: What has the place of tasks that are not known yet.
 _NOTHING = ExecutorTask("")
 
+#: So many messages that wait no more are kept before they are dropped.
+_KEPT = 1_000
+
 
 class Ordering:
     """Which tasks of a partition wait for their key.
@@ -35,12 +38,14 @@ class Ordering:
         hooked: Whether the handler has `on_message_complete`.
     """
 
-    __slots__ = ("_order", "_waits")
+    __slots__ = ("_offsets", "_order", "_waits")
 
     def __init__(self, waits: Callable[[int], None], *, hooked: bool) -> None:
         """Start with nothing open."""
         self._order: KeyOrder[TaskRun] = KeyOrder(hooked=hooked)
         self._waits = waits
+        #: Of messages that wait, by position; what waits no more is dropped now and then.
+        self._offsets: dict[int, int] = {}
 
     @property
     def waiting(self) -> int:
@@ -77,7 +82,18 @@ class Ordering:
         keys = {place: message.key for place, message in zip(places, window.messages, strict=True)}
         tasks = [(run, [places[index] for index in indexes]) for run, indexes in runs]
         before = self._order.waiting_messages
-        self._launch(self._order.arranged(tasks, keys), before)
+        start = self._order.arranged(tasks, keys)
+        for place, message in zip(places, window.messages, strict=True):
+            if self._order.waits(place):
+                self._offsets[place] = message.offset
+        if len(self._offsets) > 2 * self._order.waiting_messages + _KEPT:
+            self.waiting_offsets()
+        self._launch(start, before)
+
+    def waiting_offsets(self) -> Set[int]:
+        """Return which messages have a task that waits for its key."""
+        self._offsets = {place: offset for place, offset in self._offsets.items() if self._order.waits(place)}
+        return set(self._offsets.values())
 
     def replaced(self, run: TaskRun, others: Sequence[TaskRun]) -> None:
         """Launch what replaces a task, in its place."""
@@ -96,6 +112,7 @@ class Ordering:
     def close(self) -> None:
         """Forget everything: the partition was given up."""
         self._order.clear()
+        self._offsets.clear()
 
     def _launch(self, runs: Sequence[TaskRun], before: int) -> None:
         if change := self._order.waiting_messages - before:

@@ -150,6 +150,8 @@ class Outcomes:
         self.on_finished: Callable[[], None] = _nothing
         #: Called with the first error of the disk.
         self.on_error: Callable[[Exception], None] = _ignored
+        #: Whether the files that tell of what was done are there, under their names.
+        self.published = False
         #: Whether everything was done, so that what is published is all; set before `close`.
         self.complete = False
         #: The next offset of each partition that is done; what is above it is not published.
@@ -188,10 +190,12 @@ class Outcomes:
     async def close(self) -> None:
         """Publish what is done, discard the rest."""
         if self._writing is not None:
-            await self._writing
+            # Shielded: a stop that waits no longer does not end what is being written.
+            await asyncio.shield(self._writing)
         try:
             if self.error is None and (self.letters is None or self.letters.error is None):
                 await asyncio.to_thread(self._publish)
+                self.published = True
         except Exception as error:
             self._failed(error)
         await asyncio.to_thread(self._discard)

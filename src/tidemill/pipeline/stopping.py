@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 END_SECONDS = 2.5
 #: Of that, what closing sinks and leaving the group may take when commits took all the time before.
 CLOSE_SECONDS = 0.8
+#: Hooks may take this long to end once they are cancelled.
+HOOK_SECONDS = 1.0
 #: A step that comes too late still gets this long.
 LATE_SECONDS = 0.3
 
@@ -103,7 +105,11 @@ class Stopping:
         await engine.outbox.flush(max(0.0, self._drained_by - self._loop.time()))
 
     async def _end_work(self) -> None:
-        await self._engine.hooks.close()
+        try:
+            async with asyncio.timeout(HOOK_SECONDS):
+                await self._engine.hooks.close()
+        except TimeoutError:
+            self._engine.log.warning("hooks did not end when they were cancelled, and are left")
         seconds = max(0.0, self._left() - CLOSE_SECONDS)
         await self._engine.pool.close(min(self._engine.settings.executor.term_grace_seconds, seconds))
 

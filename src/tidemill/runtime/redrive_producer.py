@@ -9,8 +9,9 @@ is sent again after a crash. Blocking: not for event loops.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,6 +30,10 @@ CALL_SECONDS = 5.0
 HANG_SECONDS = 10.0
 #: A batch that is not through after this long ends the redrive, to be continued later.
 PATIENCE_SECONDS = 60.0
+#: The client repeats requests by itself after this pause, a fifth of it at random, and the first copy may still arrive
+#: and count for the next transaction. A call that takes nearly as long costs its producer, which raises the epoch.
+RETRY_SECONDS = 0.5
+REPEATED_SECONDS = 0.35
 #: Brokers give up what a killed redrive left open after this long, unless it starts again before.
 TRANSACTION_SECONDS = 60.0
 _TRIES = 5
@@ -203,10 +208,12 @@ class CursorProducer(_Sender):
         self._group_metadata = group_metadata
         self._note = note
         self._producer = self._own()
+        self._may_be_repeated = False
 
     def _own(self) -> ck.Producer:
         milliseconds = int(TRANSACTION_SECONDS * 1000)
-        return self._make(**{"transactional.id": self._name, "transaction.timeout.ms": milliseconds})
+        own = {"transactional.id": self._name, "transaction.timeout.ms": milliseconds}
+        return self._make(**own, **{"retry.backoff.ms": int(RETRY_SECONDS * 1000)})
 
     def open(self) -> None:
         """Fence an older process of the same redrive, and end what it left open.
@@ -252,6 +259,10 @@ class CursorProducer(_Sender):
         raise self._no_answer(f"{_TRIES} transactions were aborted")
 
     def _transaction(self, records: Sequence[Outgoing], positions: Mapping[int, int], deadline: float) -> Refusals:
+        if self._may_be_repeated:
+            self._may_be_repeated = False
+            self._producer = self._own()
+            self.open()
         producer = self._producer
         self._again(producer.begin_transaction, deadline)
         # Copied: what the abort throws away is reported, too, and is nobody's fault.
@@ -259,9 +270,20 @@ class CursorProducer(_Sender):
         if errors:
             self._abort(deadline)
             return errors
-        self._save(positions)
-        self._again(lambda: producer.commit_transaction(CALL_SECONDS), deadline)
+        with self._timed():
+            self._save(positions)
+        with self._timed():
+            self._again(lambda: producer.commit_transaction(CALL_SECONDS), deadline)
         return {}
+
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Note whether a call takes long enough to have been repeated."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._may_be_repeated |= time.monotonic() - began >= REPEATED_SECONDS
 
     def _save(self, positions: Mapping[int, int]) -> None:
         topic, note = self._topic, self._note
@@ -277,9 +299,10 @@ class CursorProducer(_Sender):
             raise call.error
 
     def _abort(self, deadline: float) -> None:
-        self._again(
-            lambda: self._producer.abort_transaction(CALL_SECONDS), max(deadline, time.monotonic() + CALL_SECONDS)
-        )
+        with self._timed():
+            self._again(
+                lambda: self._producer.abort_transaction(CALL_SECONDS), max(deadline, time.monotonic() + CALL_SECONDS)
+            )
 
     def _again(self, call: Callable[[], Any], deadline: float) -> None:
         """Make a call until it succeeds; abortable errors are the caller's."""

@@ -458,9 +458,8 @@ class KafkaSource:
 
     def _on_assign(self, consumer: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
         committed: dict[TopicPartition, int] = {}
-        member: bytes | None = None
+        member = member_of(consumer.consumer_group_metadata())
         if self._transactor is not None:
-            member = member_of(consumer.consumer_group_metadata())
             for ended in self._transactor.end_before(consumer, _names(partitions), TRANSACTION_END_SECONDS):
                 self._transacted(*ended)
         for position in partitions:
@@ -485,6 +484,12 @@ class KafkaSource:
 
     def _on_revoke(self, consumer: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
         owned = [tp for tp in _names(partitions) if tp in self._buffers]
+        member = member_of(consumer.consumer_group_metadata())
+        if any(self._buffers[tp].member not in (None, member) for tp in owned):
+            # It was expelled and has joined anew: they are somebody else's already.
+            self._on_lost(consumer, partitions)
+            consumer.incremental_unassign(partitions)
+            return
         for tp in owned:
             self._buffers[tp].messages = deque()  # not cleared: the loop may be taking from it
         if owned and self._leave is None and not self._dead:

@@ -14,7 +14,9 @@ partition aborts an open transaction with its offset, unless the brokers have ac
 
 A request with offsets that got no answer may still arrive, and would count for the producer's next transaction: within
 one generation it has the same place and the same producer epoch. So the producer is replaced after one; the start of
-the new one aborts what is open and raises the epoch.
+the new one aborts what is open and raises the epoch. The client also repeats requests about a transaction's offsets
+and end by itself, without a word, and the first copy may still arrive. A repeated one takes at least the client's
+pause (`RETRY_SECONDS`), so the producer is replaced after every such call that took nearly as long.
 
 The transactional id is the engine's member id: whoever starts under it fences whoever had it, and the brokers abort
 what that one left open, before the new one is told where its partitions begin.
@@ -60,6 +62,11 @@ _FENCED = frozenset(
         ck.KafkaError.PRODUCER_FENCED,
     }
 )
+#: The client's pause before it repeats a request, a fifth of it at random; and what a call takes that has done so.
+RETRY_SECONDS = 0.5
+REPEATED_SECONDS = 0.35
+#: Requests of these count for the producer's next transaction if they arrive only then.
+_REPEATABLE = frozenset({Call.OFFSETS, Call.COMMIT, Call.ABORT})
 #: What brokers say of offsets of an earlier generation, or of a member that is expelled.
 _REBALANCED = frozenset({ck.KafkaError.ILLEGAL_GENERATION, ck.KafkaError.UNKNOWN_MEMBER_ID})
 
@@ -87,6 +94,7 @@ class Transactor:
                 "transactional.id": transactional_id,
                 "transaction.timeout.ms": int(TRANSACTION_SECONDS * 1000),
                 "delivery.report.only.error": True,
+                "retry.backoff.ms": int(RETRY_SECONDS * 1000),
             },
         )
         self._limits = limits
@@ -100,6 +108,8 @@ class Transactor:
         self._handing: BackgroundCall | None = None
         self._flush_began: float | None = None
         self._replaced = False
+        self._call_began = 0.0
+        self._may_be_repeated = False
         self._given_up = False
         self._rebalanced = False
         #: Why it does not go on, while it does not.
@@ -147,7 +157,7 @@ class Transactor:
         """
         self._members = members
         self._transaction, self._records, self._sent = Transaction(offsets), records, 0
-        self._began = time.monotonic()
+        self._began = self._call_began = time.monotonic()
         self._flush_began = None
         self._given_up = self._rebalanced = False
 
@@ -157,6 +167,8 @@ class Transactor:
             call = transaction.call
             answer = self._asked(partial(self._carry_out, call, consumer))
             end = transaction.answered(answer)
+            if transaction.call is not call or end is not None:
+                self._call_ended(call)
             if end is not None:
                 return self._ended(end)
             if transaction.call is Call.ABORT is not call:
@@ -204,6 +216,12 @@ class Transactor:
         if transaction is None or transaction.lanes.isdisjoint(partitions):
             return []
         return self.finish(consumer, seconds)
+
+    def _call_ended(self, call: Call) -> None:
+        now = time.monotonic()
+        if call in _REPEATABLE and now - self._call_began >= REPEATED_SECONDS:
+            self._may_be_repeated = True
+        self._call_began = now
 
     def _say_aborted(self) -> None:
         if self._rebalanced:
@@ -254,6 +272,11 @@ class Transactor:
             )
             return Answer.FATAL
         self._place = place
+        if self._may_be_repeated:
+            log.debug("a call took long enough to have been repeated; the producer is replaced")
+            self._replace()
+            self._may_be_repeated = False
+        self._start_replacement()
         self._producer.begin_transaction()
         return Answer.DONE
 
@@ -301,12 +324,20 @@ class Transactor:
                     return Answer.AGAIN
             except ck.KafkaException as error:
                 log.debug("offsets of a transaction that is aborted were rejected", error=reason(error))
-        if self._replaced:
-            self._producer.init_transactions(self._patience())
-            self._replaced = False
+        if self._start_replacement():
+            self._call_began = time.monotonic()  # what came before is of an earlier epoch
+            self._may_be_repeated = False
         else:
             self._producer.abort_transaction(self._patience())
         return Answer.DONE
+
+    def _start_replacement(self) -> bool:
+        """Let a new producer raise the epoch and abort what the old one left open; return whether there is one."""
+        if not self._replaced:
+            return False
+        self._producer.init_transactions(self._patience())
+        self._replaced = False
+        return True
 
     def _send(self) -> Answer:
         """Hand records over from where the last call ended; one that has to go alone waits for those around it."""

@@ -77,7 +77,7 @@ class BoundedRun:
         self._done: set[int] = set()
         self._failures: dict[int, str] = {}
         self._stopping = False
-        self._is_hopeless = False
+        self._hopeless: int | None = None
         self._on_stopped: Callable[[], None] = _nothing
         self._callers = ThreadPoolExecutor(1, "tidemill-cancel")
 
@@ -113,7 +113,7 @@ class BoundedRun:
         except Exception as error:
             if self._stopping:
                 return []
-            failures = list(self._failures.items())
+            failures = sorted(self._failures.items(), key=lambda each: each[0] == self._hopeless)
             if failures:
                 index, said = failures[-1]
                 raise engine_error(f"part {index} of the run", said) from error
@@ -163,7 +163,7 @@ class BoundedRun:
 
     def on_hello(self, link: int, hello: Hello) -> None:
         """Let an engine begin at once, unless the run is being stopped, or too much of it fails."""
-        if (self._stopping or self._is_hopeless) and not hello.run_token:
+        if (self._stopping or self._hopeless is not None) and not hello.run_token:
             # Spark starts a failed part again; it would dead-letter the same messages again.
             self._server.send(link, Refused("the run is being stopped"))
             self._server.close_link(link)
@@ -191,8 +191,10 @@ class BoundedRun:
         self._watch.left(link)
         self._running[link] = summary.progress
         if summary.reason is not StopReason.DRAINED:
-            self._failures[summary.slot] = said = summary.error or summary.reason.value
-            self._is_hopeless |= said.startswith(TooManyFailuresError.__name__)
+            said = summary.error or summary.reason.value
+            self._note_failure(summary.slot, said)
+            if said.startswith(TooManyFailuresError.__name__):
+                self._hopeless = summary.slot
             log.warning("a part of the run failed", part=summary.slot, error=summary.error)
         elif not self._stopping:
             self._failures.pop(summary.slot, None)
@@ -208,6 +210,11 @@ class BoundedRun:
             self._past = summed([self._past, last], [])
         self._look()
 
+    def _note_failure(self, part: int, text: str) -> None:
+        """Keep why a part failed, as the last one that did."""
+        self._failures.pop(part, None)
+        self._failures[part] = text
+
     def _tick(self) -> None:
         for hung in self._watch.tick(time.monotonic()):
             self._kill(hung)
@@ -216,7 +223,7 @@ class BoundedRun:
     def _kill(self, hung: Hung) -> None:
         hello = self._hellos[hung.link]
         text = f"its engine said nothing for {SILENT_SECONDS:g} s"
-        self._failures[hung.part] = f"{text}, {hung.times} times" if hung.times > 1 else text
+        self._note_failure(hung.part, f"{text}, {hung.times} times" if hung.times > 1 else text)
         log.error(
             "an engine hangs; "
             + ("the run is given up" if hung.give_up else "it is killed, and Spark starts its part again"),
