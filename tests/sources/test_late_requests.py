@@ -1,0 +1,161 @@
+"""Requests of a transaction that the client repeated without a word, and whose first copy arrives after all."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import confluent_kafka as ck
+import pytest
+from tests.sources import kafka_proxy
+from tests.sources.kafka_proxy import END_TXN, TXN_OFFSET_COMMIT, KafkaProxy, proxied_broker
+
+from tidemill.config.settings import KafkaSettings
+from tidemill.core.transaction import Call, End
+from tidemill.sources.base import Outgoing
+from tidemill.sources.transactor import Transactor
+
+TP = ("t", 0)
+
+
+class Holding(KafkaProxy):
+    """Loses the client's connection while a request of it is still on its way to the broker."""
+
+    lose: int | None = None
+    held = b""
+    late: Any = None
+
+    async def _requests(self, reader: Any, there: Any, faults: Any) -> None:
+        while True:
+            frame = await kafka_proxy._frame(reader)
+            api, _, _ = kafka_proxy._HEADER.unpack_from(frame, 4)
+            if self.lose == api:
+                self.lose, self.held = None, frame
+                _, self.late = await asyncio.open_connection(kafka_proxy.HOST, self.target_port)
+                raise ConnectionResetError
+            faults.put_nowait((api, None))
+            there.write(frame)
+            await there.drain()
+
+    def deliver(self) -> None:
+        """Let the first copy arrive."""
+
+        async def write() -> None:
+            self.late.write(self.held)
+            await self.late.drain()
+            await asyncio.sleep(0.5)  # nothing tells that the broker has dealt with it: its answer goes nowhere
+
+        self._do(write())
+
+
+class Site:
+    """A member of a group, and a transactor whose brokers are behind such a proxy."""
+
+    def __init__(self, own_kafka: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(kafka_proxy, "KafkaProxy", Holding)
+        self.broker, (self.proxy,) = proxied_broker(own_kafka, 1)
+        for topic in ("t", "out"):
+            self.broker.create_topic(topic, partitions=1)
+        self.consumer = ck.Consumer(
+            {
+                "bootstrap.servers": self.broker.bootstrap,
+                "group.id": "g",
+                "enable.auto.commit": False,
+                "isolation.level": "read_uncommitted",
+            }
+        )
+        assigned: list[bool] = []
+        self.consumer.subscribe(["t"], on_assign=lambda *_: assigned.append(True))
+        self.until(lambda: assigned)
+        kafka = KafkaSettings(brokers=self.proxy.address, exactly_once=True)
+        self.transactor = Transactor(kafka, "tid", {"reconnect.backoff.max.ms": 500}, [])
+        self.transactor.open(lambda: False)
+
+    def until(self, condition: Callable[[], Any]) -> Any:
+        deadline = time.monotonic() + 30
+        while not (found := condition()):
+            assert time.monotonic() < deadline
+            self.consumer.poll(0.05)
+        return found
+
+    def begin(self, offset: int, result: bytes) -> None:
+        self.transactor.begin({TP: offset}, [Outgoing("out", None, result)])
+
+    def step(self) -> Any:
+        """Make one call of the transaction; return how it ended, if it did."""
+        transaction = self.transactor._transaction
+        assert transaction is not None
+        call = transaction.call
+        end = transaction.answered(self.transactor._asked(lambda: self.transactor._carry_out(call, self.consumer)))
+        if transaction.call is not call or end is not None:
+            self.transactor._call_ended(call)
+        return self.transactor._ended(end) if end is not None else None
+
+    def finish(self) -> Any:
+        return self.until(self.step)
+
+    def up_to(self, call: Call) -> None:
+        """Make all calls before this one."""
+        while self.transactor._transaction.call is not call:
+            self.step()
+
+    def committed(self) -> int:
+        (found,) = self.consumer.committed([ck.TopicPartition(*TP)], 10)
+        return found.offset
+
+    def results(self, count: int) -> list[bytes]:
+        reader = ck.Consumer(
+            {"bootstrap.servers": self.broker.bootstrap, "group.id": "r", "isolation.level": "read_committed"}
+        )
+        reader.assign([ck.TopicPartition("out", 0, 0)])
+        found: list[bytes] = []
+        deadline = time.monotonic() + 10
+        while len(found) < count and time.monotonic() < deadline:
+            message = reader.poll(0.2)
+            if message is not None and message.error() is None:
+                found.append(message.value())
+        reader.close()
+        return found
+
+
+@pytest.fixture
+def site(own_kafka: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    made = Site(own_kafka, monkeypatch)
+    yield made
+    made.consumer.close()
+    made.proxy.close()
+
+
+def test_offsets_that_arrive_a_second_time_do_not_count_for_the_next_transaction(site: Site) -> None:
+    site.begin(10, b"first")
+    assert site.finish() == (End.COMMITTED, {TP: 10})
+    site.proxy.lose = TXN_OFFSET_COMMIT
+    site.begin(2600, b"second")
+    assert site.finish() == (End.COMMITTED, {TP: 2600})
+    site.begin(3195, b"third")
+    site.up_to(Call.COMMIT)
+    site.proxy.deliver()
+    assert site.finish() == (End.COMMITTED, {TP: 3195})
+    site.until(lambda: site.committed() != 10)  # markers are written after the answer
+    site.until(lambda: site.committed() == 3195)
+    assert site.results(3) == [b"first", b"second", b"third"]
+
+
+def test_an_abort_that_arrives_a_second_time_takes_no_result_of_the_next_transaction(site: Site) -> None:
+    site.begin(10, b"first")
+    assert site.finish() == (End.COMMITTED, {TP: 10})
+    site.begin(20, b"aborted")
+    site.up_to(Call.OFFSETS)
+    site.transactor._producer.flush(5)
+    site.transactor._transaction.give_up({TP})
+    site.proxy.lose = END_TXN
+    assert site.finish()[0] is End.ABORTED
+    site.begin(20, b"second")
+    site.up_to(Call.OFFSETS)
+    site.transactor._producer.flush(5)
+    site.proxy.deliver()
+    assert site.finish() == (End.COMMITTED, {TP: 20})
+    site.until(lambda: site.committed() == 20)
+    assert site.results(2) == [b"first", b"second"]
