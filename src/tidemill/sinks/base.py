@@ -205,8 +205,8 @@ async def closed_in(seconds: float, closing: Awaitable[object]) -> bool:
 
 def to_json(data: Any) -> bytes:
     """Encode a payload's `data`: a pydantic model by its own JSON dump, bytes as they are, the rest as JSON."""
-    if isinstance(data, bytes):
-        return data
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        return bytes(data)
     dump = getattr(data, "model_dump_json", None)
     if dump is not None:
         return dump().encode()  # type: ignore[no-any-return]

@@ -251,8 +251,9 @@ class Pipeline:
                 self._leave_for(settings, worker, live.not_left())
             self._raise_failure(settings, worker)
             refuse_uncommitted(done)
-            log.info(
-                "the pipeline is drained",
+            left = "; what did not finish in time is redelivered to the next run" if done.in_flight else ""
+            (log.warning if left else log.info)(
+                f"the pipeline is drained{left}",
                 messages_done=done.messages_done,
                 lag=sum(done.lag.values()),
                 in_flight=done.in_flight,
