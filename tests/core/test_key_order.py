@@ -262,3 +262,11 @@ def test_a_task_costs_the_same_however_long_its_line_is() -> None:
     long = min(cost_of(50_000) for _ in range(3))
     print(f"{short * 1e6:.1f} us a task in a line of 1,000, {long * 1e6:.1f} us in one of 50,000")
     assert long < short * 8
+
+
+def test_which_messages_wait_is_told():
+    order: KeyOrder[str] = KeyOrder()
+    order.arranged([("a", [10]), ("b", [11])], {10: b"x", 11: b"x"})
+    assert [order.waits(offset) for offset in (10, 11, 12)] == [False, True, False]
+    order.done("a")
+    assert not order.waits(11)
