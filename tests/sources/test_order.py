@@ -57,7 +57,7 @@ def feed(site: Any, first: int, last: int) -> None:
 
 @pytest.mark.kafka
 async def test_results_of_a_key_come_in_the_order_of_its_messages_across_rebalances(place):  # noqa: F811
-    executor = {"order_by": "key", "retry_backoff": {"initial_seconds": 0.01, "max_seconds": 0.02}}
+    executor = {"order_by": "key", "max_retries": 100, "retry_backoff": {"initial_seconds": 0.01, "max_seconds": 0.02}}
     out = place.folder / "out"
 
     def results() -> list[dict[str, Any]]:

@@ -317,7 +317,7 @@ def test_a_part_that_spark_starts_again_has_its_letters_once(session, brokerless
 
 
 def test_a_stream_needs_no_broker_and_a_micro_batch_given_again_has_its_letters_once(session, brokerless, tmp_path):
-    source, broken = tmp_path / "in", tmp_path / "broken"
+    source, broken, letters = tmp_path / "in", tmp_path / "broken", Path(brokerless.dlq.path)
     source.mkdir()
     broken.touch()
 
@@ -326,6 +326,8 @@ def test_a_stream_needs_no_broker_and_a_micro_batch_given_again_has_its_letters_
             from pyspark import TaskContext
 
             if broken.exists() and TaskContext.get().partitionId() == 1:
+                while not list(letters.glob("letters-*")):
+                    await asyncio.sleep(0.05)  # the other part is published first
                 raise LookupError("no such table")
 
     def work_off() -> Any:

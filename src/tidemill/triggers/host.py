@@ -107,6 +107,8 @@ class TriggerHost:
         self._marks = Marks(database)
         self.mark = self._marks.put
         self._runs: dict[str, TriggerRun] = {}
+        #: Whether the store said that another process owns what ran here.
+        self.disowned = False
         self._known: dict[str, TriggerSpec] = {}
         self._watch = watch_loop(settings.block_threshold_seconds, self._runs)
         self._looking: asyncio.Task[None] | None = None
@@ -175,11 +177,13 @@ class TriggerHost:
             del self.tokens[number]
         for run in self._runs.values():
             if run.number in gone:
+                self.disowned = True
                 log.warning("another host has claimed a trigger; it is handed over", trigger=run.spec.name)
                 run.cancel(CancelReason.HAND_OVER)
 
     def note_fenced(self) -> None:
         """Ask at once whose the list is: the store has refused an event, because another process owns its trigger."""
+        self.disowned = True
         self._ownership.check()
 
     async def wait_idle(self) -> None:

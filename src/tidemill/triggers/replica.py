@@ -22,6 +22,9 @@ from tidemill.triggers.turns import HostStopsError
 
 log = structlog.get_logger(__name__)
 
+#: A host whose triggers ended because the store refused them waits so long to hear that its list is another host's.
+DISOWNED_SECONDS = 5.0
+
 
 class Replica:
     """Runs a list whenever it is this process's turn.
@@ -80,6 +83,12 @@ class Replica:
                 living.result()
             except SessionEndedError:
                 return False
+            if host.disowned:
+                # Its triggers may have ended because the list is another host's by now; that is asked for already.
+                await asyncio.wait({lost}, timeout=DISOWNED_SECONDS)
+            if lost.done():
+                return False
+            log.info("no trigger is left to run; the host ends")
             return True
         finally:
             for task in (living, lost, beside):
@@ -103,7 +112,6 @@ class Replica:
         while True:
             await host.wait_idle()
             if self._reading is None:
-                log.info("no trigger is left to run; the host ends")
                 return
             await asyncio.wait([self._reading])
 
