@@ -245,6 +245,7 @@ class Pipeline:
                 live.call(control.close())
         finally:
             live.close()
+            spark.used = live.greeted
         if code is not ExitCode.STOPPED:
             done = live.progress()
             if not done.uncommitted:  # else the brokers are away

@@ -144,6 +144,11 @@ class BoundedRun:
 
         self._server.loop.call_soon_threadsafe(stop)
 
+    @property
+    def greeted(self) -> bool:
+        """Whether an engine ever said hello."""
+        return self._tokens > 0
+
     def progress(self) -> BoundedProgress:
         """Return what all engines did so far, those that are gone included."""
         running = dict(self._running)

@@ -140,7 +140,10 @@ def failure_text(error: Any) -> str:
         >>> failure_text(RuntimeError("... org.apache.spark.SparkException: Python worker exited unexpectedly"))
         'its Python process died (killed, or crashed)'
     """
-    text = str(error)
+    try:
+        text = str(error)  # of an error in the JVM, that asks the JVM
+    except Exception:
+        text = "Spark is gone"
     if "Python worker exited unexpectedly" in text:
         return "its Python process died (killed, or crashed)"
     if raised := _RAISED.search(text):

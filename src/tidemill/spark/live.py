@@ -132,6 +132,8 @@ class LiveSlots:
         self._callers: dict[int, _Caller] = {}
         self._paused = False
         self._exiting = False
+        #: Whether an engine ever said hello.
+        self.greeted = False
         self._canceller = ThreadPoolExecutor(1, "tidemill-cancel")
 
     # -- any thread ------------------------------------------------------------------------------------------
@@ -205,6 +207,7 @@ class LiveSlots:
 
     def on_hello(self, link: int, hello: Hello) -> None:
         """Feed a hello; effects admit or refuse the engine."""
+        self.greeted = True
         if not 0 <= hello.slot < len(self._seats):
             self._server.send(link, Refused(f"there is no slot {hello.slot}"))
             self._server.close_link(link)

@@ -276,6 +276,7 @@ class Backfill:
                     results = self._supervise(spark, run, todo)
                 finally:
                     self._note_end(run)
+                    spark.used = run.greeted
             if not self._stopped:
                 self._check(todo, results)
 

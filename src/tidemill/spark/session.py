@@ -16,6 +16,7 @@ import shlex
 import subprocess
 import sys
 import threading
+import warnings
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -41,6 +42,8 @@ log = structlog.get_logger(__name__)
 ABORT_SECONDS = 0.7
 #: How long a context may take to stop before its JVM is ended all the same.
 CONTEXT_STOP_SECONDS = 10.0
+#: And one below which no engine runs: its Python processes may still be importing, which it would wait for.
+UNUSED_STOP_SECONDS = 0.3
 #: How long the Python processes below a JVM that has ended may take after that.
 WORKERS_END_SECONDS = 5.0
 #: What the package is called on its way to a cluster's executors.
@@ -156,6 +159,8 @@ class Spark:
         self._stopping = threading.Event()
         self._quiet = threading.Event()
         self._started = self._given_up = False
+        #: Whether an engine may run below it; while none does, a stop need not wait for Spark to tidy up.
+        self.used = True
         #: Held for moments only, unlike the other one.
         self._lock = threading.Lock()
         self._ending = threading.Lock()
@@ -322,12 +327,14 @@ class Spark:
             # All engines have ended, and Python workers that find the JVM gone show pages of traces.
             self._quiet.set()
             if self._jvm is None or self._jvm.poll() is None:
-                self._stop_context(self._context)
+                self._stop_context(self._context, CONTEXT_STOP_SECONDS if self.used else UNUSED_STOP_SECONDS)
             self._context = None
         if self._jvm is not None:
             if local is not None:
                 local.look(self._jvm.pid)
             gateway = SparkContext._gateway
+            if not self.used:
+                kill_launch(self._jvm)
             with contextlib.suppress(Exception):  # it is going in any case
                 gateway.shutdown()
             end(self._jvm)
@@ -336,19 +343,23 @@ class Spark:
             self._jvm = None
         self._folder.cleanup()
 
-    def _stop_context(self, context: SparkContext) -> None:
+    def _stop_context(self, context: SparkContext, seconds: float) -> None:
         def stop() -> None:
             try:
-                context.stop()
+                with warnings.catch_warnings():
+                    if not self.used:  # its JVM is killed meanwhile
+                        warnings.simplefilter("ignore", RuntimeWarning)
+                    context.stop()
             except Exception as error:
-                log.warning("the Spark context did not stop", error=_first_line(error))
+                if self.used:
+                    log.warning("the Spark context did not stop", error=_first_line(error))
 
         # A JVM that hangs would never answer.
         thread = threading.Thread(target=stop, name="tidemill-stop", daemon=True)
         thread.start()
-        thread.join(CONTEXT_STOP_SECONDS)
-        if thread.is_alive():
-            log.warning("the Spark context did not stop in time", seconds=CONTEXT_STOP_SECONDS)
+        thread.join(seconds)
+        if thread.is_alive() and self.used:
+            log.warning("the Spark context did not stop in time", seconds=seconds)
 
 
 def ship_package(context: SparkContext, folder: Path | None = None) -> None:
