@@ -207,11 +207,12 @@ def test_texts_without_end_do_not_fill_the_memory(clock: Clock) -> None:
     assert len(limits._written) <= limits.MAX_EVENTS
 
 
-def test_the_end_of_a_jvm_that_was_stopped_is_no_news(stream: io.StringIO) -> None:
+def test_what_py4j_logs_of_an_ended_jvm_is_left_out_since_it_raises_the_same(stream: io.StringIO) -> None:
     configure(LoggingSettings(), stream=stream)
 
-    for level in (logging.INFO, logging.WARNING):
-        record = logging.LogRecord("root", level, "/lib/py4j/java_gateway.py", 1, f"gone {level}", None, None)
-        logging.getLogger().handle(record)
+    for path in ("/lib/py4j/java_gateway.py", "/lib/other.py"):
+        for level in (logging.INFO, logging.ERROR):
+            record = logging.LogRecord("root", level, path, 1, f"{path} {level}", None, None)
+            logging.getLogger().handle(record)
 
-    assert [line["event"] for line in lines(stream)] == [f"gone {logging.WARNING}"]
+    assert [line["event"] for line in lines(stream)] == [f"/lib/other.py {level}" for level in (20, 40)]

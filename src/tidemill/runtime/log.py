@@ -78,8 +78,9 @@ def configure(settings: LoggingSettings, *, stream: TextIO | None = None, **cont
 
 
 def _of_interest(record: logging.LogRecord) -> bool:
-    # py4j tells through the root logger, with a traceback, that a JVM that was stopped is gone.
-    return record.levelno >= logging.WARNING or record.name != "root" or "py4j" not in record.pathname
+    # py4j logs through the root logger, with a traceback, whatever it then raises or returns to its caller: a JVM that
+    # was ended while a call was under way is no news.
+    return record.name != "root" or "py4j" not in record.pathname
 
 
 _DIGITS = re.compile(r"\d+")
