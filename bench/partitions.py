@@ -1,8 +1,8 @@
 """What an engine's own work costs with many partitions, JSON lines out: `python -m bench.partitions`.
 
 One partition has a message at a time, the others are idle. `turn` is what the loop does for one message from its
-arrival until it is done, `snapshot` what the engine says of itself four times a second, also encoded and decoded as for
-the link, and `status` what the driver makes of two of those.
+arrival until it is done, `beat` what the engine says of itself four times a second, encoded, decoded and applied, and
+`status` what the driver makes of two engines.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from tidemill.pipeline.delivery import Outbox
 from tidemill.pipeline.engine import Engine
 from tidemill.pipeline.handler import Handler
 from tidemill.pipeline.resident import build_executor
+from tidemill.runtime.beats import Beat, snapshot_after
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.progress import EngineProgress
-from tidemill.spark.progress import EngineStatus, summed
+from tidemill.spark.progress import EngineStatus, PartitionSums, summed
 from tidemill.testing.run import scripted_sinks
 from tidemill.testing.scripted import ScriptedDeadLetters, ScriptedSource
 
@@ -88,22 +89,34 @@ async def measure(partitions: int) -> None:
     turn = (time.process_time() - cpu) / MESSAGES
     lag = {("t", n): n for n in range(partitions)}
     source.lag = lambda: lag  # type: ignore[method-assign]  # as with Kafka: the same until it is looked at again
-    beat = engine.progress()
-    encoded = msgspec.msgpack.encode(beat)
-    snapshot = seconds_each(engine.progress, 50)
-    coding = seconds_each(
-        lambda: msgspec.msgpack.decode(msgspec.msgpack.encode(engine.progress()), type=EngineProgress), 50
-    )
-    halves = [part_of(beat, n) for n in range(2)]
+    seen = snapshot_after(engine.beat(whole=True), EngineProgress())
+
+    def send_beat() -> int:
+        """Take a beat in which one partition moved to the other side of the link; return its size."""
+        nonlocal seen
+        engine.commits.committed_up_to(("t", 0), MESSAGES)
+        encoded = msgspec.msgpack.encode(engine.beat(whole=False))
+        seen = snapshot_after(msgspec.msgpack.decode(encoded, type=Beat), seen)
+        return len(encoded)
+
+    beat_bytes = send_beat()
+    beat = seconds_each(send_beat, 200)
+    halves = [part_of(engine.progress(), n) for n in range(2)]
     statuses = [EngineStatus(n, "running", progress=half) for n, half in enumerate(halves)]
-    status = seconds_each(lambda: status_text(summed((), halves, statuses), 0.0), 50)
+    sums = PartitionSums()
+
+    def show_status() -> str:
+        """Say how two engines stand, of which one has committed something."""
+        halves[0].committed = dict(halves[0].committed)
+        return status_text(summed((), halves, statuses, sums), 0.0)
+
+    status = seconds_each(show_status, 200)
     report(
         partitions=partitions,
         turn_us=turn * 1e6,
-        snapshot_us=snapshot * 1e6,
-        snapshot_encoded_decoded_us=coding * 1e6,
+        beat_us=beat * 1e6,
         status_us=status * 1e6,
-        beat_bytes=len(encoded),
+        beat_bytes=beat_bytes,
     )
     del engine.commits.send
     engine.drain()

@@ -15,6 +15,7 @@ import pytest
 
 from tidemill.core.errors import RemoteError, sound
 from tidemill.runtime import frames
+from tidemill.runtime.beats import Beat, PartitionChanges, whole_beat
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.frames import Challenge, Drain, Go, Hello, LinkAddress, Proof, Refused, Welcome
 from tidemill.runtime.link import EngineLink, LinkServer
@@ -80,11 +81,13 @@ class Engine:
         self.lost: asyncio.Queue[str] = asyncio.Queue()
         self.consumed = 0
         hello = HELLO
-        self.link = EngineLink(address, hello, self.progress, self.commands.put_nowait, self.lost.put_nowait, **options)
+        self.link = EngineLink(address, hello, self.beat, self.commands.put_nowait, self.lost.put_nowait, **options)
 
-    def progress(self) -> EngineProgress:
+    def beat(self, whole: bool) -> Beat:
         self.consumed += 1
-        return EngineProgress(consumed=self.consumed)
+        if whole:
+            return whole_beat(EngineProgress(consumed=self.consumed, committed={"t/0": 1, "t/1": 5}))
+        return Beat(EngineProgress(consumed=self.consumed), PartitionChanges(committed={"t/0": self.consumed}))
 
 
 async def raw(address: LinkAddress, data: bytes) -> bytes:
@@ -107,7 +110,8 @@ async def test_an_engine_is_welcomed_and_its_snapshots_arrive(driver: Driver) ->
     _, link, hello = await driver.next("hello")
     assert (hello.slot, hello.job_token, hello.run_token, hello.pid) == (1, 5, 0, 42)
     first = (await driver.next("beat"))[2].consumed
-    assert (await driver.next("beat"))[2].consumed == first + 1
+    second = (await driver.next("beat"))[2]
+    assert (second.consumed, second.committed) == (first + 1, {"t/0": first + 1, "t/1": 5})
     engine.link.ready()
     assert await driver.next("ready") == ("ready", link)
     summary = EngineSummary(1, StopReason.DRAINED, None, EngineProgress(consumed=9))
@@ -133,6 +137,7 @@ async def test_an_engine_whose_connection_breaks_comes_back_with_its_token(drive
     driver.do(driver.server.close_link, first)
     _, second, hello = await driver.next("hello")
     assert second != first
+    assert (await driver.next("beat"))[2].committed["t/1"] == 5, "the first beat of a connection tells everything"
     assert (hello.run_token, hello.ready) == (7, True)
     await driver.next("beat")
     assert engine.lost.empty()
@@ -320,7 +325,7 @@ def texts(text: str) -> EngineProgress:
 @pytest.mark.parametrize("text", ["\ud800.jpg", "x" * (frames.MAX_FRAME_BYTES + 1)], ids=["lone surrogate", "too long"])
 async def test_a_snapshot_that_cannot_be_sent_goes_without_its_texts(driver: Driver, text: str) -> None:
     engine = Engine(driver.address)
-    engine.link._progress = lambda: texts(text)
+    engine.link._beat_of = lambda whole: whole_beat(texts(text))
     await engine.link.connect()
     await driver.next("beat")
     progress = (await driver.next("beat"))[2]
@@ -339,10 +344,10 @@ async def test_the_end_of_the_beats_is_told(driver: Driver) -> None:
     faults: asyncio.Queue[str] = asyncio.Queue()
     engine = Engine(driver.address, tasks=EngineTasks(faults.put_nowait))
 
-    def broken() -> EngineProgress:
+    def broken(whole: bool) -> Beat:
         raise LookupError("no snapshot")
 
-    engine.link._progress = broken
+    engine.link._beat_of = broken
     await engine.link.connect()
     fault = await asyncio.wait_for(faults.get(), 5)
     assert "the beats to the driver failed: LookupError: no snapshot" in fault

@@ -9,6 +9,7 @@ from typing import Any
 
 from tidemill.config.settings import Settings
 from tidemill.pipeline.handler import Handler
+from tidemill.runtime.beats import Beat, whole_beat
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
 
@@ -25,6 +26,9 @@ class FakeEngine:
         self.paused = False
         self.stop = asyncio.Event()
         self.fault: str | None = None
+
+    def beat(self, *, whole: bool) -> Beat:
+        return whole_beat(self.progress())
 
     def progress(self) -> EngineProgress:
         name = f"topic/{self.identity.slot}"

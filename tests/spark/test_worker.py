@@ -18,6 +18,7 @@ from tests.spark.fake_engine import build
 
 from tidemill.config.settings import Settings
 from tidemill.pipeline.handler import Handler
+from tidemill.runtime.beats import Beat, whole_beat
 from tidemill.runtime.frames import Begin, Command, Go, Hello, LinkAddress, Welcome
 from tidemill.runtime.link import LinkServer
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
@@ -103,14 +104,14 @@ def test_an_engine_whose_beats_end_fails_by_name_and_does_not_fall_silent(comman
     process = EngineProcess(EngineJob(3, 0, "w", driver.server.start(), settings, handler, {}), build)
     beats = 0
 
-    def broken() -> EngineProgress:
+    def broken(whole: bool) -> Beat:
         nonlocal beats
         beats += 1
         if beats < 3:
-            return EngineProgress()
+            return whole_beat(EngineProgress())
         raise LookupError("no snapshot")
 
-    process._progress = broken  # type: ignore[method-assign]
+    process._beat = broken  # type: ignore[method-assign]
     try:
         summary = asyncio.run(asyncio.wait_for(process.run(), 20))
         assert driver.ended.get(timeout=5) == summary

@@ -14,6 +14,7 @@ from tidemill.core.errors import said
 from tidemill.pipeline.build import build_engine
 from tidemill.pipeline.handler import Handler
 from tidemill.pipeline.outcomes import Outcomes
+from tidemill.runtime.beats import Beat
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
 from tidemill.sources.bounded import BoundedSource
@@ -118,8 +119,12 @@ class BoundedEngine:
         """Do nothing: a bounded engine does not brake, it fails."""
 
     def progress(self) -> EngineProgress:
-        """Return a snapshot."""
+        """Return a whole snapshot."""
         return self._engine.progress()
+
+    def beat(self, *, whole: bool) -> Beat:
+        """Return the next beat for the driver."""
+        return self._engine.beat(whole=whole)
 
     def _look(self) -> None:
         if self._source.ended and self._source.is_empty and self._outcomes.count == self._source.taken:

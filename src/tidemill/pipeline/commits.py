@@ -49,6 +49,7 @@ class Commits:
         self.committed: dict[TopicPartition, int] = {}
         #: The same by names, for snapshots.
         self.named: dict[str, int] = {}
+        self._moved: dict[str, int] = {}
         #: At the end: how many finished messages could not be committed, and will be reprocessed.
         self.failed = 0
 
@@ -109,7 +110,7 @@ class Commits:
                 self._ledger.settle(batch)
                 if self._stage is not None:
                     self._stage.committed(partition)
-                self._note(partition, offset)
+                self.committed_up_to(partition, offset)
                 self._settled(partition, len(batch.entries))
             else:
                 self._ledger.retry(batch)
@@ -134,12 +135,19 @@ class Commits:
         for partition in theirs:
             self.abandon(partition)
         for partition, offset in last.items():
-            self._note(partition, offset)
+            self.committed_up_to(partition, offset)
         return last
 
-    def _note(self, partition: TopicPartition, offset: int) -> None:
+    def committed_up_to(self, partition: TopicPartition, offset: int) -> None:
+        """Note the next offset of a partition, for snapshots."""
         self.committed[partition] = offset
-        self.named[name_of(partition)] = offset
+        name = name_of(partition)
+        self.named[name] = self._moved[name] = offset
+
+    def take_moved(self) -> dict[str, int]:
+        """Return what was committed since this was last asked, by names."""
+        moved, self._moved = self._moved, {}
+        return moved
 
     def abandon(self, partition: TopicPartition) -> None:
         """Forget a partition: late resolutions and answers change nothing."""

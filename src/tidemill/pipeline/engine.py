@@ -24,7 +24,7 @@ from tidemill.core.retry import Backoff
 from tidemill.pipeline.brake import brake_of
 from tidemill.pipeline.checks import collected
 from tidemill.pipeline.commits import Commits
-from tidemill.pipeline.counters import Counters, Overridden, Slowest, process_usage
+from tidemill.pipeline.counters import Counters, Overridden, Slowest
 from tidemill.pipeline.delivery import Outbox, Routed, payloads_of
 from tidemill.pipeline.handler import Handler
 from tidemill.pipeline.handover import hand_over
@@ -35,11 +35,12 @@ from tidemill.pipeline.lane import Lane
 from tidemill.pipeline.models import ExecutorError
 from tidemill.pipeline.process import TaskExecutor
 from tidemill.pipeline.report import Report as Report
-from tidemill.pipeline.report import stalled_of
 from tidemill.pipeline.services import Services
+from tidemill.pipeline.snapshots import Snapshots
 from tidemill.pipeline.stopping import Stopping
 from tidemill.pipeline.tasks import TaskPool, TaskRun
 from tidemill.pipeline.windowrun import WindowRun
+from tidemill.runtime.beats import Beat
 from tidemill.runtime.deadletter import DeadLetters, LetterKind
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity
@@ -51,6 +52,9 @@ from tidemill.sinks.payloads import CollectResult
 from tidemill.sources.base import CommitStatus, Fatal, Source, TopicPartition, name_of
 
 log = structlog.get_logger(__name__)
+
+#: How many partitions a log line names.
+MAX_NAMES = 20
 
 
 class Engine:
@@ -114,7 +118,7 @@ class Engine:
         if outbox.stage is not None:
             outbox.stage.charge = self.intake.charge
         self.pool = TaskPool(executor, limits, self.intake.is_full, self.intake.park, self.tasks)
-        self._lag: tuple[Mapping[TopicPartition, int], dict[str, int]] = ({}, {})
+        self._snapshots = Snapshots(self)
         self._subscribed = False
         self._stop = asyncio.Event()
         self._changed = asyncio.Event()
@@ -372,49 +376,21 @@ class Engine:
 
     # -- report -----------------------------------------------------------------------------------------------
 
-    def _named_lag(self) -> dict[str, int]:
-        """Return the lag by names; a source tells of it anew about once a second, a snapshot is taken more often."""
-        lag = self.source.lag()
-        if lag is not self._lag[0]:
-            self._lag = lag, {name_of(partition): count for partition, count in lag.items()}
-        return self._lag[1]
-
     def progress(self) -> EngineProgress:
-        """Return a snapshot; cheap enough for four times a second."""
-        counters, pool = self.counters, self.pool
-        cpu_seconds, rss_bytes = process_usage()
-        return EngineProgress(
-            consumed=counters.consumed,
-            messages_done=counters.messages_done,
-            tasks_running=pool.running,
-            tasks_queued=pool.queued + self.intake.held_back,
-            tasks_retrying=pool.retrying,
-            tasks_done=counters.tasks_done,
-            tasks_failed=counters.tasks_failed,
-            delivered=self.outbox.delivered,
-            dead_lettered=self.letters.written,
-            letters_dropped=self.letters.dropped,
-            skipped=counters.skipped + self.outbox.skipped,
-            warnings=counters.warnings,
-            held=self.brake.held if self.brake is not None else 0,
-            gap=self.source.gap,
-            committed=dict(self.commits.named),
-            lag=self._named_lag(),
-            paused=self.intake.paused,
-            stalled=stalled_of(self),
-            partitions=self.intake.names,
-            cpu_seconds=cpu_seconds,
-            rss_bytes=rss_bytes,
-            slowest=self.slowest.rows(),
-            in_flight=self.intake.in_flight,
-            uncommitted=self.commits.failed,
-            sinks=self.outbox.stats,
-            **self.services.counts(),
-        )
+        """Return a whole snapshot."""
+        return self._snapshots.whole()
+
+    def beat(self, *, whole: bool) -> Beat:
+        """Return the next beat for the driver; see `Snapshots.beat`."""
+        return self._snapshots.beat(whole=whole)
 
 
-def _names(partitions: Any) -> list[str]:
-    return [name_of(partition) for partition in partitions]
+def _names(partitions: Sequence[TopicPartition]) -> list[str]:
+    """Return names for a log line, which must not grow with the topic."""
+    names = [name_of(partition) for partition in partitions[:MAX_NAMES]]
+    if len(partitions) > MAX_NAMES:
+        names.append(f"and {len(partitions) - MAX_NAMES} more")
+    return names
 
 
 def _place(partitions: Sequence[TopicPartition]) -> tuple[str, str]:

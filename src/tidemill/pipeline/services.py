@@ -101,7 +101,7 @@ class Services:
         cache = self._cache.stalled() if self._cache is not None else None
         return found if cache is None else {**found, "cache": cache}
 
-    def counts(self) -> dict[str, int]:
+    def counts(self) -> dict[str, Any]:
         """Return the numbers for a snapshot of the engine, by their names there."""
         cache = self._cache
         return {

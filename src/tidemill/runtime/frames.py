@@ -11,7 +11,8 @@ import struct
 
 import msgspec
 
-from tidemill.runtime.progress import EngineProgress, EngineSummary
+from tidemill.runtime.beats import Beat
+from tidemill.runtime.progress import EngineSummary
 
 #: A snapshot with thousands of partitions stays below this; what is larger is not ours.
 MAX_FRAME_BYTES = 4 * 1024 * 1024
@@ -67,12 +68,6 @@ class Proof(msgspec.Struct, frozen=True, tag=True):
     """The answer to a challenge: the engine knows the pipeline's secret."""
 
     proof: bytes
-
-
-class Beat(msgspec.Struct, frozen=True, tag=True):
-    """The engine lives; this is how it stands."""
-
-    progress: EngineProgress
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

@@ -26,12 +26,12 @@ import msgspec
 import structlog
 
 from tidemill.core.errors import InvariantError, RemoteError, said
+from tidemill.runtime.beats import Beat, snapshot_after
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.frames import (
     MAX_FRAME_BYTES,
     MAX_HELLO_BYTES,
     BadFrameError,
-    Beat,
     Challenge,
     Command,
     Ended,
@@ -50,7 +50,7 @@ from tidemill.runtime.frames import (
 )
 from tidemill.runtime.link_proof import NONCE_BYTES, Side, is_proof, link_proof, new_nonce
 from tidemill.runtime.log import limited
-from tidemill.runtime.progress import EngineProgress, EngineSummary, summary_without_texts, without_texts
+from tidemill.runtime.progress import EngineProgress, EngineSummary, summary_without_texts
 
 log = structlog.get_logger(__name__)
 
@@ -113,6 +113,7 @@ class LinkServer:
         self._server: asyncio.Server | None = None
         self._numbers = itertools.count(1)
         self._links: dict[int, asyncio.StreamWriter] = {}
+        self._snapshots: dict[int, EngineProgress] = {}
         self._writers: set[asyncio.StreamWriter] = set()
 
     # -- any thread ----------------------------------------------------------------------------------------
@@ -208,6 +209,7 @@ class LinkServer:
             writer.close()
             if link is not None:
                 del self._links[link]
+                self._snapshots.pop(link, None)
                 self._events.on_closed(link)
 
     async def _hello(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Hello:
@@ -224,8 +226,12 @@ class LinkServer:
 
     def _tell(self, link: int, frame: FromEngine) -> None:
         match frame:
-            case Beat(progress):
-                self._events.on_beat(link, progress)
+            case Beat(changes=changes) as beat:
+                before = self._snapshots.get(link)
+                if before is None and not changes.whole:
+                    raise BadFrameError("a first beat that does not tell of all partitions")
+                self._snapshots[link] = snapshot_after(beat, before or EngineProgress())
+                self._events.on_beat(link, self._snapshots[link])
             case Ready():
                 self._events.on_ready(link)
             case Ended(summary):
@@ -240,7 +246,7 @@ class EngineLink:
     Args:
         address: The driver.
         hello: Who this engine is; nonce and run token are filled in here.
-        progress: Called for every snapshot.
+        beat: Called for every beat, with whether that has to tell of all partitions.
         on_command: Called with each command of the driver.
         on_lost: Called once, with the reason: the driver cannot be reached any more, or refuses this engine.
         tasks: Where its tasks run.
@@ -251,7 +257,7 @@ class EngineLink:
         self,
         address: LinkAddress,
         hello: Hello,
-        progress: Callable[[], EngineProgress],
+        beat: Callable[[bool], Beat],
         on_command: Callable[[Command], None],
         on_lost: Callable[[str], None],
         tasks: EngineTasks | None = None,
@@ -261,7 +267,8 @@ class EngineLink:
         """Prepare; nothing is connected before `connect`."""
         self._address = address
         self._hello = hello
-        self._progress = progress
+        self._beat_of = beat
+        self._tells_whole = True
         self._on_command = on_command
         self._on_lost = on_lost
         self._reconnect_seconds = reconnect_seconds
@@ -336,6 +343,7 @@ class EngineLink:
             raise RemoteError(f"the driver refuses this engine: {answer}", retryable=False)
         self._hello = msgspec.structs.replace(self._hello, run_token=answer.run_token)
         self._reader, self._writer = reader, writer
+        self._tells_whole = True
         return answer.run_token
 
     async def _prove(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, said: bytes) -> None:
@@ -378,16 +386,17 @@ class EngineLink:
         while True:
             writer = self._writer
             if writer is not None and writer.transport.get_write_buffer_size() < MAX_WAITING_BYTES:
-                self._send_progress()
+                self._send_beat()
             await asyncio.sleep(BEAT_SECONDS)
 
-    def _send_progress(self) -> None:
-        progress = self._progress()
+    def _send_beat(self) -> None:
+        beat = self._beat_of(self._tells_whole)
+        self._tells_whole = False
         try:
-            self._send(Beat(progress))
+            self._send(beat)
         except Exception as error:  # silence would be taken for the end of this engine
             limited(log, 60.0).warning("a snapshot cannot be sent whole; it goes without its texts", error=said(error))
-            self._send(Beat(without_texts(progress)))
+            self._send(beat.without_texts())
 
 
 def _tune(writer: asyncio.StreamWriter) -> None:

@@ -39,7 +39,7 @@ from tidemill.runtime.frames import (
 from tidemill.runtime.link import LinkServer
 from tidemill.runtime.progress import EngineProgress, EngineSummary, brake_name
 from tidemill.spark.jobs import JobOutcome, JobThread, job_group, outcome_of
-from tidemill.spark.progress import EngineStatus, PipelineProgress, summed
+from tidemill.spark.progress import EngineStatus, PartitionSums, PipelineProgress, summed
 from tidemill.spark.session import Spark
 from tidemill.spark.worker import EngineJob
 
@@ -130,6 +130,7 @@ class LiveSlots:
         self._roster_timer: asyncio.TimerHandle | None = None
         self._seats: Sequence[Seat] = ()
         self._callers: dict[int, _Caller] = {}
+        self._partition_sums = PartitionSums()
         self._paused = False
         self._exiting = False
         #: Whether an engine ever said hello.
@@ -186,7 +187,7 @@ class LiveSlots:
         statuses = [seat.status(now) for seat in self._seats]
         past = [seat.past for seat in self._seats if seat.past is not None]
         last = [status.progress for status in statuses if status.progress is not None]
-        return summed(past, last, statuses)
+        return summed(past, last, statuses, self._partition_sums)
 
     def not_left(self) -> list[int]:
         """Return the slots whose last engine may be a member of the consumer group still."""

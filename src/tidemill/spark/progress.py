@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
 from tidemill.runtime.progress import EngineProgress, SinkStats
+
+MergedT = TypeVar("MergedT")
 
 #: How many of the slowest tasks a sum keeps.
 SLOWEST = 10
@@ -85,8 +89,39 @@ _HELD = (
 )
 
 
+class PartitionSums:
+    """Merges what is per partition, again only where an engine told something new.
+
+    Between two beats that tell nothing new an engine's snapshots share their mappings, so that a merge of the same
+    objects is the same. What is returned is shared, too: it must not be changed. Any thread may use it.
+    """
+
+    def __init__(self) -> None:
+        """Start with nothing merged."""
+        self._merged: dict[str, tuple[Sequence[object], Any]] = {}
+
+    def of(self, field: str, parts: Sequence[EngineProgress], merge: Callable[[Any], MergedT]) -> MergedT:
+        """Return the merge of one field of some engines.
+
+        Args:
+            field: Its name.
+            parts: The engines.
+            merge: Called with the field's values, if one of them was replaced since the last time.
+        """
+        values = [getattr(part, field) for part in parts]
+        before, merged = self._merged.get(field, ((), None))
+        if not before or len(values) != len(before) or any(map(operator.is_not, values, before)):
+            merged = merge(values)
+            self._merged[field] = values, merged
+        result: MergedT = merged
+        return result
+
+
 def summed(
-    past: Sequence[EngineProgress], now: Sequence[EngineProgress], engines: Sequence[EngineStatus] = ()
+    past: Sequence[EngineProgress],
+    now: Sequence[EngineProgress],
+    engines: Sequence[EngineStatus] = (),
+    partitions: PartitionSums | None = None,
 ) -> PipelineProgress:
     """Add up engines.
 
@@ -94,6 +129,7 @@ def summed(
         past: Engines that are gone: only what they did counts.
         now: Engines that run, or ended last.
         engines: How each slot stands.
+        partitions: What was merged before, by a caller that adds up the same engines again and again.
 
     Example:
         >>> summed([EngineProgress(consumed=1)], [EngineProgress(consumed=2)]).consumed
@@ -104,22 +140,33 @@ def summed(
         setattr(total, name, sum(getattr(part, name) for part in (*past, *now)))
     for name in _HELD:
         setattr(total, name, sum(getattr(part, name) for part in now))
-    committed: dict[str, int] = {}
-    for part in (*past, *now):
-        moved = {name: committed[name] for name in committed.keys() & part.committed.keys()}
-        committed |= part.committed
-        for name, offset in moved.items():
-            committed[name] = max(offset, committed[name])
-    total.committed = committed
-    for part in now:
-        total.lag |= part.lag
-        total.stalled |= part.stalled
+    sums = partitions or PartitionSums()
+    total.committed = sums.of("committed", (*past, *now), _highest)
+    total.lag = sums.of("lag", now, _joined)
     total.paused = sorted({name for part in now for name in part.paused})
-    # Names that were in order stay so, which sorts quickly.
-    total.partitions = sorted(dict.fromkeys(name for part in now for name in part.partitions))
+    total.partitions = sums.of("partitions", now, lambda names: sorted(set().union(*names)))
+    for part in now:
+        total.stalled |= part.stalled
     total.sinks = _sinks((*past, *now))
     slowest = [task for part in (*past, *now) for task in part.slowest]
     total.slowest = heapq.nlargest(SLOWEST, slowest)
+    return total
+
+
+def _highest(committed: Sequence[dict[str, int]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for offsets in committed:
+        moved = {name: total[name] for name in total.keys() & offsets.keys()}
+        total |= offsets
+        for name, offset in moved.items():
+            total[name] = max(offset, total[name])
+    return total
+
+
+def _joined(parts: Sequence[dict[str, int]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for part in parts:
+        total |= part
     return total
 
 

@@ -28,6 +28,7 @@ from pyspark import cloudpickle
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import RemoteError, said
+from tidemill.runtime.beats import Beat, whole_beat
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.frames import Begin, Command, Drain, Exit, Go, Hello, LinkAddress, Pause, Release, Resume
 from tidemill.runtime.identity import Identity, new_engine_id
@@ -91,8 +92,8 @@ class EngineJob(msgspec.Struct, frozen=True):
 class RunnableEngine(Protocol):
     """What a factory returns; `tidemill.pipeline.engine.Engine` is one."""
 
-    def progress(self) -> EngineProgress:
-        """Return a snapshot."""
+    def beat(self, *, whole: bool) -> Beat:
+        """Return a snapshot for the driver, of the partitions only what changed since the last one, or all."""
         ...
 
     async def run(self, may_subscribe: Any) -> EngineSummary:
@@ -228,6 +229,7 @@ class EngineProcess:
         self._build = build
         self._on_abandoned = on_abandoned
         self._engine: RunnableEngine | None = None
+        self._beat_lost = False
         self._begin = asyncio.Event()
         self._go = asyncio.Event()
         self._draining = False
@@ -257,7 +259,7 @@ class EngineProcess:
                 stage=self._job.stage,
                 attempt=self._job.attempt,
             ),
-            self._progress,
+            self._beat,
             self._on_command,
             self._on_lost,
             self._tasks,
@@ -311,15 +313,18 @@ class EngineProcess:
         self._link.ready()
         await self._go.wait()
 
-    def _progress(self) -> EngineProgress:
+    def _beat(self, whole: bool) -> Beat:
         if self._engine is None:
-            return EngineProgress()
+            return whole_beat(EngineProgress())
         try:
-            return self._engine.progress()
+            beat = self._engine.beat(whole=whole or self._beat_lost)
+            self._beat_lost = False
         except Exception:
             # The engine lives, and silence would be taken for its death.
             log.exception("no snapshot of the engine")
-            return EngineProgress()
+            self._beat_lost = True
+            return whole_beat(EngineProgress())
+        return beat
 
     def _on_command(self, command: Command) -> None:
         match command:

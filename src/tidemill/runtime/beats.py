@@ -1,0 +1,76 @@
+"""What an engine sends four times a second: its counts whole, of its partitions only what changed.
+
+A beat over a thousand partitions of which one moves costs what a beat over one does. Invariant: a connection's first
+beat tells of all partitions, and each later one builds on all before it, so that a side that applies them in order
+holds what the other side has. A beat that is taken from an engine is sent, or the connection is closed.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tidemill.runtime.progress import EngineProgress, without_texts
+
+
+class PartitionChanges(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How an engine's partitions differ from what its beats told before.
+
+    Attributes:
+        whole: Everything is told; what was told before is void.
+        committed: Next offsets that moved, by "topic/partition".
+        lag: Lags that changed.
+        lag_unknown: The partitions whose lag is not known any more.
+        paused: All partitions that backpressure holds; None: as before.
+        partitions: All partitions that are owned; None: as before.
+    """
+
+    whole: bool = False
+    committed: dict[str, int] = {}
+    lag: dict[str, int] = {}
+    lag_unknown: list[str] = []
+    paused: list[str] | None = None
+    partitions: list[str] | None = None
+
+
+class Beat(msgspec.Struct, frozen=True, tag=True):
+    """The engine lives; this is how it stands.
+
+    Attributes:
+        counts: A snapshot without anything per partition.
+        changes: What changed of the partitions.
+    """
+
+    counts: EngineProgress
+    changes: PartitionChanges
+
+    def without_texts(self) -> Beat:
+        """Return a beat that can always be sent: its numbers and names only."""
+        return Beat(without_texts(self.counts), self.changes)
+
+
+def whole_beat(progress: EngineProgress) -> Beat:
+    """Return the beat that tells a whole snapshot."""
+    changes = PartitionChanges(
+        True, progress.committed, progress.lag, paused=progress.paused, partitions=progress.partitions
+    )
+    counts = msgspec.structs.replace(progress, committed={}, lag={}, paused=[], partitions=[])
+    return Beat(counts, changes)
+
+
+def snapshot_after(beat: Beat, before: EngineProgress) -> EngineProgress:
+    """Return how an engine stands, from how it stood and the beat that came next.
+
+    What did not change is the same object as before; nothing of `before` is changed, so any thread may read it.
+    """
+    changes, counts = beat.changes, beat.counts
+    if changes.whole:
+        before = EngineProgress()
+    counts.committed = before.committed | changes.committed if changes.committed else before.committed
+    counts.lag = before.lag
+    if changes.lag or changes.lag_unknown:
+        counts.lag = before.lag | changes.lag
+        for name in changes.lag_unknown:
+            counts.lag.pop(name, None)
+    counts.paused = before.paused if changes.paused is None else changes.paused
+    counts.partitions = before.partitions if changes.partitions is None else changes.partitions
+    return counts
