@@ -111,7 +111,7 @@ def running(spark: Spark) -> Iterator[Callable[..., Running]]:
         spark.context.cancelAllJobs()
 
 
-def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come true in time"
