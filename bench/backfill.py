@@ -40,11 +40,11 @@ class Memory(threading.Thread):
         start = time.monotonic()
         while not self.over.wait(0.5):
             sizes = tree_rss(self.pid)
-            engines = [size for command, size in sizes.values() if "tidemill.spark.daemon" in command]
+            engines = [size for command, size in sizes.values() if "tidemill.spark.engine.daemon" in command]
             jvms = [size for command, size in sizes.values() if "SparkSubmit" in command or "java" in command]
             driver = sizes.get(self.pid, ("", 0))[1]
             for pid, (command, _) in sizes.items():
-                if "tidemill.spark.daemon" in command:
+                if "tidemill.spark.engine.daemon" in command:
                     self._cpu[pid] = max(self._cpu.get(pid, 0.0), own_cpu_seconds(pid))
             if engines:
                 self.samples.append((time.monotonic() - start, max(engines), max(jvms, default=0), driver))

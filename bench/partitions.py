@@ -17,10 +17,10 @@ from bench.harness import report
 
 from tidemill.cli.status import status_text
 from tidemill.config.settings import Settings
-from tidemill.pipeline.delivery import Outbox
+from tidemill.pipeline.delivery.outbox import Outbox
 from tidemill.pipeline.engine import Engine
-from tidemill.pipeline.handler import Handler
-from tidemill.pipeline.resident import build_executor
+from tidemill.pipeline.handler.base import Handler
+from tidemill.pipeline.tasks.resident import build_executor
 from tidemill.runtime.beats import Beat, snapshot_after
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.messages import SourceMessage

@@ -12,7 +12,7 @@ import asyncio
 import json
 import sys
 
-from tests.triggers.endless import LAG, endless
+from tests.triggers.streams.endless import LAG, endless
 
 
 def main() -> int:

@@ -29,7 +29,7 @@ from redis import asyncio as aioredis
 from tests.sinks.servers import MongoServer, ValkeyServer, wait_for_port
 from tests.store.server import PostgresServer
 
-from tidemill.core.sql_plan import Operation, Shape, statement
+from tidemill.core.delivery.sql_plan import Operation, Shape, statement
 from tidemill.runtime.broker import free_port
 from tidemill.sinks.kafka import KafkaSink
 from tidemill.sinks.mongo import MongoSink

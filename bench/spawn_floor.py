@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from tidemill.config.settings import ExecutorSettings
-from tidemill.pipeline.executor import Executor, ProcessOutcome
+from tidemill.pipeline.tasks.executor import Executor, ProcessOutcome
 
 PARALLEL = 8
 _ENVIRON = {os.fsencode(name): os.fsencode(value) for name, value in os.environ.items()}

@@ -20,8 +20,8 @@ from pathlib import Path
 from tests.store.helpers import new_session
 from tests.store.server import PostgresServer
 
-from tidemill.core.event_plan import Stored
-from tidemill.core.group_commit import CommitLimits
+from tidemill.core.triggers.event_plan import Stored
+from tidemill.core.triggers.group_commit import CommitLimits
 from tidemill.store.group_commit import EventStore
 from tidemill.store.opening import open_store
 from tidemill.store.queries.events import list_trigger_events

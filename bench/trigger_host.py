@@ -25,14 +25,14 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.config.triggerer_settings import TriggererSettings
+from tidemill.services.triggerer.host import TriggerHost
+from tidemill.services.triggerer.sessions import Ownership
 from tidemill.store.database import Database
 from tidemill.store.opening import open_store
 from tidemill.store.queries.events import list_events
 from tidemill.store.records import TriggerSpec
 from tidemill.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
-from tidemill.triggers.host import TriggerHost
-from tidemill.triggers.ownership import Ownership
-from tidemill.triggers.shared_stream import AdvanceItem, SharedStreamProducer
+from tidemill.triggers.streams.manager import AdvanceItem, SharedStreamProducer
 
 PAYLOAD_BYTES = 512
 PRODUCERS = 100

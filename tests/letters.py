@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tidemill.runtime.deadletter import Letter, LetterKind, letter_sources
-from tidemill.runtime.letter_files import LetterFile, LettersPlace, row_of
+from tidemill.deadletters.files import LetterFile, LettersPlace, row_of
+from tidemill.deadletters.writer import Letter, LetterKind, letter_sources
 from tidemill.runtime.messages import SourceMessage
 
 

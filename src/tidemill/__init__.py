@@ -19,8 +19,8 @@ if TYPE_CHECKING:
         SinkNotConfiguredError,
         TidemillError,
     )
-    from tidemill.pipeline.handler import Handler
-    from tidemill.pipeline.models import (
+    from tidemill.pipeline.handler.base import Handler
+    from tidemill.pipeline.handler.models import (
         DeliveryAction,
         DeliveryError,
         ErrorAction,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         make_stable_task_id,
         make_task_id,
     )
-    from tidemill.pipeline.periodic import periodic
+    from tidemill.pipeline.handler.periodic import periodic
     from tidemill.runtime.exitcode import ExitCode
     from tidemill.runtime.messages import SourceMessage
     from tidemill.sinks.payloads import (
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         PostgresPayload,
         RedisPayload,
     )
-    from tidemill.spark.app import Pipeline
+    from tidemill.spark.pipeline import Pipeline
 
 _MODULES = {
     "tidemill.config.settings": ("Settings",),
@@ -59,8 +59,8 @@ _MODULES = {
         "SinkNotConfiguredError",
         "TidemillError",
     ),
-    "tidemill.pipeline.handler": ("Handler",),
-    "tidemill.pipeline.models": (
+    "tidemill.pipeline.handler.base": ("Handler",),
+    "tidemill.pipeline.handler.models": (
         "DeliveryAction",
         "DeliveryError",
         "ErrorAction",
@@ -74,7 +74,7 @@ _MODULES = {
         "make_stable_task_id",
         "make_task_id",
     ),
-    "tidemill.pipeline.periodic": ("periodic",),
+    "tidemill.pipeline.handler.periodic": ("periodic",),
     "tidemill.runtime.exitcode": ("ExitCode",),
     "tidemill.runtime.messages": ("SourceMessage",),
     "tidemill.sinks.payloads": (
@@ -87,7 +87,7 @@ _MODULES = {
         "PostgresPayload",
         "RedisPayload",
     ),
-    "tidemill.spark.app": ("Pipeline",),
+    "tidemill.spark.pipeline": ("Pipeline",),
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -187,10 +187,10 @@ class PipelineProcess:
         workers = []
         marked = self.marked()
         for pid, command in marked.items():
-            if "-m tidemill.spark.daemon" in command:
+            if "-m tidemill.spark.engine.daemon" in command:
                 with contextlib.suppress(OSError):
                     parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-                    if "-m tidemill.spark.daemon" in marked.get(parent, ""):
+                    if "-m tidemill.spark.engine.daemon" in marked.get(parent, ""):
                         workers.append(pid)
         return sorted(workers)
 

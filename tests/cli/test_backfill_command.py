@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tidemill.cli.backfill import progress_bar, summary
-from tidemill.runtime.frames import Hello
+from tidemill.runtime.link_messages import Hello
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
-from tidemill.spark.bounded import BoundedProgress, BoundedRun
+from tidemill.spark.bounded.run import BoundedProgress, BoundedRun
 
 
 class Terminal(io.StringIO):

@@ -22,10 +22,10 @@ from typer.testing import CliRunner
 from tidemill.cli.dlq_options import parsed_target, parsed_time
 from tidemill.cli.dlq_view import plain
 from tidemill.cli.main import app
+from tidemill.core.deadletters.redrive import Target
 from tidemill.core.errors import ConfigError
-from tidemill.core.redrive import Target
+from tidemill.deadletters.writer import Letter, LetterKind, encode_letter, letter_sources, payload_json
 from tidemill.runtime.broker import EmbeddedBroker, free_port
-from tidemill.runtime.deadletter import Letter, LetterKind, encode_letter, letter_sources, payload_json
 from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sinks.payloads import KafkaPayload

@@ -10,10 +10,10 @@ from rich.console import Console
 
 from tidemill.cli.dlq import _table
 from tidemill.cli.dlq_view import letter_text, letters_table
-from tidemill.runtime.deadletter import Letter, LetterKind, letter_sources
-from tidemill.runtime.letterbox import Found
+from tidemill.deadletters.reader import Found
+from tidemill.deadletters.redrive.history import Redriven
+from tidemill.deadletters.writer import Letter, LetterKind, letter_sources
 from tidemill.runtime.messages import SourceMessage
-from tidemill.runtime.redrive_history import Redriven
 
 WHY = 'insert orders (id=17): UndefinedColumnError: column "totl" of relation "orders" does not exist'
 LETTER = Letter(

@@ -24,7 +24,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 HANDLER = """
 import threading
-from tidemill.pipeline.handler import Handler
+from tidemill.pipeline.handler.base import Handler
 class Good(Handler):
     async def arrange(self, messages, pending): return []
 class Unpicklable(Good):

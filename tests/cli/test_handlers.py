@@ -11,10 +11,10 @@ import pytest
 
 from tidemill.cli.handlers import load_handler
 from tidemill.core.errors import HandlerError
-from tidemill.pipeline.handler import Handler
+from tidemill.pipeline.handler.base import Handler
 
 GOOD = """
-from tidemill.pipeline.handler import Handler
+from tidemill.pipeline.handler.base import Handler
 class LogHandler(Handler): pass
 class NeedsMore(Handler):
     def __init__(self, size): self.size = size
@@ -91,7 +91,7 @@ def test_a_missing_class_says_the_nearest(module: Write, tmp_path: Path) -> None
 
 
 def test_a_module_without_any_handler_says_so(module: Write, tmp_path: Path) -> None:
-    module("from tidemill.pipeline.handler import Handler\n")
+    module("from tidemill.pipeline.handler.base import Handler\n")
 
     assert "it has no handler at all" in refused("my_handlers:X", tmp_path)
 

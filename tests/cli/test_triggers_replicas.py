@@ -27,8 +27,8 @@ import sys
 from pathlib import Path
 from tidemill.config.loading import load_settings
 from tidemill.runtime.log import configure
-from tidemill.triggers.ownership import Pace
-from tidemill.triggers.process import run_host
+from tidemill.services.triggerer.sessions import Pace
+from tidemill.services.triggerer.process import run_host
 settings = load_settings(None)
 configure(settings.logging, worker_id="test")
 lease = float(sys.argv[1])

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tidemill.config.settings import Settings
-from tidemill.pipeline.delivery import Outbox
+from tidemill.pipeline.delivery.outbox import Outbox
 from tidemill.pipeline.engine import Engine
-from tidemill.pipeline.handler import Handler
-from tidemill.pipeline.resident import build_executor
+from tidemill.pipeline.handler.base import Handler
+from tidemill.pipeline.tasks.resident import build_executor
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.progress import EngineSummary

@@ -16,12 +16,12 @@ import pytest
 from tidemill.config.settings import Settings
 from tidemill.core.errors import HandlerError
 from tidemill.core.ranges import OffsetRange, remaining
-from tidemill.pipeline import outcomes as outcomes_module
 from tidemill.pipeline.bounded import BoundedEngine, bounded_settings
 from tidemill.pipeline.build import build_history
-from tidemill.pipeline.handler import Handler
-from tidemill.pipeline.models import ExecutorTask, PrecomputedResult
-from tidemill.pipeline.outcomes import Outcomes, finished_ranges, range_name
+from tidemill.pipeline.handler.base import Handler
+from tidemill.pipeline.handler.models import ExecutorTask, PrecomputedResult
+from tidemill.pipeline.reports import outcomes as outcomes_module
+from tidemill.pipeline.reports.outcomes import Outcomes, finished_ranges, range_name
 from tidemill.runtime.identity import Identity, new_engine_id
 from tidemill.runtime.progress import EngineSummary, StopReason
 from tidemill.sinks.payloads import CollectResult, FilePayload

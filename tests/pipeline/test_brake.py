@@ -11,10 +11,10 @@ import pytest
 import structlog
 from tests.pipeline.conftest import P0, P1, Rig, message
 
-from tidemill.core.brake import LEAST
 from tidemill.core.errors import TidemillError
-from tidemill.pipeline.handler import Handler
-from tidemill.pipeline.models import DeliveryAction, ErrorAction, ExecutorTask, PrecomputedResult
+from tidemill.core.pipeline.brake import LEAST
+from tidemill.pipeline.handler.base import Handler
+from tidemill.pipeline.handler.models import DeliveryAction, ErrorAction, ExecutorTask, PrecomputedResult
 from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.progress import StopReason
 from tidemill.sinks.base import Refusal
@@ -36,7 +36,7 @@ def logs() -> Iterator[list[Any]]:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let trials come quickly."""
-    monkeypatch.setattr("tidemill.core.brake.TRIAL_SECONDS", 0.3)
+    monkeypatch.setattr("tidemill.core.pipeline.brake.TRIAL_SECONDS", 0.3)
 
 
 class Deployment(Handler[Any, Any]):

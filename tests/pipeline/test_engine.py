@@ -12,8 +12,8 @@ import pytest
 import structlog
 from tests.pipeline.conftest import P0, P1, message
 
-from tidemill.pipeline.handler import Handler
-from tidemill.pipeline.models import (
+from tidemill.pipeline.handler.base import Handler
+from tidemill.pipeline.handler.models import (
     ErrorAction,
     ExecutorTask,
     PrecomputedResult,

@@ -11,10 +11,10 @@ import structlog
 from tests.pipeline.conftest import message
 
 from tidemill.pipeline import hooks
-from tidemill.pipeline.handler import Handler
+from tidemill.pipeline.handler.base import Handler
+from tidemill.pipeline.handler.models import ErrorAction, ExecutorTask, PrecomputedResult
+from tidemill.pipeline.handler.periodic import periodic
 from tidemill.pipeline.hooks import Calls, called
-from tidemill.pipeline.models import ErrorAction, ExecutorTask, PrecomputedResult
-from tidemill.pipeline.periodic import periodic
 from tidemill.runtime import log as log_module
 from tidemill.runtime.messages import SourceMessage, place_of
 from tidemill.sinks.base import Refusal

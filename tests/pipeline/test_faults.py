@@ -12,10 +12,10 @@ from tests.pipeline.conftest import P0, Rig, message
 
 from tidemill.config.settings import DeliverySettings
 from tidemill.core.errors import RemoteError
-from tidemill.pipeline.delivery import Origin, Outbox
-from tidemill.pipeline.handler import Handler
-from tidemill.pipeline.models import DeliveryAction, DeliveryError, ExecutorTask, PrecomputedResult
-from tidemill.runtime.deadletter import LetterKind
+from tidemill.deadletters.writer import LetterKind
+from tidemill.pipeline.delivery.outbox import Origin, Outbox
+from tidemill.pipeline.handler.base import Handler
+from tidemill.pipeline.handler.models import DeliveryAction, DeliveryError, ExecutorTask, PrecomputedResult
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sinks.base import Encoded, Refusal
 from tidemill.sinks.payloads import CollectResult, FilePayload, KafkaPayload
@@ -168,7 +168,7 @@ async def test_a_sink_says_itself_how_long_it_may_take() -> None:
 
 
 async def test_a_sink_that_cannot_even_be_cancelled_keeps_its_payloads_no_longer(monkeypatch) -> None:
-    monkeypatch.setattr("tidemill.pipeline.batcher.CANCEL_SECONDS", 0.05)
+    monkeypatch.setattr("tidemill.sinks.sending.batch_sender.CANCEL_SECONDS", 0.05)
     wake = asyncio.Event()
 
     class Stubborn(ScriptedSink):

@@ -17,18 +17,18 @@ from tests.pipeline.test_bounded import NAMES, Copy, Refusing, finish, until
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError
 from tidemill.core.ranges import OffsetRange, remaining
+from tidemill.deadletters.files import LettersPlace, with_outcomes_id
+from tidemill.deadletters.folder_reader import LetterFolder
+from tidemill.deadletters.reader import Found
+from tidemill.deadletters.writer import Letter, decode_letter
 from tidemill.pipeline import file_letters
 from tidemill.pipeline.bounded import BoundedEngine, bounded_settings
 from tidemill.pipeline.file_letters import FileDeadLetters
-from tidemill.pipeline.handler import Handler
-from tidemill.pipeline.models import ExecutorTask, PrecomputedResult
-from tidemill.pipeline.outcomes import OutcomeFile, Outcomes, finished_ranges
+from tidemill.pipeline.handler.base import Handler
+from tidemill.pipeline.handler.models import ExecutorTask, PrecomputedResult
+from tidemill.pipeline.reports.outcomes import OutcomeFile, Outcomes, finished_ranges
 from tidemill.runtime.broker import free_port
-from tidemill.runtime.deadletter import Letter, decode_letter
 from tidemill.runtime.identity import Identity, new_engine_id
-from tidemill.runtime.letter_files import LettersPlace, with_outcomes_id
-from tidemill.runtime.letter_folder import LetterFolder
-from tidemill.runtime.letterbox import Found
 from tidemill.runtime.progress import StopReason
 from tidemill.sources.bounded import BoundedSource
 from tidemill.sources.rows import RowReader

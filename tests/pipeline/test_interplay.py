@@ -7,10 +7,10 @@ import os
 from typing import Any
 
 from tests.pipeline.conftest import P0, message
-from tests.pipeline.test_order import keyed, known
+from tests.pipeline.test_key_order import keyed, known
 
-from tidemill.pipeline.handler import Handler
-from tidemill.pipeline.models import ExecutorTask
+from tidemill.pipeline.handler.base import Handler
+from tidemill.pipeline.handler.models import ExecutorTask
 
 
 class Mixed(Handler[Any, Any]):

@@ -15,9 +15,9 @@ import structlog
 from tests.pipeline.conftest import message
 
 from tidemill.core.errors import HandlerError
-from tidemill.pipeline.handler import Handler
-from tidemill.pipeline.models import ExecutorTask, PrecomputedResult
-from tidemill.pipeline.periodic import PeriodicRunner, periodic
+from tidemill.pipeline.handler.base import Handler
+from tidemill.pipeline.handler.models import ExecutorTask, PrecomputedResult
+from tidemill.pipeline.handler.periodic import PeriodicRunner, periodic
 from tidemill.runtime.progress import StopReason
 
 
@@ -142,7 +142,7 @@ class Stubborn(Quiet):
 
 
 async def test_a_periodic_hook_that_does_not_let_itself_be_cancelled_does_not_hold_the_stop(rig, monkeypatch):
-    monkeypatch.setattr("tidemill.pipeline.periodic.CANCEL_SECONDS", 0.1)
+    monkeypatch.setattr("tidemill.pipeline.handler.periodic.CANCEL_SECONDS", 0.1)
     handler = Stubborn()
     handler.let_go = False
     run = rig(handler, [])
@@ -385,6 +385,6 @@ async def test_what_is_no_hook_is_told_as_such_and_0_seconds_watch_nothing(rig):
 
 
 def test_a_handler_with_services_still_travels():
-    from tidemill.spark.shipping import pack_handler
+    from tidemill.spark.session.packaging import pack_handler
 
     assert pack_handler(Ticking())

@@ -11,9 +11,9 @@ import pytest
 from tests.pipeline.conftest import Rig, message
 
 import tidemill
-from tidemill.pipeline.handler import Handler
-from tidemill.pipeline.models import DeliveryAction, ExecutorTask, PrecomputedResult
-from tidemill.pipeline.periodic import periodic
+from tidemill.pipeline.handler.base import Handler
+from tidemill.pipeline.handler.models import DeliveryAction, ExecutorTask, PrecomputedResult
+from tidemill.pipeline.handler.periodic import periodic
 from tidemill.runtime.progress import EngineSummary, StopReason
 from tidemill.sinks.base import Refusal
 from tidemill.sinks.payloads import CollectResult, FilePayload
@@ -234,7 +234,7 @@ async def test_the_end_of_the_caches_task_ends_the_engine_and_is_named(rig, tmp_
     async def broken(cache: Any) -> None:
         raise LookupError("it is not there")
 
-    monkeypatch.setattr("tidemill.pipeline.cache.Cache._write", broken)
+    monkeypatch.setattr("tidemill.pipeline.handler.cache.Cache._write", broken)
     run = rig(Known(), [], cache={"enabled": True, "path": str(tmp_path), "flush_interval_seconds": 0.01})
     summary = await ended(run)
     assert summary.reason is StopReason.FAILED
@@ -253,9 +253,9 @@ def test_the_tasks_of_an_engine_are_started_in_one_place() -> None:
     }
     assert found == {
         "pipeline/engine.py": 2,  # the start and the stop, awaited side by side
-        "pipeline/batcher.py": 1,  # a call of a sink, awaited or left to itself on purpose
-        "pipeline/delivery.py": 1,  # connecting, gathered
+        "sinks/sending/batch_sender.py": 1,  # a call of a sink, awaited or left to itself on purpose
+        "pipeline/delivery/outbox.py": 1,  # connecting, gathered
         "sinks/http.py": 1,  # in a group of its own
-        "spark/worker.py": 1,  # connecting, awaited
+        "spark/engine/process.py": 1,  # connecting, awaited
         "runtime/engine_tasks.py": 1,
     }

@@ -10,10 +10,10 @@ import pytest
 from tests.pipeline.conftest import message
 
 from tidemill.core.errors import HandlerError
+from tidemill.deadletters.writer import LetterKind
 from tidemill.pipeline.checks import checked_action, checked_tasks
-from tidemill.pipeline.handler import Handler
-from tidemill.pipeline.models import ErrorAction, ExecutorTask, PrecomputedResult
-from tidemill.runtime.deadletter import LetterKind
+from tidemill.pipeline.handler.base import Handler
+from tidemill.pipeline.handler.models import ErrorAction, ExecutorTask, PrecomputedResult
 from tidemill.sinks.fields import check_choices, type_check
 from tidemill.sinks.payloads import (
     CollectResult,

@@ -14,11 +14,11 @@ import msgspec
 import pytest
 
 from tidemill.core.errors import RemoteError, sound
-from tidemill.runtime import frames
+from tidemill.runtime import link_messages as frames
 from tidemill.runtime.beats import Beat, PartitionChanges, whole_beat
 from tidemill.runtime.engine_tasks import EngineTasks
-from tidemill.runtime.frames import Challenge, Drain, Go, Hello, LinkAddress, Proof, Refused, Welcome
 from tidemill.runtime.link import EngineLink, LinkServer
+from tidemill.runtime.link_messages import Challenge, Drain, Go, Hello, LinkAddress, Proof, Refused, Welcome
 from tidemill.runtime.link_proof import Side, link_proof, new_nonce
 from tidemill.runtime.progress import (
     MAX_ERROR_CHARS,

@@ -32,9 +32,9 @@ from tidemill import (
 )
 from tidemill.cli.main import app
 from tidemill.config.settings import LoggingSettings
+from tidemill.deadletters.writer import encode_letter
 from tidemill.runtime import kafka_client
 from tidemill.runtime.broker import EmbeddedBroker, free_port
-from tidemill.runtime.deadletter import encode_letter
 from tidemill.runtime.log import configure
 from tidemill.runtime.progress import StopReason
 

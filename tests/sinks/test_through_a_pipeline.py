@@ -30,9 +30,9 @@ from tidemill import (
     RedisPayload,
     Settings,
 )
-from tidemill.pipeline.delivery import Outbox
+from tidemill.pipeline.delivery.outbox import Outbox
 from tidemill.pipeline.engine import Engine
-from tidemill.pipeline.resident import build_executor
+from tidemill.pipeline.tasks.resident import build_executor
 from tidemill.runtime.broker import free_port
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.messages import SourceMessage

@@ -21,8 +21,8 @@ import tidemill
 from tidemill.config.settings import Settings
 from tidemill.pipeline import handover
 from tidemill.pipeline.build import build_engine
-from tidemill.pipeline.handler import Handler
-from tidemill.pipeline.models import ExecutorTask, PrecomputedResult
+from tidemill.pipeline.handler.base import Handler
+from tidemill.pipeline.handler.models import ExecutorTask, PrecomputedResult
 from tidemill.runtime.identity import Identity
 from tidemill.sinks.payloads import CollectResult, KafkaPayload
 from tidemill.sources import transactor

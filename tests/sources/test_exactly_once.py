@@ -17,11 +17,11 @@ from tests.sources.kafka_proxy import END_TXN, TXN_OFFSET_COMMIT, Fault, When, p
 from tidemill.config.loading import load_settings
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError
+from tidemill.deadletters.writer import LetterKind, decode_letter
 from tidemill.pipeline.build import build_engine
 from tidemill.pipeline.engine import Engine
-from tidemill.pipeline.handler import Handler
-from tidemill.pipeline.models import DeliveryAction, ExecutorTask, PrecomputedResult
-from tidemill.runtime.deadletter import LetterKind, decode_letter
+from tidemill.pipeline.handler.base import Handler
+from tidemill.pipeline.handler.models import DeliveryAction, ExecutorTask, PrecomputedResult
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.progress import EngineSummary, StopReason
 from tidemill.sinks.payloads import CollectResult, KafkaPayload

@@ -17,12 +17,12 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from tidemill.config.settings import Settings
-from tidemill.core.transaction import End
+from tidemill.core.delivery.transaction import End
+from tidemill.deadletters.writer import decode_letter
 from tidemill.pipeline.build import build_engine
 from tidemill.pipeline.engine import Engine
-from tidemill.pipeline.handler import Handler
-from tidemill.pipeline.models import ExecutorTask, PrecomputedResult
-from tidemill.runtime.deadletter import decode_letter
+from tidemill.pipeline.handler.base import Handler
+from tidemill.pipeline.handler.models import ExecutorTask, PrecomputedResult
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.progress import EngineSummary, StopReason

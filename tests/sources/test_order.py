@@ -12,8 +12,8 @@ import confluent_kafka as ck
 import pytest
 from tests.sources.test_kafka import place  # noqa: F401  # a fixture
 
-from tidemill.pipeline.handler import Handler
-from tidemill.pipeline.models import ErrorAction, ExecutorTask, PrecomputedResult
+from tidemill.pipeline.handler.base import Handler
+from tidemill.pipeline.handler.models import ErrorAction, ExecutorTask, PrecomputedResult
 from tidemill.sinks.payloads import CollectResult, FilePayload
 
 KEYS = 9

@@ -15,7 +15,7 @@ from tidemill.core.errors import RemoteError
 from tidemill.core.ranges import Edge, Moment, Offset, OffsetRange
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sources.ranges import RangeReader
-from tidemill.spark.plan import check_still_there, look_up
+from tidemill.spark.bounded.plan import check_still_there, look_up
 from tidemill.testing.kafka import produce, unique_name
 
 

@@ -12,7 +12,7 @@ import confluent_kafka as ck
 import pytest
 
 from tidemill.config.settings import KafkaSettings
-from tidemill.core.transaction import End, Verdict
+from tidemill.core.delivery.transaction import End, Verdict
 from tidemill.sources.base import Fatal, Outgoing
 from tidemill.sources.place import is_member
 from tidemill.sources.transactor import Transactor

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tidemill.config.settings import SparkSettings
-from tidemill.spark.session import Spark
+from tidemill.spark.session.session import Spark
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -9,8 +9,8 @@ import threading
 import time
 
 from tidemill.config.settings import Settings
-from tidemill.pipeline.handler import Handler
-from tidemill.spark.app import Pipeline
+from tidemill.pipeline.handler.base import Handler
+from tidemill.spark.pipeline import Pipeline
 
 
 class DrivenHandler(Handler[bytes, bytes]):

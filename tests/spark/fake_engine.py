@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from tidemill.config.settings import Settings
-from tidemill.pipeline.handler import Handler
+from tidemill.pipeline.handler.base import Handler
 from tidemill.runtime.beats import Beat, whole_beat
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason

@@ -146,7 +146,7 @@ def marked(mark: str) -> dict[int, str]:
 
 def engines(mark: str) -> list[int]:
     """Return the Spark Python workers: children of the daemon that forks them."""
-    daemons = {pid for pid, command in marked(mark).items() if "-m tidemill.spark.daemon" in command}
+    daemons = {pid for pid, command in marked(mark).items() if "-m tidemill.spark.engine.daemon" in command}
     found = []
     for pid in daemons:
         with contextlib.suppress(OSError):

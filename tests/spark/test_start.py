@@ -18,13 +18,13 @@ from tests.spark.terminal import Command, running
 
 from tidemill.config.settings import Settings, SparkSettings
 from tidemill.core.errors import RemoteError
-from tidemill.pipeline.handler import Handler
+from tidemill.pipeline.handler.base import Handler
 from tidemill.runtime.broker import EmbeddedBroker
 from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.java import find_java
-from tidemill.spark.app import Pipeline
-from tidemill.spark.session import Spark
-from tidemill.spark.stopping import StartStoppedError, unless_stopped
+from tidemill.spark.foreground import StartStoppedError, unless_stopped
+from tidemill.spark.pipeline import Pipeline
+from tidemill.spark.session.session import Spark
 
 ROOT = Path(__file__).parent.parent.parent
 Arguments = Callable[[str], list[str]]

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tidemill.core.event_plan import Outcome
+from tidemill.core.triggers.event_plan import Outcome
 from tidemill.store.database import Database
 from tidemill.store.queries.events import list_events
 from tidemill.store.queries.sessions import begin_session

@@ -6,7 +6,7 @@ import pytest
 from tests.store.helpers import NOW_US, all_events, claim, claimed
 
 from tidemill.core.errors import RemoteError
-from tidemill.core.event_plan import Counter, Duplicate, NewEvent, Plan, Refusal, Refused, Stored, make_plan
+from tidemill.core.triggers.event_plan import Counter, Duplicate, NewEvent, Plan, Refusal, Refused, Stored, make_plan
 from tidemill.store.database import Database
 from tidemill.store.queries.events import (
     count_events,

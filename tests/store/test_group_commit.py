@@ -14,17 +14,17 @@ from sqlalchemy import Connection, select
 from tests.store.helpers import NOW_US, Outcomes, all_events, claim, claimed, until
 
 from tidemill.core.errors import RemoteError
-from tidemill.core.event_plan import Duplicate, Refusal, Refused, Stored
-from tidemill.core.group_commit import CommitLimits, Standing
 from tidemill.core.retry import Backoff
+from tidemill.core.triggers.event_plan import Duplicate, Refusal, Refused, Stored
+from tidemill.core.triggers.group_commit import CommitLimits, Standing
 from tidemill.store.content import MAX_IDENTITY_BYTES
 from tidemill.store.database import Database
 from tidemill.store.group_commit import EventStore
-from tidemill.store.patience import write_patiently
 from tidemill.store.queries.triggers import find_triggers, mark_triggers
 from tidemill.store.records import TriggerReport, TriggerState
 from tidemill.store.sqlite import open_sqlite
 from tidemill.store.tables import trigger_event
+from tidemill.store.write_retry import write_patiently
 
 T = TypeVar("T")
 QUICK = Backoff(0.001, 0.005)

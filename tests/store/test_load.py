@@ -12,8 +12,9 @@ import pytest
 from sqlalchemy import Connection, text
 from tests.store.helpers import NOW_US, claim, new_session, registered
 
-from tidemill.core.event_plan import NewEvent, Stored
-from tidemill.core.group_commit import Standing
+from tidemill.core.triggers.event_plan import NewEvent, Stored
+from tidemill.core.triggers.group_commit import Standing
+from tidemill.services.triggerer.state_writer import CHUNK_COUNT, Mark, Marks
 from tidemill.store.database import Database
 from tidemill.store.group_commit import EventStore
 from tidemill.store.opening import open_store
@@ -21,7 +22,6 @@ from tidemill.store.queries.events import count_events, store_events
 from tidemill.store.queries.sessions import held_triggers
 from tidemill.store.queries.triggers import cancel_unlisted, count_triggers, mark_triggers, note_made
 from tidemill.store.records import TriggerReport, TriggerState
-from tidemill.triggers.marks import CHUNK_COUNT, Mark, Marks
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, text
 from tests.store.helpers import NOW_US, all_events, claim
 
 from tidemill.core.errors import ConfigError
-from tidemill.core.event_plan import Duplicate, NewEvent, Stored
+from tidemill.core.triggers.event_plan import Duplicate, NewEvent, Stored
 from tidemill.store.database import Database
 from tidemill.store.migrate import MIGRATIONS, revision_of, upgrade
 from tidemill.store.opening import open_reader, open_store

@@ -18,9 +18,9 @@ from tests.store.pooler import pooler
 from tests.store.server import PostgresServer
 
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.core.event_plan import NewEvent, Stored
-from tidemill.core.group_commit import CommitLimits, Standing
 from tidemill.core.retry import Backoff
+from tidemill.core.triggers.event_plan import NewEvent, Stored
+from tidemill.core.triggers.group_commit import CommitLimits, Standing
 from tidemill.store.group_commit import EventStore
 from tidemill.store.opening import open_reader, open_store
 from tidemill.store.postgres import PostgresDatabase, open_postgres

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, text
 from tests.store.helpers import NOW_US, all_events, claimed, until
 
 from tidemill.config.triggerer_settings import StoreSettings
-from tidemill.core.event_plan import Duplicate, NewEvent, Plan, Stored
+from tidemill.core.triggers.event_plan import Duplicate, NewEvent, Plan, Stored
 from tidemill.store.database import Database
 from tidemill.store.postgres import open_postgres
 from tidemill.store.queries.events import store_events

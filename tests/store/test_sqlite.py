@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 from tests.store.helpers import Outcomes, all_events, claim, claimed, until
 
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.core.group_commit import Standing
+from tidemill.core.triggers.group_commit import Standing
 from tidemill.store.group_commit import EventStore
 from tidemill.store.lock import StoreInUseError
 from tidemill.store.opening import open_reader, open_store, store_url
@@ -27,7 +27,7 @@ from tidemill.store.sqlite import open_sqlite
 WRITER = """
 import asyncio, os, sys
 from tests.store.helpers import claimed
-from tidemill.core.event_plan import Stored
+from tidemill.core.triggers.event_plan import Stored
 from tidemill.store.group_commit import EventStore
 from tidemill.store.opening import open_store
 

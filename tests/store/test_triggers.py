@@ -8,7 +8,7 @@ import time
 import pytest
 from tests.store.helpers import NOW_US, claim, claimed, new_session, registered
 
-from tidemill.core.event_plan import NewEvent
+from tidemill.core.triggers.event_plan import NewEvent
 from tidemill.store.database import Database
 from tidemill.store.postgres import open_postgres
 from tidemill.store.queries.events import count_events, list_trigger_events, store_events

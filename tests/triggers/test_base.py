@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 
 import pytest
-from tests.triggers.streams import Trigger
+from tests.triggers.streams.scripted_streams import Trigger
 
 from tidemill.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 

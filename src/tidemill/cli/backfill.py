@@ -15,7 +15,7 @@ from tidemill.cli.reporting import reporting, say_error
 from tidemill.core.errors import TidemillError
 
 if TYPE_CHECKING:
-    from tidemill.spark.bounded import BoundedProgress
+    from tidemill.spark.bounded.run import BoundedProgress
 
 _REFRESH_SECONDS = 0.25
 _WHERE = "an offset, a time with its zone (2026-05-01T00:00:00Z), earliest or latest"
@@ -59,7 +59,7 @@ def backfill(
         from tidemill.cli.handlers import load_handler
 
         instance = load_handler(handler)
-        from tidemill.spark.ranges import Backfill
+        from tidemill.spark.bounded.backfill import Backfill
 
         run = Backfill(
             instance,

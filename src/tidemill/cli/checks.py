@@ -257,7 +257,7 @@ def check_handler(spec: str) -> str:
     from pyspark import cloudpickle
 
     from tidemill.cli.handlers import load_handler
-    from tidemill.spark.prepare import handler_of
+    from tidemill.spark.preflight import handler_of
 
     handler = handler_of(load_handler(spec))
     try:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tidemill.runtime.deadletter import Letter
+from tidemill.deadletters.writer import Letter
 
 Position = tuple[int, int]
 

@@ -32,10 +32,10 @@ from tidemill.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from tidemill.config.settings import Settings
-    from tidemill.core.redrive import Criteria
-    from tidemill.runtime.letterbox import Found
-    from tidemill.runtime.letters import Letters
-    from tidemill.runtime.redrive_history import Redriven
+    from tidemill.core.deadletters.redrive import Criteria
+    from tidemill.deadletters.opening import Letters
+    from tidemill.deadletters.reader import Found
+    from tidemill.deadletters.redrive.history import Redriven
 
 #: Columns of an output that is no terminal.
 _NO_WIDTH = 100_000
@@ -75,7 +75,7 @@ def list_letters(
 def _history(settings: Settings, box: Letters) -> Callable[[Found], list[Redriven]]:
     """Return what tells when and where to a letter was sent again."""
     from tidemill.core.errors import RemoteError
-    from tidemill.runtime.letters import history_of
+    from tidemill.deadletters.opening import history_of
 
     try:
         return history_of(settings, box).of
@@ -114,7 +114,7 @@ def show(
     """Show one letter with everything in it: messages and payloads as they are, secrets included."""
     with reporting():
         from tidemill.cli.dlq_view import letter_json, letter_text
-        from tidemill.core.redrive import Criteria
+        from tidemill.core.deadletters.redrive import Criteria
 
         if not letter_id:
             raise ConfigError("the id of a letter is not empty")
@@ -151,8 +151,8 @@ def stats(
     """Count letters by kind, sink, error and day; times may be relative here (--from 7d)."""
     with reporting():
         from tidemill.cli.dlq_view import stats_json, stats_text
-        from tidemill.core.letter_stats import LetterStats
-        from tidemill.runtime.letterbox import facts_of
+        from tidemill.core.deadletters.letter_stats import LetterStats
+        from tidemill.deadletters.reader import facts_of
 
         criteria = criteria_of(ids, kinds, sinks, since, until, keys, text)
         counted = LetterStats()
@@ -209,7 +209,7 @@ def redrive(
     """
     with reporting():
         from tidemill.cli.dlq_redrive import run_redrive
-        from tidemill.pipeline.redrive import Order
+        from tidemill.deadletters.redrive.run import Order
 
         target, topic = parsed_target(to)
         criteria = criteria_of(ids, kinds, sinks, since, until, keys, text, relative=False)
@@ -231,7 +231,7 @@ def _settings(config: Path | None) -> Settings:
 
 
 def _opened(settings: Settings) -> Letters:
-    from tidemill.runtime.letters import open_letters
+    from tidemill.deadletters.opening import open_letters
 
     return open_letters(settings)
 
@@ -248,7 +248,7 @@ def _all(box: Letters, criteria: Criteria, *, garbage: bool = False) -> Iterator
 def _matching(
     box: Letters, criteria: Criteria, starts: dict[int, int], ends: dict[int, int], garbage: bool
 ) -> Iterator[Found]:
-    from tidemill.runtime.letterbox import Found, facts_of
+    from tidemill.deadletters.reader import Found, facts_of
 
     for each in box.stream(starts, ends):
         if not isinstance(each, Found):
@@ -262,7 +262,7 @@ def _matching(
 
 def _newest(box: Letters, criteria: Criteria, limit: int) -> list[Found]:
     """Return the newest letters asked for, in order of time; what is no letter is among them if all are asked for."""
-    from tidemill.runtime.letterbox import written_at
+    from tidemill.deadletters.reader import written_at
 
     def age(each: Found) -> float:
         return written_at(each.letter) if each.letter is not None else 0.0

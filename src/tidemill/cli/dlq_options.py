@@ -13,7 +13,7 @@ import typer
 from tidemill.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tidemill.core.redrive import Criteria, Target
+    from tidemill.core.deadletters.redrive import Criteria, Target
 
 ConfigPath = Annotated[
     Path | None, typer.Argument(metavar="[CONFIG]", help="The YAML file; default: what TIDEMILL_CONFIG names.")
@@ -91,8 +91,8 @@ def criteria_of(
     Raises:
         ConfigError: A kind or a time is none.
     """
-    from tidemill.core.redrive import Criteria
-    from tidemill.runtime.deadletter import LetterKind
+    from tidemill.core.deadletters.redrive import Criteria
+    from tidemill.deadletters.writer import LetterKind
 
     known = [kind.value for kind in LetterKind]
     for kind in kinds or ():
@@ -118,7 +118,7 @@ def parsed_target(text: str) -> tuple[Target, str]:
         ConfigError: It is none of these.
     """
     from tidemill.config.kafka_names import check_topic
-    from tidemill.core.redrive import Target
+    from tidemill.core.deadletters.redrive import Target
 
     if text in (Target.SOURCE.value, Target.SINK.value):
         return Target(text), ""

@@ -16,12 +16,12 @@ from tidemill.cli.dlq_view import as_json as json_text
 from tidemill.cli.dlq_view import plain
 from tidemill.config.redaction import redact_text
 from tidemill.config.settings import Settings
-from tidemill.core.redrive import Target, Why
-from tidemill.pipeline.redrive import Order, Redrive
+from tidemill.core.deadletters.redrive import Target, Why
+from tidemill.deadletters.redrive.run import Order, Redrive
 from tidemill.runtime.exitcode import ExitCode
 
 if TYPE_CHECKING:
-    from tidemill.pipeline.redrive_targets import Item
+    from tidemill.deadletters.redrive.targets import Item
 
 #: A line of progress this often where there is no terminal, and a new status this often where there is one.
 _LINE_SECONDS = 10.0

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tidemill.runtime.deadletter import HISTORY_HEADER, Letter, LetterSource
-from tidemill.runtime.letter_payloads import Blob
-from tidemill.runtime.letterbox import Found, shown_bytes
-from tidemill.runtime.redrive_history import Redriven
+from tidemill.deadletters.payloads import Blob
+from tidemill.deadletters.reader import Found, shown_bytes
+from tidemill.deadletters.redrive.history import Redriven
+from tidemill.deadletters.writer import HISTORY_HEADER, Letter, LetterSource
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from tidemill.core.letter_stats import LetterStats
+    from tidemill.core.deadletters.letter_stats import LetterStats
 
 #: In a narrower terminal the table says less, and errors take several lines; `show` has the rest.
 _WIDE = 120
@@ -160,7 +160,7 @@ def _source_lines(source: LetterSource) -> list[str]:
 
 
 def _history(value: str | Blob | None) -> Iterable[str]:
-    from tidemill.pipeline.resending import history_in
+    from tidemill.deadletters.redrive.resending import history_in
 
     text = shown_bytes(value) or ""
     for entry in history_in([(HISTORY_HEADER, text.encode())]):

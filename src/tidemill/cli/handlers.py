@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tidemill.core.errors import HandlerError, TidemillError
 
 if TYPE_CHECKING:
-    from tidemill.pipeline.handler import Handler
+    from tidemill.pipeline.handler.base import Handler
 
 
 def load_handler(spec: str, folder: Path | None = None) -> Handler[Any, Any]:
@@ -66,7 +66,7 @@ def _imported(name: str, folder: Path) -> ModuleType:
 
 
 def _found(module: ModuleType, name: str) -> Any:
-    from tidemill.pipeline.handler import Handler
+    from tidemill.pipeline.handler.base import Handler
 
     value: Any = module
     for part in name.split("."):
@@ -85,7 +85,7 @@ def _found(module: ModuleType, name: str) -> Any:
 
 
 def _made(value: Any, spec: str) -> Handler[Any, Any]:
-    from tidemill.pipeline.handler import Handler
+    from tidemill.pipeline.handler.base import Handler
 
     if isinstance(value, Handler):
         return value

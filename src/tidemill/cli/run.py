@@ -35,7 +35,7 @@ def run(
 
         instance = load_handler(handler)
         from tidemill.cli.status import live_status
-        from tidemill.spark.app import Pipeline
+        from tidemill.spark.pipeline import Pipeline
 
         pipeline = Pipeline(instance, settings=settings)
         with live_status(pipeline.progress, plain=plain):

@@ -52,7 +52,7 @@ def run(specs: Specs, config: Config = None) -> None:
         from tidemill.config.loading import load_settings
         from tidemill.runtime.identity import worker_name
         from tidemill.runtime.log import configure
-        from tidemill.triggers.process import end_anyway, run_host
+        from tidemill.services.triggerer.process import end_anyway, run_host
 
         settings = load_settings(config)
         configure(settings.logging, worker_id=worker_name(settings))
@@ -113,7 +113,7 @@ def streams(specs: Specs, as_json: AsJson = False) -> None:
     A host that waits for another one to end says for which.
     """
     with reporting():
-        from tidemill.triggers.control import ask, no_answer
+        from tidemill.services.triggerer.control import ask, no_answer
 
         answers = ask(specs)
         for report in answers.reports:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tidemill.config.document import Document, Path, Problem, dotted, read_yaml
+from tidemill.config.introspection import at, is_map, nearest, section, takes_text
 from tidemill.config.settings import Settings
-from tidemill.config.shape import at, is_map, nearest, section, takes_text
 
 PREFIX = "TIDEMILL_"
 #: Variables of tidemill that are no settings.

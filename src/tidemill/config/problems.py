@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from tidemill.config.document import Document, Path, Problem, dotted
+from tidemill.config.introspection import known_keys, nearest
 from tidemill.config.redaction import is_secret, redact_text
-from tidemill.config.shape import known_keys, nearest
 
 _MAX_SHOWN = 60
 _KEYS = re.compile(r"[A-Za-z][A-Za-z0-9_.]*")

@@ -12,8 +12,8 @@ from typing import Any
 from tidemill.config.settings import Settings
 from tidemill.core.errors import said
 from tidemill.pipeline.build import build_engine
-from tidemill.pipeline.handler import Handler
-from tidemill.pipeline.outcomes import Outcomes
+from tidemill.pipeline.handler.base import Handler
+from tidemill.pipeline.reports.outcomes import Outcomes
 from tidemill.runtime.beats import Beat
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason

@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tidemill.config.redaction import redact_text
-from tidemill.core.brake import TRIAL_SECONDS, Again, Brake, Effect, Hold, Off, On, TakeOne, Write
 from tidemill.core.errors import TooManyFailuresError, said
+from tidemill.core.pipeline.brake import TRIAL_SECONDS, Again, Brake, Effect, Hold, Off, On, TakeOne, Write
 from tidemill.sources.base import Fatal
 
 if TYPE_CHECKING:
     from tidemill.pipeline.engine import Engine
-    from tidemill.pipeline.lane import Lane
-    from tidemill.pipeline.windowrun import WindowRun
+    from tidemill.pipeline.partition import Lane
+    from tidemill.pipeline.window import WindowRun
 
 #: Of what a failure says, this much is told.
 _TEXT_LENGTH = 300

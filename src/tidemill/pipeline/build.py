@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.config.settings import Settings
-from tidemill.pipeline.delivery import Outbox
+from tidemill.deadletters.writer import DeadLetters, KafkaDeadLetters
+from tidemill.pipeline.delivery.outbox import Outbox
+from tidemill.pipeline.delivery.transaction_buffer import Stage
+from tidemill.pipeline.delivery.transaction_sender import StagedLetters
 from tidemill.pipeline.engine import Engine
-from tidemill.pipeline.handler import Handler
-from tidemill.pipeline.history import HistoryWriter
-from tidemill.pipeline.keptwarden import KeptWarden
-from tidemill.pipeline.report import Report
-from tidemill.pipeline.resident import build_executor
-from tidemill.pipeline.stage import Stage
-from tidemill.pipeline.stager import StagedLetters
-from tidemill.pipeline.warden import Warden
-from tidemill.runtime.deadletter import DeadLetters, KafkaDeadLetters
+from tidemill.pipeline.handler.base import Handler
+from tidemill.pipeline.kept_warden import KeptWarden
+from tidemill.pipeline.reports.history import HistoryWriter
+from tidemill.pipeline.reports.report import Report
+from tidemill.pipeline.tasks.resident import build_executor
 from tidemill.runtime.identity import Identity
+from tidemill.runtime.warden import Warden
 from tidemill.sinks.build import build_sinks
 from tidemill.sources.base import Source
 from tidemill.sources.kafka import KafkaSource

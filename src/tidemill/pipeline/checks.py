@@ -13,7 +13,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from tidemill.core.errors import sound
-from tidemill.pipeline.models import ErrorAction, ExecutorTask, PrecomputedResult
+from tidemill.pipeline.handler.models import ErrorAction, ExecutorTask, PrecomputedResult
 from tidemill.sinks.payloads import CollectResult
 
 _PROGRAM = frozenset({str, type(None)})

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from tidemill.core.ledger import Batch, Entry, Ledger
 from tidemill.core.retry import JITTER_BITS, Backoff
-from tidemill.pipeline.stage import Stage
+from tidemill.pipeline.delivery.transaction_buffer import Stage
 from tidemill.sources.base import CommitStatus, Outgoing, Source, TopicPartition, name_of
 
 #: Commits are collected for this long.

@@ -21,30 +21,30 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, HandlerError, RemoteError, said, sound
 from tidemill.core.ledger import Entry
 from tidemill.core.retry import Backoff
+from tidemill.deadletters.making import make_letter
+from tidemill.deadletters.writer import DeadLetters, LetterKind
 from tidemill.pipeline.brake import brake_of
 from tidemill.pipeline.checks import collected
 from tidemill.pipeline.commits import Commits
-from tidemill.pipeline.counters import Counters, Overridden, Slowest
-from tidemill.pipeline.delivery import Outbox, Routed, payloads_of
-from tidemill.pipeline.handler import Handler
+from tidemill.pipeline.delivery.outbox import Outbox, Routed, payloads_of
+from tidemill.pipeline.handler.base import Handler
+from tidemill.pipeline.handler.models import ExecutorError
 from tidemill.pipeline.handover import hand_over
 from tidemill.pipeline.hooks import HookRunner, called
 from tidemill.pipeline.intake import Intake
-from tidemill.pipeline.keptwarden import KeptWarden
-from tidemill.pipeline.lane import Lane
-from tidemill.pipeline.models import ExecutorError
-from tidemill.pipeline.process import TaskExecutor
-from tidemill.pipeline.report import Report as Report
+from tidemill.pipeline.kept_warden import KeptWarden
+from tidemill.pipeline.partition import Lane
+from tidemill.pipeline.reports.counters import Counters, Overridden, Slowest
+from tidemill.pipeline.reports.report import Report as Report
+from tidemill.pipeline.reports.snapshots import Snapshots
 from tidemill.pipeline.services import Services
-from tidemill.pipeline.snapshots import Snapshots
 from tidemill.pipeline.stopping import Stopping
-from tidemill.pipeline.tasks import TaskPool, TaskRun
-from tidemill.pipeline.windowrun import WindowRun
+from tidemill.pipeline.tasks.pool import TaskPool, TaskRun
+from tidemill.pipeline.tasks.process import TaskExecutor
+from tidemill.pipeline.window import WindowRun
 from tidemill.runtime.beats import Beat
-from tidemill.runtime.deadletter import DeadLetters, LetterKind
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity
-from tidemill.runtime.letter_making import make_letter
 from tidemill.runtime.log import limited
 from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason

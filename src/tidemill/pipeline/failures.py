@@ -11,15 +11,15 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tidemill.core.errors import said
+from tidemill.deadletters.writer import LetterKind
 from tidemill.pipeline.brake import Case
-from tidemill.pipeline.failure_log import LOG_SECONDS, hook_raised, log_task, task_text
-from tidemill.pipeline.models import ErrorKind, ExecutorError
-from tidemill.runtime.deadletter import LetterKind
+from tidemill.pipeline.handler.models import ErrorKind, ExecutorError
+from tidemill.pipeline.reports.failure_log import LOG_SECONDS, hook_raised, log_task, task_text
 from tidemill.runtime.log import kind_of, limited
 
 if TYPE_CHECKING:
-    from tidemill.pipeline.tasks import TaskRun
-    from tidemill.pipeline.windowrun import WindowRun
+    from tidemill.pipeline.tasks.pool import TaskRun
+    from tidemill.pipeline.window import WindowRun
 
 
 def parsed(window: WindowRun) -> bool:

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tidemill.core.errors import RemoteError, said
-from tidemill.runtime.deadletter import Letter
+from tidemill.deadletters.files import LetterFile, LetterRow, LettersPlace, check_letters_folder, row_of
+from tidemill.deadletters.writer import Letter
 from tidemill.runtime.engine_tasks import EngineTasks
-from tidemill.runtime.letter_files import LetterFile, LetterRow, LettersPlace, check_letters_folder, row_of
 from tidemill.sources.base import TopicPartition
 
 #: Letters are written when so many, or so many bytes of them, wait; what is written together is read together.

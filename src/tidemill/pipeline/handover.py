@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from tidemill.pipeline.lane import Lane
+from tidemill.pipeline.partition import Lane
 from tidemill.sources.base import TopicPartition
 
 if TYPE_CHECKING:

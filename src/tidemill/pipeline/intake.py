@@ -12,20 +12,20 @@ from collections.abc import Collection
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tidemill.core.backpressure import Backpressure
 from tidemill.core.errors import said
 from tidemill.core.ledger import Entry
-from tidemill.core.window import Window
-from tidemill.pipeline.lane import Lane, Opened
-from tidemill.pipeline.ordering import Ordering
-from tidemill.pipeline.windowrun import WindowRun
-from tidemill.runtime.deadletter import LetterKind
+from tidemill.core.pipeline.backpressure import Backpressure
+from tidemill.core.pipeline.window import Window
+from tidemill.deadletters.writer import LetterKind
+from tidemill.pipeline.key_order import Ordering
+from tidemill.pipeline.partition import Lane, Opened
+from tidemill.pipeline.window import WindowRun
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sources.base import TopicPartition
 
 if TYPE_CHECKING:
     from tidemill.pipeline.engine import Engine
-    from tidemill.pipeline.tasks import TaskRun
+    from tidemill.pipeline.tasks.pool import TaskRun
 
 
 #: Results that wait for sinks, per engine, beyond which it reads no more: several times what a sink takes at once.

@@ -23,10 +23,10 @@ import structlog
 from tidemill.config.settings import Settings
 from tidemill.core.blocking import Cause
 from tidemill.core.errors import HandlerError
-from tidemill.pipeline.cache import Cache
-from tidemill.pipeline.handler import HOOKS, Handler
+from tidemill.pipeline.handler.base import HOOKS, Handler
+from tidemill.pipeline.handler.cache import Cache
+from tidemill.pipeline.handler.periodic import PeriodicRunner, periodic_hooks
 from tidemill.pipeline.hooks import Calls, latest
-from tidemill.pipeline.periodic import PeriodicRunner, periodic_hooks
 from tidemill.runtime.blockwatch import Block, BlockWatch
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity

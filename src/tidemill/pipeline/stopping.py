@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
-from tidemill.pipeline.keptwarden import KeptWarden
-from tidemill.pipeline.process import TaskExecutor
+from tidemill.pipeline.kept_warden import KeptWarden
+from tidemill.pipeline.tasks.process import TaskExecutor
 
 if TYPE_CHECKING:
     from tidemill.pipeline.engine import Engine, Report

@@ -28,7 +28,7 @@ import structlog
 from tidemill.core.errors import InvariantError, RemoteError, said
 from tidemill.runtime.beats import Beat, snapshot_after
 from tidemill.runtime.engine_tasks import EngineTasks
-from tidemill.runtime.frames import (
+from tidemill.runtime.link_messages import (
     MAX_FRAME_BYTES,
     MAX_HELLO_BYTES,
     BadFrameError,

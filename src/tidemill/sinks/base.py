@@ -1,6 +1,6 @@
 """The shape of every sink: encode a payload, send a batch, answer for each payload on its own.
 
-A sink never retries and never batches: `pipeline/delivery.py` does both, the same way for all of them. A sink
+A sink never retries and never batches: `pipeline/delivery/outbox.py` does both, the same way for all of them. A sink
 knows its protocol, which of its errors are worth another try, and nothing about messages or offsets.
 """
 

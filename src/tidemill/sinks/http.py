@@ -24,9 +24,9 @@ import msgspec
 
 from tidemill.config.redaction import PUBLIC_HEADERS, redact_text, url_secrets, without
 from tidemill.config.sink_settings import HttpSinkSettings
+from tidemill.core.delivery.http_delivery import Verdict, answer_text, judge, retry_after_seconds
+from tidemill.core.delivery.http_request import address, form, request_headers
 from tidemill.core.errors import ConfigError, RemoteError, said
-from tidemill.core.http_delivery import Verdict, answer_text, judge, retry_after_seconds
-from tidemill.core.http_request import address, form, request_headers
 from tidemill.core.retry import Backoff, GiveUp, decide
 from tidemill.sinks.base import CHECK, WAITS, Encoded, Refusal, Sink, closed_in, shortened, to_json
 from tidemill.sinks.payloads import HttpPayload

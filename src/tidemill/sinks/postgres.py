@@ -16,8 +16,8 @@ import structlog
 
 from tidemill.config.redaction import redact_text, url_secrets, without
 from tidemill.config.sink_settings import PostgresSinkSettings
+from tidemill.core.delivery.sql_plan import Operation, Row, Shape
 from tidemill.core.errors import ConfigError, RemoteError, said
-from tidemill.core.sql_plan import Operation, Row, Shape
 from tidemill.sinks.base import CHECK, Answers, Encoded, Refusal, Sink, closed_in, plain, shortened
 from tidemill.sinks.payloads import PostgresPayload
 from tidemill.sinks.postgres_values import named, row_key, sound_values

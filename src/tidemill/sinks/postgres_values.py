@@ -15,7 +15,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tidemill.config.redaction import redact
-from tidemill.core.sql_plan import Row
+from tidemill.core.delivery.sql_plan import Row
 from tidemill.sinks.base import shortened, to_json
 
 #: Immutable, and known to the client as they are; text has to be looked at besides.

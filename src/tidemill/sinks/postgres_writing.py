@@ -13,8 +13,17 @@ from typing import Any, NamedTuple
 
 import asyncpg
 
-from tidemill.core.sql_plan import ARRAY_TYPES, JSON_TYPES, Operation, Row, Shape, array_statement, powers, ranges
-from tidemill.core.sql_plan import statement as statement_of
+from tidemill.core.delivery.sql_plan import (
+    ARRAY_TYPES,
+    JSON_TYPES,
+    Operation,
+    Row,
+    Shape,
+    array_statement,
+    powers,
+    ranges,
+)
+from tidemill.core.delivery.sql_plan import statement as statement_of
 from tidemill.sinks.base import to_json
 
 #: Shapes whose types are known; forgotten together when there are too many.

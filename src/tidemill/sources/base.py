@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from tidemill.core.transaction import Verdict
+from tidemill.core.delivery.transaction import Verdict
 from tidemill.runtime.messages import SourceMessage
 
 TopicPartition = tuple[str, int]

@@ -26,7 +26,7 @@ import confluent_kafka as ck
 import structlog
 
 from tidemill.config.settings import REVOKE_MARGIN_SECONDS, Settings
-from tidemill.core.transaction import End
+from tidemill.core.delivery.transaction import End
 from tidemill.runtime.kafka_client import LibraryLog
 from tidemill.runtime.log import limited
 from tidemill.runtime.messages import Header, SourceMessage

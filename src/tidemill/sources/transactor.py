@@ -33,7 +33,7 @@ import confluent_kafka as ck
 import structlog
 
 from tidemill.config.settings import KafkaSettings
-from tidemill.core.transaction import Answer, Call, End, Fence, Transaction, fenced, judged
+from tidemill.core.delivery.transaction import Answer, Call, End, Fence, Transaction, fenced, judged
 from tidemill.runtime.kafka_client import BackgroundCall, LibraryLog, reason, scrubbed
 from tidemill.runtime.log import limited
 from tidemill.runtime.producer import producer_config, too_large, worth_retrying

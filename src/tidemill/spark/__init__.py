@@ -6,13 +6,13 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tidemill.spark.frames import process
-    from tidemill.spark.ranges import Backfill, backfill
+    from tidemill.spark.bounded.backfill import Backfill, backfill
+    from tidemill.spark.bounded.dataframe import process
 
 _PLACES = {
-    "Backfill": "tidemill.spark.ranges",
-    "backfill": "tidemill.spark.ranges",
-    "process": "tidemill.spark.frames",
+    "Backfill": "tidemill.spark.bounded.backfill",
+    "backfill": "tidemill.spark.bounded.backfill",
+    "process": "tidemill.spark.bounded.dataframe",
 }
 
 __all__ = ["Backfill", "backfill", "process"]

@@ -22,9 +22,9 @@ import structlog
 from sqlalchemy import Connection
 
 from tidemill.core.errors import RemoteError
-from tidemill.core.event_plan import NewEvent, Outcome, Plan, Refusal, Refused
-from tidemill.core.group_commit import Batch, CommitLimits, GroupCommit, Standing
 from tidemill.core.retry import JITTER_BITS
+from tidemill.core.triggers.event_plan import NewEvent, Outcome, Plan, Refusal, Refused
+from tidemill.core.triggers.group_commit import Batch, CommitLimits, GroupCommit, Standing
 from tidemill.runtime.log import limited
 from tidemill.store.database import Database
 from tidemill.store.queries.events import store_events

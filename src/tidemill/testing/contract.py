@@ -28,7 +28,7 @@ import pytest
 from tidemill.config.settings import DeliverySettings
 from tidemill.config.sink_settings import BUILT_IN_TYPES
 from tidemill.core.errors import RemoteError
-from tidemill.pipeline.delivery import Origin, Outbox
+from tidemill.pipeline.delivery.outbox import Origin, Outbox
 from tidemill.sinks.base import Encoded, Refusal, Sink, encoded
 from tidemill.sinks.payloads import CollectResult
 from tidemill.testing.scripted import ScriptedDeadLetters

@@ -10,13 +10,13 @@ import msgspec
 
 from tidemill.config.settings import FilesystemSinkSettings, KafkaSinkSettings, Settings
 from tidemill.core.errors import HandlerError, TidemillError
-from tidemill.pipeline.delivery import Outbox
+from tidemill.deadletters.writer import Letter
+from tidemill.pipeline.delivery.outbox import Outbox
 from tidemill.pipeline.engine import Engine
-from tidemill.pipeline.handler import Handler
-from tidemill.pipeline.models import ExecutorError, ExecutorResult
-from tidemill.pipeline.resident import build_executor
-from tidemill.pipeline.tasks import TaskRun
-from tidemill.runtime.deadletter import Letter
+from tidemill.pipeline.handler.base import Handler
+from tidemill.pipeline.handler.models import ExecutorError, ExecutorResult
+from tidemill.pipeline.tasks.pool import TaskRun
+from tidemill.pipeline.tasks.resident import build_executor
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.messages import SourceMessage
@@ -24,7 +24,7 @@ from tidemill.runtime.progress import EngineSummary, StopReason
 from tidemill.sinks.base import Sink
 from tidemill.sinks.build import build_sink
 from tidemill.sources.base import TopicPartition
-from tidemill.spark.prepare import handler_of
+from tidemill.spark.preflight import handler_of
 from tidemill.testing.scripted import ScriptedDeadLetters, ScriptedSink, ScriptedSource
 
 Message = SourceMessage | bytes | str | Mapping[str, Any] | None

@@ -12,12 +12,12 @@ import pytest
 from tests.triggers.builtin.triggers_contract import first, made_again
 
 from tidemill.core.errors import ConfigError
-from tidemill.core.settling import Version
+from tidemill.core.triggers.stable_files import Version
 from tidemill.triggers.base import TriggerEvent
 from tidemill.triggers.builtin.directory import DirectoryTrigger
 from tidemill.triggers.producers import directory as module
 from tidemill.triggers.producers.directory import DirectorySettings, FoundFile, Looked, look_twice
-from tidemill.triggers.shared_stream import SharedStreamManager, route
+from tidemill.triggers.streams.manager import SharedStreamManager, route
 
 
 class Watching:

@@ -11,12 +11,12 @@ import pytest
 from tests.triggers.builtin.triggers_contract import first, made_again
 
 from tidemill.core.errors import ConfigError
-from tidemill.runtime.deadletter import LetterKind, decode_letter
+from tidemill.deadletters.writer import LetterKind, decode_letter
 from tidemill.testing.kafka import committed_offsets, consume, produce, unique_name, wait_for_committed
 from tidemill.triggers.base import TriggerEvent
 from tidemill.triggers.builtin.kafka import KafkaTrigger
 from tidemill.triggers.producers.kafka import kafka_claim
-from tidemill.triggers.shared_stream import SharedStreamManager, route
+from tidemill.triggers.streams.manager import SharedStreamManager, route
 
 
 class Topic:

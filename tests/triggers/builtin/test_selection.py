@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tidemill.core.errors import ConfigError
-from tidemill.triggers.builtin.given import from_environment, load_callable
+from tidemill.triggers.builtin.arguments import from_environment, load_callable
 from tidemill.triggers.builtin.selection import Left, Selection
 
 HERE = "tests.triggers.builtin.test_selection"

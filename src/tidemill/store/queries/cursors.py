@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 from sqlalchemy import Connection, Select, select
 
-from tidemill.core.event_plan import Counter
+from tidemill.core.triggers.event_plan import Counter
 from tidemill.store.batches import RowSet, dialect_of
 from tidemill.store.tables import trigger_cursor
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Column, Connection, Row, Select, and_, func, insert, select, update
 
-from tidemill.core.event_plan import EventRow, NewEvent, Plan, make_plan
+from tidemill.core.triggers.event_plan import EventRow, NewEvent, Plan, make_plan
 from tidemill.store.batches import RowSet, dialect_of
 from tidemill.store.queries.cursors import lock_cursors
 from tidemill.store.records import EventRecord, Page

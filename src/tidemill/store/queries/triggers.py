@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, Executable, Row, and_, case, exists, func, literal, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from tidemill.core.trigger_life import CancelReason
+from tidemill.core.triggers.lifecycle import CancelReason
 from tidemill.store.batches import RowSet, dialect_of
 from tidemill.store.queries.cursors import IDS, id_rows, lock_cursors, locking
 from tidemill.store.queries.sessions import session_lives

@@ -15,10 +15,10 @@ from collections.abc import AsyncIterator, Hashable
 from pathlib import Path
 from typing import Any, Literal
 
-from tidemill.core.settling import Version
+from tidemill.core.triggers.stable_files import Version
 from tidemill.triggers.base import BaseEventTrigger, TriggerEvent
-from tidemill.triggers.builtin.alone import run_alone
 from tidemill.triggers.builtin.identities import file_identity
+from tidemill.triggers.builtin.isolated import run_alone
 from tidemill.triggers.producers.directory import DirectorySettings, FoundFile, Looked, directory_stream, look_twice
 
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from tidemill.core.settling import Settling, Version
+from tidemill.core.triggers.stable_files import Settling, Version
 from tidemill.triggers.base import BaseTrigger, TriggerEvent
 from tidemill.triggers.builtin.identities import file_identity
 

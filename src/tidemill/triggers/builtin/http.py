@@ -18,12 +18,12 @@ from urllib.parse import urlsplit
 import msgspec
 
 from tidemill.config.redaction import redact_text
-from tidemill.core.condition import parse_condition
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.core.http_poll import Answer, judge, retry_after_seconds
 from tidemill.core.retry import JITTER_BITS, Backoff, GiveUp, decide
+from tidemill.core.triggers.http_poll import Answer, judge, retry_after_seconds
+from tidemill.core.triggers.json_condition import parse_condition
 from tidemill.triggers.base import BaseTrigger, TriggerEvent
-from tidemill.triggers.builtin.given import from_environment
+from tidemill.triggers.builtin.arguments import from_environment
 from tidemill.triggers.builtin.identities import digest_of, place_of
 from tidemill.triggers.builtin.selection import text_of
 

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from tidemill.core.settling import Version
+from tidemill.core.triggers.stable_files import Version
 
 #: A place that is longer is shortened, so that there is room for the rest.
 MAX_PLACE_BYTES: Final = 512

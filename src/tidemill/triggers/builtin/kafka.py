@@ -13,11 +13,11 @@ from tidemill.config.kafka_names import check_group, check_topic, check_topic_or
 from tidemill.config.settings import OWNED_SOURCE_KEYS
 from tidemill.runtime.messages import SourceMessage
 from tidemill.triggers.base import BaseEventTrigger, TriggerEvent
-from tidemill.triggers.builtin.alone import run_alone
-from tidemill.triggers.builtin.given import from_environment
+from tidemill.triggers.builtin.arguments import from_environment
+from tidemill.triggers.builtin.isolated import run_alone
 from tidemill.triggers.builtin.selection import Left, OnInvalid, Selection, ValueFormat, text_of
 from tidemill.triggers.producers.kafka import kafka_claim, kafka_stream
-from tidemill.triggers.shared_stream import SharedStreamProducer, reject_shared_stream_event
+from tidemill.triggers.streams.manager import SharedStreamProducer, reject_shared_stream_event
 
 
 class KafkaTrigger(BaseEventTrigger):

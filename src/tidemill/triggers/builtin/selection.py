@@ -14,8 +14,8 @@ from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
-from tidemill.core.condition import Condition, parse_condition
-from tidemill.triggers.builtin.given import load_callable
+from tidemill.core.triggers.json_condition import Condition, parse_condition
+from tidemill.triggers.builtin.arguments import load_callable
 from tidemill.triggers.builtin.identities import mark_of
 
 E = TypeVar("E")

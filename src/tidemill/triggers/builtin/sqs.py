@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator, Hashable, Mapping
 from typing import Any
 
 from tidemill.triggers.base import BaseEventTrigger, TriggerEvent
-from tidemill.triggers.builtin.alone import run_alone
+from tidemill.triggers.builtin.isolated import run_alone
 from tidemill.triggers.builtin.selection import Left, OnInvalid, Selection, ValueFormat, text_of
 from tidemill.triggers.producers.sqs import SqsStreamProducer
 from tidemill.triggers.producers.sqs_client import SqsMessage, SqsSettings
-from tidemill.triggers.shared_stream import SharedStreamProducer, reject_shared_stream_event
+from tidemill.triggers.streams.manager import SharedStreamProducer, reject_shared_stream_event
 
 
 class SqsTrigger(BaseEventTrigger):

@@ -24,7 +24,7 @@ import msgspec
 import structlog
 
 from tidemill.core.errors import ConfigError, said
-from tidemill.core.settling import Settling, Version
+from tidemill.core.triggers.stable_files import Settling, Version
 
 log = structlog.get_logger(__name__)
 

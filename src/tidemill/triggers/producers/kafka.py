@@ -27,18 +27,18 @@ import structlog
 
 from tidemill.config.redaction import redact_text
 from tidemill.config.settings import Settings
-from tidemill.core.commit_note import decode_note, encode_note
 from tidemill.core.errors import FencedError, RemoteError, TidemillError
-from tidemill.core.redelivery import Redelivery
-from tidemill.core.redelivery_items import Commit, Delivery, RedeliveryLimits, Skip, verdict
-from tidemill.runtime.deadletter import DeadLetters, KafkaDeadLetters
+from tidemill.core.streams.offset_metadata import decode_note, encode_note
+from tidemill.core.streams.redelivery import Redelivery
+from tidemill.core.streams.redelivery_items import Commit, Delivery, RedeliveryLimits, Skip, verdict
+from tidemill.deadletters.writer import DeadLetters, KafkaDeadLetters
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sources.base import CommitStatus, Fatal, NotedSource, TopicPartition
 from tidemill.sources.kafka import KafkaSource
 from tidemill.triggers.producers.kafka_blame import Blame, absence_text, letter_of
 from tidemill.triggers.producers.kafka_member import kafka_claim as kafka_claim
 from tidemill.triggers.producers.kafka_member import member_id
-from tidemill.triggers.shared_stream import AdvanceItem, AdvanceOutcome, SharedStreamProducer
+from tidemill.triggers.streams.manager import AdvanceItem, AdvanceOutcome, SharedStreamProducer
 
 log = structlog.get_logger(__name__)
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tidemill.config.redaction import redact_text
-from tidemill.core.redelivery_items import Delivery, Overdue
-from tidemill.runtime.deadletter import Letter, LetterKind
-from tidemill.runtime.letter_making import make_letter
+from tidemill.core.streams.redelivery_items import Delivery, Overdue
+from tidemill.deadletters.making import make_letter
+from tidemill.deadletters.writer import Letter, LetterKind
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sources.base import TopicPartition
-from tidemill.triggers.stream_api import AdvanceOutcome
+from tidemill.triggers.streams.api import AdvanceOutcome
 
 #: Of what one trigger raised.
 MAX_ERROR_CHARACTERS: Final = 500

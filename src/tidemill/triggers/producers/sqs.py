@@ -23,9 +23,9 @@ from typing import Any
 import structlog
 
 from tidemill.core.errors import ConfigError, RemoteError, said
-from tidemill.core.leases import Leases
-from tidemill.core.redelivery_items import Verdict, verdict
 from tidemill.core.retry import JITTER_BITS, Backoff
+from tidemill.core.streams.redelivery_items import Verdict, verdict
+from tidemill.core.triggers.leases import Leases
 from tidemill.runtime.log import limited
 from tidemill.triggers.producers.backlog import Backlog
 from tidemill.triggers.producers.sqs_client import (
@@ -38,7 +38,7 @@ from tidemill.triggers.producers.sqs_client import (
     open_client,
     open_queue,
 )
-from tidemill.triggers.shared_stream import AdvanceItem, SharedStreamProducer
+from tidemill.triggers.streams.manager import AdvanceItem, SharedStreamProducer
 
 log = structlog.get_logger(__name__)
 

@@ -1,0 +1,1 @@
+"""What decides about dead letters and their redrive."""

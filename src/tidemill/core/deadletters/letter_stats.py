@@ -1,0 +1,72 @@
+"""Counts dead letters by what they have in common, in bounded memory however many there are."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Mapping
+
+from tidemill.core.deadletters.redrive import Facts
+
+#: Numbers and ids that differ from letter to letter; short numbers (exit codes, ports' names) tell something.
+_VARYING = re.compile(r"\b(?:[0-9a-f]{8,}(?:-[0-9a-f]{4,})*|\d{4,})\b", re.IGNORECASE)
+_LINE = 120
+OTHERS = "(others)"
+
+
+def error_class(error: str) -> str:
+    """Return the first line of an error without what differs from letter to letter.
+
+    Example:
+        >>> error_class("no user 123456 in table users\\nmore")
+        'no user # in table users'
+    """
+    line = error.strip().partition("\n")[0]
+    return _VARYING.sub("#", line[: _LINE * 2])[:_LINE]
+
+
+class LetterStats:
+    """Counts of letters.
+
+    Args:
+        most: How many different values are counted by themselves; the rest is counted as others.
+    """
+
+    def __init__(self, most: int = 1_000) -> None:
+        """Start at zero."""
+        self._most = most
+        self.letters = 0
+        self.messages = 0
+        self.no_letters = 0
+        self.redriven = 0
+        self.oldest: float | None = None
+        self.newest: float | None = None
+        self._counts: dict[str, dict[str, int]] = {"kind": {}, "sink": {}, "error": {}, "day": {}}
+
+    def add(self, facts: Facts, error: str) -> None:
+        """Count a letter."""
+        self.letters += 1
+        self.messages += facts.messages
+        self.redriven += facts.redrives > 0
+        at = facts.written_at
+        self.oldest = at if self.oldest is None else min(self.oldest, at)
+        self.newest = at if self.newest is None else max(self.newest, at)
+        self._count("kind", facts.kind)
+        if facts.sink_name:
+            self._count("sink", f"{facts.sink_type}.{facts.sink_name}")
+        self._count("error", error_class(error))
+        self._count("day", datetime.datetime.fromtimestamp(at, datetime.UTC).date().isoformat())
+
+    def _count(self, group: str, value: str) -> None:
+        counts = self._counts[group]
+        if value not in counts and len(counts) >= self._most:
+            value = OTHERS
+        counts[value] = counts.get(value, 0) + 1
+
+    @property
+    def counts(self) -> Mapping[str, Mapping[str, int]]:
+        """By kind, sink, error (the most frequent first) and day (in order)."""
+        return {
+            group: dict(sorted(counts.items(), key=lambda each: each[0] if group == "day" else (-each[1], each[0])))
+            for group, counts in self._counts.items()
+        }

@@ -1,0 +1,136 @@
+"""What a redrive remembers of itself beside its cursor: which letters it sent, where to, and when.
+
+A redrive deals with the letters of a partition in order, so a run is a range of offsets and a time; the letters of
+the range that match the criteria were sent, without those that are named as unsent.
+
+Invariant: a record never claims a letter that was not sent. What does not fit into the room for it is forgotten, the
+oldest first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tidemill.core.deadletters.redrive import Criteria, Facts
+
+#: Kafka keeps 4,096 bytes beside a committed offset by default.
+ROOM_BYTES = 4_000
+#: What is saved within this time of the run's last save belongs to it.
+SAME_RUN_SECONDS = 60.0
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Offsets that were dealt with together.
+
+    Attributes:
+        first: The first offset.
+        end: The offset after the last one.
+        at: When the last of them was, in whole seconds since the epoch.
+    """
+
+    first: int
+    end: int
+    at: int
+
+
+@dataclass(slots=True)
+class RedriveRecord:
+    """What one redrive did in one partition.
+
+    Attributes:
+        to: Where the letters went: source, sink, or a topic.
+        criteria: Which letters were asked for.
+        runs: What was dealt with, in the order in which it was.
+        unsent: Offsets of letters that were asked for and not sent.
+    """
+
+    to: str
+    criteria: Criteria
+    runs: list[Run] = field(default_factory=list)
+    unsent: list[int] = field(default_factory=list)
+
+    def passed(self, first: int, end: int, at: float, unsent: Iterable[int] = ()) -> None:
+        """Take note that the letters of a range were dealt with, and which of those asked for were not sent."""
+        if end <= first:
+            return
+        last = self.runs[-1] if self.runs else None
+        if last is not None and last.end == first and at - last.at < SAME_RUN_SECONDS:
+            self.runs[-1] = Run(last.first, end, int(at))
+        else:
+            self.runs.append(Run(first, end, int(at)))
+        self.unsent = [offset for offset in self.unsent if not first <= offset < end]
+        self.unsent += unsent
+
+    def not_sent(self, offset: int) -> None:
+        """Take note that a letter was not sent after all."""
+        self.unsent.append(offset)
+
+    def sent_at(self, offset: int, facts: Facts) -> int | None:
+        """Return when a letter was sent last, in seconds since the epoch; None: this redrive did not send it.
+
+        Args:
+            offset: Where the letter is.
+            facts: What the letter is judged by, with its text if `criteria.text` asks for one.
+        """
+        if offset in self.unsent or not self.criteria.matches(facts):
+            return None
+        return next((run.at for run in reversed(self.runs) if run.first <= offset < run.end), None)
+
+    def copy(self) -> RedriveRecord:
+        """Return a record that can go on by itself."""
+        return RedriveRecord(self.to, self.criteria, list(self.runs), list(self.unsent))
+
+    def encode(self, room_bytes: int = ROOM_BYTES) -> str:
+        """Return the record as text of at most `room_bytes`; '' if not even one run has room."""
+        runs, unsent = list(self.runs), list(self.unsent)
+        while runs:
+            text = self._text(runs, unsent)
+            if len(text) <= room_bytes:  # ASCII
+                return text
+            if unsent:
+                # Whatever lies before what is forgotten may have been unsent, too: nothing is claimed of it.
+                cut = sorted(unsent)[(len(unsent) - 1) // 2] + 1
+                unsent = [offset for offset in unsent if offset >= cut]
+                runs = [Run(max(run.first, cut), run.end, run.at) for run in runs if run.end > cut]
+            else:
+                runs = runs[(len(runs) + 1) // 2 :]
+        return ""
+
+    def _text(self, runs: Iterable[Run], unsent: Iterable[int]) -> str:
+        asked = self.criteria
+        fields = {
+            "ids": asked.ids,
+            "kinds": asked.kinds,
+            "sinks": asked.sinks,
+            "since": asked.since,
+            "until": asked.until,
+            "keys": asked.keys,
+            "text": asked.text,
+        }
+        content = {
+            "tidemill": _VERSION,
+            "to": self.to,
+            "asked": {name: value for name, value in fields.items() if value not in ((), None, "")},
+            "runs": [(run.first, run.end, run.at) for run in runs],
+            "unsent": sorted(set(unsent)),
+        }
+        return json.dumps(content, separators=(",", ":"))
+
+
+def decode_record(text: str) -> RedriveRecord | None:
+    """Return what `RedriveRecord.encode` made; None for any other text."""
+    try:
+        content = json.loads(text)
+        if content["tidemill"] != _VERSION:
+            return None
+        asked = content["asked"]
+        lists = {name: tuple(asked.get(name, ())) for name in ("ids", "kinds", "sinks", "keys")}
+        criteria = Criteria(since=asked.get("since"), until=asked.get("until"), text=asked.get("text", ""), **lists)
+        runs = [Run(int(first), int(end), int(at)) for first, end, at in content["runs"]]
+        return RedriveRecord(str(content["to"]), criteria, runs, [int(offset) for offset in content["unsent"]])
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None  # somebody else's text, or that of another version

@@ -1,0 +1,1 @@
+"""What decides how payloads reach sinks: batches, retries, breakers, transactions, statements."""

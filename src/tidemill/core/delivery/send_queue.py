@@ -1,0 +1,391 @@
+"""What one sink is sent next: batches, retries, who waits behind whom, whom to ask, and when to give up.
+
+Theory of operation. Items stand in one line in the order they came. At most one batch is in flight; what comes
+meanwhile makes up the next one. An item that is refused and may be tried again *holds* its key: the items of that
+key behind it wait, and once its back-off is over it goes alone, as a probe; when it is through, those behind it
+return to the head of the line together. Items without a key hold nothing. When the sink as a whole fails, the whole
+line pauses; after some failures in a row its circuit breaker opens, and the first item sent afterwards goes alone.
+An item that cannot be tried again, or for too long, is asked about, and holds its key until decided. One that the sink
+did not try because one before it in the batch was refused waits behind that one; nothing is counted of it. A batch at
+which the sink raises is sent in *parts* before anything else, to find the item at fault (`core.culprit`).
+
+Invariants, each a property test:
+1. Every item ends exactly once: delivered, given up, dropped by a decision, or abandoned with its lane.
+2. Items of one key are delivered in the order they came, as far as the sink itself keeps the order in a batch.
+3. No more than one batch is in flight; memory is O(outstanding).
+4. An item is tried no longer than twice the budget, counted from its first refusal; the second time only because
+   a decision asked for it, and no more than `max_retries` times.
+5. An item that was never tried is never asked about, and its budget does not begin.
+6. While the breaker is not closed, at most one item is in flight; with `WhenOpen.GIVE_UP` nothing waits for it.
+7. An item is asked about because a call raised only if that call was about it alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Generic
+
+from tidemill.core.delivery.breaker import BreakerState
+from tidemill.core.delivery.culprit import Fault
+from tidemill.core.delivery.send_items import (
+    Ask,
+    Decision,
+    Delivered,
+    Effect,
+    Failures,
+    GaveUp,
+    Hold,
+    Item,
+    LaneT,
+    Limits,
+    Refused,
+    State,
+    ValueT,
+    WhenOpen,
+    WholeBatch,
+)
+from tidemill.core.delivery.send_parts import Parts
+from tidemill.core.delivery.send_probes import Probes
+from tidemill.core.delivery.sink_health import SinkHealth
+
+
+class SendQueue(Generic[LaneT, ValueT]):
+    """The line in front of one sink.
+
+    Call `take` after every input and whenever `due` comes; a batch that it returns is in flight until `answered` or
+    `failed`. All times are seconds of one monotonic clock; `bits` are 32 random bits.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        """Start empty."""
+        self._limits = limits
+        self._health = SinkHealth(limits)
+        self._ready: deque[Item[LaneT, ValueT]] = deque()
+        self._ready_bytes = 0
+        self._ready_since = 0.0
+        self._probes: Probes[LaneT, ValueT] = Probes()
+        self._holds: dict[Hashable, Hold[LaneT, ValueT]] = {}
+        self._asked: set[Item[LaneT, ValueT]] = set()
+        self._in_flight: list[Item[LaneT, ValueT]] = []
+        self._parts: Parts[LaneT, ValueT] = Parts()
+        self._numbers = 0
+        self._abandoned = False
+        #: Items that did not end yet.
+        self.outstanding = 0
+        #: Since when something is refused, and the last error; None while nothing is.
+        self.failing: tuple[float, str] | None = None
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a batch is with the sink."""
+        return bool(self._in_flight)
+
+    @property
+    def asked(self) -> int:
+        """How many items somebody has to decide about."""
+        return len(self._asked)
+
+    @property
+    def opened(self) -> int:
+        """How often the circuit breaker opened."""
+        return self._health.breaker.opened
+
+    def breaker(self, now: float) -> BreakerState:
+        """Return what the circuit breaker lets through at this time."""
+        return self._health.breaker.state(now)
+
+    def add(self, item: Item[LaneT, ValueT], now: float) -> None:
+        """Put an item at the end of the line."""
+        if not self._ready:
+            self._ready_since = now
+        self._enter(item)
+        self._ready.append(item)
+        self._ready_bytes += item.size_bytes
+
+    def refuse(self, item: Item[LaneT, ValueT], error: str, now: float) -> Ask[LaneT, ValueT]:
+        """Take an item that cannot be sent at all: it is asked about once, and never tried."""
+        self._enter(item)
+        item.key = None
+        item.attempts = 1
+        item.extended = True
+        item.deadline = now
+        item.state = State.ASKED
+        self._asked.add(item)
+        return Ask((item,), error, False, 1)
+
+    def _enter(self, item: Item[LaneT, ValueT]) -> None:
+        self._numbers += 1
+        item.number = self._numbers
+        self.outstanding += 1
+
+    # -- what to send -----------------------------------------------------------------------------------------
+
+    def take(self, now: float) -> Sequence[Item[LaneT, ValueT]]:
+        """Return the batch to send now; empty while one is in flight, or nothing is to be sent yet."""
+        if self._in_flight or now < self._health.paused_until:
+            return ()
+        limits, max_count = self._limits, self._health.max_count
+        self._in_flight = self._parts.take(max_count, limits.max_bytes, self._holds, self._passed)
+        if self._in_flight:
+            return self._in_flight
+        if not self._probes.due(now):
+            count = len(self._ready)
+            full = count >= max_count or self._ready_bytes >= limits.max_bytes
+            if not count or not (full or now >= self._ready_since + limits.linger_seconds):
+                return ()
+            if not self._holds and count <= max_count and self._ready_bytes <= limits.max_bytes:
+                self._in_flight = list(self._ready)
+                self._ready.clear()
+                self._ready_bytes = 0
+                return self._in_flight
+        self._in_flight = self._collect(max_count)
+        return self._in_flight
+
+    def _collect(self, max_count: int) -> list[Item[LaneT, ValueT]]:
+        """Fill a batch with probes first, then with those of the line whose key is not held."""
+        limits = self._limits
+        batch, full = self._probes.take(max_count, limits.max_bytes, self._passed)
+        if full:
+            return batch
+        size = sum(item.size_bytes for item in batch)
+        while self._ready and len(batch) < max_count:
+            item = self._ready[0]
+            hold = self._holds.get(item.key) if item.key is not None else None
+            if hold is None:
+                size += item.size_bytes
+                if batch and size > limits.max_bytes:
+                    return batch
+                batch.append(item)
+            else:
+                item.state = State.WAITING
+                hold.behind.append(item)
+            self._ready.popleft()
+            self._ready_bytes -= item.size_bytes
+        return batch or self._probes.take(max_count, limits.max_bytes, self._passed)[0]
+
+    @property
+    def due(self) -> float | None:
+        """When `take` is worth a call if nothing else happens before; None: not before something does."""
+        if self._in_flight:
+            return None
+        paused_until = self._health.paused_until
+        probe = self._probes.next_due(paused_until)
+        times = [] if probe is None else [probe]
+        if self._parts:
+            times.append(paused_until)
+        if self._ready:
+            times.append(self._ready_since + self._limits.linger_seconds)
+        return max(min(times), paused_until) if times else None
+
+    # -- what became of it ------------------------------------------------------------------------------------
+
+    def answered(self, answers: Sequence[Refused | None], now: float, bits: int) -> list[Effect[LaneT, ValueT]]:
+        """Take the sink's answers, one per item of the batch in flight, None where it is confirmed."""
+        batch = self._in_flight
+        self._health.answered(batch, answers, now, bits)
+        if not self._holds and not self._abandoned and answers.count(None) == len(batch):
+            self._in_flight = []
+            self.outstanding -= len(batch)
+            if not self._probes:
+                self.failing = None
+            return [Delivered(batch)]
+        return self._settle(answers, Failures(now, None, bits)) + self.shed(now)
+
+    def shed(self, now: float) -> list[Effect[LaneT, ValueT]]:
+        """Give up what waits while the breaker is open, if that is what is wanted; call it after `add` too."""
+        if self._limits.when_open is WhenOpen.HOLD or self.breaker(now) is not BreakerState.OPEN:
+            return []
+        gone = self._forget(lambda item: item.state is not State.ASKED)
+        error = self.failing[1] if self.failing is not None else "the circuit breaker is open"
+        return [GaveUp(gone, error, False, max(item.attempts for item in gone))] if gone else []
+
+    def failed(
+        self, error: str, retryable: bool, now: float, bits: int, fault: Fault = Fault.SINK
+    ) -> list[Effect[LaneT, ValueT]]:
+        """Take that nothing of the batch in flight is known to be delivered; if it can be retried, the line pauses.
+
+        If the fault may be an item's, the batch is sent in parts, and an item that stands alone is judged. While the
+        place that the sink writes to is wrong everything waits, and nothing is counted.
+        """
+        batch = self._in_flight
+        if fault is Fault.PLACE:
+            failures: Failures[LaneT, ValueT] = Failures(now, None, bits)
+            failures.again = self._health.pause(now, bits)
+            self.failing = (self.failing[0] if self.failing else now, error)
+            return self._settle([WholeBatch(error, True, waits=True)] * len(batch), failures)
+        if fault.may_be_a_payload and len(batch) > 1:
+            self._in_flight = []
+            self._abandoned = False
+            self._health.doubt(batch)
+            self._parts.split(batch)
+            return []
+        if fault.may_be_a_payload and self._health.blames(batch[0], fault):
+            retryable, due = False, None
+        else:
+            due = self._health.failed(retryable, now, bits)
+            if due is not None:
+                self._parts.count(now + self._limits.budget_seconds)
+            if fault.may_be_a_payload:
+                self._probes.let_others_first()
+        return self._settle([WholeBatch(error, retryable)] * len(batch), Failures(now, due, bits)) + self.shed(now)
+
+    def _settle(
+        self, answers: Sequence[Refused | None], failures: Failures[LaneT, ValueT]
+    ) -> list[Effect[LaneT, ValueT]]:
+        batch, self._in_flight = self._in_flight, []
+        self._abandoned = False
+        delivered: list[Item[LaneT, ValueT]] = []
+        for item, answer in zip(batch, answers, strict=True):
+            if item.state is State.GONE:
+                self._passed(item)
+                failures.again = failures.now
+            elif answer is None:
+                delivered.append(item)
+                self._end(item)
+            elif answer.waits and failures.again is not None:
+                # If its key is not held, the one that it waited for has ended.
+                self._wait(item, failures.again if item.key is None else failures.now)
+            else:
+                self._refused(item, answer, failures)
+        if not self._holds and not self._probes and None in answers:
+            self.failing = None
+        return [*([Delivered(delivered)] if delivered else []), *failures.effects()]
+
+    def _refused(self, item: Item[LaneT, ValueT], answer: Refused, failures: Failures[LaneT, ValueT]) -> None:
+        now = failures.again = failures.now
+        in_time = now < item.refused(now + self._limits.budget_seconds)
+        if answer.retryable:
+            self.failing = (self.failing[0] if self.failing else now, answer.error)
+        if answer.retryable and in_time and not (item.extended and item.attempts >= item.last_attempt):
+            own = now + self._limits.backoff.delay(item.attempts, failures.bits)
+            failures.again = own if failures.due is None else failures.due
+            self._wait(item, failures.again)
+            return
+        asked = not (item.extended and (not in_time or item.attempts >= item.last_attempt))
+        failures.add(item, answer, asked=asked)
+        if not asked:
+            self._end(item)
+            return
+        item.state = State.ASKED
+        self._asked.add(item)
+        if self._hold(item) is not item:
+            self._holds[item.key].asked += 1
+
+    def _wait(self, item: Item[LaneT, ValueT], due: float) -> None:
+        item.state = State.WAITING
+        if self._hold(item) is item:
+            self._probes.add(item, due)
+
+    def _hold(self, item: Item[LaneT, ValueT]) -> Item[LaneT, ValueT]:
+        """Let an item hold its key, or stand behind the one that does; return the one that does."""
+        if item.key is None:
+            return item
+        hold = self._holds.get(item.key)
+        if hold is None:
+            self._holds[item.key] = Hold(item)
+            return item
+        if hold.head is not item:
+            hold.behind.append(item)
+        return hold.head
+
+    def decided(
+        self, ask: Ask[LaneT, ValueT], decision: Decision, now: float, bits: int
+    ) -> list[Effect[LaneT, ValueT]]:
+        """Take the answer to `Ask`: RETRY is carried out within the budget, or ends in `GaveUp`."""
+        given_up: list[Item[LaneT, ValueT]] = []
+        for item in ask.items:
+            if item.state is not State.ASKED:
+                continue
+            self._asked.discard(item)
+            hold = self._holds.get(item.key) if item.key is not None else None
+            behind = hold is not None and hold.head is not item
+            if hold is not None and behind:
+                hold.asked -= 1
+            assert item.deadline is not None
+            if decision is Decision.DROP:
+                self._end(item)
+            elif item.extended and (now >= item.deadline or item.attempts >= item.last_attempt):
+                given_up.append(item)
+                self._end(item)
+            else:
+                if not item.extended:
+                    item.extended = True
+                    item.deadline = now + self._limits.budget_seconds
+                    item.last_attempt = item.attempts + self._limits.max_retries
+                item.state = State.WAITING
+                if not behind:
+                    due = now + self._limits.backoff.delay(item.attempts, bits)
+                    self._probes.add(item, due)
+        return [GaveUp(given_up, ask.error, ask.oversize, ask.attempts)] if given_up else []
+
+    def _end(self, item: Item[LaneT, ValueT]) -> None:
+        item.state = State.GONE
+        self.outstanding -= 1
+        self._passed(item)
+
+    def _passed(self, item: Item[LaneT, ValueT]) -> None:
+        """Let go of the key that an item held: the next one becomes its head, or all return to the line."""
+        hold = self._holds.get(item.key) if self._holds and item.key is not None else None
+        if hold is None or hold.head is not item:
+            return
+        behind = hold.behind
+        while behind and behind[0].state is State.GONE:
+            behind.popleft()
+        if behind and hold.asked:
+            head = hold.head = behind.popleft()
+            if head.state is State.ASKED:
+                hold.asked -= 1
+            else:
+                self._probes.add(head)
+            return
+        del self._holds[item.key]
+        if self._parts and behind:
+            self._parts.put_first(list(behind))
+            return
+        for waiting in reversed(behind):
+            if waiting.state is not State.GONE:
+                waiting.state = State.QUEUED
+                self._ready.appendleft(waiting)
+                self._ready_bytes += waiting.size_bytes
+
+    # -- lanes given up ---------------------------------------------------------------------------------------
+
+    def abandon(self, lane: LaneT) -> None:
+        """Forget every item of a lane; what the sink says of those in flight changes nothing."""
+        self._forget(lambda item: item.lane == lane)
+        self._abandoned = bool(self._in_flight)
+
+    def _forget(self, unwanted: Callable[[Item[LaneT, ValueT]], bool]) -> list[Item[LaneT, ValueT]]:
+        """End items wherever they are, and return them, the oldest first."""
+        gone: list[Item[LaneT, ValueT]] = []
+        heads: list[Item[LaneT, ValueT]] = []
+        for item in self._everything():
+            if item.state is State.GONE or not unwanted(item):
+                continue
+            if item.state is State.ASKED:
+                self._asked.discard(item)
+                hold = self._holds.get(item.key) if item.key is not None else None
+                if hold is not None and hold.head is item:
+                    heads.append(item)
+                elif hold is not None:
+                    hold.asked -= 1
+            item.state = State.GONE
+            self.outstanding -= 1
+            gone.append(item)
+        self._ready = deque(item for item in self._ready if item.state is not State.GONE)
+        self._ready_bytes = sum(item.size_bytes for item in self._ready)
+        for item in heads:
+            self._passed(item)
+        return sorted(gone)
+
+    def _everything(self) -> Iterator[Item[LaneT, ValueT]]:
+        """Yield every item in hand, some of them twice."""
+        yield from list(self._asked)
+        yield from self._ready
+        yield from self._probes
+        yield from self._in_flight
+        yield from self._parts
+        for hold in self._holds.values():
+            yield hold.head
+            yield from hold.behind

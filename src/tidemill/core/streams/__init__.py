@@ -1,0 +1,1 @@
+"""What decides about shared streams: members, fan-out, redelivery, positions."""

@@ -1,0 +1,221 @@
+"""One log, many readers: what is published once is read by everybody, in order, each at its own pace.
+
+The log is a chain of chunks. A reader is a place in a chunk, and what every reader has behind it is freed by the
+interpreter: nothing is copied, trimmed or counted per reader, and publishing costs the same for one and for a thousand.
+A reader takes an item by `for item in reader.unread`, at the speed of a list; `more` goes on to the next chunk.
+
+Invariants:
+1. A reader sees every item that was published between its joining and its leaving, in order, once.
+2. More than `max_backlog` unread items are told of by the `publish` that made them so, for each reader once; a reader
+   that is `exempt` may leave any number unread.
+3. Memory is O(what the slowest reader has not read), plus one chunk.
+
+An iterator over a list sees what is appended, until it has come to the end once; then it is spent for ever. So a chunk
+that somebody has read to its end is closed, and the next item opens another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from operator import length_hint
+from typing import Final, Generic, TypeVar
+
+from tidemill.core.streams.lazy_min import Lowest
+
+ItemT = TypeVar("ItemT")
+ReaderT = TypeVar("ReaderT", bound="Reader")  # type: ignore[type-arg]
+
+#: Items of a chunk. A slow reader keeps at most this many alive that it has read.
+CHUNK: Final = 256
+
+
+class _Chunk(Generic[ItemT]):
+    """A stretch of the log, from position `base` on."""
+
+    __slots__ = ("base", "items", "next")
+
+    def __init__(self, base: int) -> None:
+        self.base = base
+        self.items: list[ItemT] = []
+        self.next: _Chunk[ItemT] | None = None
+
+
+class Reader(Generic[ItemT]):
+    """A place in the log.
+
+    Attributes:
+        name: Who reads.
+        unread: What it can take at once; each item taken is read.
+        present: Whether it is a reader of the log, from `join` to `leave`.
+        exempt: Whether it may leave any number of items unread.
+    """
+
+    __slots__ = ("_chunk", "_fresh", "exempt", "name", "present", "unread")
+
+    def __init__(self, name: Hashable) -> None:
+        """Stand nowhere; `Fanout.join` gives it a place."""
+        self.name = name
+        self.present = False
+        self.exempt = False
+        self._place(_Chunk(0))
+
+    def _place(self, chunk: _Chunk[ItemT]) -> None:
+        """Stand before a chunk of which nothing has been read."""
+        self._chunk = chunk
+        self._fresh = True
+        self.unread: Iterator[ItemT] = iter(())
+
+    @property
+    def position(self) -> int:
+        """The position of the next item it will read."""
+        chunk = self._chunk
+        return chunk.base if self._fresh else chunk.base + len(chunk.items) - length_hint(self.unread)
+
+    def rest(self) -> Iterator[ItemT]:
+        """Yield what it has not read, without reading it."""
+        chunk: _Chunk[ItemT] | None = self._chunk
+        start = self.position - self._chunk.base
+        while chunk is not None:
+            yield from chunk.items[start:]
+            chunk = chunk.next
+            start = 0
+
+
+class Fanout(Generic[ItemT, ReaderT]):
+    """The log and its readers.
+
+    Args:
+        max_backlog: How many items a reader may leave unread, at least 1.
+
+    Example:
+        >>> log = Fanout(max_backlog=2)
+        >>> reader = Reader("a")
+        >>> log.join(reader)
+        >>> log.publish("x"), log.more(reader), list(reader.unread)
+        ((), True, ['x'])
+    """
+
+    __slots__ = ("_max_backlog", "_slowest", "_tail", "items", "room", "size")
+
+    def __init__(self, max_backlog: int) -> None:
+        """Start with an empty log and without readers."""
+        if max_backlog < 1:
+            raise ValueError(f"max_backlog must be at least 1, not {max_backlog}")
+        self._max_backlog = max_backlog
+        self._slowest: Lowest[ReaderT, int] = Lowest(_bounded_position)
+        self._tail: _Chunk[ItemT] = _Chunk(0)
+        #: The chunk that is written to, and how many more items can be published before one must `look`. For those
+        #: who publish so often that the call matters, and write out the body of `publish`.
+        self.items = self._tail.items
+        self.room = 1
+        #: How many readers there are.
+        self.size = 0
+
+    @property
+    def end(self) -> int:
+        """The position of the next item that will be published."""
+        return self._tail.base + len(self.items)
+
+    def join(self, reader: ReaderT) -> None:
+        """Let a reader read what is published from now on."""
+        self._close_chunk()
+        reader._place(self._tail)
+        reader.present = True
+        self._slowest.add(reader)
+        self.room = 1
+        self.size += 1
+
+    def follow(self, reader: Reader[ItemT]) -> None:
+        """Let somebody read along from now on who is not counted and may be as slow as can be."""
+        self._close_chunk()
+        reader._place(self._tail)
+
+    def leave(self, reader: ReaderT) -> None:
+        """Let a reader go; it has nothing to read any more, and keeps nothing of the log alive."""
+        self.size -= reader.present
+        reader.present = False
+        reader._place(_Chunk(reader.position))
+        self._slowest.note_out()
+
+    def freeze(self, reader: Reader[ItemT]) -> None:
+        """Give a reader nothing more to read; its position stays what it is."""
+        reader._place(_Chunk(reader.position))
+
+    def hand_over(self, reader: ReaderT, heir: ReaderT) -> None:
+        """Put another reader into the place of one, which leaves; the heir is exempt until `bound` is called."""
+        heir._chunk, heir._fresh, heir.unread = reader._chunk, reader._fresh, reader.unread
+        heir.present = heir.exempt = True
+        self.size += 1
+        reader._place(_Chunk(reader.position))
+        self.leave(reader)
+
+    def pause_readers(self) -> None:
+        """Let every reader need `more` before it reads what is published from now on."""
+        self._close_chunk()
+
+    def skip_to_end(self, reader: Reader[ItemT]) -> None:
+        """Let a reader go on with what is published from now on."""
+        self._close_chunk()
+        reader._place(self._tail)
+
+    def bound(self, reader: ReaderT) -> None:
+        """Hold a reader that was exempt to `max_backlog` from now on."""
+        reader.exempt = False
+        self._slowest.add(reader)
+        self.room = 1
+
+    def publish(self, item: ItemT) -> Sequence[ReaderT]:
+        """Append an item.
+
+        Returns:
+            The readers that have left more than `max_backlog` items unread with this one. Let them leave.
+        """
+        self.items.append(item)
+        self.room -= 1
+        return () if self.room else self.look()
+
+    def skip(self) -> None:
+        """Use up a position without an item, which only makes sense without readers."""
+        self._close_chunk()
+        self._tail.base += 1
+
+    def more(self, reader: Reader[ItemT]) -> bool:
+        """Give a reader that has taken all of `unread` what came after it; tell whether there was anything."""
+        chunk = reader._chunk
+        if not reader._fresh:
+            if chunk is self._tail:
+                self._close_chunk()
+            chunk = chunk.next or self._tail
+            reader._place(chunk)
+        if not chunk.items:
+            return False
+        reader._fresh = False
+        reader.unread = iter(chunk.items)
+        return True
+
+    def _close_chunk(self) -> None:
+        if self.items:
+            self._tail.next = tail = _Chunk[ItemT](self.end)
+            self._tail = tail
+            self.items = tail.items
+
+    def look(self) -> Sequence[ReaderT]:
+        """Find who is too far behind, as `publish` returns it, and how long nobody needs to look again."""
+        if len(self.items) >= CHUNK:
+            self._close_chunk()
+        lowest = self.end - self._max_backlog
+        late: list[ReaderT] = []
+        while (bound := self._slowest.bound()) is not None and bound < lowest:
+            # Now the bound of the heap is true: either this one is late, or the next round ends.
+            reader = self._slowest.top()
+            if reader is not None and reader.position < lowest:
+                self._slowest.drop_top()
+                late.append(reader)
+        self.room = CHUNK - len(self.items)
+        if bound is not None:
+            self.room = min(self.room, bound - lowest + 1)
+        return late
+
+
+def _bounded_position(reader: Reader[ItemT]) -> int | None:
+    return reader.position if reader.present and not reader.exempt else None

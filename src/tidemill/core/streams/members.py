@@ -1,0 +1,204 @@
+"""Who takes part in a shared stream with acknowledgement, and what is known of each: the values of `core.stream_group`.
+
+An event knows how much it waits for and how its members dealt with it, in numbers; a member knows the event it is on
+and what it has derived that is not confirmed. There is no object per event and member. Only `StreamGroup` changes them,
+but for `Member.window`, which its shell sets to each event that it hands out.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from tidemill.core.ledger import Entry, Ledger
+from tidemill.core.streams.fanout import Reader
+from tidemill.core.streams.lazy_min import Lowest
+
+LaneT = TypeVar("LaneT", bound=Hashable)
+EventT = TypeVar("EventT")
+PayloadT = TypeVar("PayloadT")
+
+
+class Cause(enum.Enum):
+    """Why a member was forced to fail, or its seat to end."""
+
+    OVERFLOW = "overflow"
+    TIMEOUT = "timeout"
+    SEAT_TIMEOUT = "away for too long"
+    SEAT_FULL = "its seat alone kept the stream full"
+
+
+class Refusal(enum.Enum):
+    """What became of a reject."""
+
+    REJECTED = "rejected"
+    REJECTED_BEFORE = "rejected before"
+    STALE = "no longer on that event"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """The bounds of a group.
+
+    Attributes:
+        max_backlog: How many events a member may leave unread.
+        ack_timeout_seconds: How long a member may hold an event, from its fan-out.
+        max_outstanding: How many events may wait to be advanced before `full_since` is set.
+        seat_seconds: How long a seat is kept for a member that is away; 0: there are no seats.
+        seat_full_seconds: How long seats alone may keep the group full.
+    """
+
+    max_backlog: int
+    ack_timeout_seconds: float
+    max_outstanding: int
+    seat_seconds: float = 0.0
+    seat_full_seconds: float = 5.0
+
+
+class Blame(NamedTuple):
+    """Why an event is not clean for its failed members.
+
+    Attributes:
+        failures: Who failed on it or rejected it, and with what error.
+        unread: Who never read it, or was interrupted on it through no fault of its own.
+    """
+
+    failures: dict[Hashable, str]
+    unread: tuple[Hashable, ...]
+
+
+class Sent(Entry[LaneT, PayloadT], Generic[LaneT, PayloadT, EventT]):
+    """An event that was fanned out. `item` is what its producer wants back.
+
+    Attributes:
+        at: When, in seconds of the caller's clock.
+        event: What the members read.
+        pending: How many things it waits for: the crowd as one, and each number bound to it.
+        acked: The members that neither failed on it nor rejected it: once it is resolved, those that acked it.
+        failed: How many members failed on it.
+        rejected: How many members rejected it.
+    """
+
+    __slots__ = ("at", "event")
+
+    # Made by `StreamGroup.publish`, for every event, without a call of its own.
+    event: EventT
+    at: float
+
+
+class Home(Protocol):
+    """What a group belongs to outside of the core."""
+
+    def note_resolved(self) -> None:
+        """Take notice that there may be something to take."""
+
+
+class Refuses(Protocol):
+    """What `Bindings` needs of the group of a member."""
+
+    def refuse(self, member: Any, seq: int, error: str | None) -> None:
+        """Fail the event that a number is bound to."""
+
+
+class Member(Reader[Sent[LaneT, PayloadT, EventT]], Generic[LaneT, PayloadT, EventT]):
+    """A subscriber in a group that acknowledges.
+
+    Attributes:
+        group: Its group.
+        home: What its group belongs to.
+        ledger: Where the events of its group are.
+        holders: Those of its group for whom something is unconfirmed, or was.
+        window: The event that it is on. The shell sets it to what it took from `unread`, after `carry` if `newest`.
+        refused: The event it rejected last.
+        newest: The number bound to the window that is not confirmed; of several the newest; 0: there is none.
+        carried: The other numbers bound to it that are not confirmed, oldest first, and their events, which wait.
+        released: Whether it is gone for good, and can fail nothing any more.
+        since: When it came back to its seat; what waited there counts as fanned out then.
+    """
+
+    __slots__ = ("carried", "group", "holders", "home", "ledger", "newest", "refused", "released", "since", "window")
+
+    def __init__(
+        self,
+        name: Hashable,
+        group: Refuses,
+        home: Home,
+        ledger: Ledger[LaneT, PayloadT],
+        holders: Lowest[Member[LaneT, PayloadT, EventT], float],
+    ) -> None:
+        """Be on no event."""
+        super().__init__(name)
+        self.group = group
+        self.home = home
+        self.ledger = ledger
+        self.holders = holders
+        self.window: Sent[LaneT, PayloadT, EventT] | None = None
+        self.refused: Sent[LaneT, PayloadT, EventT] | None = None
+        self.newest = 0
+        self.carried: dict[int, Sent[LaneT, PayloadT, EventT]] = {}
+        self.released = False
+        self.since = -math.inf
+
+    @property
+    def moved(self) -> int:
+        """The position of the first event that it has not moved past."""
+        return self.position if self.window is None else self.window.position
+
+    def next_held(self) -> Sent[LaneT, PayloadT, EventT] | None:
+        """Return the first event that it has not moved past; None when there is none."""
+        return self.window or next(self.rest(), None)
+
+    def held_since(self, sent: Sent[LaneT, PayloadT, EventT]) -> float:
+        """Return from when the time counts for which it holds an event."""
+        return max(sent.at, self.since)
+
+    def bound_to(self, sent: Sent[LaneT, PayloadT, EventT]) -> list[int]:
+        """Return the numbers in `carried` that are bound to an event: the window, or one that something is bound to."""
+        on_it = sent is self.window
+        found: list[int] = []
+        # They are next to each other: those of the window come last, and what is given up is mostly the oldest.
+        for seq, bound in reversed(self.carried.items()) if on_it else self.carried.items():
+            if bound is sent:
+                found.append(seq)
+            elif found or on_it:
+                break
+        return found
+
+    def carry(self) -> None:
+        """Let the window wait for `newest`, which needs no record while the member is on it: the crowd waits anyway."""
+        if self.newest and self.window is not None:
+            self.carried[self.newest] = self.window
+            self.window.pending += 1
+            self.newest = 0
+            self.holders.add(self)
+
+
+class Forced(NamedTuple, Generic[LaneT, PayloadT, EventT]):
+    """A member that was forced to fail, or whose seat has ended."""
+
+    member: Member[LaneT, PayloadT, EventT]
+    cause: Cause
+    position: int
+    """The event that was too late or too many."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaneReport(Generic[LaneT]):
+    """What a lane waits for.
+
+    Attributes:
+        lane: Which.
+        outstanding: How many events of it are not advanced.
+        head: The position of the first of them.
+        since: When that was fanned out.
+        holders: Who holds it; empty when it is resolved and waits for, or is in, an advance.
+    """
+
+    lane: LaneT
+    outstanding: int
+    head: int
+    since: float
+    holders: tuple[Hashable, ...]

@@ -1,0 +1,154 @@
+"""The numbers that stand for what subscribers derived from events, until it is confirmed as stored.
+
+One `Bindings` serves all groups of a manager. Its two verbs are called for every trigger event, which is why they are
+written flat, why whose a number is stands in a list and not in a dict, and why the common case, a number that is
+confirmed while its subscriber is still on the event, leaves no trace on the event.
+
+Invariants:
+1. A number is given once.
+2. An event is not resolved while a number bound to it is neither confirmed nor given up.
+3. Unknown, repeated and late numbers change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from operator import length_hint
+from typing import Any, Final
+
+from tidemill.core.streams.members import Member
+
+#: Shorter lists of owners are not worth a look at their beginning.
+_TRIM_FROM: Final = 1024
+
+
+class Bindings:
+    """Numbers, and whose they are."""
+
+    __slots__ = ("_first", "_groups", "_last", "_owners", "_recent", "_recent_key")
+
+    def __init__(self) -> None:
+        """Start with number 1."""
+        self._last = 0
+        # Whose the numbers from `_first` on are; None once confirmed or given up.
+        self._owners: list[Member[Any, Any, Any] | None] = []
+        self._first = 1
+        # The members of each group, by key and name.
+        self._groups: dict[Hashable, dict[Hashable, Member[Any, Any, Any]]] = {}
+        self._recent: dict[Hashable, Member[Any, Any, Any]] = {}
+        self._recent_key: Hashable = None
+
+    def open(self, key: Hashable, members: dict[Hashable, Member[Any, Any, Any]]) -> None:
+        """Let a key mean a group from now on; any other key binds nothing.
+
+        Args:
+            key: Not None.
+            members: Those of the group, by name, as they change.
+        """
+        self._groups[key] = members
+        self._recent_key = None
+
+    def close(self, key: Hashable, members: dict[Hashable, Member[Any, Any, Any]]) -> None:
+        """Let a key mean nothing any more, if it means that group."""
+        if self._groups.get(key) is members:
+            del self._groups[key]
+            self._recent_key = None
+
+    def _find(self, key: Hashable) -> dict[Hashable, Member[Any, Any, Any]]:
+        self._recent = found = self._groups[key]
+        self._recent_key = key
+        return found
+
+    def bind_pending_event(self, *, trigger_id: Hashable, key: Hashable) -> int | None:
+        """Let the raw event that a trigger is on wait until what it has just yielded is stored.
+
+        Call it as soon as the trigger event was taken from the filter, before anything is awaited.
+
+        Returns:
+            The number for `confirm_persisted`; None when there is nothing to wait: the key is unknown or its stream
+            is not acknowledged, or the trigger is on no event, has rejected it or has failed.
+        """
+        try:
+            # A tuple is hashed anew for each look-up; the key that comes again and again is one object.
+            members = self._recent if key is self._recent_key else self._find(key)
+            member = members[trigger_id]
+        except KeyError:
+            return None
+        # As `bind` does, which would cost another call for every event.
+        if member.window is None:
+            return None
+        self._last = seq = self._last + 1
+        self._owners.append(member)
+        if member.newest:
+            member.carry()
+        member.newest = seq
+        return seq
+
+    def bind(self, member: Member[Any, Any, Any]) -> int | None:
+        """Do so for a member, whichever group it belongs to."""
+        if member.window is None:
+            return None
+        self._last = seq = self._last + 1
+        self._owners.append(member)
+        if member.newest:
+            member.carry()
+        member.newest = seq
+        return seq
+
+    def confirm_persisted(self, seqs: Iterable[int]) -> None:
+        """Note that trigger events are stored, durably.
+
+        Args:
+            seqs: Numbers of any groups, consumed once; unknown and repeated ones change nothing.
+        """
+        owners, first = self._owners, self._first
+        for seq in seqs:
+            try:
+                index = seq - first
+                if index < 0:
+                    continue
+                member = owners[index]
+            except (IndexError, TypeError):
+                # Not given yet, or the None of a `bind_pending_event` that had nothing to wait for.
+                continue
+            if member is not None:
+                owners[index] = None
+                if member.newest == seq:
+                    # It is still on the event, which cannot be resolved before it moves.
+                    member.newest = 0
+                else:
+                    sent = member.carried.pop(seq)
+                    sent.pending -= 1
+                    if not sent.pending:
+                        member.ledger.note_resolved(sent)
+                        member.home.note_resolved()
+
+    def refuse_persisted(self, seqs: Iterable[int], error: str | None) -> None:
+        """Note that trigger events will never be stored: the raw events they were derived from fail at once.
+
+        Args:
+            seqs: Numbers of any groups; unknown and repeated ones, and those that are confirmed, change nothing.
+            error: Why they are refused; None: through no fault of the subscriber, which is not blamed.
+        """
+        for seq in seqs:
+            index = seq - self._first
+            member = self._owners[index] if 0 <= index < len(self._owners) else None
+            if member is not None:
+                member.group.refuse(member, seq, error)
+
+    def give_up(self, seq: int) -> None:
+        """Forget whose a number is that has not been confirmed."""
+        self._owners[seq - self._first] = None
+
+    def trim(self) -> int:
+        """Free what the oldest numbers took, if they are done; return for how many numbers room is taken."""
+        owners = self._owners
+        if len(owners) >= _TRIM_FROM:
+            # One that is not done, or none at all: what the iterator has passed before it is done.
+            unread = iter(owners)
+            found = next(filter(None, unread), None)
+            done = len(owners) - length_hint(unread) - (found is not None)
+            if done * 2 > len(owners):
+                del owners[:done]
+                self._first += done
+        return len(owners)

@@ -1,0 +1,130 @@
+"""The seats of a shared stream: places that are kept for members that are away, and until when.
+
+A seat is a member like any other, but nobody reads for it: what is published waits for it. It is exempt from the
+bounds on what a member may leave unread and on how long it may hold an event, and so is who comes back to it, until it
+has caught up; from then on the ack timeout counts from its return.
+
+Invariants: a seat ends when its time is over, or when seats alone have kept the group full for too long, and not
+before; who came back has no seat. Every call costs what it touches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tidemill.core.streams.members import Member
+
+AnyMember = Member[Any, Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Return:
+    caught_up_at: int
+    since: float
+
+
+class Seats:
+    """The seats of one group.
+
+    Args:
+        full_seconds: How long seats alone may keep the group full.
+    """
+
+    __slots__ = ("_alone_since", "_full_seconds", "_returns", "_until")
+
+    def __init__(self, full_seconds: float) -> None:
+        """Start without any."""
+        self._full_seconds: Final = full_seconds
+        self._until: dict[AnyMember, float] = {}
+        self._returns: dict[AnyMember, _Return] = {}
+        self._alone_since: float | None = None
+
+    def __contains__(self, member: object) -> bool:
+        """Return whether a member is a seat."""
+        return member in self._until
+
+    def __bool__(self) -> bool:
+        """Return whether there is anything to look at: a seat, or somebody who has not caught up."""
+        return bool(self._until or self._returns)
+
+    def until(self) -> dict[AnyMember, float]:
+        """Return all seats, and until when they are kept."""
+        return dict(self._until)
+
+    def keep(self, member: AnyMember, until: float) -> None:
+        """Make a member a seat, or keep it for longer."""
+        if not self._until:
+            self._alone_since = None
+        self._until[member] = until
+
+    def take(self, member: AnyMember, end: int, now: float) -> bool:
+        """Let somebody come back to a seat.
+
+        Args:
+            member: The seat.
+            end: The position behind what waits for it.
+            now: The time.
+
+        Returns:
+            Whether it has to catch up first.
+        """
+        del self._until[member]
+        if member.position >= end:
+            return False
+        self._returns[member] = _Return(end, now)
+        return True
+
+    def caught_up(self, member: AnyMember) -> float | None:
+        """Return when a member came back that has caught up just now, None for all others."""
+        back = self._returns.get(member)
+        if back is None or member.position < back.caught_up_at:
+            return None
+        del self._returns[member]
+        return back.since
+
+    def drop(self, member: AnyMember) -> None:
+        """Forget a member that has left."""
+        self._until.pop(member, None)
+        self._returns.pop(member, None)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._until.clear()
+        self._returns.clear()
+
+    def too_late(self, now: float, timeout_seconds: float) -> list[AnyMember]:
+        """Return those that came back and hold an event for longer than the timeout since then."""
+        return [
+            member
+            for member, back in self._returns.items()
+            if (sent := member.next_held()) is not None and now - max(sent.at, back.since) >= timeout_seconds
+        ]
+
+    def over(self, now: float) -> list[AnyMember]:
+        """Return the seats whose time is over."""
+        return [member for member, until in self._until.items() if until <= now]
+
+    @property
+    def catching_up(self) -> Iterator[AnyMember]:
+        """Who came back and has not caught up."""
+        return iter(self._returns)
+
+    def overfull(self, now: float, *, alone: bool) -> list[AnyMember]:
+        """Return the seats that are last in the log, if seats alone have kept the group full for too long.
+
+        Args:
+            now: The time.
+            alone: Whether the group is full, and waits for nothing but seats.
+        """
+        if not alone or not self._until:
+            self._alone_since = None
+            return []
+        if self._alone_since is None:
+            self._alone_since = now
+        if now - self._alone_since < self._full_seconds:
+            return []
+        self._alone_since = None
+        last = min(member.position for member in self._until)
+        return [member for member in self._until if member.position == last]

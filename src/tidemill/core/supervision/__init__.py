@@ -1,0 +1,1 @@
+"""What decides when engines start, are replaced and end."""

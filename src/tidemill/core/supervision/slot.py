@@ -1,0 +1,350 @@
+"""The supervision of one slot: when its Spark job is submitted, cancelled or replaced, and when it is finished.
+
+Theory of operation. A job that is submitted carries a job token. The engine in it connects to the driver (a
+link) and says hello with that token; the link numbers engines with run tokens. Spark may start the task of a
+job a second time: then a second engine comes with the same job token, and the newest wins. Whatever comes with
+an older token of either kind is refused and has to end itself. A job that runs says nothing about its engine,
+since it may wait for a core: the link is the truth.
+
+Invariants:
+- At most one job has not ended; a new one is submitted only once every link of this slot is closed.
+- The run tokens of admitted engines never fall.
+- A slot that is finished submits nothing and admits nobody; it finishes once.
+- What the supervising process itself missed is not held against an engine: a tick that comes late says that this
+  process stood still (stopped, or on a starved host), and the slot's clock stood still with it.
+- After a fencing or a configuration error nothing is submitted, nor after a failure that an engine told of before the
+  first `Ready`, nor after several in a row that died before it.
+
+The shell feeds what happens, in order, and carries out the effects, in order. It feeds `Tick` at `due`.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from tidemill.core.retry import Backoff
+from tidemill.core.supervision.slot_events import (
+    Admit,
+    CancelJob,
+    Drain,
+    DrainRequested,
+    Effect,
+    Ending,
+    Finished,
+    Heartbeat,
+    Hello,
+    Input,
+    JobEnded,
+    LinkClosed,
+    Ready,
+    Refuse,
+    Report,
+    ReportKind,
+    Start,
+    SubmitJob,
+    Tick,
+)
+
+
+class SlotState(enum.StrEnum):
+    """What a status line says of a slot."""
+
+    IDLE = "idle"
+    WAITING = "waiting"
+    STARTING = "starting"
+    RUNNING = "running"
+    LINK_LOST = "link lost"
+    CANCELLED = "cancelled"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLimits:
+    """The times of a slot, in seconds.
+
+    Attributes:
+        backoff: The waits between restarts; used without jitter, as only one slot waits for itself.
+        healthy_seconds: An engine that was ready for so long starts the back-off anew.
+        hello_seconds: A slot without an engine on a link is reported after so long, and again each time.
+        silent_seconds: An engine that says nothing for so long is taken for dead.
+        lost_seconds: An engine that does not connect again ends itself within 10 s and the drain timeout; one
+        that has not after so long is taken for dead.
+        first_crashes: After so many engines that died before any was ready the slot is given up.
+        look_seconds: The longest wait between two ticks while something is waited for.
+        late_seconds: A tick that comes later than this after it was due tells of a process that stood still.
+    """
+
+    backoff: Backoff = field(default_factory=lambda: Backoff(0.2, 30.0, 2.0))
+    healthy_seconds: float = 60.0
+    hello_seconds: float = 60.0
+    silent_seconds: float = 15.0
+    lost_seconds: float = 55.0
+    first_crashes: int = 3
+    look_seconds: float = 1.0
+    late_seconds: float = 0.5
+
+
+class Slot:
+    """One slot of a pipeline.
+
+    Args:
+        number: Which one; for texts.
+        limits: Its times.
+    """
+
+    def __init__(self, number: int, limits: SlotLimits | None = None) -> None:
+        """Start idle."""
+        self.number = number
+        self._limits = limits or SlotLimits()
+        self._last_job = 0
+        #: When to submit a job; None: one runs, or none is wanted.
+        self._start_at: float | None = None
+        #: The job that has not ended, and what is known of its engine, the newest one.
+        self._job: int | None = None
+        self._run: int | None = None
+        self._newest = 0
+        self._engines_of_job = 0
+        self._ready_at: float | None = None
+        self._heard_at = 0.0
+        self._cancelled_at: float | None = None
+        self._cancelled_why = ""
+        #: The run tokens whose links are open, whether admitted or refused.
+        self._open: set[int] = set()
+        #: Since when no engine is on a link, and when that was last said.
+        self._alone_since = 0.0
+        self._said_at = 0.0
+        self._failures = 0
+        self._was_ready = False
+        self._had_engine = False
+        self._draining = False
+        self._finished = False
+        #: For how long this process stood still, altogether; all other times are those of a clock that did so too.
+        self._stood_seconds = 0.0
+        self._fed_at = 0.0
+
+    @property
+    def state(self) -> SlotState:
+        """What the slot is doing."""
+        if self._finished:
+            return SlotState.FINISHED
+        if self._job is None:
+            return SlotState.IDLE if self._start_at is None else SlotState.WAITING
+        if self._cancelled_at is not None:
+            return SlotState.CANCELLED
+        if self._connected:
+            return SlotState.RUNNING
+        return SlotState.STARTING if self._run is None else SlotState.LINK_LOST
+
+    @property
+    def run_token(self) -> int | None:
+        """The run token of the engine that counts, None without one."""
+        return self._run
+
+    @property
+    def _connected(self) -> bool:
+        return self._run in self._open
+
+    @property
+    def due(self) -> float | None:
+        """When the next `Tick` is wanted, unless something happens before; None: never."""
+        if self._finished or (self._job is None and self._start_at is None):
+            return None
+        limits = self._limits
+        times = [self._fed_at + limits.look_seconds]
+        if self._start_at is not None and not self._open:
+            times.append(self._start_at)
+        if self._cancelled_at is not None:
+            times.append(self._cancelled_at + limits.silent_seconds)
+        elif self._connected:
+            times.append(self._heard_at + limits.silent_seconds)
+        elif self._run is not None:
+            times.append(self._alone_since + limits.lost_seconds)
+        if not self._connected:
+            times.append(self._said_at + limits.hello_seconds)
+        return min(times) + self._stood_seconds
+
+    def feed(self, event: Input, now: float) -> list[Effect]:
+        """Take one input and return what to do about it, in order.
+
+        Args:
+            event: What happened.
+            now: Seconds on a clock that never goes back.
+        """
+        due = self.due
+        if due is not None and now > due + self._limits.late_seconds:
+            self._stood_seconds += now - due
+            if self._connected:
+                # It may have stood still as well, and takes its time until it can say so.
+                self._heard_at = now - self._stood_seconds
+        self._fed_at = now - self._stood_seconds
+        return self._take(event, self._fed_at)
+
+    def _take(self, event: Input, now: float) -> list[Effect]:
+        if self._finished:
+            return [Refuse(event.run_token, self._text("is finished"))] if isinstance(event, Hello) else []
+        match event:
+            case Start():
+                return self._start(now)
+            case Hello(job_token, run_token):
+                return self._hello(job_token, run_token, now)
+            case Ready(run_token):
+                return self._ready(run_token, now)
+            case Heartbeat(run_token):
+                if run_token == self._run:
+                    self._heard_at = now
+                return []
+            case LinkClosed(run_token):
+                return self._link_closed(run_token, now)
+            case JobEnded(job_token, ending, error):
+                return self._job_ended(job_token, ending, error, now)
+            case DrainRequested():
+                return self._drain()
+            case Tick():  # pragma: no branch - mypy knows that nothing else is left
+                return self._tick(now)
+
+    # -- what happens ------------------------------------------------------------------------------------------
+
+    def _start(self, now: float) -> list[Effect]:
+        if self._job is not None or self._start_at is not None:
+            return []
+        self._start_at = now
+        self._alone(now)
+        return self._tick(now)
+
+    def _hello(self, job_token: int, run_token: int, now: float) -> list[Effect]:
+        self._open.add(run_token)
+        if job_token != self._job or self._cancelled_at is not None or run_token < self._newest:
+            text = self._text(f"refuses engine {run_token}: it was replaced, or none is to run")
+            return [Refuse(run_token, text), Report(ReportKind.REFUSED, text)]
+        effects: list[Effect] = []
+        if run_token != self._run:
+            if self._run is not None and self._connected:
+                text = self._text(f"refuses engine {self._run}: engine {run_token} is newer")
+                effects = [Refuse(self._run, text), Report(ReportKind.REFUSED, text)]
+            self._run = self._newest = run_token
+            self._engines_of_job += 1
+            self._ready_at = None
+            self._had_engine = True
+        self._heard_at = now
+        effects.append(Admit(run_token))
+        if self._draining:
+            effects.append(Drain(run_token))
+        return effects
+
+    def _ready(self, run_token: int, now: float) -> list[Effect]:
+        if run_token == self._run:
+            self._heard_at = now
+            self._was_ready = True
+            if self._ready_at is None:
+                self._ready_at = now
+        return []
+
+    def _link_closed(self, run_token: int, now: float) -> list[Effect]:
+        self._open.discard(run_token)
+        if run_token == self._run:
+            self._alone(now)
+        return self._tick(now)
+
+    def _job_ended(self, job_token: int, ending: Ending, error: str | None, now: float) -> list[Effect]:
+        if job_token != self._job:
+            return []
+        if self._cancelled_at is not None and ending is Ending.CRASHED:
+            error = self._cancelled_why
+        by_us = ending is Ending.FENCED and self._engines_of_job > 1
+        hopeless = not self._was_ready and (
+            ending is Ending.FAILED or (ending is Ending.CRASHED and self._failures + 1 >= self._limits.first_crashes)
+        )
+        final = ending is Ending.CONFIG or (ending is Ending.FENCED and not by_us)
+        if hopeless and ending is Ending.CRASHED:
+            error = f"{self._failures + 1} times in a row before it was ready; the last time: {error}"
+        if self._draining or hopeless or final:
+            return self._finish(ending, error)
+        if self._ready_at is not None and now >= self._ready_at + self._limits.healthy_seconds:
+            self._failures = 0
+        self._failures += 1
+        delay_seconds = self._limits.backoff.bound(self._failures)
+        self._start_at = now + delay_seconds
+        self._forget_job(now)
+        told = f": {error}" if error else ""
+        text = self._text(f"lost its engine ({ending}{told}); the next one starts in {delay_seconds:g} s")
+        return [Report(ReportKind.RESTART, text), *self._tick(now)]
+
+    def _drain(self) -> list[Effect]:
+        if self._draining:
+            return []
+        self._draining = True
+        ending = Ending.ABSENT if self._had_engine else Ending.DRAINED
+        if self._job is None:
+            return self._finish(ending, None)
+        if self._run is None:
+            # It waits for a core or is being started: it cannot have subscribed, and if it comes it is refused.
+            return [CancelJob(self._job), *self._finish(ending, None)]
+        return [Drain(self._run)] if self._connected else []  # one that comes back is told at its hello
+
+    def _tick(self, now: float) -> list[Effect]:
+        limits = self._limits
+        effects: list[Effect] = []
+        if self._job is None:
+            if self._start_at is not None and now >= self._start_at and not self._open:
+                return [self._submit(now)]
+        elif self._cancelled_at is not None:
+            if now >= self._cancelled_at + limits.silent_seconds:
+                self._cancelled_at = now
+                text = self._text(f"was cancelled {limits.silent_seconds:g} s ago and has not ended; once more")
+                effects += [CancelJob(self._job), Report(ReportKind.CANCELLED, text)]
+        elif self._connected:
+            if now >= self._heard_at + limits.silent_seconds:
+                why = f"an engine that said nothing for {limits.silent_seconds:g} s"
+                effects += self._cancel(self._job, ReportKind.SILENT, why, now)
+        elif self._run is not None and now >= self._alone_since + limits.lost_seconds:
+            why = f"an engine that lost its link and did not end within {limits.lost_seconds:g} s"
+            effects += self._cancel(self._job, ReportKind.LINK_LOST, why, now)
+        return effects + self._say_alone(now)
+
+    # -- steps -------------------------------------------------------------------------------------------------
+
+    def _submit(self, now: float) -> SubmitJob:
+        self._last_job += 1
+        self._job = self._last_job
+        self._start_at = None
+        self._alone(now)
+        return SubmitJob(self._job)
+
+    def _cancel(self, job: int, kind: ReportKind, why: str, now: float) -> list[Effect]:
+        self._cancelled_at = now
+        self._cancelled_why = f"its job was cancelled: {why} is taken for dead"
+        return [CancelJob(job), Report(kind, self._text(f"has {why}; it is taken for dead and replaced"))]
+
+    def _forget_job(self, now: float) -> None:
+        if self._connected:
+            self._alone(now)
+        self._job = self._run = None
+        self._cancelled_at = self._ready_at = None
+        self._engines_of_job = 0
+
+    def _finish(self, ending: Ending, error: str | None) -> list[Effect]:
+        self._finished = True
+        self._run = None
+        return [Finished(ending, error)]
+
+    def _alone(self, now: float) -> None:
+        self._alone_since = self._said_at = now
+
+    def _say_alone(self, now: float) -> list[Effect]:
+        if self._connected or now < self._said_at + self._limits.hello_seconds:
+            return []
+        if self._job is None and self._start_at is None:
+            return []
+        self._said_at = now
+        if self._job is None:
+            why = "the old engine's link is still open" if self._open else "it waits for its next start"
+        elif self._run is None:
+            why = "its Spark job waits for a core, or the worker cannot start or cannot reach the driver"
+        else:
+            why = "its engine lost the link and has neither come back nor ended"
+        text = self._text(f"has had no engine for {now - self._alone_since:.0f} s: {why}")
+        return [Report(ReportKind.NO_HELLO, text)]
+
+    def _text(self, what: str) -> str:
+        return f"slot {self.number} {what}"

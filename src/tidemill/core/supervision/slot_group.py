@@ -1,0 +1,176 @@
+"""The slots of a pipeline together: which may begin, and what the end of one means for the others.
+
+At the first start slot 0 finishes `on_ready` before the others begin theirs, so that migrations do not race. Then all
+subscribe together, and none takes a message before all have partitions: the first one in the group has all of them, and
+would have to finish what it took before it can hand a share over. Who is slow is waited for until `HOLD_SECONDS` after
+slot 0 was ready. Later starts are not held up. The pipeline runs until a drain is asked for or until one slot finishes
+for a reason of its own: then the others are drained, and the pipeline ends for that reason.
+
+Invariants: no slot but 0 begins before an engine of slot 0 was ready; none begins or goes on after a drain
+was asked for; `Consume` comes at most once, and engines are held until then and never again; `RunFinished` comes once,
+after the last slot finished.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidemill.core.supervision.slot_events import Ending
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Let the engine of this slot connect its sinks and run `on_ready`."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Go:
+    """Let the engine of this slot subscribe."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Consume:
+    """Let the engines of all slots take messages; see `Roster.holding`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainSlot:
+    """Ask this slot to drain, whether it has begun or not."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunFinished:
+    """All slots are finished.
+
+    Attributes:
+        ending: `DRAINED` if all went well, else that of the slot that failed first.
+        slot: Which slot that was.
+        error: What it said.
+    """
+
+    ending: Ending
+    slot: int | None = None
+    error: str | None = None
+
+
+Effect = Begin | Go | Consume | DrainSlot | RunFinished
+
+#: How long after slot 0 was ready engines wait for the others of the first start.
+HOLD_SECONDS = 5.0
+
+#: A slot that ended so did so because it was asked to.
+_CLEAN = (Ending.DRAINED, Ending.ABSENT)
+
+
+class Roster:
+    """The slots of one pipeline.
+
+    Args:
+        slots: How many there are, at least 1.
+        partitions: How many the topic has: no more slots than that can have one. None: as many as slots.
+    """
+
+    def __init__(self, slots: int, partitions: int | None = None) -> None:
+        """Start with no slot begun."""
+        self._unfinished = set(range(slots))
+        self._count = slots
+        self._expected_owners = min(slots, slots if partitions is None else partitions)
+        #: Slots with an engine that waits for slot 0; None once that was ready.
+        self._waiting: set[int] | None = set()
+        #: Slots that wait to subscribe together with the others; None once those that were there did.
+        self._held: set[int] | None = set()
+        self._owners: set[int] = set()
+        self._holding = slots > 1
+        #: When engines are held no longer; None before slot 0 was ready.
+        self._release_at: float | None = None
+        self._draining = False
+        self._failure: RunFinished | None = None
+
+    @property
+    def holding(self) -> bool:
+        """Whether engines take no messages yet; nothing is meant for engines that drain."""
+        return self._holding
+
+    @property
+    def due(self) -> float | None:
+        """When the next `tick` is wanted; None: never."""
+        return self._release_at if self._holding and not self._draining else None
+
+    @property
+    def draining(self) -> bool:
+        """Whether the pipeline is stopping."""
+        return self._draining
+
+    def connected(self, slot: int) -> list[Effect]:
+        """Note that an engine of a slot was admitted, for the first time or again."""
+        if self._draining:
+            return []
+        if slot == 0 or self._waiting is None:
+            return [Begin(slot)]
+        self._waiting.add(slot)
+        return []
+
+    def ready(self, slot: int, now: float) -> list[Effect]:
+        """Note that an engine of a slot finished `on_ready`; slot 0 lets the others begin by that.
+
+        Args:
+            slot: Which.
+            now: Seconds on a clock that never goes back.
+        """
+        if self._draining:
+            return []
+        effects: list[Effect] = []
+        if slot == 0 and self._waiting is not None:
+            effects += [Begin(other) for other in sorted(self._waiting)]
+            self._waiting = None
+            self._release_at = now + HOLD_SECONDS
+        if self._held is None:
+            return [*effects, Go(slot)]
+        self._held.add(slot)
+        return effects + (self._let_subscribe() if len(self._held) == self._count else [])
+
+    def owns(self, slot: int) -> list[Effect]:
+        """Note that an engine of a slot has partitions."""
+        if self._draining or not self._holding:
+            return []
+        self._owners.add(slot)
+        return self._let_consume() if len(self._owners) >= self._expected_owners else []
+
+    def tick(self, now: float) -> list[Effect]:
+        """Wait no longer for slots that are late."""
+        if self.due is None or now < self.due:
+            return []
+        return self._let_subscribe() + self._let_consume()
+
+    def _let_subscribe(self) -> list[Effect]:
+        together, self._held = self._held or (), None
+        return [Go(slot) for slot in sorted(together)]
+
+    def _let_consume(self) -> list[Effect]:
+        self._holding = False
+        return [Consume()]
+
+    def finished(self, slot: int, ending: Ending, error: str | None = None) -> list[Effect]:
+        """Note that a slot is finished; a repetition changes nothing."""
+        if slot not in self._unfinished:
+            return []
+        self._unfinished.remove(slot)
+        if ending not in _CLEAN and self._failure is None:
+            self._failure = RunFinished(ending, slot, error)
+        effects = self.drain()
+        if not self._unfinished:
+            effects.append(self._failure or RunFinished(Ending.DRAINED))
+        return effects
+
+    def drain(self) -> list[Effect]:
+        """Stop the pipeline; a repetition changes nothing."""
+        if self._draining:
+            return []
+        self._draining = True
+        return [DrainSlot(slot) for slot in sorted(self._unfinished)]

@@ -1,0 +1,1 @@
+"""What decides about triggers: life cycles, events, leases, conditions."""

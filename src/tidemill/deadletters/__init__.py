@@ -1,0 +1,1 @@
+"""Dead letters: made, written, read and restored."""

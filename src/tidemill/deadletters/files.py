@@ -1,0 +1,257 @@
+"""Dead letters as Parquet files: their form, how one is written, and what it tells of itself.
+
+Each row is a letter as JSON, with columns that Spark SQL can filter by. Invariants: a file is complete when its name
+has no leading `_`; its metadata says which run wrote it, for which outcome file in which folder; a file is never
+changed after it got its name. Everything here blocks; pyarrow is loaded with the first letter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import tempfile
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tidemill.core.deadletters.letter_files import letters_name, run_pattern, unfinished_name, unfinished_pattern
+from tidemill.core.errors import ConfigError, sound
+from tidemill.deadletters.writer import Letter, encode_letter
+
+#: Under this key a letters file says what it belongs to, and an outcome file which letters file belongs to it.
+METADATA_KEY = b"tidemill.letters"
+#: The column `error` has this much of it; the letter has all.
+ERROR_CHARS = 4096
+#: In a folder of outcomes, the id of that folder.
+_ID_FILE = "_id"
+_ID = re.compile(r"[0-9a-f]{8,64}")
+
+#: letter_id, kind, error, topic, partition, offset, written_at, letter.
+LetterRow = tuple[str, str, str, str | None, int | None, int | None, datetime, bytes]
+
+
+class LettersPlace(msgspec.Struct, frozen=True):
+    """Where the letters of a run go, and which outcomes they belong to.
+
+    Attributes:
+        path: The folder for letters.
+        run: The id of the run.
+        outcomes: The folder of the outcomes.
+        outcomes_id: The id of that folder.
+    """
+
+    path: str
+    run: str
+    outcomes: str
+    outcomes_id: str
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """What a letters file says of itself.
+
+    Attributes:
+        run: The id of the run that wrote it.
+        outcomes: The folder of the outcomes.
+        outcomes_id: The id of that folder then.
+        outcome: The name of the outcome file that this file belongs to.
+        engine_id: The engine that wrote it: no other wrote a file with the same rows.
+    """
+
+    run: str
+    outcomes: str
+    outcomes_id: str
+    outcome: str
+    engine_id: str
+
+
+def row_of(letter: Letter) -> LetterRow:
+    """Return a letter as a row; its place is that of its first message."""
+    first = min(letter.sources, key=lambda source: source.offset, default=None)
+    place = (first.topic, first.partition, first.offset) if first is not None else (None, None, None)
+    written_at = datetime.fromisoformat(letter.timestamp).astimezone(UTC)
+    error = sound(letter.error[:ERROR_CHARS])
+    return (letter.letter_id, letter.kind.value, error, *place, written_at, encode_letter(letter))
+
+
+@functools.cache
+def _schema() -> Any:
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            pa.field("letter_id", pa.string(), nullable=False),
+            pa.field("kind", pa.string(), nullable=False),
+            pa.field("error", pa.string(), nullable=False),
+            pa.field("topic", pa.string()),
+            pa.field("partition", pa.int32()),
+            pa.field("offset", pa.int64()),
+            pa.field("written_at", pa.timestamp("us", tz="UTC"), nullable=False),
+            pa.field("letter", pa.string(), nullable=False),
+        ]
+    )
+
+
+class LetterFile:
+    """One file in the making.
+
+    Args:
+        place: Where it will be, and what for.
+        part: What tells it from the other files of this engine.
+        engine_id: Whose it is.
+    """
+
+    def __init__(self, place: LettersPlace, part: int, engine_id: str) -> None:
+        """Create nothing yet."""
+        self._place = place
+        self._engine_id = engine_id
+        self._folder = Path(place.path)
+        self._path = self._folder / unfinished_name(place.outcomes_id, engine_id, part)
+        self._writer: Any = None
+        self._last_offset = -1
+
+    def write(self, rows: Sequence[LetterRow]) -> None:
+        """Append a row group."""
+        import pyarrow as pa
+
+        schema = _schema()
+        arrays = [
+            pa.array(column, type=field.type) for column, field in zip(zip(*rows, strict=True), schema, strict=True)
+        ]
+        if self._writer is None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._writer = _writer(self._path)
+        self._writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+        self._last_offset = max([self._last_offset, *(row[5] for row in rows if row[5] is not None)])
+
+    def publish(self, outcome: str, below: int | None = None) -> str:
+        """Complete the file under its name; one of that name, of an earlier try of the part, is replaced or removed.
+
+        Args:
+            outcome: The name of the outcome file that is about to be published.
+            below: Without letters all of whose messages are at this offset or above; None: with every letter.
+
+        Returns:
+            The file's name; '' if there are no letters, and so no file.
+        """
+        name = letters_name(self._place.run, outcome)
+        final = self._folder / name
+        if self._writer is not None and below is not None and self._last_offset >= below:
+            self._keep(below)
+        if self._writer is None:
+            final.unlink(missing_ok=True)
+            return ""
+        place = self._place
+        origin = Origin(place.run, place.outcomes, place.outcomes_id, outcome, self._engine_id)
+        self._writer.add_key_value_metadata({METADATA_KEY: msgspec.json.encode(origin)})
+        self._close()
+        self._path.replace(final)
+        return name
+
+    def _keep(self, below: int) -> None:
+        """Write the file again, row group by row group, without letters about messages that are left to others."""
+        import pyarrow.compute as pc
+        import pyarrow.parquet as pq
+
+        self._close()
+        whole = self._path.with_name(f"{self._path.name}-whole")
+        self._path.replace(whole)
+        try:
+            with pq.ParquetFile(whole) as file:
+                for group in range(file.num_row_groups):
+                    offsets = (table := file.read_row_group(group)).column("offset")
+                    table = table.filter(pc.fill_null(pc.less(offsets, below), True))
+                    if table.num_rows:
+                        self._writer = self._writer or _writer(self._path)
+                        self._writer.write_table(table)
+        finally:
+            whole.unlink()
+
+    def _close(self) -> None:
+        writer, self._writer = self._writer, None
+        writer.close()
+
+    def discard(self) -> None:
+        """Leave nothing unfinished behind."""
+        with contextlib.suppress(Exception):  # pyarrow has several for a file it cannot complete
+            if self._writer is not None:
+                self._close()
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+
+def _writer(path: Path) -> Any:
+    import pyarrow.parquet as pq
+
+    return pq.ParquetWriter(path, _schema(), compression="zstd")
+
+
+def check_letters_folder(path: Path) -> None:
+    """Make sure that letters can be written to a folder, which is made if it is missing.
+
+    Raises:
+        ConfigError: They cannot.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        # Only the attempt tells: read-only file systems and full disks have writable modes.
+        with tempfile.TemporaryFile(dir=path) as file:
+            file.write(b"x")
+    except OSError as error:
+        raise ConfigError(
+            f"dlq.path: dead letters cannot be written to {path}: {error.strerror}; change its rights, or name another "
+            "folder"
+        ) from None
+
+
+def outcomes_id_of(folder: Path) -> str | None:
+    """Return the id of a folder of outcomes; None if there is no such folder, or it has none."""
+    try:
+        text = (folder / _ID_FILE).read_text("ascii")
+    except (OSError, UnicodeDecodeError):
+        return None
+    return text if _ID.fullmatch(text) else None
+
+
+def with_outcomes_id(folder: Path, proposed: str) -> str:
+    """Return the id of a folder of outcomes; one that has none gets the one that is proposed."""
+    found = outcomes_id_of(folder)
+    if found is None:
+        unfinished = folder / f"{_ID_FILE}.new"
+        with open(unfinished, "w", encoding="ascii") as file:
+            file.write(proposed)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(folder / _ID_FILE)
+    return found or proposed
+
+
+def named_by(outcome: Path) -> str | None:
+    """Return the letters file that an outcome file names, '' if it names none; None if there is no such file.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    import pyarrow.parquet as pq
+
+    try:
+        metadata = pq.read_metadata(outcome).metadata or {}
+    except FileNotFoundError:
+        return None
+    return str(metadata.get(METADATA_KEY, b"").decode("utf-8", "replace"))
+
+
+def remove_unfinished(path: str, outcomes_id: str) -> None:
+    """Remove what killed engines left that worked for an outcomes folder, while no other does."""
+    for leftover in Path(path).glob(unfinished_pattern(outcomes_id)):
+        leftover.unlink(missing_ok=True)
+
+
+def remove_run(path: str, run: str) -> None:
+    """Remove the letters of a run all of whose messages are about to be processed again."""
+    for letters in Path(path).glob(run_pattern(run)):
+        letters.unlink(missing_ok=True)

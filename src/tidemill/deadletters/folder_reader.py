@@ -1,0 +1,214 @@
+"""Reads dead letters out of files: what `letterbox` does for a topic, with a file for a partition and rows for offsets.
+
+Invariants: memory does not grow with the folder but by a few numbers per file; what is not a file of letters is
+reported in its place and stops nothing; files that do not count (`core.letter_files`) are not seen, nor is what is
+added after the first look. Blocking: not for event loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tidemill.core.deadletters.letter_files import counts
+from tidemill.core.deadletters.redrive_record import RedriveRecord, decode_record
+from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.deadletters.files import METADATA_KEY, Origin, named_by, outcomes_id_of
+from tidemill.deadletters.reader import Found, Reached, decoded
+from tidemill.deadletters.redrive.folder_cursor import FolderCursor, journal_path, journals, read_journal
+from tidemill.deadletters.redrive.history import RedriveHistory
+
+if TYPE_CHECKING:
+    from tidemill.deadletters.opening import RedriveCursor
+
+#: The mark of a file that cannot be read: once it can be, it is another one.
+_UNREADABLE = "unreadable"
+
+
+class _File(msgspec.Struct):
+    """A file with letters, or that should have some.
+
+    Attributes:
+        name: Its name.
+        mark: What tells it from another of this name.
+        rows: How many rows it has; 1 if it cannot be read.
+        groups: Of each row group its first row and when its last letter was written, in seconds since the epoch.
+        began: When its first letter was.
+        problem: Why it cannot be read.
+    """
+
+    name: str
+    mark: str
+    rows: int
+    groups: list[tuple[int, float]] = []
+    began: float = 0.0
+    problem: str = ""
+
+
+class LetterFolder:
+    """The letters of a folder, for reading; use it in a `with` block.
+
+    Args:
+        path: The folder.
+        group: The redrive whose saved positions `committed` tells.
+    """
+
+    def __init__(self, path: str, group: str) -> None:
+        """Touch nothing yet."""
+        self._path = Path(path).absolute()
+        self.place = f"folder {str(self._path)!r}"
+        self._group = group
+        self._known: list[_File] | None = None
+        self._outcomes_ids: dict[str, str | None] = {}
+        self._cursor: FolderCursor | None = None
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the cursor."""
+        if self._cursor is not None:
+            self._cursor.close()
+
+    def ranges(self) -> dict[int, tuple[int, int]]:
+        """Return the rows of each file, by its number; see `Letters.ranges`."""
+        return {number: (0, file.rows) for number, file in enumerate(self._files())}
+
+    def _files(self) -> list[_File]:
+        if self._known is None:
+            try:
+                names = sorted(entry.name for entry in self._path.iterdir() if entry.is_file())
+            except (FileNotFoundError, NotADirectoryError):
+                raise ConfigError(
+                    f"dlq.path: there is no folder {str(self._path)!r}: no bounded run has written to it yet, or "
+                    "dlq.path is another"
+                ) from None
+            except OSError as error:
+                raise RemoteError(f"dlq.path: {self._path} cannot be read: {error.strerror}") from None
+            found = [self._looked_at(name) for name in names if not name.startswith(("_", "."))]
+            self._known = sorted((each for each in found if each is not None), key=lambda each: each.began)
+        return self._known
+
+    def _looked_at(self, name: str) -> _File | None:
+        """Return what is known of a file; None if it does not count."""
+        try:
+            metadata = pq.read_metadata(self._path / name)
+            origin = msgspec.json.decode((metadata.metadata or {})[METADATA_KEY], type=Origin)
+            groups, row, began = [], 0, 0.0
+            for index in range(metadata.num_row_groups):
+                group = metadata.row_group(index)
+                column = next(group.column(n) for n in range(group.num_columns) if _is_time(group.column(n)))
+                groups.append((row, column.statistics.max.timestamp()))
+                began = began or column.statistics.min.timestamp()
+                row += group.num_rows
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            return _File(name, _UNREADABLE, 1, problem=f"{name} cannot be read: {error.strerror or error}")
+        except (pa.ArrowException, msgspec.MsgspecError, KeyError, StopIteration, AttributeError):
+            return _File(name, _UNREADABLE, 1, problem=f"{name} is not a file of dead letters, or is damaged")
+        if not self._counts(name, origin):
+            return None
+        return _File(name, origin.engine_id, metadata.num_rows, groups, began)
+
+    def _counts(self, name: str, origin: Origin) -> bool:
+        folder = Path(origin.outcomes)
+        if origin.outcomes not in self._outcomes_ids:
+            self._outcomes_ids[origin.outcomes] = outcomes_id_of(folder)
+        there = self._outcomes_ids[origin.outcomes]
+        try:
+            named = named_by(folder / origin.outcome) if there == origin.outcomes_id else None
+        except (OSError, pa.ArrowException):
+            return True  # it may have been told of: better shown twice than never
+        return counts(name, origin.outcomes_id, there, named)
+
+    def offsets_at(self, seconds: float, ranges: Mapping[int, tuple[int, int]]) -> dict[int, int]:
+        """Return the first row group of each file that has a letter of a time or later; see `Letters.offsets_at`."""
+        return {
+            number: next((row for row, newest in file.groups if newest >= seconds), 0 if file.problem else file.rows)
+            for number, file in enumerate(self._files())
+            if number in ranges
+        }
+
+    def committed(self, ranges: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, str]]:
+        """Return what the redrive saved; see `Letters.committed`."""
+        saved = read_journal(journal_path(self._path, self._group))
+        return {
+            number: (min(entry.position, file.rows), entry.note)
+            for number, file in enumerate(self._files())
+            if number in ranges and (entry := saved.get(file.name)) is not None and entry.mark == file.mark
+        }
+
+    def cursor(self, overrides: Callable[[], Mapping[str, Any]], note: Callable[[int, int], str]) -> RedriveCursor:
+        """Return the redrive's journal; see `Letters.cursor`."""
+        self._cursor = FolderCursor(self._path, self._group, self._name_and_mark, note)
+        return self._cursor
+
+    def _name_and_mark(self, number: int) -> tuple[str, str]:
+        file = self._files()[number]
+        return file.name, file.mark
+
+    def history(self) -> RedriveHistory:
+        """Return what redrives keep about the letters."""
+        records: dict[int, list[RedriveRecord]] = {}
+        for entries in journals(self._path):
+            for number, file in enumerate(self._files()):
+                entry = entries.get(file.name)
+                record = decode_record(entry.note) if entry is not None and entry.mark == file.mark else None
+                if record is not None:
+                    records.setdefault(number, []).append(record)
+        return RedriveHistory(records)
+
+    def stream(self, starts: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[Found | Reached | None]:
+        """Yield the letters of one file after the other, the oldest first; see `Letters.stream`."""
+        files = self._files()
+        for number in sorted(ends):
+            start, end = starts.get(number, 0), ends[number]
+            if start < end:
+                yield from self._rows(number, files[number], start, end)
+            yield Reached(number, end)
+
+    def _rows(self, number: int, file: _File, start: int, end: int) -> Iterator[Found]:
+        if file.problem:
+            yield Found(number, 0, None, file.problem, file=file.name)
+            return
+        try:
+            with pq.ParquetFile(self._path / file.name) as opened:
+                for index, (first, _) in enumerate(file.groups):
+                    after = first + opened.metadata.row_group(index).num_rows
+                    if after > start and first < end:
+                        yield from self._group_rows(opened, index, number, file.name, range(first, after), start, end)
+        except OSError as error:
+            raise RemoteError(
+                f"dlq: {self._path / file.name} cannot be read any more: {error.strerror or error}"
+            ) from None
+
+    @staticmethod
+    def _group_rows(
+        opened: pq.ParquetFile, index: int, number: int, name: str, rows: range, start: int, end: int
+    ) -> Iterator[Found]:
+        try:
+            letters = opened.read_row_group(index, columns=["letter"]).column(0).cast(pa.binary())
+        except (OSError, pa.ArrowException) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            # Arrow has no number for what is wrong with the bytes themselves.
+            text = f"{len(rows)} rows of {name} are damaged: {' '.join(str(error).split())}"
+            yield Found(number, max(start, rows.start), None, text, file=name)
+            return
+        for row, value in zip(rows, letters, strict=True):
+            if start <= row < end:
+                yield decoded(Found(number, row, None, file=name), value.as_py())
+
+
+def _is_time(column: Any) -> bool:
+    return bool(column.path_in_schema == "written_at")

@@ -1,0 +1,285 @@
+"""Reads the dead-letter topic: a stream of letters between two offsets, never the topic as a whole.
+
+Invariants: memory does not grow with the topic; what is no letter is reported in its place and stops nothing; only
+letters of committed transactions are seen. Reading joins no group and commits nothing. Blocking: not for event loops.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from types import TracebackType
+from typing import Any
+
+import confluent_kafka as ck
+import msgspec
+
+from tidemill.config.settings import Settings
+from tidemill.core.deadletters.redrive import Facts
+from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.deadletters.payloads import Blob
+from tidemill.deadletters.redrive.producer import CursorProducer
+from tidemill.deadletters.writer import Letter, decode_letter
+from tidemill.runtime.kafka_client import CALL_SECONDS, LibraryLog, TopicAdmin, client_config, reason, scrubbed
+from tidemill.runtime.producer import producer_config
+
+#: Brokers that send nothing for so long, although there is something, are taken for gone.
+SILENCE_SECONDS = 30.0
+#: How long to wait for the next letters before the caller may do something else.
+TICK_SECONDS = 0.1
+#: A letter's record is written after the letter, by clocks that may differ: look so far before a time.
+CLOCK_SECONDS = 3600.0
+
+
+class Found(msgspec.Struct):
+    """What is at one place of the topic: a letter, or why it is none.
+
+    Attributes:
+        partition: Where.
+        offset: Where.
+        letter: The letter, if it is one.
+        problem: Why it is none.
+        size_bytes: Of the record.
+        file: The file, where letters are in files; `offset` is the row then.
+    """
+
+    partition: int
+    offset: int
+    letter: Letter | None
+    problem: str = ""
+    size_bytes: int = 0
+    file: str = ""
+
+
+class Reached(msgspec.Struct):
+    """A partition was read to its end, `position`."""
+
+    partition: int
+    position: int
+
+
+class LetterBox:
+    """The dead-letter topic of a pipeline, for reading; use it in a `with` block.
+
+    Args:
+        settings: The pipeline's settings.
+        group: Whose saved positions `committed` tells.
+
+    Raises:
+        ConfigError: librdkafka does not take the configuration.
+    """
+
+    def __init__(self, settings: Settings, group: str = "tidemill-dlq") -> None:
+        """Make the client; it connects at the first call."""
+        self.topic = settings.dlq_topic
+        self.place = f"topic {self.topic!r}"
+        self.brokers = settings.dlq_brokers
+        self._settings = settings
+        self._group = group
+        self._config = client_config(settings.kafka, settings.dlq_brokers, {})
+        self._heard = ""
+        self._consumer = ck.Consumer(
+            {
+                **self._config,
+                "group.id": group,
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+                "isolation.level": "read_committed",
+                "enable.partition.eof": True,
+                # The queue holds whole letters, of a megabyte at worst.
+                "queued.max.messages.kbytes": 16_384,
+                "fetch.wait.max.ms": 50,
+                "reconnect.backoff.max.ms": 2_000,
+                "error_cb": self._on_error,
+            },
+            logger=LibraryLog(),
+        )
+
+    def __enter__(self) -> LetterBox:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the client."""
+        self._consumer.close()
+
+    def ranges(self) -> dict[int, tuple[int, int]]:
+        """Return the first offset and the end of each partition.
+
+        Raises:
+            ConfigError: The topic does not exist.
+            RemoteError: The brokers do not answer.
+        """
+        admin = TopicAdmin(self._config, "dlq")
+        if not admin.exists(self.topic, wait_seconds=1.0):
+            raise ConfigError(
+                f"dlq: topic {self.topic!r} does not exist at {self.brokers}: no pipeline has made it yet, or "
+                "dlq.topic, kafka.source_topic or the brokers are others"
+            )
+        try:
+            known = self._consumer.list_topics(self.topic, timeout=CALL_SECONDS).topics[self.topic].partitions
+            return {
+                number: self._consumer.get_watermark_offsets(
+                    ck.TopicPartition(self.topic, number), timeout=CALL_SECONDS
+                )
+                for number in sorted(known)
+            }
+        except ck.KafkaException as error:
+            raise self._failed(error) from None
+
+    def offsets_at(self, seconds: float, ranges: Mapping[int, tuple[int, int]]) -> dict[int, int]:
+        """Return where to start to find every letter that was written at a time or later."""
+        at = max(0, int((seconds - CLOCK_SECONDS) * 1000))
+        wanted = [ck.TopicPartition(self.topic, number, at) for number in ranges]
+        try:
+            answers = self._consumer.offsets_for_times(wanted, timeout=CALL_SECONDS)
+        except ck.KafkaException as error:
+            raise self._failed(error) from None
+        return {each.partition: each.offset if each.offset >= 0 else ranges[each.partition][1] for each in answers}
+
+    def committed(self, ranges: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, str]]:
+        """Return the group's saved positions and what is kept beside them, without partitions that have none."""
+        wanted = [ck.TopicPartition(self.topic, number) for number in ranges]
+        try:
+            answers = self._consumer.committed(wanted, timeout=CALL_SECONDS)
+        except ck.KafkaException as error:
+            raise self._failed(error) from None
+        return {each.partition: (each.offset, each.metadata or "") for each in answers if each.offset >= 0}
+
+    def cursor(self, overrides: Callable[[], Mapping[str, Any]], note: Callable[[int, int], str]) -> CursorProducer:
+        """Return what saves positions for the group; see `letters.Letters.cursor`."""
+        config = producer_config(self._settings.kafka, self.brokers, overrides())
+        return CursorProducer(config, self._group, self.topic, self.group_metadata, note)
+
+    def group_metadata(self) -> Any:
+        """Return what a transaction needs to save positions for the group."""
+        return self._consumer.consumer_group_metadata()
+
+    def stream(self, starts: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[Found | Reached | None]:
+        """Yield what is there, in order within each partition; None now and then while nothing comes.
+
+        Args:
+            starts: Where to begin, by partition.
+            ends: Where to end, by partition.
+
+        Raises:
+            RemoteError: The brokers stopped answering.
+        """
+        open_ends = {number: end for number, end in ends.items() if starts.get(number, 0) < end}
+        for number in ends.keys() - open_ends.keys():
+            yield Reached(number, ends[number])
+        self._consumer.assign([ck.TopicPartition(self.topic, n, starts.get(n, 0)) for n in open_ends])
+        silent_seconds = 0.0
+        while open_ends:
+            # Only what is spent in here counts: whoever gets the letters may take his time with them.
+            began = time.monotonic()
+            batch = self._consumer.consume(200, TICK_SECONDS)
+            silent_seconds = 0.0 if batch else silent_seconds + time.monotonic() - began
+            if silent_seconds > SILENCE_SECONDS:
+                raise RemoteError(self._text(f"nothing comes from topic {self.topic!r}"))
+            for item in batch:
+                yield from self._taken(item, open_ends)
+            if not batch:
+                yield None
+        self._consumer.unassign()
+
+    def _taken(self, message: ck.Message, open_ends: dict[int, int]) -> Iterator[Found | Reached]:
+        number, offset, error = message.partition() or 0, message.offset() or 0, message.error()
+        end = open_ends.get(number)
+        if end is None:
+            return
+        if error is not None:
+            if error.code() == ck.KafkaError._PARTITION_EOF:
+                yield self._reached(number, end, open_ends)
+            elif not error.retriable() and error.code() != ck.KafkaError._ALL_BROKERS_DOWN:
+                raise self._failed(ck.KafkaException(error))
+            return
+        if offset < end:
+            yield _found(message)
+        # The last offsets may be those of transaction markers, which are never seen.
+        if offset >= end - 1:
+            yield self._reached(number, end, open_ends)
+
+    def _reached(self, number: int, end: int, open_ends: dict[int, int]) -> Reached:
+        del open_ends[number]
+        self._consumer.pause([ck.TopicPartition(self.topic, number)])
+        return Reached(number, end)
+
+    def _on_error(self, error: ck.KafkaError) -> None:
+        if error.code() != ck.KafkaError._ALL_BROKERS_DOWN:
+            self._heard = scrubbed(error.str(), self._config)
+
+    def _failed(self, error: ck.KafkaException) -> RemoteError:
+        return RemoteError(self._text(scrubbed(reason(error), self._config)))
+
+    def _text(self, said: str) -> str:
+        heard = f" ({self._heard})" if self._heard else ""
+        return f"dlq: {said} at {self.brokers}{heard}; is it up?"
+
+
+def _found(message: ck.Message) -> Found:
+    place = Found(message.partition() or 0, message.offset() or 0, None)
+    value = message.value()
+    if value is None:
+        place.problem = "a tombstone"
+        return place
+    return decoded(place, value)
+
+
+def decoded(place: Found, value: bytes) -> Found:
+    """Put the letter that is at a place into it, or why it is none."""
+    place.size_bytes = len(value)
+    try:
+        letter = decode_letter(value)
+        datetime.fromisoformat(letter.timestamp)
+        place.letter = letter
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        place.problem = f"no letter: {error}"
+    except ValueError:
+        place.problem = f"no letter: timestamp {letter.timestamp[:40]!r} is no time"
+    return place
+
+
+def written_at(letter: Letter) -> float:
+    """Return when a letter was written, in seconds since the epoch."""
+    at = datetime.fromisoformat(letter.timestamp)
+    return (at.astimezone() if at.tzinfo is None else at).timestamp()
+
+
+def facts_of(letter: Letter, *, text: bool = False) -> Facts:
+    """Return what a letter is judged by.
+
+    Args:
+        letter: The letter.
+        text: Gather everything that is searched for a text, too.
+    """
+    return Facts(
+        letter.letter_id,
+        letter.kind.value,
+        letter.sink_type,
+        letter.sink_name,
+        written_at(letter),
+        tuple(shown for source in letter.sources if (shown := shown_bytes(source.key)) is not None),
+        letter.redrives,
+        len(letter.sources),
+        len(letter.original_payloads),
+        "\n".join(_texts(letter)) if text else "",
+    )
+
+
+def shown_bytes(value: str | Blob | None) -> str | None:
+    """Return a key, value or header as text; base64 where it is none; None where it is not there."""
+    if isinstance(value, Blob):
+        return value.base64 if value.base64 is not None else value.text
+    return value
+
+
+def _texts(letter: Letter) -> Iterator[str]:
+    yield from (letter.letter_id, letter.error, letter.stderr, letter.task_id or "", *letter.args)
+    yield from letter.original_payloads
+    for source in letter.sources:
+        for value in (source.key, source.value, *(value for _, value in source.headers)):
+            yield shown_bytes(value) or ""

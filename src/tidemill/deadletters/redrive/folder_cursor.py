@@ -1,0 +1,143 @@
+"""The cursor of a redrive over letters in files: a journal beside them.
+
+Invariants: one process at a time holds a redrive's journal, by a lock that ends with the process; what `commit` saved
+is on the disk when it returns; after a crash the journal has everything that was saved before.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from tidemill.core.deadletters.letter_files import Entry, journal_entries, journal_text
+from tidemill.core.errors import ConfigError, FencedError, InvariantError, RemoteError
+from tidemill.deadletters.redrive.history import GROUP_PREFIX
+from tidemill.deadletters.redrive.producer import Outgoing, Refusals
+from tidemill.runtime.lock import HeldError, lock_file
+
+_PREFIX = "_redrive-"
+_SUFFIX = ".jsonl"
+
+
+def journal_path(folder: Path, name: str) -> Path:
+    """Return where the journal of a redrive is."""
+    return folder / f"{_PREFIX}{name.removeprefix(GROUP_PREFIX)}{_SUFFIX}"
+
+
+def journals(folder: Path) -> Iterator[dict[str, Entry]]:
+    """Yield what each redrive keeps; a journal that cannot be read tells nothing."""
+    for path in sorted(folder.glob(f"{_PREFIX}*{_SUFFIX}")):
+        try:
+            yield journal_entries(path.read_text("utf-8"))
+        except (OSError, ValueError):
+            continue
+
+
+def read_journal(path: Path) -> dict[str, Entry]:
+    """Return what one redrive keeps, nothing if it never ran.
+
+    Raises:
+        ConfigError: It cannot be read, so nobody knows what was sent.
+    """
+    try:
+        return journal_entries(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        text = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(
+            f"dlq redrive: its cursor {path} cannot be read ({text}), so it is not known what was sent; restore the "
+            "file, or remove it, and the redrive begins with the oldest letter"
+        ) from None
+
+
+class FolderCursor:
+    """A redrive's journal, for writing; blocking.
+
+    Args:
+        folder: Where the letters are.
+        name: The redrive's.
+        file_of: Returns name and mark of a file, by its number.
+        note: Returns what is kept beside a position, by number and position.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        file_of: Callable[[int], tuple[str, str]],
+        note: Callable[[int, int], str],
+    ) -> None:
+        """Prepare; nothing is touched before `open`."""
+        self._path = journal_path(folder, name)
+        self._name = name
+        self._file_of = file_of
+        self._note = note
+        self._lock: int | None = None
+        self._fd: int | None = None
+
+    def open(self) -> None:
+        """Lock the redrive, and make its journal ready.
+
+        Raises:
+            ConfigError: The journal cannot be read, or the folder not be written to.
+            FencedError: Another process does the same redrive.
+        """
+        try:
+            self._lock = lock_file(self._path.with_suffix(".lock"))
+            # Rewritten with one line per file, and without a line that a crash tore.
+            unfinished = self._path.with_suffix(".new")
+            with open(unfinished, "w", encoding="utf-8") as file:
+                file.write(journal_text(read_journal(self._path).values()))
+                file.flush()
+                os.fsync(file.fileno())
+            unfinished.replace(self._path)
+            _synced(self._path.parent)
+            self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        except HeldError as error:
+            raise FencedError(
+                f"dlq redrive: process {error.holder}, on this host or another that shares the folder, does the same "
+                f"redrive ({self._name}); wait for it to end"
+            ) from None
+        except OSError as error:
+            raise ConfigError(
+                f"dlq redrive: its cursor cannot be kept beside the letters, in {self._path.parent}: {error.strerror}; "
+                "nothing was sent; let this user write to that folder"
+            ) from None
+
+    def commit(self, records: Sequence[Outgoing], positions: Mapping[int, int]) -> Refusals:
+        """Save positions; nothing is sent here.
+
+        Raises:
+            RemoteError: The disk refuses; what was sent since the last save is sent again by the next run.
+        """
+        if records or self._fd is None:
+            raise InvariantError("a cursor in a file sends nothing, and saves nothing before it is open")
+        entries = [Entry(*self._file_of(number), at, self._note(number, at)) for number, at in positions.items()]
+        data = journal_text(entries).encode()
+        try:
+            while data:
+                data = data[os.write(self._fd, data) :]
+            os.fsync(self._fd)
+        except OSError as error:
+            raise RemoteError(
+                f"dlq redrive: its cursor {self._path} cannot be written: {error.strerror}; the same command goes on "
+                "after the last save"
+            ) from None
+        return {}
+
+    def close(self) -> None:
+        """Close the journal, and release its lock."""
+        for fd in (self._fd, self._lock):
+            if fd is not None:
+                os.close(fd)
+        self._fd = self._lock = None
+
+
+def _synced(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,99 @@
+"""What redrives have sent of a dead-letter topic, by what they keep beside their cursors.
+
+Invariants: reading joins no group and changes nothing; a redrive of which nothing is kept (the brokers forget a cursor
+after `offsets.retention.minutes`, a week by default) is not told of, and nothing is claimed that was not sent.
+Blocking: not for event loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import confluent_kafka as ck
+import msgspec
+from confluent_kafka.admin import AdminClient
+
+from tidemill.config.settings import Settings
+from tidemill.core.deadletters.redrive_record import RedriveRecord, decode_record
+from tidemill.core.errors import RemoteError
+from tidemill.deadletters.reader import Found, facts_of
+from tidemill.runtime.kafka_client import CALL_SECONDS, LibraryLog, client_config, reason, scrubbed
+
+#: The consumer group and the transactional id of a redrive begin so.
+GROUP_PREFIX = "tidemill-redrive-"
+#: So many groups are asked for at a time.
+_AT_ONCE = 100
+
+
+class Redriven(msgspec.Struct, frozen=True):
+    """That a letter was sent again.
+
+    Attributes:
+        at: When, in seconds since the epoch.
+        to: Where to: source, sink, or a topic.
+    """
+
+    at: int
+    to: str
+
+
+class RedriveHistory:
+    """What was sent again of one dead-letter topic.
+
+    Args:
+        records: What redrives keep, by partition of the dead-letter topic.
+    """
+
+    def __init__(self, records: Mapping[int, list[RedriveRecord]]) -> None:
+        """Take the records."""
+        self._records = records
+
+    def of(self, found: Found) -> list[Redriven]:
+        """Return when and where to a letter was sent again, the oldest first; only the last time of each redrive."""
+        if found.letter is None:
+            return []
+        sent = []
+        for record in self._records.get(found.partition, ()):
+            at = record.sent_at(found.offset, facts_of(found.letter, text=bool(record.criteria.text)))
+            if at is not None:
+                sent.append(Redriven(at, record.to))
+        return sorted(sent, key=lambda each: each.at)
+
+
+def read_history(settings: Settings, partitions: Iterable[int]) -> RedriveHistory:
+    """Return what redrives keep about some partitions of the dead-letter topic.
+
+    Raises:
+        RemoteError: The brokers do not answer, or do not let us see groups.
+    """
+    config = client_config(settings.kafka, settings.dlq_brokers, {})
+    quiet: dict[str, Any] = {**config, "error_cb": lambda error: None}
+    client = AdminClient(quiet, logger=LibraryLog())
+    records: dict[int, list[RedriveRecord]] = {}
+    try:
+        for saved in _saved(client, settings.dlq_topic, list(partitions)):
+            record = decode_record(saved.metadata or "") if saved.offset >= 0 else None
+            if record is not None:
+                records.setdefault(saved.partition, []).append(record)
+    except (ck.KafkaException, TimeoutError) as error:
+        text = scrubbed(reason(error), config) or "no answer"
+        raise RemoteError(f"dlq: what was redriven cannot be looked up at {settings.dlq_brokers}: {text}") from None
+    return RedriveHistory(records)
+
+
+def _saved(client: AdminClient, topic: str, partitions: list[int]) -> Iterator[Any]:
+    listed = client.list_consumer_groups(request_timeout=CALL_SECONDS).result(CALL_SECONDS + 1.0)
+    if listed.errors:
+        raise listed.errors[0]
+    groups = [each.group_id for each in listed.valid if each.group_id.startswith(GROUP_PREFIX)]
+    for first in range(0, len(groups), _AT_ONCE):
+        answers = [
+            client.list_consumer_group_offsets(
+                [ck.ConsumerGroupTopicPartitions(group, [ck.TopicPartition(topic, number) for number in partitions])],
+                request_timeout=CALL_SECONDS,
+            )[group]
+            for group in groups[first : first + _AT_ONCE]
+        ]
+        for answer in answers:
+            yield from answer.result(CALL_SECONDS + 1.0).topic_partitions

@@ -1,0 +1,298 @@
+"""A redrive: goes through the dead letters, sends what is asked for, and remembers how far it came.
+
+Decisions are `core.redrive`'s; this shell reads, sends and saves. The redrive ends at what was the end of the topic
+when it began: letters that come meanwhile, about the very messages it sent, are another run's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from tidemill.config.settings import Settings
+from tidemill.core.deadletters.redrive import (
+    Batching,
+    Criteria,
+    Cursor,
+    Pace,
+    Recent,
+    SinkNames,
+    Tally,
+    Target,
+    Why,
+    judge,
+)
+from tidemill.core.deadletters.redrive_record import RedriveRecord, decode_record
+from tidemill.core.errors import ConfigError
+from tidemill.deadletters.opening import Letters, open_letters, redrive_identity
+from tidemill.deadletters.reader import Found, Reached, facts_of
+from tidemill.deadletters.redrive.history import GROUP_PREFIX
+from tidemill.deadletters.redrive.sinks import SinkTarget
+from tidemill.deadletters.redrive.targets import Item, NotSentError, RedriveTarget, TopicTarget, Unsent, target_limit
+
+#: A batch is sent after so many letters, bytes, or so long after its first: what a crash repeats, where it repeats.
+BATCH_LETTERS = 200
+BATCH_BYTES = 8 * 1024 * 1024
+BATCH_SECONDS = 0.5
+#: A wait longer than this is not made with a batch in hand.
+_PATIENCE_SECONDS = 0.05
+_SLICE_SECONDS = 0.1
+
+
+class Order(msgspec.Struct, frozen=True):
+    """What somebody wants sent again.
+
+    Attributes:
+        criteria: Which letters.
+        target: Where to.
+        topic: The topic, for `Target.TOPIC`.
+        limit: At most so many letters; None: all.
+        max_redrives: Send a message again that was sent again less often; None: as configured.
+        rate: At most so many messages or payloads in a second; None: as fast as can be.
+        dry_run: Send nothing, only say what would be sent.
+        restart: Begin at the beginning, whatever was sent before.
+    """
+
+    criteria: Criteria = Criteria()
+    target: Target = Target.SOURCE
+    topic: str = ""
+    limit: int | None = None
+    max_redrives: int | None = None
+    rate: float | None = None
+    dry_run: bool = False
+    restart: bool = False
+
+
+class Redrive:
+    """One run of a redrive; blocking.
+
+    Args:
+        settings: The pipeline's settings.
+        order: What to send.
+        stopped: Asked between letters; once it is true, what is in hand is sent, and the rest is left for the next run.
+        watch: Called often, also while nothing happens.
+        shown: Called with each letter that would be sent, in a dry run.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        order: Order,
+        stopped: Callable[[], bool] = lambda: False,
+        watch: Callable[[Redrive], None] = lambda redrive: None,
+        shown: Callable[[Item], None] = lambda item: None,
+    ) -> None:
+        """Prepare; nothing is connected before `run`."""
+        self._to = order.topic if order.target is Target.TOPIC else order.target.value
+        where = f"{order.target.value}:{self._to}"
+        self.name = f"{GROUP_PREFIX}{redrive_identity(settings, where, order.criteria)}"
+        self.tally = Tally()
+        self.total = 0
+        self.resumed = False
+        self._settings = settings
+        self._order = order
+        self._stopped = stopped
+        self._watch = watch
+        self._shown = shown
+        self._pace = Pace(None if order.dry_run else order.rate)
+        self._batching = Batching(BATCH_LETTERS, BATCH_BYTES, BATCH_SECONDS)
+        self._recent = Recent()
+        self._items: list[Item] = []
+        self._cursor = Cursor({}, {})
+        self._records: dict[int, RedriveRecord] = {}
+        self._unsent: dict[int, list[int]] = {}
+        self._corrected: set[int] = set()
+        self._max_redrives = settings.dlq.max_redrives if order.max_redrives is None else order.max_redrives
+        self._configured = [(kind, name) for kind, named in settings.sinks.by_type().items() for name in named]
+        self._names = SinkNames(order.criteria.sinks, self._configured)
+
+    @property
+    def left(self) -> int:
+        """How many records of the topic were not looked at."""
+        return self._cursor.left
+
+    def run(self) -> Tally:
+        """Do it, until the end, the limit, or somebody wants to stop.
+
+        Raises:
+            ConfigError: The dead-letter topic, or the topic to send to, does not exist; or no sink and no letter has a
+                name that was asked for.
+            FencedError: Another process began the same redrive.
+            RemoteError: Brokers or a sink do not answer; the next run goes on after what was sent.
+        """
+        with open_letters(self._settings, self.name) as box:
+            ranges = box.ranges()
+            target = self._target(box)
+            try:
+                target.open()
+                starts = self._starts(box, ranges)
+                ends = {number: end for number, (_, end) in ranges.items()}
+                self._cursor = Cursor(starts, ends)
+                self.total = self._cursor.left
+                self._go(target, box.stream(starts, ends))
+            finally:
+                target.close()
+        self._check_names()
+        return self.tally
+
+    def _check_names(self) -> None:
+        # Where not every letter was looked at, one of the others may have it.
+        if self.left or self.resumed or not self._names.unknown:
+            return
+        listed = ", ".join(sorted(f"{kind}.{name}" for kind, name in self._configured)) or "none"
+        raise ConfigError(
+            f"dlq redrive: --sink {', '.join(sorted(self._names.unknown))}: no sink that is configured and no letter "
+            f"has this name; configured: {listed}"
+        )
+
+    def _target(self, box: Letters) -> RedriveTarget:
+        settings, order = self._settings, self._order
+        topic = order.topic if order.target is Target.TOPIC else ""
+
+        def overrides() -> dict[str, Any]:
+            return target_limit(settings, topic) if settings.dlq_brokers == settings.kafka.brokers else {}
+
+        cursor = None if order.dry_run else box.cursor(overrides, self._note)
+        if order.target is Target.SINK:
+            return SinkTarget(settings, cursor, self._stopped)
+        return TopicTarget(settings, cursor, order.topic)
+
+    def _starts(self, box: Letters, ranges: dict[int, tuple[int, int]]) -> dict[int, int]:
+        committed = box.committed(ranges)
+        for number in ranges:
+            kept = decode_record(committed[number][1]) if number in committed else None
+            self._records[number] = kept or RedriveRecord(self._to, self._order.criteria)
+        saved = {} if self._order.restart else {number: at for number, (at, _) in committed.items()}
+        beyond = [number for number, at in saved.items() if at > ranges[number][1]]
+        if beyond:
+            raise ConfigError(
+                f"dlq redrive: the cursor is beyond the end of {box.place}, partition {beyond[0]}: the topic was made "
+                "again; begin anew with --restart"
+            )
+        self.resumed = bool(saved)
+        since = self._order.criteria.since
+        by_time = box.offsets_at(since, ranges) if since is not None else {}
+        return {number: max(low, saved.get(number, 0), by_time.get(number, 0)) for number, (low, _) in ranges.items()}
+
+    def _go(self, target: RedriveTarget, stream: Iterator[Found | Reached | None]) -> None:
+        for found in stream:
+            if isinstance(found, Reached):
+                self._cursor.passed(found.partition, found.position)
+            elif found is not None and not self._taken(target, found):
+                break
+            if self._batching.due(time.monotonic()):
+                self._flush(target)
+            self._watch(self)
+            if self._stopped() or self._limit_reached:
+                break
+        self._flush(target)
+        if self._corrected:
+            target.send((), {number: self._cursor.saved_at(number) for number in self._corrected})
+        self._watch(self)
+
+    def _note(self, partition: int, position: int) -> str:
+        """Return what is kept beside a position that is about to be saved."""
+        return self._record(partition, position).encode()
+
+    def _record(self, partition: int, position: int) -> RedriveRecord:
+        record = self._records[partition].copy()
+        record.passed(self._cursor.saved_at(partition), position, time.time(), self._unsent.get(partition, ()))
+        return record
+
+    @property
+    def _limit_reached(self) -> bool:
+        limit = self._order.limit
+        return limit is not None and self.tally.sent + len(self._items) >= limit
+
+    def _taken(self, target: RedriveTarget, found: Found) -> bool:
+        """Deal with one record of the topic; False if somebody wanted to stop before it was."""
+        item = self._prepared(target, found)
+        if item is not None:
+            if not self._waited(target):
+                return False
+            now = time.monotonic()
+            self._pace.sent(item.count, now)
+            self._batching.add(item.size_bytes, now)
+            self._items.append(item)
+        self._cursor.passed(found.partition, found.offset + 1)
+        return True
+
+    def _prepared(self, target: RedriveTarget, found: Found) -> Item | None:
+        letter = found.letter
+        if letter is None:
+            self.tally.passed_over(Why.NO_LETTER)
+            return None
+        order = self._order
+        facts = facts_of(letter, text=bool(order.criteria.text))
+        self._names.met(facts.sink_type, facts.sink_name)
+        why = judge(facts, order.criteria, order.target, self._max_redrives)
+        if why is None and self._recent.seen(letter.letter_id):
+            why = Why.TWICE
+        if why is not None:
+            if why.failed:
+                self._unsent.setdefault(found.partition, []).append(found.offset)
+            self.tally.passed_over(why, letter.letter_id, self._explained(why, facts.redrives))
+            return None
+        try:
+            return target.prepare(letter, found.partition, found.offset)
+        except NotSentError as error:
+            self._unsent.setdefault(found.partition, []).append(found.offset)
+            self.tally.passed_over(error.why, letter.letter_id, str(error))
+            return None
+
+    def _explained(self, why: Why, redrives: int) -> str:
+        if why is Why.MAX_REDRIVES:
+            return (
+                f"sent again {redrives} times already, and at most {self._max_redrives} are allowed; "
+                f"--max-redrives {redrives + 1} sends it once more"
+            )
+        return str(why.value)
+
+    def _waited(self, target: RedriveTarget) -> bool:
+        while (seconds := self._pace.wait(time.monotonic())) > 0:
+            if seconds > _PATIENCE_SECONDS and self._items:
+                self._flush(target)
+            time.sleep(min(seconds, _SLICE_SECONDS))
+            self._watch(self)
+            if self._stopped():
+                return False
+        return True
+
+    def _flush(self, target: RedriveTarget) -> None:
+        items, self._items = self._items, []
+        self._batching.clear()
+        if self._order.dry_run:
+            for item in items:
+                self._shown(item)
+            unsent: Unsent = []
+        else:
+            positions = self._cursor.unsaved
+            if not positions:
+                return
+            unsent = target.send(items, positions)
+            self._saved(positions, unsent)
+        for item, why, text in unsent:
+            self.tally.passed_over(why, item.letter.letter_id, text)
+        self.tally.sent += len(items) - len(unsent)
+        self.tally.messages += sum(item.count for item in items) - sum(item.count for item, _, _ in unsent)
+        if self._order.target is not Target.SINK:
+            self._note_parts(items, unsent)
+
+    def _saved(self, positions: Mapping[int, int], unsent: Unsent) -> None:
+        for number, at in positions.items():
+            self._records[number] = self._record(number, at)
+            self._unsent.pop(number, None)
+        self._cursor.saved(positions)
+        for item, _, _ in unsent:
+            self._records[item.partition].not_sent(item.offset)
+            self._corrected.add(item.partition)
+
+    def _note_parts(self, items: Sequence[Item], unsent: Unsent) -> None:
+        """Take note of letters that had no room for all their messages."""
+        refused = {id(item) for item, _, _ in unsent}
+        for item in items:
+            if item.letter.sources_dropped and id(item) not in refused:
+                self.tally.sent_in_part(item.letter.letter_id, item.letter.sources_dropped)

@@ -1,0 +1,176 @@
+"""Restores the messages of a letter byte for byte; what was too large for the letter is read from its topic again.
+
+Invariant: a message that comes out is the one that went in: lengths, SHA-256 and what the letter still has agree, or
+`ContentLostError` says what is missing. Blocking: not for event loops.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import confluent_kafka as ck
+
+from tidemill.config.settings import Settings
+from tidemill.core.errors import RemoteError
+from tidemill.deadletters.payloads import Blob
+from tidemill.deadletters.writer import LetterSource
+from tidemill.runtime.kafka_client import LibraryLog, reason, scrubbed
+from tidemill.runtime.messages import SourceMessage
+
+#: A message that is there comes within this time.
+READ_SECONDS = 15.0
+
+#: Reads the message at (topic, partition, offset); None if it is no longer there.
+Read = Callable[[str, int, int], SourceMessage | None]
+
+
+class ContentLostError(Exception):
+    """The content of a message is neither in its letter nor in its topic; the text says which."""
+
+
+def restored(source: LetterSource, read: Read) -> SourceMessage:
+    """Return a message as it was.
+
+    Args:
+        source: What the letter says about it.
+        read: Asked for the message where the letter does not have it all.
+
+    Raises:
+        ContentLostError: It cannot be had back.
+        RemoteError: The brokers do not answer.
+    """
+    values = (source.key, source.value, *(value for _, value in source.headers))
+    if not any(isinstance(value, Blob) and value.dropped for value in values):
+        try:
+            return SourceMessage(
+                source.topic,
+                source.partition,
+                source.offset,
+                _bytes(source.key),
+                _bytes(source.value),
+                tuple((name, _bytes(value)) for name, value in source.headers),
+                source.timestamp,
+            )
+        except ValueError as error:
+            raise ContentLostError(f"{_place(source)}: its letter has wrong base64: {error}") from None
+    found = read(source.topic, source.partition, source.offset)
+    if found is None:
+        raise ContentLostError(
+            f"{_place(source)} is no longer in its topic, and it was too large for the letter to carry it"
+        )
+    _check(source, found)
+    return found
+
+
+def _bytes(value: str | Blob | None) -> bytes | None:
+    if isinstance(value, Blob):
+        return value.data()
+    return value.encode() if value is not None else None
+
+
+def _check(source: LetterSource, found: SourceMessage) -> None:
+    """Compare what was read with what the letter knows: a topic may have been deleted and made again."""
+    same = found.timestamp == source.timestamp or source.timestamp < 0
+    if not (isinstance(source.value, Blob) and source.value.length is None and source.value.dropped):
+        names = [name for name, _ in source.headers] == [name for name, _ in found.headers]
+        pairs = [(source.key, found.key), (source.value, found.value)]
+        pairs += [(value, there) for (_, value), (_, there) in zip(source.headers, found.headers, strict=False)]
+        same = same and names and all(_agree(value, there) for value, there in pairs)
+    if not same:
+        raise ContentLostError(f"{_place(source)} holds another message now; the topic was made again or rewritten")
+
+
+def _agree(value: str | Blob | None, there: bytes | None) -> bool:
+    if isinstance(value, Blob) and value.dropped:
+        return there is not None and len(there) == value.length and hashlib.sha256(there).hexdigest() == value.sha256
+    return _bytes(value) == there
+
+
+def _place(source: LetterSource) -> str:
+    return f"{source.topic}/{source.partition}/{source.offset}"
+
+
+class SourceReader:
+    """Reads single messages of topics by their position.
+
+    Args:
+        settings: The pipeline's settings.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        """Prepare; nothing is connected before the first read."""
+        self._brokers = settings.kafka.brokers
+        self._config = {"bootstrap.servers": self._brokers, **settings.kafka.client_config}
+        self._consumer: ck.Consumer | None = None
+
+    def _connected(self) -> ck.Consumer:
+        if self._consumer is None:
+            own = {
+                "group.id": "tidemill-dlq",
+                "enable.auto.commit": False,
+                # A position that is gone leads elsewhere, which shows.
+                "auto.offset.reset": "earliest",
+                # What was dead-lettered was committed; and nothing may wait behind a transaction of ours.
+                "isolation.level": "read_uncommitted",
+                "enable.partition.eof": True,
+                "queued.min.messages": 1,
+                "fetch.wait.max.ms": 20,
+            }
+            self._consumer = ck.Consumer({**self._config, **own}, logger=LibraryLog())
+        return self._consumer
+
+    def read(self, topic: str, partition: int, offset: int) -> SourceMessage | None:
+        """Return the message at a position, None if it is no longer there.
+
+        Raises:
+            RemoteError: The brokers do not answer.
+        """
+        consumer = self._connected()
+        place = f"{topic}/{partition}/{offset}"
+        deadline = time.monotonic() + READ_SECONDS
+        try:
+            consumer.assign([ck.TopicPartition(topic, partition, offset)])
+            while time.monotonic() < deadline:
+                message = consumer.poll(0.1)
+                if message is None:
+                    continue
+                error = message.error()
+                if error is None:
+                    return _message(message) if message.offset() == offset else None
+                if error.code() in (ck.KafkaError._PARTITION_EOF, *_NO_SUCH_PLACE):
+                    return None
+        except ck.KafkaException as error:
+            text = scrubbed(reason(error), self._config)
+            raise RemoteError(f"{place} cannot be read at {self._brokers}: {text}") from None
+        raise RemoteError(f"{place}: no answer from Kafka at {self._brokers} within {READ_SECONDS:g} s; is it up?")
+
+    def close(self) -> None:
+        """Disconnect."""
+        if self._consumer is not None:
+            self._consumer.close()
+
+
+_NO_SUCH_PLACE = (
+    ck.KafkaError.UNKNOWN_TOPIC_OR_PART,
+    ck.KafkaError._UNKNOWN_TOPIC,
+    ck.KafkaError._UNKNOWN_PARTITION,
+    ck.KafkaError._AUTO_OFFSET_RESET,
+    ck.KafkaError.OFFSET_OUT_OF_RANGE,
+)
+
+
+def _message(message: ck.Message) -> SourceMessage:
+    kind, timestamp = message.timestamp()
+    headers: Any = message.headers() or ()
+    return SourceMessage(
+        message.topic() or "",
+        message.partition() or 0,
+        message.offset() or 0,
+        message.key(),
+        message.value(),
+        tuple(headers),
+        timestamp if kind else -1,
+    )

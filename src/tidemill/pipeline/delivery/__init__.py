@@ -1,0 +1,1 @@
+"""Delivers results, and says once when everything of a result is settled."""

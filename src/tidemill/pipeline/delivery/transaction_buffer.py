@@ -1,0 +1,133 @@
+"""The shell of `core.staging`: what goes out in the next transaction, shared by sinks, dead letters and commits.
+
+With `kafka.exactly_once` nothing is sent when a hook returns it. It is staged with its messages and goes out, or not
+at all, in the transaction that commits them. What is staged counts as bytes in hand until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from tidemill.core.delivery.pending_records import Staged, StagedState, Staging
+from tidemill.core.delivery.transaction import Verdict
+from tidemill.core.ledger import Entry
+from tidemill.sources.base import Outgoing, TopicPartition
+
+StagedRecord = Staged[TopicPartition, Outgoing]
+
+
+class Owner(Protocol):
+    """Who staged a record, and hears what became of it."""
+
+    def committed(self, count: int) -> None:
+        """So many records went out."""
+
+    def refused(self, records: Sequence[StagedRecord]) -> None:
+        """The brokers will never take these; they are withheld until `Stage.again` or `Stage.drop`."""
+
+
+class Position(Protocol):
+    """Where a message is."""
+
+    @property
+    def topic(self) -> str:
+        """Its topic."""
+
+    @property
+    def partition(self) -> int:
+        """Its partition."""
+
+    @property
+    def offset(self) -> int:
+        """Its offset."""
+
+
+class Stage:
+    """What waits for its transaction, per partition.
+
+    Attributes:
+        limits: The largest batch that each topic takes, in bytes, as far as the brokers tell.
+        charge: Called with the bytes that a partition has more, or fewer, in hand.
+        changed: Called when more may go than before.
+    """
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._staging: Staging[TopicPartition, Outgoing] = Staging()
+        self.limits: list[int] = []
+        self.charge: Callable[[TopicPartition, int], None] = lambda partition, size_bytes: None
+        self.changed: Callable[[], None] = lambda: None
+
+    def put(self, sources: Sequence[Position], record: Outgoing) -> StagedRecord:
+        """Stage a record for its messages, which are of one partition."""
+        partition = (sources[0].topic, sources[0].partition)
+        offsets = [source.offset for source in sources]
+        self.charge(partition, record.size_bytes)
+        return self._staging.stage(partition, min(offsets), max(offsets), record)
+
+    def cut(self, partition: TopicPartition, entries: Sequence[Entry[TopicPartition, int]]) -> int:
+        """Return how many of these resolved messages may be committed now."""
+        return self._staging.cut(partition, [entry.item for entry in entries])
+
+    def take(self, partition: TopicPartition, last: int) -> list[Outgoing]:
+        """Return what goes out together with the messages up to this offset."""
+        return [staged.result for staged in self._staging.take(partition, last)]
+
+    def committed(self, partition: TopicPartition) -> None:
+        """Let go what was taken: it is out."""
+        counts: dict[Owner, int] = {}
+        size_bytes = 0
+        for staged in self._staging.settle(partition):
+            record = staged.result
+            size_bytes += record.size_bytes
+            counts[record.owner] = counts.get(record.owner, 0) + 1
+        if size_bytes:
+            self.charge(partition, -size_bytes)
+        for owner, count in counts.items():
+            owner.committed(count)
+
+    def aborted(self, partition: TopicPartition) -> int:
+        """Offer what was taken again; the owners decide about records that brokers reject for good.
+
+        A batch holds records of several partitions, so the source gives the verdicts, over the whole transaction.
+
+        Returns:
+            How many records were to blame.
+        """
+        blamed = 0
+        refused: dict[Owner, list[StagedRecord]] = {}
+        for staged in self._staging.retry(partition):
+            record = staged.result
+            verdict, record.verdict = record.verdict, None
+            if verdict is None:
+                continue
+            blamed += 1
+            if verdict is Verdict.ALONE:
+                record.alone = True
+                record.error = None
+            else:
+                record.attempts += 1
+                self._staging.withhold(staged)
+                refused.setdefault(record.owner, []).append(staged)
+        for owner, records in refused.items():
+            owner.refused(records)
+        return blamed
+
+    def again(self, staged: StagedRecord) -> None:
+        """Let a withheld record go after all, by itself."""
+        staged.result.alone = True
+        staged.result.error = None
+        self._staging.again(staged)
+        self.changed()
+
+    def drop(self, staged: StagedRecord) -> None:
+        """Let a withheld record's messages go without it."""
+        if staged.state is StagedState.UNDECIDED:  # else its partition was given up
+            self.charge(staged.lane, -staged.result.size_bytes)
+            self._staging.drop(staged)
+            self.changed()
+
+    def abandon(self, partition: TopicPartition) -> None:
+        """Forget a partition."""
+        self._staging.abandon(partition)

@@ -1,0 +1,244 @@
+"""A Kafka sink and the dead letters under `kafka.exactly_once`: they stage what they are given instead of sending it.
+
+`Stager` stands where a `Batcher` would, `StagedLetters` where `KafkaDeadLetters` would. A payload counts as settled as
+soon as it is staged: from then on it is bound to its messages, which cannot be committed without it. What the brokers
+refuse is asked about and decided as ever; until then it withholds its messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from tidemill.config.settings import Settings
+from tidemill.core.delivery.pending_records import StagedState
+from tidemill.core.delivery.send_items import Ask, Decision, GaveUp, Item, State
+from tidemill.core.errors import InvariantError, said, sound
+from tidemill.deadletters.writer import RECORD_OVERHEAD_BYTES, Letter, encode_letter, letter_topic_limit
+from tidemill.pipeline.delivery.transaction_buffer import Stage, StagedRecord
+from tidemill.runtime.engine_tasks import EngineTasks
+from tidemill.runtime.kafka_client import client_config
+from tidemill.runtime.log import limited
+from tidemill.runtime.producer import FullRecord
+from tidemill.runtime.progress import SinkStats
+from tidemill.sinks.base import Encoded
+from tidemill.sinks.sending.batch_sender import DeliveryLane, Entry, Failure, Parcel, Question, Submission
+from tidemill.sources.base import Outgoing
+
+if TYPE_CHECKING:
+    from tidemill.sinks.kafka import KafkaSink
+
+log = structlog.get_logger(__name__)
+
+
+class Stager:
+    """One Kafka sink whose payloads go out with their messages' offsets.
+
+    Args:
+        sink: Which topic, and how payloads are encoded.
+        stage: Where they wait.
+        max_retries: How often a refused one goes again because somebody decided so.
+        ask: Called with what somebody has to decide about; answered by `decided`.
+        gave_up: Called with what is not tried again.
+        settled: Called after payloads were settled.
+    """
+
+    def __init__(
+        self,
+        sink: KafkaSink,
+        stage: Stage,
+        max_retries: int,
+        ask: Callable[[Stager, Question], None],
+        gave_up: Callable[[Stager, Failure], None],
+        settled: Callable[[], None],
+    ) -> None:
+        """Start empty."""
+        self.sink = sink
+        self.stats = SinkStats()
+        self._stage = stage
+        self._max_retries = max_retries
+        self._ask = ask
+        self._gave_up = gave_up
+        self._settled = settled
+        self._limit: int | None = None
+        # What somebody decides about: with its staged record, if it got so far.
+        self._asked: dict[Entry, StagedRecord | None] = {}
+
+    @property
+    def label(self) -> str:
+        """The sink's place in the configuration."""
+        return f"sinks.{self.sink.type}.{self.sink.name}"
+
+    @property
+    def outstanding(self) -> int:
+        """Payloads that somebody has to decide about."""
+        return len(self._asked)
+
+    async def connect(self) -> None:
+        """Check that the topic is there; the producer is the source's."""
+        self._limit = await self.sink.look_up()
+        if self._limit is not None:
+            self._stage.limits.append(self._limit)
+
+    def start(self, tasks: EngineTasks) -> None:
+        """Work in the running loop."""
+        self._loop = asyncio.get_running_loop()
+
+    def add(self, payload: Any, lane: DeliveryLane, submission: Submission) -> None:
+        """Stage a payload; one that can never be sent is asked about, in a later turn of the loop."""
+        try:
+            encoded = self.sink.encode(payload)
+        except Exception as error:  # a user's data can raise anything
+            self._refuse(payload, lane, submission, said(error), oversize=False)
+            return
+        if self._limit is not None and encoded.size_bytes > self._limit:
+            text = f"topic {self.sink.topic}: {encoded.size_bytes} bytes are more than the {self._limit} it takes"
+            self._refuse(payload, lane, submission, text, oversize=True)
+            return
+        self._put(payload, encoded, submission)
+        self._loop.call_soon(submission.settle)
+
+    def _put(self, payload: Any, encoded: Encoded, submission: Submission) -> None:
+        if not submission.origin.sources:
+            raise InvariantError(f"{self.label}: a result of no message cannot go out with one")
+        key, value, headers, partition, timestamp = FullRecord(*encoded.body)
+        parcel = Parcel(payload, encoded, submission)
+        record = Outgoing(
+            self.sink.topic, key, value, self, parcel, headers=headers, partition=partition, timestamp=timestamp
+        )
+        self._stage.put(submission.origin.sources, record)
+
+    def _refuse(self, payload: Any, lane: DeliveryLane, submission: Submission, text: str, *, oversize: bool) -> None:
+        item: Entry = Item(lane, None, 0, Parcel(payload, None, submission))
+        item.state = State.ASKED
+        self._asked[item] = None
+        self._note_error(text, 1)
+        self._loop.call_soon(self._ask, self, Ask((item,), text, oversize, 1))
+
+    # -- what became of it -------------------------------------------------------------------------------------
+
+    def committed(self, count: int) -> None:
+        """Count what went out."""
+        self.stats.delivered_count += 1
+        self.stats.delivered_payloads += count
+        self.stats.last_delivered_at = time.time()
+
+    def refused(self, records: Sequence[StagedRecord]) -> None:
+        """Ask about what the brokers will never take, or give it up if it was retried often enough."""
+        for staged in records:
+            record = staged.result
+            parcel: Parcel = record.ref
+            error = record.error or ""
+            # Its submission is settled: another one stands for the decision, and lets the messages go.
+            submission = Submission(parcel.submission.origin, 1, partial(self._stage.drop, staged))
+            item: Entry = Item(staged.lane, None, 0, Parcel(parcel.payload, parcel.encoded, submission))
+            self._note_error(error, 1)
+            if record.attempts > self._max_retries:
+                item.state = State.GONE
+                self._gave_up(self, GaveUp((item,), error, record.oversize, record.attempts))
+            else:
+                item.state = State.ASKED
+                self._asked[item] = staged
+                self._ask(self, Ask((item,), error, record.oversize, record.attempts))
+
+    def decided(self, question: Question, decision: Decision) -> None:
+        """Carry an answer out; what is dropped is settled by whoever asked."""
+        for item in question.items:
+            if item not in self._asked:
+                continue
+            staged = self._asked.pop(item)
+            item.state = State.GONE
+            if decision is Decision.RETRY and staged is not None:
+                self._stage.again(staged)
+            elif decision is Decision.RETRY:
+                self._gave_up(self, GaveUp((item,), question.error, question.oversize, question.attempts))
+        self._settled()
+
+    def abandon(self, lane: DeliveryLane) -> None:
+        """Forget what is asked about of a partition."""
+        for item in [item for item in self._asked if item.lane == lane]:
+            del self._asked[item]
+            item.state = State.GONE
+
+    def _note_error(self, text: str, count: int) -> None:
+        stats = self.stats
+        stats.error_count += 1
+        stats.refused += count
+        stats.last_error = sound(text)[:2000]
+        stats.last_error_at = time.time()
+        limited(log, 10.0).warning("a sink refused payloads", sink=self.label, payloads=count, error=text[:2000])
+
+    def stalled(self) -> str | None:
+        """Say what waits, and why."""
+        return f"{len(self._asked)} payloads wait for on_delivery_error" if self._asked else None
+
+    async def close(self) -> None:
+        """Forget everything."""
+        self._asked.clear()
+
+
+class StagedLetters:
+    """Dead letters that go out with the offsets of the messages they are about.
+
+    Args:
+        settings: The pipeline's settings.
+        stage: Where they wait.
+    """
+
+    def __init__(self, settings: Settings, stage: Stage) -> None:
+        """Prepare; nothing is connected before `open`."""
+        self._topic = settings.dlq_topic
+        self._admin_config = client_config(settings.kafka, settings.dlq_brokers, {})
+        self._stage = stage
+        self._limit = 1_000_000
+        self._failing: str | None = None
+        self.written = 0
+        self.dropped = 0  # never: a letter goes with the offsets, or they do not go
+
+    async def open(self) -> None:
+        """Check that the topic exists, or create it.
+
+        Raises:
+            ConfigError: It does not exist and we may not create it.
+            RemoteError: The brokers do not answer.
+        """
+        limit = await asyncio.to_thread(letter_topic_limit, self._topic, self._admin_config)
+        if limit is not None:
+            self._limit = limit
+            self._stage.limits.append(limit)
+
+    def put(self, letter: Letter, done: Callable[[], None]) -> None:
+        """Stage a letter; `done` is called in a later turn of the loop."""
+        body = encode_letter(letter, self._limit - RECORD_OVERHEAD_BYTES)
+        self._stage.put(letter.sources, Outgoing(self._topic, None, body, self, letter))
+        asyncio.get_running_loop().call_soon(done)
+
+    def committed(self, count: int) -> None:
+        """Count what went out."""
+        self.written += count
+        self._failing = None
+
+    def refused(self, records: Sequence[StagedRecord]) -> None:
+        """Send letters again for ever, smaller where their size is what is wrong."""
+        for staged in records:
+            record = staged.result
+            self._failing = record.error
+            limited(log, 10.0).error("a dead letter is not taken; trying again", topic=self._topic, error=record.error)
+            if record.oversize and record.value is not None:
+                before = record.size_bytes
+                record.value = encode_letter(record.ref, len(record.value) * 3 // 4)
+                self._stage.charge(staged.lane, record.size_bytes - before)
+            if staged.state is StagedState.UNDECIDED:
+                self._stage.again(staged)
+
+    def stalled(self) -> str | None:
+        """Say why letters wait."""
+        return None if self._failing is None else f"letters wait for topic {self._topic}: {self._failing}"
+
+    async def close(self) -> None:
+        """Do nothing: there is nothing of its own to close."""

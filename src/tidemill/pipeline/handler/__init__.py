@@ -1,0 +1,1 @@
+"""What users write against: handler, models, cache, periodic hooks."""

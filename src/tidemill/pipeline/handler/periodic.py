@@ -1,0 +1,153 @@
+"""Hooks that run again and again: the decorator that declares them, and what runs them in an engine.
+
+`core.periodic` says what follows what. Invariants: one run of a hook at a time; nothing that a hook raises ends
+anything but, if it was declared so, its own runs; after `stop` none runs or starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import structlog
+
+from tidemill.core.errors import HandlerError, said
+from tidemill.core.pipeline.periodic import OnError, Outcome, Periodic, Scope, Sleep
+from tidemill.pipeline.hooks import Calls, called
+from tidemill.runtime.engine_tasks import EngineTasks
+
+log = structlog.get_logger(__name__)
+
+#: Where the decorator leaves its word.
+MARK = "__tidemill_periodic__"
+#: How long a run may take to end once it was cancelled.
+CANCEL_SECONDS = 5.0
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def periodic(seconds: float, on_error: str = "continue", scope: str = "engine") -> Callable[[F], F]:
+    """Have an async method of a handler run again and again in the engines.
+
+    It sleeps first, runs, and sleeps again; it begins once the engine may take messages and is cancelled at its stop.
+
+    Args:
+        seconds: The sleep before each run.
+        on_error: 'continue': an exception is logged, and it goes on; 'stop': it is logged, and it does not run again.
+        scope: 'engine': in every engine; 'pipeline': in that of slot 0 only.
+
+    Raises:
+        HandlerError: An argument is wrong, or what is decorated is no async method without arguments.
+
+    Example:
+        >>> class Rates:
+        ...     @periodic(60)
+        ...     async def refresh(self) -> None: ...
+    """
+    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not is_number or not 0 < seconds < math.inf:
+        hint = "; write @periodic(60)" if callable(seconds) else ""
+        raise HandlerError(f"@periodic needs a positive number of seconds, not {seconds!r}{hint}")
+    hook = Periodic(
+        float(seconds),
+        _one_of(OnError, "on_error", on_error),
+        _one_of(Scope, "scope", scope),
+    )
+
+    def declare(method: F) -> F:
+        name = getattr(method, "__qualname__", repr(method))
+        if not inspect.iscoroutinefunction(method):
+            raise HandlerError(f"@periodic: {name} has to be an async def")
+        try:
+            inspect.signature(method).bind(None)
+        except TypeError:
+            raise HandlerError(f"@periodic: {name} has to take nothing but self") from None
+        setattr(method, MARK, hook)
+        return method
+
+    return declare
+
+
+E = TypeVar("E", OnError, Scope)
+
+
+def _one_of(kind: type[E], name: str, value: Any) -> E:
+    try:
+        return kind(value)
+    except ValueError:
+        known = " or ".join(repr(each.value) for each in kind)
+        raise HandlerError(f"@periodic: {name} has to be {known}, not {value!r}") from None
+
+
+def periodic_hooks(handler: object) -> dict[str, Periodic]:
+    """Return the hooks that a handler's class declares, by name."""
+    found = {}
+    for name in dir(type(handler)):
+        hook = getattr(inspect.getattr_static(type(handler), name), MARK, None)
+        if isinstance(hook, Periodic):
+            found[name] = hook
+    return found
+
+
+class PeriodicRunner:
+    """Runs a handler's periodic hooks in one engine.
+
+    Args:
+        handler: The handler.
+        slot: The engine's slot.
+        tasks: Where they run.
+        calls: Where each is noted while it runs.
+    """
+
+    def __init__(
+        self, handler: object, slot: int, tasks: EngineTasks | None = None, calls: Calls | None = None
+    ) -> None:
+        """Start nothing yet."""
+        self._calls = calls
+        self._engine_tasks = tasks or EngineTasks()
+        self._handler = handler
+        self._slot = slot
+        self._hooks = periodic_hooks(handler)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        #: Hooks that an exception has ended for good, and what it said.
+        self.stopped: dict[str, str] = {}
+        self.runs = 0
+        self.errors = 0
+
+    def start(self) -> None:
+        """Begin their first sleeps."""
+        for name, hook in self._hooks.items():
+            step = hook.first(self._slot)
+            if isinstance(step, Sleep):
+                self._tasks[name] = self._engine_tasks.run(f"periodic {name}", self._repeat(name, hook, step))
+
+    async def stop(self) -> None:
+        """Cancel them, whatever they do."""
+        for task in self._tasks.values():
+            self._engine_tasks.cancel(task)
+        if not self._tasks:
+            return
+        _, left = await asyncio.wait(self._tasks.values(), timeout=CANCEL_SECONDS)
+        if left:
+            log.warning("periodic hooks do not end although they are cancelled", hooks=[t.get_name() for t in left])
+
+    async def _repeat(self, name: str, hook: Periodic, step: Sleep) -> None:
+        while True:
+            await asyncio.sleep(step.seconds)
+            self.runs += 1
+            try:
+                await called(getattr(self._handler, name)(), self._calls, name)
+                outcome = Outcome.RETURNED
+            except Exception as error:
+                outcome = Outcome.RAISED
+                self.errors += 1
+                log.exception("a periodic hook raised", hook=name, then=hook.on_error.value)
+                if hook.on_error is OnError.STOP:
+                    self.stopped[name] = said(error)
+            after = hook.after(outcome)
+            if not isinstance(after, Sleep):
+                return
+            step = after

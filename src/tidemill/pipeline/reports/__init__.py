@@ -1,0 +1,1 @@
+"""Tells of finished messages and of how an engine stands."""

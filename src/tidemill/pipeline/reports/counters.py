@@ -1,0 +1,86 @@
+"""What an engine counts: plain attributes, written on hot paths, read by snapshots."""
+
+from __future__ import annotations
+
+import heapq
+import os
+import resource
+from pathlib import Path
+from typing import Any
+
+from tidemill.pipeline.handler.base import Handler, overrides
+from tidemill.pipeline.handler.models import ExecutorResult
+
+#: Task ids and labels are shown up to this length; a snapshot must not grow with what users put into them.
+SHOWN_CHARS = 200
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class Counters:
+    """Numbers that only rise."""
+
+    __slots__ = (
+        "consumed",
+        "dead_lettered",
+        "messages_done",
+        "skipped",
+        "tasks_done",
+        "tasks_failed",
+        "warnings",
+    )
+
+    def __init__(self) -> None:
+        """Start at zero."""
+        self.consumed = 0
+        self.messages_done = 0
+        self.tasks_done = 0
+        self.tasks_failed = 0
+        self.skipped = 0
+        self.warnings = 0
+        self.dead_lettered = 0
+
+
+class Slowest:
+    """The slowest tasks so far, a handful."""
+
+    def __init__(self, keep: int = 5) -> None:
+        """Keep at most `keep` tasks."""
+        self._keep = keep
+        self._floor = 0.0
+        self._heap: list[tuple[float, str, str]] = []
+
+    def add(self, result: ExecutorResult) -> None:
+        """Look at one result; costs a comparison unless it is among the slowest."""
+        if result.duration_seconds <= self._floor:
+            return
+        labels = ",".join(f"{name}={value}" for name, value in result.task.labels.items())
+        item = (result.duration_seconds, result.task.task_id[:SHOWN_CHARS], labels[:SHOWN_CHARS])
+        if len(self._heap) < self._keep:
+            heapq.heappush(self._heap, item)
+        else:
+            heapq.heapreplace(self._heap, item)
+            self._floor = self._heap[0][0]
+
+    def rows(self) -> list[tuple[float, str, str]]:
+        """Return (seconds, task id, labels), the slowest first."""
+        return sorted(self._heap, reverse=True)
+
+
+class Overridden:
+    """Which hooks the handler defines itself; the others are never called."""
+
+    __slots__ = ("on_error", "on_message_complete", "on_task_complete", "on_window_complete")
+
+    def __init__(self, handler: Handler[Any, Any]) -> None:
+        """Look once."""
+        self.on_error = overrides(handler, "on_error")
+        self.on_message_complete = overrides(handler, "on_message_complete")
+        self.on_task_complete = overrides(handler, "on_task_complete")
+        self.on_window_complete = overrides(handler, "on_window_complete")
+
+
+def process_usage() -> tuple[float, int]:
+    """Return the CPU seconds of this process and its ended children, and its resident bytes."""
+    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    pages = int(Path("/proc/self/statm").read_bytes().split()[1])
+    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime, pages * _PAGE_BYTES

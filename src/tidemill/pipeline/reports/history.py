@@ -1,0 +1,278 @@
+"""The history of an engine: one row per finished message, as Parquet parts that Spark SQL can read while they grow.
+
+A report, not a ledger: what is not written when the engine is killed is lost, and a message that is done again has
+a row for each time.
+
+Invariants: `add` never waits and never raises for the disk; a part has a leading `_` in its name until it is
+complete, and readers skip such names; every part has `SCHEMA`; a disk that refuses is logged with limits, keeps at most
+`KEPT_PARTS` parts of rows in memory, and never stops the pipeline. pyarrow is loaded with the first part only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import functools
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from tidemill.runtime.engine_tasks import EngineTasks
+from tidemill.runtime.identity import Identity
+from tidemill.runtime.log import limited
+from tidemill.runtime.messages import SourceMessage
+
+if TYPE_CHECKING:
+    from tidemill.pipeline.handler.models import ExecutorError
+    from tidemill.pipeline.tasks.pool import TaskRun
+
+log = structlog.get_logger(__name__)
+
+#: A part is closed at this many rows or seconds, whichever comes first.
+MAX_ROWS = 50_000
+MAX_AGE_SECONDS = 60.0
+#: How many parts' worth of rows wait for a disk that refuses; what comes beyond is dropped, and counted.
+KEPT_PARTS = 4
+MAX_ERROR_CHARS = 4096
+LOG_SECONDS = 60.0
+
+Row = tuple[str, int, int, bytes | None, str, int, int, int | None, int | None, int, str | None]
+
+
+class HistoryStatus(enum.StrEnum):
+    """How a message left the pipeline: nothing failed; a task failed for good; it never became tasks."""
+
+    DONE = "done"
+    FAILED = "failed"
+    REJECTED = "rejected"
+
+
+def __getattr__(name: str) -> Any:
+    if name == "SCHEMA":  # the one thing here that needs pyarrow, which costs time and memory to load
+        return _schema()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+class HistoryWriter:
+    """Collects rows on the loop and writes them on a thread.
+
+    Args:
+        path: The folder; made if it is missing.
+        identity: Whose rows these are.
+        max_rows: Rows of a part.
+        max_age_seconds: How old the first row of a part may get.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        identity: Identity,
+        max_rows: int = MAX_ROWS,
+        max_age_seconds: float = MAX_AGE_SECONDS,
+    ) -> None:
+        """Write nothing yet."""
+        self._path = path
+        self._identity = identity
+        self._max_rows = max_rows
+        self._max_age_seconds = max_age_seconds
+        self._rows: list[Row] = []
+        self._parts = 0
+        self._timer: asyncio.TimerHandle | None = None
+        #: Where its writes run; an engine sets its own.
+        self.tasks = EngineTasks()
+        self._writing: asyncio.Task[None] | None = None
+        self._refused = False
+        #: Rows that were given up because the disk went on refusing, or that no schema can hold.
+        self.dropped = 0
+
+    def finished(
+        self, message: SourceMessage, started_at: float | None, runs: Sequence[TaskRun], error: str | None
+    ) -> None:
+        """Report a message that left the pipeline now.
+
+        Args:
+            message: The message.
+            started_at: Seconds since the epoch when its window was arranged; None if it never was.
+            runs: Its tasks.
+            error: Why it never became tasks, if so.
+        """
+        self._append(row_of(message, started_at, runs, error))
+
+    def add(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        key: bytes | None,
+        status: HistoryStatus,
+        tasks: int,
+        attempts: int,
+        arrived_at: int | None,
+        started_at: int | None,
+        finished_at: int,
+        error: str | None = None,
+    ) -> None:
+        """Add a row; the times are UTC microseconds since the epoch, and `arrived_at` is the record's own."""
+        error = _clipped(error)
+        self._append(
+            (topic, partition, offset, key, status, tasks, attempts, arrived_at, started_at, finished_at, error)
+        )
+
+    def _append(self, row: Row) -> None:
+        self._rows.append(row)
+        if self._timer is None and self._writing is None:
+            self._arm()
+        if len(self._rows) >= self._max_rows and self._writing is None and not self._refused:
+            self._start()
+
+    async def close(self) -> None:
+        """Write what is left; if the disk refuses it now, it is lost."""
+        if self._writing is not None:
+            await self._writing
+        if self._rows:
+            self._start()
+            assert self._writing is not None
+            await self._writing
+        self._disarm()
+        if self._rows:
+            self._drop(len(self._rows), None)
+            self._rows = []
+
+    def _arm(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._max_age_seconds, self._start)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _start(self) -> None:
+        self._disarm()
+        if self._writing is None:
+            self._writing = self.tasks.run("the history", self._write())
+
+    async def _write(self) -> None:
+        try:
+            while self._rows:
+                rows, self._rows = self._rows[: self._max_rows], self._rows[self._max_rows :]
+                self._refused = not await self._write_rows(rows)
+                if self._refused or len(self._rows) < self._max_rows:
+                    break
+        finally:
+            self._writing = None
+            if self._rows:
+                self._arm()
+
+    async def _write_rows(self, rows: list[Row]) -> bool:
+        """Write one part; return whether it is out of hand, written or not."""
+        self._parts += 1
+        name = f"part-{self._identity.engine_id}-{self._parts:06d}.parquet"
+        try:
+            await asyncio.to_thread(_write_part, self._path, name, rows, self._identity)
+        except OSError as error:
+            self._rows = rows + self._rows
+            excess = len(self._rows) - KEPT_PARTS * self._max_rows
+            if excess > 0:
+                del self._rows[:excess]
+                self._drop(excess, error)
+            limited(log, LOG_SECONDS).error(
+                "history cannot be written; trying again", path=str(self._path), error=str(error), rows=len(self._rows)
+            )
+            return False
+        except Exception as error:  # rows that no part can hold: trying again would keep all others back
+            self._drop(len(rows), error)
+        return True
+
+    def _drop(self, count: int, error: Exception | None) -> None:
+        self.dropped += count
+        limited(log, LOG_SECONDS).error(
+            "history rows are lost", path=str(self._path), error=str(error or ""), dropped=self.dropped
+        )
+
+
+def row_of(message: SourceMessage, started_at: float | None, runs: Sequence[TaskRun], error: str | None) -> Row:
+    """Return the row of a message that left the pipeline now; see `HistoryWriter.finished`."""
+    status = HistoryStatus.DONE if error is None else HistoryStatus.REJECTED
+    attempts = 0
+    for run in runs:
+        attempts += run.attempts
+        if run.error is not None and error is None and not run.replaced:
+            status, error = HistoryStatus.FAILED, _said(run.error)
+    return (
+        message.topic,
+        message.partition,
+        message.offset,
+        message.key,
+        status,
+        len(runs),
+        attempts,
+        message.timestamp * 1000 if message.timestamp >= 0 else None,
+        None if started_at is None else int(started_at * 1_000_000),
+        time.time_ns() // 1000,
+        _clipped(error),
+    )
+
+
+def _clipped(error: str | None) -> str | None:
+    return None if error is None else error[:MAX_ERROR_CHARS].encode("utf-8", "replace").decode()
+
+
+def _said(error: ExecutorError) -> str:
+    return f"{error.kind}: {error.exception or f'exit code {error.exit_code}'}"
+
+
+@functools.cache
+def _schema() -> Any:
+    import pyarrow as pa
+
+    moment = pa.timestamp("us", tz="UTC")
+    return pa.schema(
+        [
+            pa.field("topic", pa.string(), nullable=False),
+            pa.field("partition", pa.int32(), nullable=False),
+            pa.field("offset", pa.int64(), nullable=False),
+            pa.field("key", pa.binary()),
+            pa.field("status", pa.string(), nullable=False),
+            pa.field("tasks", pa.int32(), nullable=False),
+            pa.field("attempts", pa.int32(), nullable=False),
+            pa.field("arrived_at", moment),
+            pa.field("started_at", moment),
+            pa.field("finished_at", moment, nullable=False),
+            pa.field("error", pa.string()),
+            pa.field("worker", pa.string(), nullable=False),
+            pa.field("engine", pa.int32(), nullable=False),
+            pa.field("engine_id", pa.string(), nullable=False),
+        ]
+    )
+
+
+def table_of(rows: Sequence[Row], identity: Identity) -> Any:
+    """Return rows as an Arrow table of `SCHEMA`."""
+    import pyarrow as pa
+
+    schema = _schema()
+    columns = [*zip(*rows, strict=True), *((value,) * len(rows) for value in _constants(identity))]
+    columns = columns if rows else [()] * len(schema)
+    arrays = [pa.array(column, type=field.type) for column, field in zip(columns, schema, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _write_part(path: Path, name: str, rows: list[Row], identity: Identity) -> None:
+    import pyarrow.parquet as pq
+
+    table = table_of(rows, identity)
+    path.mkdir(parents=True, exist_ok=True)
+    unfinished = path / f"_{name}"
+    try:
+        pq.write_table(table, unfinished, compression="zstd")
+        unfinished.replace(path / name)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def _constants(identity: Identity) -> tuple[str, int, str]:
+    return identity.worker, identity.slot, identity.engine_id

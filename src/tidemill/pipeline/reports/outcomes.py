@@ -1,0 +1,265 @@
+"""The outcomes of a bounded run: one row per message, as Parquet files that appear when what they tell is final.
+
+Invariants: a file is complete and of the history's schema when its name has no leading `_`; its rows are of messages
+that are done for good, so its appearance is the record that they need not be done again; the letters of a part get
+their name right before its outcomes, which name them; memory does not grow with the run. A disk that refuses ends the
+run: without that record nothing could be resumed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tidemill.core.ranges import OffsetRange
+from tidemill.deadletters.files import METADATA_KEY
+from tidemill.pipeline.file_letters import FileDeadLetters
+from tidemill.pipeline.reports.history import Row, row_of, table_of
+from tidemill.runtime.engine_tasks import EngineTasks
+from tidemill.runtime.identity import Identity
+from tidemill.runtime.messages import SourceMessage
+from tidemill.sources.base import TopicPartition
+
+if TYPE_CHECKING:
+    from tidemill.pipeline.reports.report import Report
+    from tidemill.pipeline.tasks.pool import TaskRun
+
+#: Rows are handed to the file when so many wait; so many make a row group.
+ROWS = 20_000
+
+_RANGE_PART = re.compile(r"part-(\d+)-(\d+)-(\d+)\.parquet")
+
+
+def range_name(part: OffsetRange) -> str:
+    """Return the name of the file that tells of a range.
+
+    Example:
+        >>> range_name(OffsetRange(3, 0, 50))
+        'part-00003-0000000000-0000000050.parquet'
+    """
+    return f"part-{part.partition:05d}-{part.start:010d}-{part.end:010d}.parquet"
+
+
+def finished_ranges(names: Iterable[str]) -> list[OffsetRange]:
+    """Return the ranges that files tell of; other names tell nothing."""
+    found = [_RANGE_PART.fullmatch(name) for name in names]
+    return [OffsetRange(int(match[1]), int(match[2]), int(match[3])) for match in found if match]
+
+
+class OutcomeFile:
+    """One file in the making; its methods block.
+
+    Args:
+        folder: Where it will be.
+        unfinished: Its name until it is complete.
+        identity: Whose rows these are.
+    """
+
+    def __init__(self, folder: Path, unfinished: str, identity: Identity) -> None:
+        """Create nothing yet."""
+        self._folder = folder
+        self._path = folder / f"_{unfinished}-{identity.engine_id}"
+        self._identity = identity
+        self._writer: Any = None
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Append a row group."""
+        import pyarrow.parquet as pq
+
+        table = table_of(rows, self._identity)
+        if self._writer is None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._writer = pq.ParquetWriter(self._path, table.schema, compression="zstd")
+        self._writer.write_table(table)
+
+    def publish(self, name: str, letters: str = "") -> None:
+        """Complete the file under its name; one of that name is replaced.
+
+        Args:
+            name: The name.
+            letters: The letters file that belongs to it, if there is one.
+        """
+        if self._writer is None:
+            self.write(())
+        if letters:
+            self._writer.add_key_value_metadata({METADATA_KEY: letters.encode()})
+        self._writer.close()
+        self._path.replace(self._folder / name)
+
+    def discard(self) -> None:
+        """Leave nothing behind."""
+        if self._writer is not None:
+            with contextlib.suppress(OSError):
+                self._writer.close()
+        self._path.unlink(missing_ok=True)
+
+
+class _Part:
+    """Rows that wait, and the file they go to."""
+
+    __slots__ = ("file", "limit", "rows")
+
+    def __init__(self, file: OutcomeFile) -> None:
+        self.file = file
+        self.rows: list[Row] = []
+        self.limit = ROWS
+
+
+class Outcomes:
+    """The `Report` of a bounded engine.
+
+    Args:
+        folder: Where files appear.
+        identity: Whose rows these are.
+        history: Where messages are reported too, if anywhere.
+        name: The name of the one file of this engine; None: one file per range.
+        ranges: The ranges, by topic and partition, if there is a file for each.
+        letters: The dead letters, where they are files; they get their names here.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        identity: Identity,
+        history: Report | None = None,
+        *,
+        name: str | None = None,
+        ranges: Mapping[TopicPartition, OffsetRange] | None = None,
+        letters: FileDeadLetters | None = None,
+    ) -> None:
+        """Write nothing yet."""
+        self.letters = letters
+        self._history = history
+        self._name = name
+        self._ranges = dict(ranges or {})
+        whole = _Part(OutcomeFile(folder, name, identity)) if name is not None else None
+        self._whole = whole
+        self._parts = {
+            partition: whole or _Part(OutcomeFile(folder, range_name(part), identity))
+            for partition, part in self._ranges.items()
+        }
+        self._tasks = EngineTasks()
+        self._writing: asyncio.Task[None] | None = None
+        #: How many messages were reported.
+        self.count = 0
+        #: Called after each message.
+        self.on_finished: Callable[[], None] = _nothing
+        #: Called with the first error of the disk.
+        self.on_error: Callable[[Exception], None] = _ignored
+        #: Whether the files that tell of what was done are there, under their names.
+        self.published = False
+        #: Whether everything was done, so that what is published is all; set before `close`.
+        self.complete = False
+        #: The next offset of each partition that is done; what is above it is not published.
+        self.committed: Mapping[TopicPartition, int] = {}
+        #: Whether ranges that are done in part are told of as well.
+        self.in_part = True
+        #: What the disk refused.
+        self.error: Exception | None = None
+
+    @property
+    def tasks(self) -> EngineTasks:
+        """Where its writes run, and those of the history; an engine sets its own."""
+        return self._tasks
+
+    @tasks.setter
+    def tasks(self, tasks: EngineTasks) -> None:
+        self._tasks = tasks
+        if self._history is not None:
+            self._history.tasks = tasks
+        if self.letters is not None:
+            self.letters.tasks = tasks
+
+    def finished(
+        self, message: SourceMessage, started_at: float | None, runs: Sequence[TaskRun], error: str | None
+    ) -> None:
+        """Take a message that left the pipeline."""
+        part = self._whole or self._parts[message.topic, message.partition]
+        part.rows.append(row_of(message, started_at, runs, error))
+        if len(part.rows) >= part.limit and self._writing is None:
+            self._writing = self._tasks.run("the outcomes", self._write(part, message))
+        if self._history is not None:
+            self._history.finished(message, started_at, runs, error)
+        self.count += 1
+        self.on_finished()
+
+    async def close(self) -> None:
+        """Publish what is done, discard the rest."""
+        if self._writing is not None:
+            # Shielded: a stop that waits no longer does not end what is being written.
+            await asyncio.shield(self._writing)
+        try:
+            if self.error is None and (self.letters is None or self.letters.error is None):
+                await asyncio.to_thread(self._publish)
+                self.published = True
+        except Exception as error:
+            self._failed(error)
+        await asyncio.to_thread(self._discard)
+        if self._history is not None:
+            await self._history.close()
+
+    async def _write(self, part: _Part, message: SourceMessage) -> None:
+        """Write what is final of a part; with ranges, rows above the committed offset wait."""
+        rows = part.rows
+        if part is self._whole:
+            part.rows = []
+        else:
+            done = self.committed.get((message.topic, message.partition), -1)
+            part.rows = [row for row in rows if row[2] >= done]
+            rows = [row for row in rows if row[2] < done]
+        part.limit = len(part.rows) + ROWS
+        try:
+            if rows and self.error is None:
+                await asyncio.to_thread(part.file.write, rows)
+        except Exception as error:
+            self._failed(error)
+        finally:
+            self._writing = None
+
+    def _failed(self, error: Exception) -> None:
+        if self.error is None:
+            self.error = error
+            self.on_error(error)
+
+    def _publish(self) -> None:
+        if self._whole is not None and self._name is not None:
+            if self.complete:
+                self._publish_part(self._whole, self._name, self._whole.rows)
+            return
+        for partition, whole in self._ranges.items():
+            end = whole.end if self.complete else self.committed.get(partition, whole.start)
+            if end > whole.start and (self.complete or self.in_part):
+                part = self._parts[partition]
+                name = range_name(OffsetRange(whole.partition, whole.start, end))
+                below = None if self.complete else end
+                self._publish_part(part, name, [row for row in part.rows if row[2] < end], partition, below)
+
+    def _publish_part(
+        self,
+        part: _Part,
+        name: str,
+        rows: Sequence[Row],
+        partition: TopicPartition | None = None,
+        below: int | None = None,
+    ) -> None:
+        if rows:
+            part.file.write(rows)
+        part.file.publish(name, self.letters.publish(name, partition, below) if self.letters is not None else "")
+
+    def _discard(self) -> None:
+        for part in [self._whole] if self._whole is not None else self._parts.values():
+            part.file.discard()
+        if self.letters is not None:
+            self.letters.discard()
+
+
+def _nothing() -> None:
+    pass
+
+
+def _ignored(error: Exception) -> None:
+    pass

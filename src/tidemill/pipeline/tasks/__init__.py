@@ -1,0 +1,1 @@
+"""A task in, its result out; knows neither partitions nor windows."""

@@ -1,0 +1,265 @@
+"""Tasks on their way to an outcome: the queue by age, the slots, and the waits between tries.
+
+A task waits in the queue, oldest arrival first, until a slot is free; it runs as a process; its outcome goes to the
+window that asked for it. A task that waits for its next try holds no slot and keeps its age.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import structlog
+
+from tidemill.config.settings import ExecutorSettings
+from tidemill.pipeline.handler.models import ErrorKind, ExecutorError, ExecutorResult, ExecutorTask
+from tidemill.pipeline.tasks.process import ProcessOutcome, TaskExecutor
+from tidemill.runtime.engine_tasks import EngineTasks
+from tidemill.runtime.log import limited
+
+if TYPE_CHECKING:
+    from tidemill.pipeline.partition import Lane
+    from tidemill.pipeline.window import WindowRun
+
+log = structlog.get_logger(__name__)
+
+#: When the machine cannot start a process (no memory, no descriptors), the queue waits this long.
+SPAWN_PAUSE_SECONDS = 0.5
+
+
+class TaskRun:
+    """One task of one window, over all its tries."""
+
+    __slots__ = (
+        "age",
+        "attempts",
+        "error",
+        "generation",
+        "key",
+        "process",
+        "replaced",
+        "result",
+        "task",
+        "timer",
+        "window",
+    )
+
+    def __init__(self, task: ExecutorTask, window: WindowRun, age: float) -> None:
+        """Start with no try."""
+        self.task = task
+        self.window = window
+        self.age = age
+        self.key: object = task.task_id
+        self.attempts = 0
+        #: How many tasks it replaces, one after the other.
+        self.generation = 0
+        self.result: ExecutorResult | None = None
+        self.error: ExecutorError | None = None
+        self.replaced = False
+        self.process: object | None = None
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class TaskPool:
+    """Runs tasks in the engine's slots.
+
+    Args:
+        executor: Starts the processes.
+        settings: Slots and limits.
+        is_full: Tells whether too much of a partition waits for sinks.
+        park: Called with its tasks then, instead of starting them.
+        tasks: Where asyncio tasks run.
+    """
+
+    def __init__(
+        self,
+        executor: TaskExecutor,
+        settings: ExecutorSettings,
+        is_full: Callable[[Lane], bool],
+        park: Callable[[TaskRun], None],
+        tasks: EngineTasks,
+    ) -> None:
+        """Start with an empty queue."""
+        self._park = park
+        self._tasks = tasks
+        self._executor = executor
+        self._is_full = is_full
+        self._settings = settings
+        self._slots = executor.capacity
+        self._queue: list[tuple[float, int, TaskRun]] = []
+        self._order = itertools.count()
+        self._running: set[TaskRun] = set()
+        self._retrying: set[TaskRun] = set()
+        self._killing: set[asyncio.Future[None]] = set()
+        self._pause: asyncio.TimerHandle | None = None
+        self._dispatching = False
+        self._closed = False
+
+    @property
+    def queued(self) -> int:
+        """How many tasks wait for a slot."""
+        return len(self._queue)
+
+    @property
+    def running(self) -> int:
+        """How many processes run."""
+        return len(self._running)
+
+    @property
+    def retrying(self) -> int:
+        """How many tasks wait for their next try."""
+        return len(self._retrying)
+
+    def submit(self, run: TaskRun) -> None:
+        """Queue a task; it starts as soon as it is the oldest and a slot is free, unless its partition is going."""
+        if run.window.lane.handover is not None:
+            run.window.withdraw(run)
+            return
+        heapq.heappush(self._queue, (run.age, next(self._order), run))
+        self._dispatch_soon()
+
+    def retry(self, run: TaskRun, delay_seconds: float) -> None:
+        """Queue a task again after a while, unless its partition is going."""
+        if run.window.lane.handover is not None:
+            run.window.withdraw(run)
+            return
+        self._retrying.add(run)
+        run.timer = asyncio.get_running_loop().call_later(delay_seconds, self._again, run)
+
+    def _again(self, run: TaskRun) -> None:
+        run.timer = None
+        self._retrying.discard(run)
+        self.submit(run)
+
+    def _dispatch_soon(self) -> None:
+        # Once per turn of the loop, so that a window's tasks are all queued before the oldest is chosen.
+        if not self._dispatching and len(self._running) < self._slots:
+            self._dispatching = True
+            asyncio.get_running_loop().call_soon(self._dispatch)
+
+    def _dispatch(self) -> None:
+        self._dispatching = False
+        if self._pause is not None or self._closed:
+            return
+        queue = self._queue
+        while queue and len(self._running) < self._slots:
+            run = heapq.heappop(queue)[2]
+            lane = run.window.lane
+            if lane.closed:
+                continue
+            if lane.undelivered_bytes and self._is_full(lane):
+                self._park(run)
+            else:
+                self._start(run)
+
+    def _start(self, run: TaskRun) -> None:
+        task = run.task
+        run.attempts += 1
+        self._running.add(run)
+        try:
+            stdin = task.stdin.encode() if isinstance(task.stdin, str) else task.stdin or b""
+        except UnicodeEncodeError as error:
+            failure = ProcessOutcome(None, b"", b"", 0.0, None, ErrorKind.EXIT, f"cannot be started: stdin: {error}")
+            asyncio.get_running_loop().call_soon(self._ended, run, failure)
+            return
+        run.process = self._executor.start(
+            (task.binary_path or self._settings.binary_path, *task.args),
+            stdin,
+            task.env,
+            self._settings.task_timeout_seconds if task.timeout_seconds is None else task.timeout_seconds,
+            lambda outcome: self._ended(run, outcome),
+        )
+
+    def _ended(self, run: TaskRun, outcome: ProcessOutcome) -> None:
+        self._running.discard(run)
+        run.process = None
+        if run.window.lane.closed or self._closed:
+            pass  # the partition is somebody else's: the result is theirs to make
+        elif outcome.kind is None and outcome.exit_code is None:
+            self._cannot_spawn(run, outcome)
+        elif outcome.kind is None:
+            assert outcome.exit_code is not None
+            run.window.succeeded(
+                run,
+                ExecutorResult(
+                    outcome.exit_code,
+                    outcome.stdout,
+                    outcome.stderr.decode("utf-8", "replace"),
+                    outcome.duration_seconds,
+                    run.task,
+                    outcome.pid,
+                ),
+            )
+        else:
+            run.window.failed(run, _error(run.task, outcome, outcome.kind))
+        if self._queue:
+            self._dispatch()
+
+    def _cannot_spawn(self, run: TaskRun, outcome: ProcessOutcome) -> None:
+        """The machine is short of something: that is not the task's fault, so it keeps its place."""
+        limited(log, 10.0).error("processes cannot be started; waiting", error=outcome.exception)
+        run.attempts -= 1
+        self.submit(run)
+        if self._pause is None:
+            self._pause = asyncio.get_running_loop().call_later(SPAWN_PAUSE_SECONDS, self._resume)
+
+    def _resume(self) -> None:
+        self._pause = None
+        self._dispatch()
+
+    def withdraw(self, lane: Lane) -> list[TaskRun]:
+        """Take what does not run out of the queue and out of its backoff; return it."""
+        waiting = [run for run in self._retrying if run.window.lane is lane]
+        for run in waiting:
+            self._retrying.discard(run)
+            if run.timer is not None:
+                run.timer.cancel()
+        waiting += [run for _, _, run in self._queue if run.window.lane is lane]
+        self._queue = [item for item in self._queue if item[2].window.lane is not lane]
+        heapq.heapify(self._queue)
+        return waiting
+
+    def abandon(self, lane: Lane) -> None:
+        """Kill what runs for a closed lane and forget what waits."""
+        assert lane.closed
+        theirs = [run for run in self._running if run.window.lane is lane]
+        if theirs:
+            self._running.difference_update(theirs)
+            processes = [run.process for run in theirs if run.process is not None]
+            course = self._executor.kill(processes, self._settings.term_grace_seconds)
+            killing = self._tasks.run(f"the end of the tasks of {lane.name}", course)
+            self._killing.add(killing)
+            killing.add_done_callback(self._killed)
+        self.withdraw(lane)
+
+    def _killed(self, killing: asyncio.Future[None]) -> None:
+        self._killing.discard(killing)
+        self._dispatch_soon()
+
+    async def close(self, grace_seconds: float) -> None:
+        """Kill everything that runs, with this much time between SIGTERM and SIGKILL; no outcome is reported."""
+        self._closed = True
+        for run in self._retrying:
+            if run.timer is not None:
+                run.timer.cancel()
+        self._retrying.clear()
+        self._queue.clear()
+        if self._pause is not None:
+            self._pause.cancel()
+        await self._executor.kill_all(grace_seconds)
+        self._executor.close()
+
+
+def _error(task: ExecutorTask, outcome: ProcessOutcome, kind: ErrorKind) -> ExecutorError:
+    return ExecutorError(
+        task,
+        outcome.exit_code,
+        outcome.stderr.decode("utf-8", "replace"),
+        outcome.exception,
+        outcome.pid,
+        kind,
+        outcome.duration_seconds,
+    )

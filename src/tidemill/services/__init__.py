@@ -1,0 +1,1 @@
+"""The processes: thin shells around the core and the store."""

@@ -1,0 +1,1 @@
+"""The trigger host: a process that runs a list of triggers over the store."""

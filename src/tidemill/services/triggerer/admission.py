@@ -1,0 +1,253 @@
+"""What two lists may not share while both are run: the name of a trigger, and an upstream that only one may read.
+
+Invariants: a list is admitted in the transaction that registers its triggers, one list after another, so that two that
+start at the same time cannot both be; the triggers of a list without a live session belong to the next list that names
+them; a list is refused only because of a session that was seen to live.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import importlib
+import json
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import TypeVar
+
+import structlog
+from sqlalchemy import Connection
+
+from tidemill.core.errors import ConfigError
+from tidemill.core.triggers.session_watch import Life, SessionWatch
+from tidemill.runtime.log import limited
+from tidemill.services.triggerer.loading import TriggerError, make_trigger
+from tidemill.services.triggerer.sessions import KIND, Ownership
+from tidemill.store.database import Database
+from tidemill.store.queries.sessions import (
+    claim_upstreams,
+    end_session,
+    foreign_names,
+    live_sessions,
+    lock_lists,
+    release_upstreams,
+)
+from tidemill.store.queries.triggers import cancel_unlisted, register_triggers, release_names, storable
+from tidemill.store.records import SessionRecord, TriggerSpec
+from tidemill.store.write_retry import write_patiently
+from tidemill.triggers.base import BaseEventTrigger
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+#: A message names this many triggers.
+_NAMED = 5
+#: Longer claims are cut, and told apart by a digest: they are keys of an index.
+_CLAIM_LENGTH = 300
+#: Triggers that are looked at before the loop gets its turn.
+_BURST = 256
+
+
+class _ConflictError(Exception):
+    """Another list has what this one wants; nothing is written.
+
+    Attributes:
+        wanted: What it has, by its name.
+        sessions: Those of all lists that have not ended.
+    """
+
+    def __init__(self, wanted: dict[str, list[str]], sessions: list[SessionRecord]) -> None:
+        super().__init__()
+        self.wanted = wanted
+        self.sessions = sessions
+
+
+class Admission:
+    """Lets a list in among the others that are run.
+
+    Args:
+        database: The store.
+        ownership: The session in which the list is run.
+    """
+
+    def __init__(self, database: Database, ownership: Ownership) -> None:
+        """Let nobody in yet."""
+        self._database = database
+        self._ownership = ownership
+
+    async def write(self, specs: Collection[TriggerSpec], work: Callable[[Connection], T]) -> T:
+        """Return what the work returned, in the transaction that let the list in; waits for the store.
+
+        Args:
+            specs: The triggers of the list that are new or changed.
+            work: What is to be written; may be done twice.
+
+        Raises:
+            ConfigError: A live list has one of these names, or reads an upstream that only one may read.
+            SessionEndedError: Another process has taken this list over.
+        """
+        names, claims = [spec.name for spec in specs], await upstream_claims(specs)
+        pace = self._ownership.pace
+        watch = SessionWatch(pace.lease_seconds, pace.look_seconds)
+
+        def admit(connection: Connection) -> T:
+            self._ownership.guard(connection)
+            self._check(connection, names, claims)
+            return work(connection)
+
+        while True:
+            began = time.monotonic()
+            try:
+                return await write_patiently(self._database, admit)
+            except _ConflictError as error:
+                conflict = error
+            watch.look({session.id: session.beat for session in conflict.sessions}, began)
+            if not await self._resolved(conflict, watch):
+                await asyncio.sleep(pace.look_seconds)
+
+    async def reserve(self, new: Sequence[TriggerSpec], replaced: Sequence[TriggerSpec]) -> None:
+        """Have the names and upstreams of a changed list before anything of the old one ends, or be refused.
+
+        Raises:
+            ConfigError: As `write`.
+            SessionEndedError: As `write`.
+        """
+        if not new and not replaced:
+            return
+        list_name, now_us = self._ownership.list_name, _now_us()
+        await self.write([*new, *replaced], lambda c: register_triggers(c, new, list_name, now_us))
+
+    async def forget_unlisted(self, specs: Collection[TriggerSpec]) -> None:
+        """Cancel what the list has lost while no host ran it, and let other lists have the names; waits for the store.
+
+        Args:
+            specs: The whole list.
+        """
+        list_name, names, now_us = self._ownership.list_name, [spec.name for spec in specs], _now_us()
+
+        def cancel(connection: Connection) -> list[str]:
+            self._ownership.guard(connection)
+            return cancel_unlisted(connection, list_name, names, now_us)
+
+        def release(connection: Connection) -> None:
+            self._ownership.guard(connection)
+            release_names(connection, list_name, names)
+
+        gone = await write_patiently(self._database, cancel)
+        if gone:
+            log.info("triggers were removed from the list while no host ran it; they are cancelled", removed=gone)
+        # By itself: both lock triggers, each in the order of their ids.
+        await write_patiently(self._database, release)
+
+    async def release(self, old: Collection[TriggerSpec], new: Collection[TriggerSpec]) -> None:
+        """Let other lists read what this one reads no more; waits for the store.
+
+        Args:
+            old: Triggers that have ended here.
+            new: The whole list.
+        """
+        if not (claims := await upstream_claims(old)):
+            return
+        released = set(claims) - set(await upstream_claims(new))
+
+        def release(connection: Connection) -> None:
+            self._ownership.guard(connection)
+            release_upstreams(connection, self._ownership.session_id, released)
+
+        await write_patiently(self._database, release)
+
+    def _check(self, connection: Connection, names: list[str], claims: list[str]) -> None:
+        ownership = self._ownership
+        lock_lists(connection)
+        wanted: dict[str, list[str]] = {}
+        for name, other in foreign_names(connection, names, ownership.list_name).items():
+            wanted.setdefault(other, []).append(f"the trigger {name!r}")
+        for claim, other in claim_upstreams(connection, ownership.session_id, claims):
+            wanted.setdefault(other, []).append(f"the stream {claim!r}")
+        if not wanted:
+            return
+        sessions = live_sessions(connection, KIND)
+        wanted = {other: what for other, what in wanted.items() if any(one.list == other for one in sessions)}
+        if wanted:
+            raise _ConflictError(wanted, sessions)
+
+    async def _resolved(self, conflict: _ConflictError, watch: SessionWatch) -> bool:
+        """Refuse if another list lives; tell whether to try again at once, because all of them are dead."""
+        ownership = self._ownership
+        rivals = [session for session in conflict.sessions if session.list in conflict.wanted]
+        for session in rivals:
+            if watch.life(session.id) is Life.LIVE:
+                raise ConfigError(_refusal(ownership.list_name, session, sorted(conflict.wanted[session.list])))
+        dead = [session.id for session in rivals if watch.life(session.id) is Life.DEAD]
+        if len(dead) < len(rivals):
+            limited(log, 10.0).info(
+                "another list has a trigger or a stream of this one; waiting up to 30 s to see whether a host runs it",
+                other=sorted(conflict.wanted),
+            )
+            return False
+
+        def end(connection: Connection) -> None:
+            ownership.guard(connection)
+            for number in dead:
+                end_session(connection, number, _now_us(), by=ownership.session_id)
+
+        await write_patiently(self._database, end)
+        return True
+
+
+async def upstream_claims(specs: Collection[TriggerSpec]) -> list[str]:
+    """Return what upstreams the triggers of a list want for themselves, each once, sorted."""
+    found: set[str] = set()
+    for count, spec in enumerate(specs):
+        if count % _BURST == _BURST - 1:
+            await asyncio.sleep(0)
+        if not _claims(spec.classpath):
+            continue
+        try:
+            claim = make_trigger(spec.name, spec.classpath, spec.kwargs).upstream_claim()  # type: ignore[attr-defined]
+            if claim is not None:
+                found.add(_storable(str(claim)))
+        except (Exception, SystemExit) as error:
+            # It fails when it runs, and says why; a stream that it cannot name it cannot read either.
+            if not isinstance(error, TriggerError):
+                log.warning("a trigger cannot say what it reads", trigger=spec.name, exc_info=error)
+    return sorted(found)
+
+
+def list_digest(specs: Sequence[TriggerSpec]) -> str:
+    """Return a digest of a list's content, whatever the order of its entries."""
+    rows = sorted([spec.name, spec.classpath, spec.kwargs, spec.restart] for spec in specs)
+    return hashlib.blake2b(json.dumps(rows).encode(), digest_size=16).hexdigest()
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
+
+
+def _storable(claim: str) -> str:
+    """Return a claim as any database takes it; equal ones stay equal."""
+    text = storable(claim) or ""
+    if len(text) <= _CLAIM_LENGTH:
+        return text
+    return f"{text[:_CLAIM_LENGTH]} {hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
+
+
+def _claims(classpath: str) -> bool:
+    """Tell whether a class may claim an upstream: most do not, and are not created for the question."""
+    module, _, name = classpath.rpartition(".")
+    try:
+        cls = getattr(importlib.import_module(module), name, None)
+    except (Exception, SystemExit):
+        return False
+    own = getattr(cls, "upstream_claim", None)
+    return own is not None and own is not getattr(BaseEventTrigger, "upstream_claim", None)
+
+
+def _refusal(list_name: str, session: SessionRecord, what: list[str]) -> str:
+    named = ", ".join(what[:_NAMED]) + (f" and {len(what) - _NAMED} more" if len(what) > _NAMED else "")
+    return (
+        f"the list {list_name} cannot be run beside the list {session.list}, which process {session.pid} on "
+        f"{session.host} runs: both have {named}; rename or remove that in one of them (and have its host read it "
+        f"again: kill -HUP), give streams a group of their own, or stop process {session.pid}"
+    )

@@ -1,0 +1,227 @@
+"""The process of a trigger host: opens the store, takes its part in running the list, and obeys signals.
+
+SIGTERM and SIGINT stop in good order, a second one at once; SIGHUP reads the list again. A list that is wrong changes
+nothing: the old one goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from tidemill.config.settings import Settings
+from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.runtime.exitcode import ExitCode, exit_code_of
+from tidemill.runtime.identity import worker_name
+from tidemill.services.triggerer.control import control_server
+from tidemill.services.triggerer.host import TriggerHost
+from tidemill.services.triggerer.list_lock import ListLock
+from tidemill.services.triggerer.replica import Replica
+from tidemill.services.triggerer.sessions import Ownership, Pace
+from tidemill.services.triggerer.signals import Signals
+from tidemill.services.triggerer.trigger_list import read_specs
+from tidemill.store.database import Database
+from tidemill.store.opening import one_writer, open_store, store_url
+from tidemill.store.records import TriggerSpec
+from tidemill.store.retention import Retention
+from tidemill.triggers.streams.manager import StreamReport
+
+log = structlog.get_logger(__name__)
+
+#: How long what triggers leave behind may take to end.
+_END_SECONDS = 5.0
+
+
+class HostRunsError(ConfigError):
+    """Another host runs this list of triggers, and its store is for one process."""
+
+
+def run_host(settings: Settings, specs: Path, pace: Pace | None = None) -> ExitCode:
+    """Run the triggers of a list until a signal ends it, or none is left to run.
+
+    Args:
+        settings: `store`, `triggerer` and `logging` are read.
+        specs: The YAML file.
+        pace: How fast the death of another host is noticed; None: within 35 seconds.
+
+    Raises:
+        ConfigError: The list or the settings are wrong, or another process runs it.
+        RemoteError: The store cannot be reached at the start.
+    """
+    signals = Signals()
+    signals.listen()
+    for folder in (str(specs.resolve().parent), str(Path.cwd())):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+    found = read_specs(specs)  # before anything is started
+    runner = asyncio.Runner()
+    code = ExitCode.INTERNAL
+    try:
+        code = _run_all(runner.get_loop(), _run(settings, specs, found, signals, pace))
+    except BaseException as error:
+        code = exit_code_of(error)
+        raise
+    finally:
+        signals.close()
+        timer = end_anyway(code)
+        runner.close()
+        timer.cancel()
+    return code
+
+
+def _run_all(loop: asyncio.AbstractEventLoop, host: Coroutine[Any, Any, ExitCode]) -> ExitCode:
+    """Run a host until it ends, and not only until a task that a trigger left behind calls `sys.exit`."""
+    running = loop.create_task(host)
+    while True:
+        try:
+            return loop.run_until_complete(running)
+        except SystemExit:
+            if running.done():
+                raise
+            log.exception(
+                "a task or callback that a trigger left behind called sys.exit; it is ignored, and the host goes on"
+            )
+
+
+def _url(settings: Settings, specs: Path) -> str:
+    return store_url(settings.store.url, specs.resolve().parent)
+
+
+def list_name(settings: Settings, specs: Path) -> str:
+    """Return the name of a list: what is configured, else where its file is."""
+    # A path need not be text; bytes that are not UTF-8 are written as escapes.
+    return settings.triggerer.list_name or os.fsencode(specs.resolve()).decode("utf-8", "backslashreplace")
+
+
+def end_anyway(code: ExitCode) -> threading.Timer:
+    """End the process in some seconds, unless the timer is cancelled.
+
+    For when only tasks and threads of triggers are left, which may never end, and all that is to be kept is kept.
+    """
+
+    def end() -> None:
+        with contextlib.suppress(OSError, ValueError):
+            print("something of a trigger does not end; the process ends without it", file=sys.stderr, flush=True)
+        os._exit(code)
+
+    timer = threading.Timer(_END_SECONDS, end)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+async def _run(
+    settings: Settings, specs: Path, found: list[TriggerSpec], signals: Signals, pace: Pace | None
+) -> ExitCode:
+    url, name = _url(settings, specs), list_name(settings, specs)
+    alone = one_writer(url)
+    lock = ListLock(str(specs.resolve()) if alone else name)  # noqa: ASYNC240 - no I/O to speak of
+    try:
+        if not lock.acquire() and alone:
+            raise HostRunsError(
+                f"{specs} is run by process {lock.holder} on this machine; stop that one, or reload it: "
+                f"kill -HUP {lock.holder}"
+            )
+        database = await _opened(url, signals)
+        if database is None:
+            return ExitCode.OK
+        try:
+            ownership = Ownership(database, name, name=worker_name(settings), lock=lock, pace=pace)
+            replica = Replica(
+                ownership,
+                lambda: TriggerHost(database, settings.triggerer, ownership),
+                lambda: read_specs(specs),
+                Retention(database, settings.store).run,
+            )
+            log.info("the trigger host starts", triggers=len(found), store=database.label, list=name)
+            unconfirmed = await _take_part(replica, specs, found, signals)
+        finally:
+            await database.close()
+    finally:
+        lock.release()
+    if unconfirmed:
+        raise RemoteError(
+            f"{unconfirmed} events may not be stored, because the store {database.label} does not work; shared streams "
+            "that acknowledge give them again; look after the store, and run the list again"
+        )
+    log.info("the trigger host has ended")
+    return ExitCode.OK
+
+
+async def _opened(url: str, signals: Signals) -> Database | None:
+    """Open the store; None: a signal said to stop before it was open."""
+    signals.attach()
+    opening = asyncio.ensure_future(open_store(url))
+    stopping = asyncio.ensure_future(signals.stop.wait())
+    try:
+        await asyncio.wait({opening, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not opening.done():
+            opening.cancel()
+            await asyncio.wait({opening})
+        return None if opening.cancelled() else opening.result()
+    finally:
+        stopping.cancel()
+
+
+async def _take_part(replica: Replica, specs: Path, found: list[TriggerSpec], signals: Signals) -> int:
+    """Run the list, or wait for it, until a signal ends it or nothing is left to run; return what was not stored."""
+    control = control_server(specs, lambda: _report(replica))
+    await control.start()
+    running = asyncio.ensure_future(replica.run(found))
+    stopping = asyncio.ensure_future(signals.stop.wait())
+    signals.on_hangup(replica.read_again)
+    try:
+        await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
+    finally:
+        stopping.cancel()
+        running.cancel()
+        await asyncio.wait({running})
+        unconfirmed = await replica.stop()
+        await control.close()
+    return unconfirmed
+
+
+def _name(lane: object) -> str:
+    if isinstance(lane, tuple):
+        return "/".join(str(part) for part in lane)
+    return "" if lane is None else str(lane)
+
+
+def _report(replica: Replica) -> dict[str, Any]:
+    host = replica.host
+    report = {"pid": os.getpid(), **replica.report(), "running": 0, "store": None, "streams": []}
+    if host is not None:
+        now = host.now()
+        streams = [_stream(stream, now) for stream in host.report()]
+        report |= {"running": host.running, "store": host.events.standing.value, "streams": streams}
+    return report
+
+
+def _stream(report: StreamReport, now: float) -> dict[str, Any]:
+    return {
+        "key": repr(report.key),
+        "subscribers": [str(name) for name in report.subscribers],
+        "failed": {str(name): now - at for name, at in report.failed.items()},
+        "outstanding": report.outstanding,
+        "full_seconds": None if report.full_since is None else now - report.full_since,
+        "lanes": [
+            {
+                "lane": _name(lane.lane),
+                "outstanding": lane.outstanding,
+                "head": lane.head,
+                "age_seconds": now - lane.since,
+                "holders": [str(name) for name in lane.holders],
+            }
+            for lane in report.lanes
+        ],
+    }

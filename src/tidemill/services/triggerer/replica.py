@@ -1,0 +1,175 @@
+"""One process's part in a list of triggers: it waits until it may run the list, runs it, hands it over, waits again.
+
+Invariants: a `TriggerHost` belongs to one session and is not used again after it; the list that is run is the one that
+was read last without a mistake; a list that is refused while another content of it runs changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import structlog
+
+from tidemill.core.errors import ConfigError
+from tidemill.core.triggers.lifecycle import CancelReason
+from tidemill.services.triggerer.admission import list_digest
+from tidemill.services.triggerer.host import TriggerHost
+from tidemill.services.triggerer.sessions import Ownership, SessionEndedError, about
+from tidemill.services.triggerer.turns import HostStopsError
+from tidemill.store.records import TriggerSpec
+
+log = structlog.get_logger(__name__)
+
+#: A host whose triggers ended because the store refused them waits so long to hear that its list is another host's.
+DISOWNED_SECONDS = 5.0
+
+
+class Replica:
+    """Runs a list whenever it is this process's turn.
+
+    Args:
+        ownership: Says whose turn it is.
+        create: Returns a host for the current session.
+        read: Returns the list as it is now; called on a thread.
+        beside: What else is done for as long as the list is run here.
+    """
+
+    def __init__(
+        self,
+        ownership: Ownership,
+        create: Callable[[], TriggerHost],
+        read: Callable[[], list[TriggerSpec]],
+        beside: Callable[[], Coroutine[Any, Any, None]] | None = None,
+    ) -> None:
+        """Run nothing yet."""
+        self._beside = beside
+        self._ownership = ownership
+        self._create = create
+        self._read = read
+        self._specs: list[TriggerSpec] = []
+        self._reading: asyncio.Task[None] | None = None
+        self._wanted = self._stopped = False
+        self.host: TriggerHost | None = None
+
+    async def run(self, specs: list[TriggerSpec]) -> None:
+        """Run the list until no trigger is left to run, nor a list that is being read.
+
+        Raises:
+            ConfigError: The list cannot be run beside another one.
+        """
+        self._specs = specs
+        while True:
+            await self._ownership.acquire(list_digest(self._specs))
+            host = self._create()
+            self._ownership.attend(lambda host=host: host.tokens, host.hand_over)  # type: ignore[misc]
+            if await self._until_over(host):
+                return
+            await self._ownership.pause()
+            await host.stop(CancelReason.HAND_OVER)
+            self.host = None
+
+    async def _until_over(self, host: TriggerHost) -> bool:
+        """Wait until there is nothing left to do (True) or another process has the list (False)."""
+        living = asyncio.ensure_future(self._live(host))
+        lost = asyncio.ensure_future(self._ownership.lost())
+        beside = asyncio.create_task(self._do_beside(), name="beside the list")
+        try:
+            await asyncio.wait({living, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if lost.done():
+                return False
+            try:
+                living.result()
+            except SessionEndedError:
+                return False
+            if host.disowned:
+                # Its triggers may have ended because the list is another host's by now; that is asked for already.
+                await asyncio.wait({lost}, timeout=DISOWNED_SECONDS)
+            if lost.done():
+                return False
+            log.info("no trigger is left to run; the host ends")
+            return True
+        finally:
+            for task in (living, lost, beside):
+                task.cancel()
+            await asyncio.wait({living, lost, beside})
+            if not living.cancelled():
+                living.exception()
+
+    async def _do_beside(self) -> None:
+        if self._beside is None:
+            return
+        try:
+            await self._beside()
+        except Exception:
+            log.exception("what is done beside the triggers failed; they go on without it")
+
+    async def _live(self, host: TriggerHost) -> None:
+        # Not before it takes its first turn to start: nothing that is read meanwhile may be run before that.
+        self.host = host
+        await host.start(self._specs)
+        while True:
+            await host.wait_idle()
+            if self._reading is None:
+                return
+            await asyncio.wait([self._reading])
+
+    def read_again(self) -> None:
+        """Read the list, and run what it says; call it on the loop. Calls while it is being read count as one."""
+        if self._stopped:
+            return
+        self._wanted = True
+        if self._reading is None:
+            self._reading = asyncio.get_running_loop().create_task(self._read_all(), name="reload")
+
+    async def _read_all(self) -> None:
+        try:
+            while self._wanted:
+                self._wanted = False
+                await self._read_once()
+        except Exception:
+            log.exception("the list of triggers could not be read again; the old one goes on")
+        finally:
+            self._reading = None
+
+    async def _read_once(self) -> None:
+        try:
+            found = await asyncio.to_thread(self._read)
+            changes = await self.host.reload(found) if self.host is not None else None
+        except ConfigError as error:
+            text = str(error)  # what is wrong is in the list: a traceback tells nothing more
+            log.error("the list of triggers is wrong; the old one goes on", error=text)  # noqa: TRY400
+            return
+        except (HostStopsError, SessionEndedError):
+            changes = None  # for the next turn
+        self._specs = found
+        self._ownership.relist(list_digest(found))
+        if changes is None:
+            log.info("the list of triggers was read again; it is run when it is this host's turn")
+            return
+        log.info(
+            "the list of triggers was read again",
+            started=changes.started,
+            removed=changes.removed,
+            replaced=changes.replaced,
+        )
+
+    async def stop(self) -> int:
+        """Stop what runs, and let another process have the list.
+
+        Returns:
+            How many events may not be stored.
+        """
+        self._stopped = True
+        unconfirmed = await self.host.stop() if self.host is not None else 0
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait([self._reading])
+        await self._ownership.release()
+        return unconfirmed
+
+    def report(self) -> dict[str, Any]:
+        """Say whom this process waits for, if it does."""
+        holder = self._ownership.holder
+        return {"list": self._ownership.list_name, "waits_for": about(holder) if holder is not None else None}

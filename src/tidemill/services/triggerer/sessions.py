@@ -1,0 +1,375 @@
+"""Who runs a list of triggers: this process, or another one that it waits for.
+
+Theory of operation. Each time this process wants to run its list it begins a session in the store, and beats in it from
+the loop that runs the triggers. It looks about every second whether it may have the list: when nobody has it, when the
+session that has it is dead (`core.session_watch`), or when this process holds the lock of the list on the machine and
+boot where that session held it. A takeover is one transaction: it ends the other session and takes the list, or does
+neither. A process whose session was ended learns it with its next beat, stops what it runs, and waits in a new session,
+as any other. All that a session writes about its list goes through `guard`, which makes sure in the same transaction
+that nobody has ended it.
+
+Invariants: a list belongs to one session at a time; a session that was ended stays dead; who cannot reach the store
+declares nobody dead, and opens no upstream once half of its lease has passed; a store that one process can write to
+knows no live session but this one's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+
+import structlog
+from sqlalchemy import Connection
+
+from tidemill.core.errors import RemoteError
+from tidemill.core.triggers.session_watch import Life, SessionWatch
+from tidemill.runtime.log import limited
+from tidemill.services.triggerer.list_lock import ListLock, boot_id
+from tidemill.store.database import Database
+from tidemill.store.queries.sessions import (
+    beat_session,
+    begin_session,
+    end_session,
+    held_triggers,
+    live_sessions,
+    lost_triggers,
+    take_list,
+)
+from tidemill.store.records import SessionRecord
+from tidemill.store.write_retry import write_patiently
+
+log = structlog.get_logger(__name__)
+
+KIND = "triggerer"
+#: How often a session that is ended at a stop is tried to be written, in seconds.
+END_SECONDS = 5.0
+
+
+class SessionEndedError(Exception):
+    """This session was ended by another process, which may run its triggers now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast deaths are noticed.
+
+    Attributes:
+        lease_seconds: How long a beat may stand still before its session is dead.
+        beat_seconds: How often a session beats.
+        look_seconds: How often others look.
+    """
+
+    lease_seconds: float = 30.0
+    beat_seconds: float = 5.0
+    look_seconds: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What a look at the store found.
+
+    Attributes:
+        holder: The session that has the list; None: this one has it now.
+        sessions: All that have not ended, by id.
+    """
+
+    holder: int | None
+    sessions: dict[int, SessionRecord]
+
+
+class Ownership:
+    """The right of this process to run one list.
+
+    Args:
+        database: The store, open for writing.
+        list_name: The list.
+        name: What this process is called; the same each time it is started.
+        lock: The list's lock on this machine, which need not be held; None: there is none.
+        pace: How fast deaths are noticed.
+        clock: The observer's own time, in seconds.
+
+    Attributes:
+        list_name: The list.
+        holder: The session that has the list, while this process waits for it.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        list_name: str,
+        *,
+        name: str = "",
+        lock: ListLock | None = None,
+        pace: Pace | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Have no session."""
+        self.list_name = list_name
+        self.holder: SessionRecord | None = None
+        self.pace = pace or Pace()
+        self._database = database
+        self._name = name or socket.gethostname()
+        self._lock = lock
+        self._clock = clock
+        self._digest = ""
+        self._session: int | None = None
+        self._lost = asyncio.Event()
+        self._doubted = asyncio.Event()
+        self._beating: asyncio.Task[None] | None = None
+        self._held: Callable[[], Mapping[int, int]] = dict
+        self._on_taken: Callable[[Mapping[int, int]], None] = lambda taken: None
+        self._told: tuple[int, str, str] | None = None
+        # When a transaction began that found this session alive.
+        self._confirmed_at = -math.inf
+        self._confirmation = asyncio.Event()
+
+    @property
+    def session_id(self) -> int:
+        """The session in which the list is run."""
+        assert self._session is not None, "the list is not owned"
+        return self._session
+
+    # -- to get the list ----------------------------------------------------------------------------------------
+
+    async def acquire(self, digest: str = "") -> None:
+        """Wait until this process has the list; however long that takes.
+
+        Args:
+            digest: That of the list's content: hosts whose contents differ are told so.
+        """
+        self._digest = digest
+        watch = SessionWatch(self.pace.lease_seconds, self.pace.look_seconds)
+        await self._renew()
+        while True:
+            began = self._clock()
+            try:
+                sight = await self._database.write(self._look)
+            except SessionEndedError:
+                await self._begin()
+                continue
+            except RemoteError as error:
+                if not error.retryable:
+                    raise
+                watch.missed()
+                limited(log, 10.0).warning("the store cannot be asked who runs this list", error=str(error))
+                await asyncio.sleep(self.pace.look_seconds)
+                continue
+            if sight.holder is None or await self._takes_over(sight, watch, began):
+                break
+            await asyncio.sleep(self.pace.look_seconds)
+        self.holder = None
+        self._note_confirmed(began)
+        log.info("this host runs the list", list=self.list_name, session=self._session)
+        self._beating = asyncio.get_running_loop().create_task(self._beat(), name="beat of the session")
+        self._beating.add_done_callback(self._note_silence)
+
+    async def _takes_over(self, sight: Sight, watch: SessionWatch, began: float) -> bool:
+        """Take the list from a session that is dead; tell whether that worked."""
+        watch.look({number: session.beat for number, session in sight.sessions.items()}, began)
+        holder = sight.sessions.get(sight.holder or 0)
+        if holder is None:
+            return False  # it began after the look, or ended; the next one knows
+        self.holder = holder
+        self._tell(holder)
+        if self._lock is not None and not self._lock.held and self._lock.acquire():
+            await self._renew()
+        locked = self._lock is not None and self._lock.identity == holder.lock != ""
+        others = [one.id for one in sight.sessions.values() if one.list == self.list_name]
+        dead = [number for number in others if watch.life(number) is Life.DEAD or (locked and number == holder.id)]
+        if not dead:
+            return False
+        try:
+            won = await self._database.write(lambda connection: self._take_from(connection, dead))
+        except (SessionEndedError, RemoteError):
+            return False  # the next look tells
+        if won:
+            log.warning(
+                "the host that ran this list is dead; this one takes over",
+                **about(holder),
+                noticed_by="its lock" if locked else "its beat",
+            )
+        return won
+
+    def _look(self, connection: Connection) -> Sight:
+        self.guard(connection)
+        sessions = {session.id: session for session in live_sessions(connection, KIND)}
+        if self._database.exclusive:
+            # Nobody else can write here: what has not ended was killed.
+            for number in sessions.keys() - {self._session}:
+                end_session(connection, number, _now_us(), by=self._session)
+        return Sight(take_list(connection, self.list_name, self.session_id), sessions)
+
+    def _take_from(self, connection: Connection, dead: list[int]) -> bool:
+        self.guard(connection)
+        for number in dead:  # others that waited for this list, too: nobody else would ever end their sessions
+            end_session(connection, number, _now_us(), by=self._session)
+        return take_list(connection, self.list_name, self.session_id) is None
+
+    async def _begin(self) -> None:
+        lock = self._lock.identity if self._lock is not None else ""
+
+        def begin(connection: Connection) -> int:
+            return begin_session(
+                connection,
+                kind=KIND,
+                name=self._name,
+                host=socket.gethostname(),
+                boot_id=boot_id(),
+                pid=os.getpid(),
+                list=self.list_name,
+                lock=lock,
+                digest=self._digest,
+                now_us=_now_us(),
+            )
+
+        self._lost.clear()
+        self._session = await write_patiently(self._database, begin)
+
+    async def _renew(self) -> None:
+        """Go on in a new session, which says whether this process holds the lock now."""
+        with contextlib.suppress(RemoteError):  # then others find the old one dead
+            await self._end()
+        await self._begin()
+
+    def _tell(self, holder: SessionRecord) -> None:
+        before, self._told = self._told, (holder.id, holder.digest, self._digest)
+        if before == self._told:
+            return
+        if before is None or before[0] != holder.id:
+            log.info("another host runs this list; this one waits to take over", **about(holder))
+        if holder.digest != self._digest:
+            log.warning(
+                "the host that runs this list has other content in it than this one; hosts with one list name are "
+                "replicas, and should have the same",
+                **about(holder),
+            )
+
+    # -- while it is run ------------------------------------------------------------------------------------------
+
+    def guard(self, connection: Connection) -> None:
+        """Make sure that this session goes on until the transaction has ended.
+
+        Raises:
+            SessionEndedError: It has been ended.
+        """
+        if self._session is None or not beat_session(connection, self._session, _now_us(), self._digest):
+            raise SessionEndedError
+
+    def attend(self, held: Callable[[], Mapping[int, int]], on_taken: Callable[[Mapping[int, int]], None]) -> None:
+        """Compare with every beat what this process thinks it runs with what the store says.
+
+        Args:
+            held: Returns the tokens of the triggers that were claimed in this session, by their ids.
+            on_taken: Called with those of them that another session has claimed, and the tokens they had here.
+        """
+        self._held, self._on_taken = held, on_taken
+
+    def relist(self, digest: str) -> None:
+        """Tell the others with the next beat that the content of the list is another one."""
+        self._digest = digest
+
+    def check(self) -> None:
+        """Beat now: there is reason to doubt that this session goes on."""
+        self._doubted.set()
+
+    async def lost(self) -> None:
+        """Wait until another process has ended this session."""
+        await self._lost.wait()
+
+    async def confirmed(self) -> None:
+        """Wait until the store has confirmed, less than half a lease ago, that this session lives.
+
+        One that cannot beat may be dead for the others, and what it runs may be run by another process already: who
+        opened an upstream then could take it from that process.
+        """
+        while not self._database.exclusive and self._clock() - self._confirmed_at > self.pace.lease_seconds / 2:
+            self._confirmation.clear()
+            await self._confirmation.wait()
+
+    def _note_confirmed(self, began: float) -> None:
+        self._confirmed_at = began
+        self._confirmation.set()
+
+    async def _beat(self) -> None:
+        pause = self.pace.beat_seconds
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._doubted.wait()
+            self._doubted.clear()
+            pause = self.pace.beat_seconds
+            held, began = dict(self._held()), self._clock()
+            try:
+                if taken := await self._database.write(partial(self._compare, held)):
+                    self._on_taken({number: held[number] for number in taken})
+                self._note_confirmed(began)
+            except SessionEndedError:
+                log.warning("another host has taken this list over; what runs here is handed over", list=self.list_name)
+                self._confirmed_at = -math.inf
+                self._lost.set()
+                return
+            except RemoteError as error:
+                limited(log, 10.0).warning("this session cannot beat", error=str(error))
+                pause = min(pause, self.pace.look_seconds)
+            except Exception:
+                log.exception("the beat of the session failed; this is a fault of tidemill")
+
+    def _note_silence(self, beating: asyncio.Task[None]) -> None:
+        """See that a session which beats no more is not run on: others are about to declare it dead."""
+        if self._beating is beating and not self._lost.is_set():
+            log.error("the beat of the session has ended; this is a fault of tidemill", list=self.list_name)
+            self._lost.set()
+
+    def _compare(self, held: Mapping[int, int], connection: Connection) -> list[int]:
+        self.guard(connection)
+        if held_triggers(connection, self.session_id) == (len(held), sum(held.values())):
+            return []
+        return lost_triggers(connection, self.session_id, held)
+
+    # -- to give it up --------------------------------------------------------------------------------------------
+
+    async def release(self) -> None:
+        """End the session, so that another host may have the list at once; without effect if there is none."""
+        await self.pause()
+        try:
+            async with asyncio.timeout(END_SECONDS):
+                await self._end()
+        except (TimeoutError, RemoteError):
+            log.warning("the store could not be told that this host has stopped; others notice it by its beat")
+
+    async def pause(self) -> None:
+        """Beat no more."""
+        self._confirmed_at = -math.inf
+        beating, self._beating = self._beating, None
+        if beating is not None:
+            beating.cancel()
+            await asyncio.wait([beating])
+        self.attend(dict, lambda taken: None)
+
+    async def _end(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await self._database.write(lambda connection: end_session(connection, session, _now_us()))
+
+
+def about(session: SessionRecord) -> dict[str, object]:
+    """Return what people are told of a session."""
+    return {
+        "list": session.list,
+        "host": session.host,
+        "process": session.pid,
+        "since": datetime.fromtimestamp(session.started_us / 1e6, UTC).isoformat(timespec="seconds"),
+        "session": session.id,
+    }
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000

@@ -1,0 +1,98 @@
+"""Writes down what becomes of triggers: many reports in one transaction, in order, waiting for the store.
+
+Invariants: a later report of a trigger is written after an earlier one; nothing here is lost to an outage, it waits. A
+chunk that fails is halved before it is tried again: one that takes longer than a transaction may is not tried for ever,
+and what the database refuses is in the end refused alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from functools import partial
+from typing import NamedTuple
+
+import structlog
+
+from tidemill.core.errors import RemoteError
+from tidemill.core.retry import JITTER_BITS, Backoff
+from tidemill.runtime.log import limited
+from tidemill.store.database import Database
+from tidemill.store.queries.triggers import mark_triggers
+from tidemill.store.records import TriggerReport, TriggerState
+from tidemill.store.write_retry import BACKOFF
+
+log = structlog.get_logger(__name__)
+
+#: Most reports of one transaction: some tens of milliseconds, during which events of these triggers wait.
+CHUNK_COUNT = 1_000
+
+
+class Mark(NamedTuple):
+    """What a trigger is from now on; see `TriggerReport`."""
+
+    trigger_id: int
+    token: int
+    state: TriggerState
+    reason: str | None = None
+    error: str | None = None
+
+
+class Marks:
+    """Reports that wait to be written.
+
+    Args:
+        database: Where to.
+        backoff: The waits between attempts.
+    """
+
+    def __init__(self, database: Database, backoff: Backoff = BACKOFF) -> None:
+        """Have none."""
+        self._database = database
+        self._backoff = backoff
+        self._waiting: list[TriggerReport] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def put(self, mark: Mark) -> None:
+        """Accept a report; it is written soon."""
+        number, token, state, reason, error = mark
+        self._waiting.append(TriggerReport(number, token, state, time.time_ns() // 1000, reason, error))
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._write(), name="trigger reports")
+
+    async def settled(self) -> None:
+        """Wait until all that was put is written."""
+        while self._task is not None:
+            await asyncio.shield(self._task)
+
+    async def close(self) -> int:
+        """Stop writing; return how many reports were not written."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        return len(self._waiting)
+
+    async def _write(self) -> None:
+        size, failures = CHUNK_COUNT, 0
+        try:
+            while self._waiting:
+                chunk = self._waiting[:size]
+                try:
+                    await self._database.write(partial(mark_triggers, reports=chunk))
+                except RemoteError as error:
+                    size = max(1, len(chunk) // 2)
+                    if error.retryable:
+                        failures += 1
+                        limited(log, 10.0).warning("the store cannot be written; reports wait", error=str(error))
+                        await asyncio.sleep(self._backoff.delay(failures, random.getrandbits(JITTER_BITS)))
+                        continue
+                    if len(chunk) > 1:
+                        continue
+                    log.exception("a report about a trigger is refused by the store", report=chunk[0])
+                else:
+                    size = min(CHUNK_COUNT, 2 * size)
+                failures = 0
+                del self._waiting[: len(chunk)]
+        finally:
+            self._task = None

@@ -1,0 +1,1 @@
+"""Sends payloads to one sink in batches."""

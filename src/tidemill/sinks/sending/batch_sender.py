@@ -1,0 +1,333 @@
+"""The shell around one sink: sends what `core.outbox` says, tells it the answers, and passes on what became of it.
+
+Decides nothing. One asyncio task per sink; a batch goes out as soon as the sink is free, and what is submitted
+meanwhile makes up the next one, so that an idle sink sends at once and a busy one sends in large batches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import msgspec
+import structlog
+
+from tidemill.core.delivery.breaker import BreakerState
+from tidemill.core.delivery.culprit import Fault, fault_of
+from tidemill.core.delivery.send_items import Ask, Decision, Delivered, GaveUp, Item, Limits
+from tidemill.core.delivery.send_queue import SendQueue
+from tidemill.core.errors import InvariantError, RemoteError, said, sound
+from tidemill.runtime.engine_tasks import EngineTasks
+from tidemill.runtime.log import limited
+from tidemill.runtime.progress import SinkStats
+from tidemill.sinks.base import Encoded, Refusal, Sink, encoded
+
+log = structlog.get_logger(__name__)
+
+#: (source topic, partition); None for what comes from no partition.
+DeliveryLane = tuple[str, int] | None
+#: A batch that the sink does not answer for this long is reported as stalled.
+SLOW_SECONDS = 5.0
+#: A sink may take this long to close.
+CLOSE_SECONDS = 15.0
+#: And this long to give up a call that was cancelled, before it is left to itself.
+CANCEL_SECONDS = 5.0
+
+
+class Submission:
+    """Payloads of one hook's result, across sinks.
+
+    Attributes:
+        origin: Where they come from, and how much they are.
+        pending: How many of them are not settled.
+        released: Called when none is left.
+    """
+
+    __slots__ = ("origin", "pending", "released")
+
+    def __init__(self, origin: Any, pending: int, released: Callable[[], None]) -> None:
+        """Start with everything pending."""
+        self.origin = origin
+        self.pending = pending
+        self.released = released
+
+    def settle(self, count: int = 1) -> None:
+        """Count payloads off; the last one releases."""
+        self.pending -= count
+        if self.pending == 0:
+            try:
+                self.released()
+            except Exception as error:  # ours; what is settled beside it must not suffer
+                context = {"message": "the release of delivered payloads", "exception": error}
+                asyncio.get_running_loop().call_exception_handler(context)
+
+
+class Parcel(msgspec.Struct):
+    """What travels with an item through `core.outbox`: the payload, its wire form, and whose it is."""
+
+    payload: Any
+    encoded: Encoded | None
+    submission: Submission
+
+
+Entry = Item[DeliveryLane, Parcel]
+Question = Ask[DeliveryLane, Parcel]
+Failure = GaveUp[DeliveryLane, Parcel]
+
+
+class Batcher:
+    """One sink, its line and its task.
+
+    Args:
+        sink: Where to.
+        limits: How to retry; batch sizes and linger are the sink's own.
+        timeout_seconds: How long the sink may take for a batch, unless it says so itself.
+        ask: Called with what somebody has to decide about; answered by `decided`.
+        gave_up: Called with what is not tried again.
+        settled: Called after payloads were settled.
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        limits: Limits,
+        timeout_seconds: float,
+        ask: Callable[[Batcher, Question], None],
+        gave_up: Callable[[Batcher, Failure], None],
+        settled: Callable[[], None],
+    ) -> None:
+        """Start empty, without a task."""
+        self.sink = sink
+        self.stats = SinkStats()
+        self._queue: SendQueue[DeliveryLane, Parcel] = SendQueue(
+            replace(
+                limits,
+                max_count=sink.max_batch_count,
+                max_bytes=sink.max_batch_bytes,
+                linger_seconds=sink.linger_seconds,
+            )
+        )
+        self._timeout_seconds = sink.send_timeout_seconds or timeout_seconds
+        self._ask = ask
+        self._gave_up = gave_up
+        self._settled = settled
+        self._wake: asyncio.Future[None] | None = None
+        self._task: asyncio.Task[NoReturn] | None = None
+        self._sent_at: float | None = None
+        self._breaker = BreakerState.CLOSED
+        # Calls that were cancelled and do not end; kept, or they would be collected while they run.
+        self._left: set[asyncio.Task[Any]] = set()
+
+    @property
+    def label(self) -> str:
+        """The sink's place in the configuration."""
+        return self.sink.place
+
+    @property
+    def outstanding(self) -> int:
+        """Payloads that are neither confirmed nor given up."""
+        return self._queue.outstanding
+
+    async def connect(self) -> None:
+        """Connect the sink."""
+        await self.sink.connect()
+
+    def start(self, tasks: EngineTasks) -> None:
+        """Start sending, in the running loop."""
+        self._loop = asyncio.get_running_loop()
+        self._tasks = tasks
+        self._task = tasks.keep(f"the deliveries to {self.label}", self._run())
+
+    def add(self, payload: Any, lane: DeliveryLane, submission: Submission) -> None:
+        """Put a payload into the line; one that cannot be encoded is asked about, in a later turn of the loop."""
+        now = self._loop.time()
+        try:
+            ready = encoded(self.sink, payload)
+        except Exception as error:  # a user's data can raise anything
+            text = said(error)
+            item = Item(lane, None, 0, Parcel(payload, None, submission))
+            question = self._queue.refuse(item, text, now)
+            self._note_error(text, 1)
+            self._loop.call_soon(self._ask, self, question)
+            return
+        submission.origin.size_bytes += ready.size_bytes
+        item = Item(lane, ready.key, ready.size_bytes, Parcel(payload, ready, submission))
+        self._queue.add(item, now)
+        if self._breaker is not BreakerState.CLOSED and (shed := self._queue.shed(now)):
+            self._loop.call_soon(self._apply, shed)
+        self._wake_up()
+
+    def _wake_up(self) -> None:
+        wake = self._wake
+        if wake is not None and not wake.done():
+            wake.set_result(None)
+
+    def decided(self, question: Question, decision: Decision) -> None:
+        """Carry an answer to the queue."""
+        effects = self._queue.decided(question, decision, self._loop.time(), random.getrandbits(32))
+        self._apply(effects)
+        self._wake_up()
+
+    def abandon(self, lane: DeliveryLane) -> None:
+        """Forget what came from a partition."""
+        self._queue.abandon(lane)
+        self._wake_up()
+
+    async def _run(self) -> NoReturn:
+        queue = self._queue
+        while True:
+            batch = queue.take(self._loop.time())
+            if batch:
+                await self._send(batch)
+            else:
+                await self._wait(queue.due)
+
+    async def _wait(self, due: float | None) -> None:
+        self._wake = self._loop.create_future()
+        timer = self._loop.call_at(due, self._wake_up) if due is not None else None
+        try:
+            await self._wake
+        finally:
+            self._wake = None
+            if timer is not None:
+                timer.cancel()
+
+    async def _send(self, batch: Sequence[Entry]) -> None:
+        self._sent_at = self._loop.time()
+        bits = random.getrandbits(32)
+        try:
+            answers = await self._answers([item.value.encoded for item in batch])  # type: ignore[misc]
+        except Exception as error:
+            text = str(error) if isinstance(error, RemoteError) else said(error)
+            retryable = error.retryable if isinstance(error, RemoteError) else True
+            fault = fault_of(error)
+            if fault is Fault.PLACE:
+                self._note_error(text, 0, "a sink cannot be written to; everything waits")
+            elif fault.may_be_a_payload and len(batch) > 1:
+                self._note_error(text, 0, "a sink raised over a batch; it is sent in parts")
+            else:
+                self._note_error(text, len(batch))
+            effects = self._queue.failed(text, retryable, self._loop.time(), bits, fault)
+        else:
+            if answers.count(None) != len(answers):
+                refused = [answer for answer in answers if answer is not None]
+                # None is left only if a sink says of all that they wait, which are refused then.
+                refused = [answer for answer in refused if not answer.waits] or refused
+                self._note_error(_most_telling(refused), len(refused))
+            effects = self._queue.answered(answers, self._loop.time(), bits)
+        finally:
+            self._sent_at = None
+        self._apply(effects)
+
+    async def _answers(self, batch: Sequence[Encoded]) -> Sequence[Refusal | None]:
+        call = self._loop.create_task(self.sink.send(batch))
+        try:
+            await asyncio.wait((call,), timeout=self._timeout_seconds)
+            if not call.done():
+                await self._cancel(call)
+                raise RemoteError(f"{self.label}: no answer within {self._timeout_seconds:g} s")
+        except asyncio.CancelledError:
+            call.cancel()  # we are closed
+            raise
+        if call.cancelled():
+            raise RemoteError(f"{self.label}: sending was cancelled from within")
+        return checked(call.result(), batch, self.label)
+
+    async def _cancel(self, call: asyncio.Task[Any]) -> None:
+        """End a call, or leave it to itself: a sink that hangs for good must not keep its payloads for ever."""
+        call.cancel()
+        await asyncio.wait((call,), timeout=CANCEL_SECONDS)
+        if call.done():
+            _ = call.cancelled() or call.exception()  # looked at, or asyncio would complain
+            return
+        log.error("a sink does not end a call that was cancelled", sink=self.label)
+        self._left.add(call)
+        call.add_done_callback(self._left.discard)
+
+    def _note_error(self, text: str, count: int, event: str = "a sink refused payloads") -> None:
+        stats = self.stats
+        stats.error_count += 1
+        stats.refused += count
+        stats.last_error = sound(text)[:2000]
+        stats.last_error_at = time.time()
+        limited(log, 10.0).warning(event, sink=self.label, payloads=count, error=text[:2000])
+
+    def _apply(self, effects: Sequence[Delivered[DeliveryLane, Parcel] | Question | Failure]) -> None:
+        for effect in effects:
+            if isinstance(effect, Delivered):
+                self.stats.delivered_count += 1
+                self.stats.delivered_payloads += len(effect.items)
+                self.stats.last_delivered_at = time.time()
+                for item in effect.items:
+                    item.value.submission.settle()
+            elif isinstance(effect, Ask):
+                self._ask(self, effect)
+            else:
+                self._gave_up(self, effect)
+        self._watch_breaker()
+        self._settled()
+
+    def _watch_breaker(self) -> None:
+        """Say when the breaker opens and when it is closed again, not for every probe between."""
+        state = self._queue.breaker(self._loop.time())
+        if (state is BreakerState.CLOSED) is not (self._breaker is BreakerState.CLOSED):
+            self.stats.breaker_opened = self._queue.opened
+            if state is BreakerState.CLOSED:
+                log.info("a sink works again; its circuit breaker is closed", sink=self.label)
+            else:
+                log.error("a sink keeps failing; its circuit breaker is open", sink=self.label, error=self._why())
+        self._breaker = state
+
+    def _why(self) -> str | None:
+        failing = self._queue.failing
+        return failing[1][:2000] if failing is not None else self.stats.last_error
+
+    def stalled(self) -> str | None:
+        """Say what waits, and why; None while all is well."""
+        if self._task is None:
+            return None
+        queue, now = self._queue, self._loop.time()
+        if queue.failing is not None:
+            since, error = queue.failing
+            broken = "" if queue.breaker(now) is BreakerState.CLOSED else " (circuit breaker open)"
+            return f"{queue.outstanding} payloads wait for {now - since:.0f} s{broken}: {error}"
+        if self._sent_at is not None and now - self._sent_at > SLOW_SECONDS:
+            return f"{queue.outstanding} payloads wait: no answer for {now - self._sent_at:.0f} s"
+        if queue.asked:
+            return f"{queue.asked} payloads wait for on_delivery_error"
+        return None
+
+    async def close(self) -> None:
+        """Stop sending and close the sink; errors are logged."""
+        if self._task is not None:
+            await self._tasks.stop(self._task)
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self.sink.close()
+        except Exception as error:
+            log.warning("a sink could not be closed", sink=self.label, error=said(error))
+
+
+def checked(answers: Any, batch: Sequence[Encoded], label: str) -> Sequence[Refusal | None]:
+    """Return what a sink answered about a batch.
+
+    Raises:
+        InvariantError: It is not one answer per payload.
+    """
+    if not isinstance(answers, Sequence) or len(answers) != len(batch):
+        count = len(answers) if isinstance(answers, Sequence) else repr(answers)[:200]
+        raise InvariantError(f"{label} gave {count} answers for {len(batch)} payloads")
+    if answers.count(None) != len(answers):
+        for answer in answers:
+            if answer is not None and not isinstance(answer, Refusal):
+                raise InvariantError(f"{label} answered {answer!r:.200}, which is neither None nor a Refusal")
+    return answers
+
+
+def _most_telling(refused: Sequence[Refusal]) -> str:
+    """Return the error of a payload that will never be taken, if there is one."""
+    return next((refusal.error for refusal in refused if not refusal.retryable), refused[0].error)

@@ -1,0 +1,1 @@
+"""Runs with an end: backfills, DataFrames, dead letters in files."""

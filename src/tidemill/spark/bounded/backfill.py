@@ -1,0 +1,414 @@
+"""Backfill: the handler over what a topic has already, as one ordinary Spark job over offset ranges.
+
+The order is that of a live pipeline: everything that can be checked without Spark is checked before it starts, and the
+plan is written down before anything is done. No consumer group is joined and no offset is committed, so a live pipeline
+of the same group goes on beside it, undisturbed.
+
+Invariants: a range counts as done when its outcomes have appeared, and only then; running the same backfill again does
+what is left. As everywhere, work that was done and not told of is done again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import queue
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import structlog
+
+from tidemill.config.loading import load_settings
+from tidemill.config.settings import Settings
+from tidemill.core.errors import ConfigError, RemoteError, TidemillError
+from tidemill.core.ranges import Chunk, check_order, chunks, parse_position, piece_size, split
+from tidemill.pipeline.bounded import bounded_settings
+from tidemill.pipeline.handler.base import Handler
+from tidemill.runtime.exitcode import ExitCode, exit_code_of
+from tidemill.runtime.identity import worker_name
+from tidemill.runtime.link_messages import LinkAddress
+from tidemill.runtime.log import configure
+from tidemill.spark.bounded.letter_run import LetterRun, check_letters, letter_run
+from tidemill.spark.bounded.plan import Folder, Plan, check_still_there, look_up, now_text, refuse_unordered
+from tidemill.spark.bounded.run import BoundedProgress, BoundedRun
+from tidemill.spark.bounded.schema import outcomes_frame
+from tidemill.spark.bounded.task import ChunkResult, run_ranges
+from tidemill.spark.engine.process import EngineJob
+from tidemill.spark.foreground import StartStoppedError, running, signals_noted, unless_stopped
+from tidemill.spark.preflight import StartUp, handler_of, look_up_partitions, refuse_no_sinks, with_full_paths
+from tidemill.spark.session.packaging import own_folders, pack_handler
+from tidemill.spark.session.session import Spark, bounded_conf, ship_package
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import DataFrame, SparkSession
+
+log = structlog.get_logger(__name__)
+
+ResultT = TypeVar("ResultT")
+
+
+class _Wake(enum.Enum):
+    """Why the thread that runs a backfill has something to do."""
+
+    #: A step of the start or the stop has ended.
+    STEPPED = enum.auto()
+    STOP = enum.auto()
+    ENDED = enum.auto()
+
+
+class _Todo:
+    """What a run has to do, once everything was checked."""
+
+    def __init__(self, settings: Settings, packed: bytes, plan: Plan, parts: list[Chunk], letters: LetterRun) -> None:
+        self.letters = letters
+        self.settings = settings
+        self.packed = packed
+        self.plan = plan
+        self.parts = parts
+        self.sizes = [sum(piece.size for piece in chunk) for chunk in parts]
+
+    @property
+    def before(self) -> int:
+        """How many offsets were done by earlier runs."""
+        return self.plan.total - sum(self.sizes)
+
+
+class Backfill:
+    """A backfill: a handler, its configuration, two positions and a folder; one run of it.
+
+    Args:
+        handler: The handler, or its class.
+        config_path: The YAML file; None: the one that TIDEMILL_CONFIG names, or the defaults.
+        start: Where to begin: `earliest`, an offset, or a time as ISO 8601 with its zone.
+        end: Where to end, in the same words; `latest` is the end as it is at the first start.
+        outcomes: A folder for the outcomes, empty or of this same backfill, which then is resumed. On a cluster it
+            has to be shared.
+        settings: A configuration made elsewhere; then no file is read.
+        range_messages: The most offsets of a range; None: a quarter of a core's share, 1,000 to 50,000.
+        whole_partitions: Split no partition, so that each is done in order.
+
+    Example:
+        >>> code = Backfill(MyHandler, "pipeline.yaml", start="earliest", outcomes="out").run()  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        handler: Handler[Any, Any] | type[Handler[Any, Any]],
+        config_path: str | Path | None = None,
+        *,
+        start: str,
+        end: str = "latest",
+        outcomes: str | Path,
+        settings: Settings | None = None,
+        range_messages: int | None = None,
+        whole_partitions: bool = False,
+    ) -> None:
+        """Prepare; everything happens in `run` or `run_in`."""
+        self._handler = handler
+        self._config_path = config_path
+        self._settings = settings
+        self._start, self._end = start, end
+        self._folder = Folder(Path(outcomes).absolute())
+        self._range_messages = range_messages
+        self._whole_partitions = whole_partitions
+        # Its put() may be called from a signal handler, unlike Event.set().
+        self._wakes: queue.SimpleQueue[_Wake] = queue.SimpleQueue()
+        self._run: BoundedRun | None = None
+        self._stopped = False
+        self._startup: StartUp | None = None
+        self._error: BaseException | None = None
+        self._last = BoundedProgress()
+        #: How many offsets were asked for that the broker had deleted before they were read.
+        self.gap = 0
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why the run failed; None if it did not, or has not ended."""
+        return self._error
+
+    def progress(self) -> BoundedProgress:
+        """Return the sums over all engines; from any thread, at any time."""
+        run = self._run
+        return self._last if run is None else run.progress()
+
+    def stop(self) -> None:
+        """Let what is in hand finish, and end; a second time: end at once. From any thread, for `run` only."""
+        self._wakes.put(_Wake.STOP)
+
+    def run(self) -> ExitCode:
+        """Run with a Spark of its own until all is done, or stopped; say which by an exit code.
+
+        In the main thread, a first SIGTERM or SIGINT lets what is in hand finish, a second one stops at once; the same
+        backfill can be run again for the rest.
+
+        Returns:
+            OK if all is done; STOPPED if it was stopped; else why not, see `ExitCode`.
+        """
+        try:
+            with signals_noted(self.stop), contextlib.ExitStack() as stack:
+                todo = self._unless_stopped(lambda: stack.enter_context(self._todo()), self._cancel_startup)
+                if todo.parts:
+                    self._run_alone(todo)
+                self._report(todo)
+        except TidemillError as error:
+            self._error = error
+            log.error("the backfill failed", error=str(error), kind=type(error).__name__)  # noqa: TRY400
+        except StartStoppedError:
+            self._stopped = True
+            log.info("the backfill was stopped before it began; run it again")
+        except KeyboardInterrupt as error:
+            self._error = error
+        except Exception as error:
+            self._error = error
+            log.exception("the backfill failed; this is a fault of tidemill, please report it")
+        if self._error is not None:
+            return exit_code_of(self._error)
+        return ExitCode.STOPPED if self._stopped else ExitCode.OK
+
+    def run_in(self, session: SparkSession) -> DataFrame:
+        """Run in a session that is there, in this thread, and return the outcomes.
+
+        Raises:
+            TidemillError: It failed; what is done stays done.
+        """
+        with self._todo() as todo:
+            if todo.parts:
+                context = session.sparkContext
+                ship_package(context)
+                with BoundedRun(context, todo.sizes, todo.before) as run:
+                    self._run = run
+                    try:
+                        self._check(todo, run.results(lambda: self._collect(context, run.address, todo)))
+                    finally:
+                        self._note_end(run)
+            self._report(todo)
+        return outcomes_frame(session, self._folder.path)
+
+    def _unless_stopped(self, work: Callable[[], ResultT], abort: Callable[[], None]) -> ResultT:
+        return unless_stopped(work, self._wakes, _Wake.STEPPED, abort)
+
+    def _cancel_startup(self) -> None:
+        if self._startup is not None:
+            self._startup.cancel()
+
+    # -- before Spark -----------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _todo(self) -> Iterator[_Todo]:
+        """Check everything, and yield what is left to do while the folder is this process's alone."""
+        start, end = parse_position(self._start, "the start (--from)"), parse_position(self._end, "the end (--to)")
+        check_order(start, end, ("the start (--from)", "the end (--to)"))
+        if self._range_messages is not None and self._range_messages < 1:
+            raise ConfigError(f"a range cannot have {self._range_messages} messages; give 1 or more")
+        settings = self._settings or load_settings(self._config_path)
+        self._configure_logs(settings)
+        handler = handler_of(self._handler)
+        self._startup = StartUp(handler, settings)
+        settings = bounded_settings(with_full_paths(self._startup.run()))
+        self._configure_logs(settings)
+        refuse_no_sinks(settings)
+        check_letters(settings)
+        refuse_unordered(settings, whole=self._whole_partitions)
+        packed = pack_handler(handler)
+        look_up_partitions(settings)
+        with self._folder.locked():
+            plan = self._folder.load(settings.kafka.source_topic, self._start, self._end)
+            if plan is None:
+                plan = self._planned(settings)
+                self._folder.save(plan)
+                left = plan.pieces
+            else:
+                refuse_unordered(settings, whole=plan.is_whole)
+                self._folder.tidy()
+                left = self._folder.left_of(plan)
+                log.info("resuming the backfill", left=sum(piece.size for piece in left), total=plan.total)
+                check_still_there(settings, left)
+            self.gap = plan.deleted
+            size = self._range_messages or piece_size(plan.total, self._cores(settings))
+            with letter_run(settings, self._folder.path) as letters:
+                yield _Todo(settings, packed, plan, chunks(left, size), letters)
+
+    def _planned(self, settings: Settings) -> Plan:
+        topic = settings.kafka.source_topic
+        spans = look_up(
+            settings, parse_position(self._start, "the start (--from)"), parse_position(self._end, "the end (--to)")
+        )
+        for span in spans:
+            where = f"{topic}/{span.range.partition}"
+            if span.deleted:
+                log.warning(
+                    "messages were deleted by the broker before they could be read", partition=where, gap=span.deleted
+                )
+            if span.beyond:
+                log.info("the partition ends before the end that was asked for", partition=where, missing=span.beyond)
+        ranges = [span.range for span in spans if span.range.size]
+        total = sum(part.size for part in ranges)
+        size = self._range_messages or piece_size(total, self._cores(settings))
+        pieces = sorted(ranges) if self._whole_partitions else split(ranges, size)
+        return Plan(topic, self._start, self._end, pieces, sum(span.deleted for span in spans), now_text())
+
+    def _configure_logs(self, settings: Settings) -> None:
+        group = settings.kafka.consumer_group
+        self._log_context: dict[str, Any] = {"worker_id": worker_name(settings), "consumer_group": group}
+        configure(settings.logging, **self._log_context)
+
+    @staticmethod
+    def _cores(settings: Settings) -> int:
+        return settings.spark.engines or len(os.sched_getaffinity(0))
+
+    # -- on Spark ---------------------------------------------------------------------------------------------
+
+    def _run_alone(self, todo: _Todo) -> None:
+        """Start Spark, and run the job in a thread: this one waits for it and for signals, never in a call to Spark."""
+        settings = todo.settings
+        cores = min(self._cores(settings), len(todo.parts))
+        name = f"tidemill backfill {settings.kafka.source_topic}"
+        spark = Spark(settings.spark, name, cores, bounded_conf(settings.spark, name, cores))
+        log.info("starting Spark", master=settings.spark.master, ranges=len(todo.plan.pieces), offsets=todo.plan.total)
+        with running(spark, self._wakes, _Wake.STEPPED, (_Wake.ENDED,)):
+            with BoundedRun(spark.context, todo.sizes, todo.before) as run:
+                self._run = run
+                try:
+                    results = self._supervise(spark, run, todo)
+                finally:
+                    self._note_end(run)
+                    spark.used = run.greeted
+            if not self._stopped:
+                self._check(todo, results)
+
+    def _supervise(self, spark: Spark, run: BoundedRun, todo: _Todo) -> list[ChunkResult]:
+        from pyspark import InheritableThread
+
+        results: list[ChunkResult] = []
+        failure: list[Exception] = []
+        group = f"tidemill-backfill-{uuid.uuid4().hex}"
+
+        def work() -> None:
+            try:
+                spark.context.setJobGroup(group, f"tidemill backfill of {todo.plan.topic}")
+                results.extend(run.results(lambda: self._collect(spark.context, run.address, todo)))
+            except Exception as error:
+                failure.append(error)
+            self._wakes.put(_Wake.ENDED)
+
+        thread = InheritableThread(target=work, name="tidemill-backfill", daemon=True)
+        thread.start()
+        while self._wakes.get() is _Wake.STOP:
+            if not self._stopped:
+                self._stopped = True
+                log.info("stopping: what is in hand is finished; a second signal stops at once")
+                run.drain(lambda: spark.cancel(group))
+            else:
+                run.exit_now()
+                spark.cancel(group)
+        if failure and not self._stopped:
+            raise failure[0]
+        return results
+
+    def _collect(self, context: SparkContext, address: LinkAddress, todo: _Todo) -> list[bytes]:
+        settings, folder = todo.settings, str(self._folder.path)
+        worker = f"{worker_name(settings)}.backfill"
+        job = EngineJob(0, 0, worker, address, settings, todo.packed, self._log_context, import_path=own_folders())
+        job = todo.letters.of(job)
+
+        def work(parts: Iterator[tuple[int, Chunk]]) -> Iterator[bytes]:
+            for index, chunk in parts:
+                yield run_ranges(job.of_part(index), folder, chunk)
+
+        parts = list(enumerate(todo.parts))
+        collected: list[bytes] = context.parallelize(parts, len(parts)).mapPartitions(work).collect()
+        return collected
+
+    def _note_end(self, run: BoundedRun) -> None:
+        self._last, self._run = run.progress(), None
+        self.gap += self._last.gap
+
+    # -- the end ----------------------------------------------------------------------------------------------
+
+    def _check(self, todo: _Todo, results: Sequence[ChunkResult]) -> None:
+        """Refuse to call done what did not leave its outcomes where this process looks for them."""
+        incomplete = sorted(set(range(len(todo.parts))) - {result.index for result in results if result.complete})
+        if incomplete:
+            raise RemoteError(f"{len(incomplete)} parts of the run were not finished; run the same backfill again")
+        if left := self._folder.left_of(todo.plan):
+            raise ConfigError(
+                f"the outcomes of {len(left)} ranges are not in {self._folder.path}: engines on other hosts wrote them "
+                "there; put the folder on storage that all hosts share, and run the backfill again"
+            )
+        todo.letters.check(results)
+
+    def _report(self, todo: _Todo) -> None:
+        left = sum(piece.size for piece in self._folder.left_of(todo.plan))
+        done = self._last
+        log.info(
+            "the backfill is stopped; run it again for the rest" if left else "the backfill is done",
+            left=left,
+            messages_done=done.messages_done,
+            dead_lettered=done.dead_lettered,
+            gap=self.gap,
+            outcomes=str(self._folder.path),
+        )
+
+
+def backfill(
+    handler: Handler[Any, Any] | type[Handler[Any, Any]],
+    config: Settings | str | Path | None = None,
+    *,
+    start: str,
+    end: str = "latest",
+    outcomes: str | Path,
+    session: SparkSession | None = None,
+    range_messages: int | None = None,
+    whole_partitions: bool = False,
+) -> DataFrame:
+    """Run a handler over what a topic has already, and return the outcomes: one row per message.
+
+    Args:
+        handler: The handler, or its class.
+        config: Settings or their file; None: the one that TIDEMILL_CONFIG names, or the defaults.
+        start: Where to begin: `earliest`, an offset, or a time as ISO 8601 with its zone.
+        end: Where to end, in the same words.
+        outcomes: A folder for the outcomes, empty or of this same backfill, which then is resumed.
+        session: Where to run; None: the active session.
+        range_messages: The most offsets of a range.
+        whole_partitions: Split no partition, so that each is done in order.
+
+    Returns:
+        The outcomes of all runs of this backfill, as they are in the folder; reading it delivers nothing again.
+
+    Raises:
+        ConfigError: Something asked for makes no sense, or there is no session.
+        TidemillError: The run failed; what is done stays done, and the same call does the rest.
+    """
+    run = Backfill(
+        handler,
+        None if isinstance(config, Settings) else config,
+        start=start,
+        end=end,
+        outcomes=outcomes,
+        settings=config if isinstance(config, Settings) else None,
+        range_messages=range_messages,
+        whole_partitions=whole_partitions,
+    )
+    return run.run_in(session_of(session))
+
+
+def session_of(session: SparkSession | None) -> SparkSession:
+    """Return the session that was given, else the active one.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    from pyspark.sql import SparkSession
+
+    found = session or SparkSession.getActiveSession()
+    if found is None:
+        raise ConfigError(
+            "there is no Spark session to run in; make one before, for example with "
+            "SparkSession.builder.master('local[2]').getOrCreate()"
+        )
+    return found

@@ -1,0 +1,227 @@
+"""DataFrame mode: the handler over rows, batch or streaming, through the same engine.
+
+Spark runs a DataFrame again for every action on it, which would deliver again. So nothing lazy is handed out: the rows
+are worked off at once, in one Spark job, and what comes back reads the outcomes that were written.
+
+Invariants: columns are checked before anything runs; a folder holds the outcomes of one run, and of a stream one folder
+per micro-batch, which is replaced when Spark gives that micro-batch again.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from tidemill.config.loading import load_settings
+from tidemill.config.settings import Settings
+from tidemill.core.errors import ConfigError, TidemillError
+from tidemill.pipeline.bounded import bounded_settings
+from tidemill.pipeline.handler.base import Handler
+from tidemill.runtime.identity import worker_name
+from tidemill.runtime.link_messages import LinkAddress
+from tidemill.spark.bounded.letter_run import check_letters, forget_letters, letter_run
+from tidemill.spark.bounded.run import BoundedRun
+from tidemill.spark.bounded.schema import outcomes_frame
+from tidemill.spark.bounded.task import run_rows
+from tidemill.spark.engine.process import EngineJob
+from tidemill.spark.preflight import handler_of, refuse_no_sinks, started_up, with_full_paths
+from tidemill.spark.session.packaging import own_folders, pack_handler
+from tidemill.spark.session.session import is_local_context, ship_package
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+log = structlog.get_logger(__name__)
+
+_BYTES = "binary or string"
+_WHOLE = "a whole number"
+_HEADERS = "an array of structs of key (string) and value (binary), as Spark's Kafka source gives them"
+#: Each column with the types it may have, in words and as Spark calls them, and what it becomes.
+_COLUMNS: Mapping[str, tuple[str, frozenset[str], str]] = {
+    "key": (_BYTES, frozenset({"binary", "string", "void"}), "CAST(`key` AS BINARY)"),
+    "value": (_BYTES, frozenset({"binary", "string", "void"}), "CAST(`value` AS BINARY)"),
+    "topic": ("string", frozenset({"string"}), "`topic`"),
+    "partition": (_WHOLE, frozenset({"tinyint", "smallint", "int"}), "CAST(`partition` AS INT)"),
+    "offset": (_WHOLE, frozenset({"tinyint", "smallint", "int", "bigint"}), "CAST(`offset` AS BIGINT)"),
+    "timestamp": ("a timestamp", frozenset({"timestamp"}), "unix_millis(`timestamp`)"),
+    "headers": (_HEADERS, frozenset({"array<struct<key:string,value:binary>>"}), "`headers`"),
+}
+_REQUIRED = ("key", "value")
+_PLACE = ("topic", "partition", "offset")
+
+
+def process(
+    df: DataFrame,
+    handler: Handler[Any, Any] | type[Handler[Any, Any]],
+    config: Settings | str | Path | None = None,
+    *,
+    outcomes: str | Path | None = None,
+    checkpoint: str | Path | None = None,
+    trigger: Mapping[str, Any] | None = None,
+) -> DataFrame | StreamingQuery:
+    """Run a handler over the rows of a DataFrame: each row is a message.
+
+    Args:
+        df: With the columns key and value, and optionally topic, partition, offset, timestamp and headers; others take
+            no part.
+        handler: The handler, or its class.
+        config: Settings or their file; None: the one that TIDEMILL_CONFIG names, or the defaults. The source topic is
+            not read; dead letters go to the dead-letter topic, or with `dlq.path` to files.
+        outcomes: An empty or new folder for the outcomes; on a cluster it has to be shared. May be left out for a batch
+            on this host alone; then they go with this process. That of a stream is the same at every start.
+        checkpoint: Of a stream: where Spark keeps how far it is.
+        trigger: Of a stream: the arguments of Spark's `trigger`, for example `{"availableNow": True}`.
+
+    Returns:
+        Of a batch: a DataFrame over its outcomes, one row per message; the work is done then, once. Of a stream: the
+        running query; its outcomes are in the folder, with the number of the micro-batch in the column batch.
+
+    Raises:
+        ConfigError: A column is missing or of a wrong type, or something else that was given makes no sense.
+        TidemillError: The run failed; some rows may have been delivered then.
+
+    Example:
+        >>> done = process(spark.read.parquet("orders"), OrderHandler, "pipeline.yaml")  # doctest: +SKIP
+        >>> done.groupBy("status").count().show()  # doctest: +SKIP
+    """
+    check_columns(df)
+    run = _Rows(df.sparkSession, handler, config)
+    if df.isStreaming:
+        return run.stream(df, outcomes, checkpoint, trigger)
+    if checkpoint is not None or trigger is not None:
+        raise ConfigError("checkpoint and trigger are for streams, and this DataFrame is a batch; leave them out")
+    folder = run.own_folder(outcomes)
+    run.batch(df, folder)
+    return outcomes_frame(df.sparkSession, folder)
+
+
+def check_columns(df: DataFrame) -> None:
+    """Refuse a DataFrame whose rows cannot be messages.
+
+    Raises:
+        ConfigError: Names the column, what it is, and what it has to be.
+    """
+    types = {field.name: field.dataType.simpleString() for field in df.schema.fields}
+    for name, (wanted, allowed, _) in _COLUMNS.items():
+        if name not in types:
+            if name in _REQUIRED:
+                raise ConfigError(
+                    f"the DataFrame has no column {name!r} (it has {', '.join(types) or 'none'}); it has to be "
+                    f"{wanted}: rename a column with withColumnRenamed, or add one with withColumn({name!r}, lit(None))"
+                )
+        elif types[name] not in allowed:
+            raise ConfigError(
+                f"the column {name!r} of the DataFrame is {types[name]}, but has to be {wanted}; cast it, or drop it "
+                "if it is not meant to be the message's"
+            )
+
+
+class _Rows:
+    """A handler that was started up, ready to be run over rows in a session."""
+
+    def __init__(
+        self,
+        session: SparkSession,
+        handler: Handler[Any, Any] | type[Handler[Any, Any]],
+        config: Settings | str | Path | None,
+    ) -> None:
+        settings = config if isinstance(config, Settings) else load_settings(config)
+        instance = handler_of(handler)
+        self._settings = bounded_settings(with_full_paths(started_up(instance, settings)))
+        refuse_no_sinks(self._settings)
+        check_letters(self._settings)
+        self._packed = pack_handler(instance)
+        self._session = session
+        context = session.sparkContext
+        self._context = context
+        ship_package(context)
+        if context.getConf().get("spark.speculation", "false") == "true":
+            log.warning("spark.speculation is on: Spark runs slow tasks twice, and both deliver; set it to false")
+
+    def own_folder(self, given: str | Path | None) -> Path:
+        """Return the folder for a batch's outcomes, empty and there."""
+        if given is None:
+            if not is_local_context(self._context):
+                raise ConfigError("on a cluster outcomes need a folder that all hosts share; name it: outcomes=...")
+            folder = Path(tempfile.mkdtemp(prefix="tidemill-outcomes-"))
+            _remove_at_exit(folder)
+            return folder
+        folder = Path(given).absolute()
+        if folder.exists() and any(folder.iterdir()):
+            raise ConfigError(f"the folder for outcomes {folder} is not empty; name another one")
+        _made(folder)
+        return folder
+
+    def stream(
+        self,
+        df: DataFrame,
+        outcomes: str | Path | None,
+        checkpoint: str | Path | None,
+        trigger: Mapping[str, Any] | None,
+    ) -> StreamingQuery:
+        """Start a query that works off each micro-batch."""
+        if outcomes is None or checkpoint is None:
+            raise ConfigError("a stream needs outcomes=... and checkpoint=..., two folders that outlive it")
+        root = _made(Path(outcomes).absolute())
+
+        def each(batch: DataFrame, number: int) -> None:
+            folder = root / f"batch={number}"
+            # Given again after a failure: what it left then is done again now.
+            forget_letters(self._settings, folder)
+            shutil.rmtree(folder, ignore_errors=True)
+            self.batch(batch, _made(folder))
+
+        writer = df.writeStream.foreachBatch(each).option("checkpointLocation", str(Path(checkpoint).absolute()))
+        query: StreamingQuery = (writer.trigger(**trigger) if trigger else writer).start()
+        return query
+
+    def batch(self, df: DataFrame, folder: Path) -> None:
+        """Work off the rows of a batch, once."""
+        given = [name for name in _COLUMNS if name in df.columns]
+        rows = df.selectExpr(*(f"{_COLUMNS[name][2]} AS `{name}`" for name in given))
+        if "offset" in given:
+            # In order, as from a topic; and two rows that are the same message come one after the other.
+            rows = rows.sortWithinPartitions(*(name for name in _PLACE if name in given))
+        with letter_run(self._settings, folder) as letters, BoundedRun(self._context) as run:
+            job, target = letters.of(self._job(run.address)), str(folder)
+
+            def work(index: int, part: Iterator[Any]) -> Iterator[bytes]:
+                return run_rows(job, target, given, index, part)
+
+            # Not mapInArrow, which would bring pandas along; the engine is slower than either.
+            results = run.results(rows.rdd.mapPartitionsWithIndex(work).collect)
+        written = len(list(folder.glob("part-*")))
+        if written < len(results):
+            raise ConfigError(
+                f"only {written} of {len(results)} parts of the outcomes are in {folder}: engines on other hosts wrote "
+                "them there; name a folder on storage that all hosts share"
+            )
+        if any(not result.complete for result in results):
+            raise TidemillError("the engines were told to stop before all rows were done")
+        letters.check(results)
+
+    def _job(self, address: LinkAddress) -> EngineJob:
+        settings = self._settings
+        worker = worker_name(settings)
+        about = {"worker_id": worker, "consumer_group": settings.kafka.consumer_group}
+        return EngineJob(0, 0, f"{worker}.rows", address, settings, self._packed, about, import_path=own_folders())
+
+
+def _made(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"the folder for outcomes {folder} cannot be made: {error.strerror}") from error
+    return folder
+
+
+def _remove_at_exit(folder: Path) -> None:
+    import atexit
+
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)

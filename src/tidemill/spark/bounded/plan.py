@@ -1,0 +1,227 @@
+"""What a backfill has to do, looked up once and written down, and what of it is done already.
+
+The folder of the outcomes is the record of a backfill: `_backfill/plan.json` says what was asked for and which offsets
+that was, the outcome files say which ranges are done. Readers of the folder skip what begins with `_`.
+
+Invariants: a plan is written before anything is done and never changed; a folder holds one backfill; one process works
+on it at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import confluent_kafka as ck
+import msgspec
+import structlog
+
+from tidemill.config.settings import Settings
+from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.core.ranges import Edge, Moment, Offset, OffsetRange, Position, Span, remaining, span_of
+from tidemill.pipeline.reports.outcomes import finished_ranges
+from tidemill.runtime.kafka_client import CALL_SECONDS, LibraryLog, reason
+from tidemill.sources.ranges import reader_config
+
+log = structlog.get_logger(__name__)
+
+PLAN_VERSION = 1
+_PLACE = "_backfill"
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """One backfill.
+
+    Attributes:
+        topic: The source topic.
+        start: Where it begins, as the user said it.
+        end: Where it ends, as the user said it.
+        pieces: The ranges to do, in order.
+        deleted: How many offsets were asked for that the broker had deleted by then.
+        made_at: When, ISO 8601, UTC.
+        version: Of this form.
+    """
+
+    topic: str
+    start: str
+    end: str
+    pieces: list[OffsetRange]
+    deleted: int
+    made_at: str
+    version: int = PLAN_VERSION
+
+    @property
+    def total(self) -> int:
+        """How many offsets there are in all."""
+        return sum(piece.size for piece in self.pieces)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no partition is split."""
+        return len({piece.partition for piece in self.pieces}) == len(self.pieces)
+
+
+def refuse_unordered(settings: Settings, *, whole: bool) -> None:
+    """Refuse `executor.order_by: key` where ranges of one partition would run beside each other.
+
+    Args:
+        settings: The pipeline's settings.
+        whole: Whether no partition is split.
+
+    Raises:
+        ConfigError: One is, or may be.
+    """
+    if settings.executor.order_by == "key" and not whole:
+        raise ConfigError(
+            "executor.order_by is key, but this backfill splits partitions into ranges that run beside each other: "
+            "give --whole-partitions (whole_partitions=True) and a new folder for the outcomes, or set "
+            "executor.order_by to none"
+        )
+
+
+class Folder:
+    """The folder of a backfill.
+
+    Args:
+        path: Where outcomes appear; made if it is missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Touch nothing yet."""
+        self.path = path
+        self._plan_path = path / _PLACE / "plan.json"
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Work on it alone, as long as the block runs.
+
+        Raises:
+            ConfigError: Another process does, or the folder cannot be made.
+        """
+        path = self.path / _PLACE / "lock"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise ConfigError(f"the folder for outcomes {self.path} cannot be used: {error.strerror}") from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError:
+            raise ConfigError(
+                f"another process works on the backfill in {self.path}; wait for it, or give this one another folder"
+            ) from None
+        finally:
+            os.close(fd)
+
+    def load(self, topic: str, start: str, end: str) -> Plan | None:
+        """Return the plan that is there; None if there is none.
+
+        Raises:
+            ConfigError: It is of another backfill, or cannot be read.
+        """
+        try:
+            plan = msgspec.json.decode(self._plan_path.read_bytes(), type=Plan)
+        except FileNotFoundError:
+            self._refuse_other_files()
+            return None
+        except (OSError, msgspec.DecodeError) as error:
+            raise ConfigError(f"{self._plan_path} cannot be read: {error}; use another folder") from error
+        asked = (topic, start, end)
+        if (plan.topic, plan.start, plan.end) != asked:
+            raise ConfigError(
+                f"{self.path} holds the backfill of topic {plan.topic!r} from {plan.start} to {plan.end}, not of "
+                f"{topic!r} from {start} to {end}; use another folder, or the same topic and positions to resume it"
+            )
+        return plan
+
+    def _refuse_other_files(self) -> None:
+        strange = next((entry.name for entry in self.path.iterdir() if entry.name != _PLACE), None)
+        if strange is not None:
+            raise ConfigError(f"{self.path} holds something else ({strange}); use an empty or a new folder")
+
+    def save(self, plan: Plan) -> None:
+        """Write the plan, whole or not at all."""
+        unfinished = self._plan_path.with_suffix(".new")
+        with open(unfinished, "wb") as file:
+            file.write(msgspec.json.encode(plan))
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(self._plan_path)
+
+    def left_of(self, plan: Plan) -> list[OffsetRange]:
+        """Return what is not done, in order."""
+        return remaining(plan.pieces, finished_ranges(entry.name for entry in self.path.iterdir()))
+
+    def tidy(self) -> None:
+        """Remove the beginnings of files that killed engines left."""
+        for leftover in self.path.glob("_part-*"):
+            leftover.unlink(missing_ok=True)
+
+
+def look_up(settings: Settings, start: Position, end: Position) -> list[Span]:
+    """Return what the source topic's partitions have between two positions.
+
+    Raises:
+        RemoteError: The brokers do not answer.
+    """
+    topic = settings.kafka.source_topic
+    consumer = ck.Consumer(reader_config(settings.kafka), logger=LibraryLog())
+    try:
+        numbers = sorted(consumer.list_topics(topic, timeout=CALL_SECONDS).topics[topic].partitions)
+        edges = {
+            number: consumer.get_watermark_offsets(ck.TopicPartition(topic, number), timeout=CALL_SECONDS)
+            for number in numbers
+        }
+        first = _resolved(consumer, topic, start, edges)
+        last = _resolved(consumer, topic, end, edges)
+    except ck.KafkaException as error:
+        raise RemoteError(
+            f"the offsets of topic {topic!r} cannot be looked up at {settings.kafka.brokers}: {reason(error)}"
+        ) from error
+    finally:
+        consumer.close()
+    return [span_of(number, first[number], last[number], *edges[number]) for number in numbers]
+
+
+def _resolved(
+    consumer: ck.Consumer, topic: str, position: Position, edges: dict[int, tuple[int, int]]
+) -> dict[int, int]:
+    """Return the offset of a position in each partition."""
+    match position:
+        case Edge.EARLIEST:
+            return {number: low for number, (low, _) in edges.items()}
+        case Edge.LATEST:
+            return {number: high for number, (_, high) in edges.items()}
+        case Offset(value):
+            return dict.fromkeys(edges, value)
+        case Moment(milliseconds):
+            asked = [ck.TopicPartition(topic, number, milliseconds) for number in edges]
+            found = consumer.offsets_for_times(asked, timeout=CALL_SECONDS)
+            # Behind the last message there is no offset of that time: its end is meant.
+            return {at.partition: at.offset if at.offset >= 0 else edges[at.partition][1] for at in found}
+
+
+def check_still_there(settings: Settings, left: list[OffsetRange]) -> None:
+    """Refuse to resume over a topic that was made anew.
+
+    Raises:
+        RemoteError: The topic ends before what was planned; or the brokers do not answer.
+    """
+    ends = {span.range.partition: span.range.end for span in look_up(settings, Edge.EARLIEST, Edge.LATEST)}
+    for piece in left:
+        if ends.get(piece.partition, -1) < piece.end:
+            raise RemoteError(
+                f"{settings.kafka.source_topic}/{piece.partition} ends before offset {piece.end}, which was planned: "
+                "the topic was made anew since; start over, with another folder for the outcomes",
+                retryable=False,
+            )
+
+
+def now_text() -> str:
+    """Return the time, ISO 8601, UTC."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -1,0 +1,266 @@
+"""The driver's end of a bounded run: one ordinary Spark job, whose tasks' engines tell over their links how they are.
+
+Invariants: nothing here decides what is done, for the outcomes that tasks published do; an engine is told to begin at
+once, and to stop as soon as it says hello to a run that is being stopped. An engine of which nothing is heard any more
+(`core.silence` decides) is killed through Spark, which starts its part again; a part that hangs again and again ends
+the run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Self
+
+import msgspec
+import structlog
+
+from tidemill.core.errors import TidemillError, TooManyFailuresError
+from tidemill.core.supervision.silence import Hung, SilenceWatch
+from tidemill.runtime.link import LinkServer
+from tidemill.runtime.link_messages import Begin, Command, Drain, Exit, Go, Hello, LinkAddress, Refused, Welcome
+from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
+from tidemill.spark.bounded.task import ChunkResult
+from tidemill.spark.live.jobs import engine_error, failure_text
+from tidemill.spark.progress import PipelineProgress, summed
+from tidemill.spark.session.session import is_local_context
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+log = structlog.get_logger(__name__)
+
+#: An engine that says nothing for so long hangs.
+SILENT_SECONDS = 15.0
+_TICK_SECONDS = 1.0
+
+
+class BoundedProgress(PipelineProgress):
+    """The sums over all engines of a bounded run.
+
+    Attributes:
+        total: How many offsets or rows there are to do; 0 if nobody knows.
+        passed: How many of them are done.
+        parts: How many parts the run has.
+        parts_done: How many of them are done.
+    """
+
+    total: int = 0
+    passed: int = 0
+    parts: int = 0
+    parts_done: int = 0
+
+
+class BoundedRun:
+    """The driver's end: welcomes engines, adds up their progress, tells them to stop.
+
+    Use it in a `with` block. What is told by links is changed on the link's loop only, and read from anywhere.
+
+    Args:
+        context: Where the tasks run.
+        sizes: How much there is to do in each part; empty if nobody knows.
+        before: How much of the whole was done by earlier runs.
+    """
+
+    def __init__(self, context: SparkContext, sizes: Sequence[int] = (), before: int = 0) -> None:
+        """Prepare; nothing listens before the block."""
+        self._context = context
+        self._sizes = sizes
+        self._before = before
+        self._links: dict[int, int] = {}
+        self._hellos: dict[int, Hello] = {}
+        self._watch = SilenceWatch(SILENT_SECONDS, _TICK_SECONDS)
+        self._tokens = 0
+        self._running: dict[int, EngineProgress] = {}
+        self._past = PipelineProgress()
+        self._done: set[int] = set()
+        self._failures: dict[int, str] = {}
+        self._stopping = False
+        self._hopeless: int | None = None
+        self._on_stopped: Callable[[], None] = _nothing
+        self._callers = ThreadPoolExecutor(1, "tidemill-cancel")
+
+    def __enter__(self) -> Self:
+        """Listen for engines.
+
+        Raises:
+            RemoteError: The link's address cannot be listened on.
+        """
+        local = is_local_context(self._context)
+        host = "127.0.0.1" if local else str(self._context.getConf().get("spark.driver.host"))
+        self._server = LinkServer(self, bind_host=host)
+        self.address: LinkAddress = self._server.start()
+        self._server.loop.call_soon_threadsafe(self._tick)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close all links."""
+        self._callers.shutdown(wait=False, cancel_futures=True)
+        self._server.close()
+
+    def results(self, collect: Callable[[], Sequence[bytes]]) -> list[ChunkResult]:
+        """Run the Spark job and return what its tasks returned.
+
+        Args:
+            collect: Runs it, in this thread.
+
+        Raises:
+            TidemillError: A task failed again and again; says what its engine said.
+        """
+        try:
+            encoded = collect()
+        except Exception as error:
+            if self._stopping:
+                return []
+            failures = sorted(self._failures.items(), key=lambda each: each[0] == self._hopeless)
+            if failures:
+                index, said = failures[-1]
+                raise engine_error(f"part {index} of the run", said) from error
+            raise TidemillError(f"the Spark job failed: {failure_text(error)}") from error
+        return [msgspec.msgpack.decode(part, type=ChunkResult) for part in encoded]
+
+    def drain(self, on_stopped: Callable[[], None]) -> None:
+        """Let running engines finish what is in hand, and start no other.
+
+        Args:
+            on_stopped: Called in another thread once no engine is left: Spark would go on starting tasks.
+        """
+
+        def stop() -> None:
+            self._stopping = True
+            self._on_stopped = on_stopped
+            self._tell_all(Drain())
+            self._look()
+
+        self._server.loop.call_soon_threadsafe(stop)
+
+    def exit_now(self) -> None:
+        """Let every engine's process end now; their wardens clean up."""
+
+        def stop() -> None:
+            self._stopping = True
+            self._tell_all(Exit())
+
+        self._server.loop.call_soon_threadsafe(stop)
+
+    @property
+    def greeted(self) -> bool:
+        """Whether an engine ever said hello."""
+        return self._tokens > 0
+
+    def progress(self) -> BoundedProgress:
+        """Return what all engines did so far, those that are gone included."""
+        running = dict(self._running)
+        total = summed([self._past], list(running.values()))
+        progress = BoundedProgress(**{name: getattr(total, name) for name in total.__struct_fields__})
+        sizes, done = self._sizes, set(self._done)
+        progress.parts, progress.parts_done = len(sizes), len(done)
+        progress.total = self._before + sum(sizes)
+        progress.passed = self._before + sum(sizes[index] for index in done if index < len(sizes))
+        for link, part in running.items():
+            index = self._links.get(link, len(sizes))
+            if index < len(sizes) and index not in done:
+                progress.passed += min(sizes[index], part.messages_done)
+        return progress
+
+    # -- what engines tell, on the link's loop ----------------------------------------------------------------
+
+    def on_hello(self, link: int, hello: Hello) -> None:
+        """Let an engine begin at once, unless the run is being stopped, or too much of it fails."""
+        if (self._stopping or self._hopeless is not None) and not hello.run_token:
+            # Spark starts a failed part again; it would dead-letter the same messages again.
+            self._server.send(link, Refused("the run is being stopped"))
+            self._server.close_link(link)
+            return
+        self._links[link] = hello.slot
+        self._hellos[link] = hello
+        self._watch.joined(link, hello.slot, time.monotonic())
+        self._tokens += 1
+        self._server.send(link, Welcome(hello.run_token or self._tokens))
+        for command in (Begin(), Go()):
+            self._server.send(link, command)
+        if self._stopping:
+            self._server.send(link, Drain())
+
+    def on_beat(self, link: int, progress: EngineProgress) -> None:
+        """Keep the snapshot."""
+        self._running[link] = progress
+        self._watch.heard(link, time.monotonic())
+
+    def on_ready(self, link: int) -> None:
+        """Nothing waits for this."""
+
+    def on_ended(self, link: int, summary: EngineSummary) -> None:
+        """Keep what an engine says of its end."""
+        self._watch.left(link)
+        self._running[link] = summary.progress
+        if summary.reason is not StopReason.DRAINED:
+            said = summary.error or summary.reason.value
+            self._note_failure(summary.slot, said)
+            if said.startswith(TooManyFailuresError.__name__):
+                self._hopeless = summary.slot
+            log.warning("a part of the run failed", part=summary.slot, error=summary.error)
+        elif not self._stopping:
+            self._failures.pop(summary.slot, None)
+            self._done.add(summary.slot)
+
+    def on_closed(self, link: int) -> None:
+        """Let go of an engine."""
+        self._watch.left(link)
+        self._links.pop(link, None)
+        self._hellos.pop(link, None)
+        last = self._running.pop(link, None)
+        if last is not None:
+            self._past = summed([self._past, last], [])
+        self._look()
+
+    def _note_failure(self, part: int, text: str) -> None:
+        """Keep why a part failed, as the last one that did."""
+        self._failures.pop(part, None)
+        self._failures[part] = text
+
+    def _tick(self) -> None:
+        for hung in self._watch.tick(time.monotonic()):
+            self._kill(hung)
+        self._server.loop.call_later(_TICK_SECONDS, self._tick)
+
+    def _kill(self, hung: Hung) -> None:
+        hello = self._hellos[hung.link]
+        text = f"its engine said nothing for {SILENT_SECONDS:g} s"
+        self._note_failure(hung.part, f"{text}, {hung.times} times" if hung.times > 1 else text)
+        log.error(
+            "an engine hangs; "
+            + ("the run is given up" if hung.give_up else "it is killed, and Spark starts its part again"),
+            part=hung.part,
+            host=hello.host,
+            process=hello.pid,
+            silent_seconds=SILENT_SECONDS,
+            times=hung.times,
+        )
+        self._server.close_link(hung.link)
+        self._callers.submit(self._end_task, hello, give_up=hung.give_up)
+
+    def _end_task(self, hello: Hello, *, give_up: bool) -> None:
+        """Kill a task, or fail the job it belongs to."""
+        try:
+            spark = self._context._jsc.sc()  # the Python API has no call for either
+            if give_up:
+                spark.cancelStage(hello.stage)
+            else:
+                spark.killTaskAttempt(hello.attempt, True, "its engine hangs")
+        except Exception as error:
+            log.warning("the task of an engine that hangs was not killed", part=hello.slot, error=failure_text(error))
+
+    def _tell_all(self, command: Command) -> None:
+        for link in self._links:
+            self._server.send(link, command)
+
+    def _look(self) -> None:
+        if self._stopping and not self._links:
+            on_stopped, self._on_stopped = self._on_stopped, _nothing
+            self._callers.submit(on_stopped)
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,186 @@
+"""What runs in the tasks of a bounded run: one engine over what the task was given, until all of it is done.
+
+Spark starts a task again, elsewhere if need be, when its process or its host dies. Unlike an engine of a slot it leaves
+the worker process as it found it, since in a user's own session Spark runs other tasks in it afterwards.
+
+Invariants: a task that returns `complete` has published its outcomes; one whose engine failed raised, so that Spark
+tries it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tidemill.config.settings import Settings
+from tidemill.core.ranges import Chunk
+from tidemill.deadletters.files import LettersPlace
+from tidemill.pipeline.bounded import BoundedEngine
+from tidemill.pipeline.build import build_history
+from tidemill.pipeline.file_letters import FileDeadLetters
+from tidemill.pipeline.reports.outcomes import Outcomes
+from tidemill.runtime.identity import Identity
+from tidemill.runtime.log import configure
+from tidemill.runtime.progress import EngineProgress, StopReason, without_texts
+from tidemill.sources.base import TopicPartition
+from tidemill.sources.bounded import BoundedSource
+from tidemill.sources.ranges import RangeReader
+from tidemill.sources.rows import RowReader
+from tidemill.spark.engine.process import IGNORED, EngineJob, EngineProcess, outlive_stderr
+
+PartsMaker = Callable[[Settings, Identity], tuple[BoundedSource, Outcomes]]
+
+
+class ChunkFailedError(Exception):
+    """An engine of a bounded run failed; raised in the task, for Spark to try it again."""
+
+
+class ChunkResult(msgspec.Struct, frozen=True):
+    """What a task returns.
+
+    Attributes:
+        index: Which part of the run it was.
+        complete: Whether everything is done; False if the engine was told to stop.
+        progress: The engine's last snapshot.
+        letters: The names of the files that its dead letters are in, where they are in files.
+    """
+
+    index: int
+    complete: bool
+    progress: EngineProgress
+    letters: list[str] = []
+
+
+def run_bounded(job: EngineJob, make: PartsMaker) -> bytes:
+    """Run one engine over one part of a run, in a Spark task.
+
+    Args:
+        job: What travelled here; its slot is the number of the part.
+        make: Makes source and outcomes.
+
+    Returns:
+        A `ChunkResult`, as msgpack.
+
+    Raises:
+        ChunkFailedError: The engine failed, or lost its driver.
+    """
+    engines: list[BoundedEngine] = []
+    abandoned = False
+
+    def build(settings: Settings, handler: Any, identity: Identity) -> BoundedEngine:
+        engines.append(BoundedEngine(settings, handler, identity, *make(settings, identity)))
+        return engines[0]
+
+    def abandon() -> None:
+        nonlocal abandoned
+        abandoned = True
+        for engine in engines:
+            engine.abandon()
+
+    process = EngineProcess(_of_this_task(job), build, abandon)
+    with _process_kept():
+        configure(job.settings.logging, engine=job.slot, **job.log_context)
+        try:
+            with asyncio.Runner() as runner:
+                summary = runner.run(process.run())
+        finally:
+            process.release()
+    complete = bool(engines) and engines[0].complete
+    if summary.reason is not StopReason.DRAINED:
+        raise ChunkFailedError(summary.error or summary.reason.value)
+    if abandoned and not complete:
+        raise ChunkFailedError("the driver could not be reached any more")
+    letters = engines[0].letters if engines else []
+    try:
+        return msgspec.msgpack.encode(ChunkResult(job.slot, complete, summary.progress, letters))
+    except UnicodeEncodeError:
+        return msgspec.msgpack.encode(ChunkResult(job.slot, complete, without_texts(summary.progress), letters))
+
+
+def _of_this_task(job: EngineJob) -> EngineJob:
+    """Return the job with what the driver needs to have this very task killed."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    if context is None:
+        return job
+    return msgspec.structs.replace(job, stage=context.stageId(), attempt=context.taskAttemptId())
+
+
+def _letters(
+    job: EngineJob, folder: str, identity: Identity, partitions: Iterable[TopicPartition] = ()
+) -> FileDeadLetters | None:
+    """Return the dead letters of this engine, where they go to files."""
+    path = job.settings.dlq.path
+    if not path:
+        return None
+    return FileDeadLetters(LettersPlace(path, job.run, folder, job.outcomes_id), identity.engine_id, partitions)
+
+
+def run_ranges(job: EngineJob, folder: str, chunk: Chunk) -> bytes:
+    """Run one engine over ranges of the source topic; see `run_bounded`.
+
+    Args:
+        job: What travelled here.
+        folder: Where outcomes appear.
+        chunk: The ranges.
+    """
+
+    def make(settings: Settings, identity: Identity) -> tuple[BoundedSource, Outcomes]:
+        source = BoundedSource(RangeReader(settings.kafka, chunk), settings.executor.max_queued_bytes)
+        ranges = {(settings.kafka.source_topic, part.partition): part for part in chunk}
+        letters, history = _letters(job, folder, identity, ranges), build_history(settings, identity)
+        return source, Outcomes(Path(folder), identity, history, ranges=ranges, letters=letters)
+
+    return run_bounded(job, make)
+
+
+def run_rows(
+    job: EngineJob, folder: str, names: Sequence[str], index: int, rows: Iterator[Sequence[Any]]
+) -> Iterator[bytes]:
+    """Run one engine over the rows of a Spark partition, if it has any; see `run_bounded`.
+
+    Args:
+        job: What travelled here.
+        folder: Where outcomes appear.
+        names: The columns; see `RowReader`.
+        index: The number of the Spark partition.
+        rows: Its rows.
+    """
+    first = next(rows, None)
+    if first is None:
+        return
+
+    def make(settings: Settings, identity: Identity) -> tuple[BoundedSource, Outcomes]:
+        reader = RowReader(itertools.chain((first,), rows), names, index)
+        name = f"part-{index:05d}.parquet"
+        letters, history = _letters(job, folder, identity), build_history(settings, identity)
+        outcomes = Outcomes(Path(folder), identity, history, name=name, letters=letters)
+        return BoundedSource(reader, settings.executor.max_queued_bytes), outcomes
+
+    yield run_bounded(job.of_part(index), make)
+
+
+@contextlib.contextmanager
+def _process_kept() -> Iterator[None]:
+    """Give the process its signal handlers and its standard error back."""
+    handlers = {number: signal.getsignal(number) for number in (*IGNORED, signal.SIGHUP)}
+    stderr = sys.stderr
+    for number in IGNORED:
+        # Not SIG_IGN: that would be inherited by tasks, a handler is not.
+        signal.signal(number, lambda *_: None)
+    outlive_stderr()
+    try:
+        yield
+    finally:
+        sys.stderr = stderr
+        for number, handler in handlers.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)

@@ -1,0 +1,384 @@
+"""What runs inside a Spark Python worker: one engine, its link to the driver, and the certainty that it ends.
+
+The engine owns the worker's main thread. Signals: SIGINT and SIGTERM mean nothing here, since clean stops come
+over the link; SIGHUP (Spark's Python daemon is going), a lost link and a changed parent process mean: drain, and
+be gone by a deadline. The deadline belongs to a thread of its own, so that a blocked loop ends too.
+
+Invariants: every ending is a summary, never an exception and never SystemExit, which Spark would take for its
+own; after a deadline has been set the process ends, whatever hangs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import io
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import msgspec
+import structlog
+from pyspark import cloudpickle
+
+from tidemill.config.settings import Settings
+from tidemill.core.errors import RemoteError, said
+from tidemill.runtime.beats import Beat, whole_beat
+from tidemill.runtime.engine_tasks import EngineTasks
+from tidemill.runtime.identity import Identity, new_engine_id
+from tidemill.runtime.link import RECONNECT_SECONDS, EngineLink
+from tidemill.runtime.link_messages import Begin, Command, Drain, Exit, Go, Hello, LinkAddress, Pause, Release, Resume
+from tidemill.runtime.log import configure
+from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason, summary_without_texts
+
+log = structlog.get_logger(__name__)
+
+#: How long after its drain timeout an engine may still live that nobody supervises any more.
+ABANDONED_SECONDS = 14.0
+#: The same for an engine that was told to drain: closing sinks and consumer takes its time.
+SUPERVISED_SECONDS = 60.0
+#: The exit status of a worker whose deadline has passed; Spark only sees that it is gone.
+DEADLINE_EXIT = 75
+#: Clean stops come over the link; Spark ends a cancelled task's worker in another way.
+IGNORED = (signal.SIGINT, signal.SIGTERM)
+#: Where the daemon that forks the workers leaves its process id: it may be gone before a worker looks for its parent.
+DAEMON_VARIABLE = "_TIDEMILL_DAEMON_PID"
+DEFAULT_FACTORY = "tidemill.pipeline.build:build_engine"
+
+
+class EngineJob(msgspec.Struct, frozen=True):
+    """What travels to an engine.
+
+    Attributes:
+        slot: The slot that the engine fills.
+        job_token: The number of this submission.
+        worker: The worker's name.
+        address: The driver's end of the link.
+        settings: The validated configuration.
+        handler: The handler, cloudpickled.
+        log_context: What every log line of the engine carries.
+        factory: "module:callable" that builds the engine from settings, handler and identity.
+        import_path: The driver's own folders; looked into for modules, where the engine's host has them.
+        stage: The Spark stage of a bounded run's task.
+        attempt: Spark's number for the attempt of that task.
+        run: The id of the bounded run.
+        outcomes_id: The id of the folder of its outcomes.
+    """
+
+    slot: int
+    job_token: int
+    worker: str
+    address: LinkAddress
+    settings: Settings
+    handler: bytes
+    log_context: dict[str, Any]
+    factory: str = DEFAULT_FACTORY
+    import_path: list[str] = []
+    stage: int = -1
+    attempt: int = -1
+    run: str = ""
+    outcomes_id: str = ""
+
+    def of_part(self, index: int) -> EngineJob:
+        """Return the same job for one part of a bounded run."""
+        return msgspec.structs.replace(self, slot=index)
+
+
+class RunnableEngine(Protocol):
+    """What a factory returns; `tidemill.pipeline.engine.Engine` is one."""
+
+    def beat(self, *, whole: bool) -> Beat:
+        """Return a snapshot for the driver, of the partitions only what changed since the last one, or all."""
+        ...
+
+    async def run(self, may_subscribe: Any) -> EngineSummary:
+        """Work until drained or at an end."""
+        ...
+
+    def drain(self) -> None:
+        """Ask for a clean end."""
+
+    def fail(self, text: str) -> None:
+        """End at once: a part of the process that it cannot do without is gone."""
+
+    def pause(self) -> None:
+        """Take no new messages."""
+
+    def resume(self) -> None:
+        """Take messages again."""
+
+    def release(self) -> None:
+        """Let the brake off, if it is on."""
+
+
+EngineMaker = Callable[[Settings, Any, Identity], RunnableEngine]
+
+
+def run_slot(job: EngineJob) -> Iterator[bytes]:
+    """Run one engine to its end and yield its summary, as msgpack; the function of the slot's Spark task."""
+    summary = _summary_of(job)
+    try:
+        yield msgspec.msgpack.encode(summary)
+    except UnicodeEncodeError:
+        yield msgspec.msgpack.encode(summary_without_texts(summary))
+
+
+def _summary_of(job: EngineJob) -> EngineSummary:
+    for number in IGNORED:
+        # Not SIG_IGN: that would be inherited by tasks, a handler is not.
+        signal.signal(number, lambda *_: None)
+    outlive_stderr()
+    try:
+        configure(job.settings.logging, engine=job.slot, **job.log_context)
+        with asyncio.Runner() as runner:
+            return runner.run(EngineProcess(job).run())
+    except BaseException as error:
+        # SystemExit included: a handler that calls sys.exit() is an engine that failed.
+        log.exception("the engine failed")
+        return failed_summary(job, error)
+
+
+def failed_summary(job: EngineJob, error: BaseException, reason: StopReason = StopReason.FAILED) -> EngineSummary:
+    """Return the summary of an engine that an error ended."""
+    return EngineSummary(job.slot, reason, said(error))
+
+
+def _imported(factory: str) -> EngineMaker:
+    module, _, name = factory.partition(":")
+    found: EngineMaker = getattr(importlib.import_module(module), name)
+    return found
+
+
+def outlive_stderr() -> None:
+    """Let log lines go nowhere once the JVM that reads them is gone: the engine still has to drain."""
+
+    class Lasting(io.FileIO):
+        def write(self, data: Any) -> int:
+            try:
+                return super().write(data) or 0
+            except OSError:
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, 2)
+                os.close(null)
+                return len(data)
+
+    raw = Lasting(2, "w", closefd=False)
+    sys.stderr = io.TextIOWrapper(
+        io.BufferedWriter(raw), encoding="utf-8", errors="backslashreplace", line_buffering=True
+    )
+
+
+class Deadline(threading.Thread):
+    """Ends the process when its time is over, and notices when the parent process is gone.
+
+    Args:
+        on_orphaned: Called in this thread, once, when the parent has changed.
+    """
+
+    def __init__(self, on_orphaned: Any) -> None:
+        """Prepare; `start` watches."""
+        super().__init__(name="tidemill-deadline", daemon=True)
+        self._on_orphaned = on_orphaned
+        self._parent = int(os.environ.get(DAEMON_VARIABLE) or os.getppid())
+        self._at: float | None = None
+        self._over = threading.Event()
+
+    def within(self, seconds: float) -> None:
+        """Let the process end in so many seconds, unless it has to end sooner already."""
+        at = time.monotonic() + seconds
+        self._at = at if self._at is None else min(at, self._at)
+
+    def cancel(self) -> None:
+        """Let the process live; for one that does other work afterwards."""
+        self._over.set()
+
+    def run(self) -> None:
+        """Look once in half a second."""
+        orphaned = False
+        while not self._over.is_set():
+            if self._at is not None and time.monotonic() >= self._at:
+                os._exit(DEADLINE_EXIT)
+            if not orphaned and os.getppid() != self._parent:
+                orphaned = True
+                self._on_orphaned()
+            self._over.wait(0.5)
+
+
+class EngineProcess:
+    """The worker process while an engine runs in it.
+
+    Args:
+        job: What travelled here.
+        build: Makes the engine; None: what `job.factory` names.
+        on_abandoned: Called once if nobody supervises the engine any more, before it is drained.
+    """
+
+    def __init__(
+        self,
+        job: EngineJob,
+        build: EngineMaker | None = None,
+        on_abandoned: Callable[[], None] | None = None,
+    ) -> None:
+        """Prepare; `run` connects."""
+        self._job = job
+        self._build = build
+        self._on_abandoned = on_abandoned
+        self._engine: RunnableEngine | None = None
+        self._beat_lost = False
+        self._begin = asyncio.Event()
+        self._go = asyncio.Event()
+        self._draining = False
+        self._paused = False
+        self._is_abandoned = False
+        self._fault: str | None = None
+        self._tasks = EngineTasks(self._on_fault)
+        self._connecting: asyncio.Task[int] | None = None
+        self._drain_seconds = job.settings.executor.drain_timeout_seconds
+
+    async def run(self) -> EngineSummary:
+        """Connect, wait for the word to begin, run the engine, tell its end."""
+        self._loop = asyncio.get_running_loop()
+        self._deadline = Deadline(self._on_orphaned)
+        self._deadline.start()
+        self._loop.add_signal_handler(signal.SIGHUP, self._abandoned, "Spark's Python daemon is going")
+        engine_id = new_engine_id()
+        self._link = EngineLink(
+            self._job.address,
+            Hello(
+                self._job.slot,
+                self._job.job_token,
+                0,
+                engine_id,
+                os.getpid(),
+                socket.gethostname(),
+                stage=self._job.stage,
+                attempt=self._job.attempt,
+            ),
+            self._beat,
+            self._on_command,
+            self._on_lost,
+            self._tasks,
+        )
+        self._connecting = asyncio.create_task(self._link.connect())
+        try:
+            run_token = await self._connecting
+        except asyncio.CancelledError:
+            if not self._is_abandoned:
+                raise
+            return failed_summary(self._job, RemoteError("nobody supervises this engine any more"))
+        except RemoteError as error:
+            log.error("no link to the driver; this engine does not start", error=str(error))  # noqa: TRY400
+            return failed_summary(self._job, error)
+        group = self._job.settings.kafka.consumer_group
+        identity = Identity(self._job.worker, self._job.slot, engine_id, group, run_token)
+        try:
+            summary = await self._run_engine(identity)
+        except BaseException as error:
+            log.exception("the engine failed")
+            summary = failed_summary(self._job, error)
+        # From here on only interpreter and threads have to end.
+        self._deadline.within(SUPERVISED_SECONDS)
+        await self._link.close(summary)
+        return summary
+
+    def release(self) -> None:
+        """Let the process live on after `run`, for other work."""
+        self._deadline.cancel()
+
+    async def _run_engine(self, identity: Identity) -> EngineSummary:
+        sys.path.extend(folder for folder in self._job.import_path if folder not in sys.path)
+        try:
+            handler = cloudpickle.loads(self._job.handler)
+            build = self._build or _imported(self._job.factory)
+        except Exception as error:
+            log.exception("the handler cannot be loaded in the engine")
+            return failed_summary(self._job, error, StopReason.CONFIG)
+        await self._begin.wait()
+        if self._fault is not None:
+            return EngineSummary(self._job.slot, StopReason.FAILED, self._fault)
+        if self._draining:
+            return EngineSummary(self._job.slot, StopReason.DRAINED)
+        engine: RunnableEngine = build(self._job.settings, handler, identity)
+        self._engine = engine
+        if self._paused:
+            engine.pause()
+        return await engine.run(self._may_subscribe)
+
+    async def _may_subscribe(self) -> None:
+        self._link.ready()
+        await self._go.wait()
+
+    def _beat(self, whole: bool) -> Beat:
+        if self._engine is None:
+            return whole_beat(EngineProgress())
+        try:
+            beat = self._engine.beat(whole=whole or self._beat_lost)
+            self._beat_lost = False
+        except Exception:
+            # The engine lives, and silence would be taken for its death.
+            log.exception("no snapshot of the engine")
+            self._beat_lost = True
+            return whole_beat(EngineProgress())
+        return beat
+
+    def _on_command(self, command: Command) -> None:
+        match command:
+            case Begin():
+                self._begin.set()
+            case Go():
+                self._go.set()
+            case Drain():
+                self._deadline.within(self._drain_seconds + SUPERVISED_SECONDS)
+                self._drain()
+            case Pause():
+                self._paused = True
+                if self._engine is not None:
+                    self._engine.pause()
+            case Resume():
+                self._paused = False
+                if self._engine is not None:
+                    self._engine.resume()
+            case Release():
+                if self._engine is not None:
+                    self._engine.release()
+            case Exit():
+                os._exit(DEADLINE_EXIT)
+
+    def _drain(self) -> None:
+        if not self._draining:
+            self._draining = True
+            self._begin.set()
+            if self._engine is not None:
+                self._engine.drain()
+
+    def _on_fault(self, text: str) -> None:
+        """End the engine: nobody could supervise it any more."""
+        self._deadline.within(self._drain_seconds + SUPERVISED_SECONDS)
+        self._fault = text
+        self._begin.set()
+        if self._engine is not None:
+            self._engine.fail(text)
+
+    def _on_lost(self, reason: str) -> None:
+        self._abandoned(reason, ABANDONED_SECONDS - RECONNECT_SECONDS)
+
+    def _on_orphaned(self) -> None:
+        """Called by the deadline's thread: set it even if the loop is blocked."""
+        self._deadline.within(self._drain_seconds + ABANDONED_SECONDS)
+        self._loop.call_soon_threadsafe(self._abandoned, "the parent process is gone")
+
+    def _abandoned(self, reason: str, seconds: float = ABANDONED_SECONDS) -> None:
+        self._deadline.within(self._drain_seconds + seconds)
+        if not self._is_abandoned:
+            self._is_abandoned = True
+            if self._on_abandoned is not None:
+                self._on_abandoned()
+            log.warning("nobody supervises this engine any more: it drains and ends", reason=reason)
+        if self._connecting is not None:
+            self._connecting.cancel()  # without effect once it is connected
+        self._drain()

@@ -1,0 +1,1 @@
+"""The driver of a live pipeline: one supervised engine for each slot."""

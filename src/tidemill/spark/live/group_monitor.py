@@ -1,0 +1,85 @@
+"""Watches from the driver whether each partition of the source topic has an owner, and mends it where none has.
+
+Decides nothing: when a partition was without one for too long says `core.ownership`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from tidemill.config.settings import Settings
+from tidemill.core.errors import said
+from tidemill.core.supervision.orphan_partitions import OwnerWatch
+from tidemill.runtime.log import limited
+from tidemill.sources.membership import GroupViewer, distribute_again
+
+log = structlog.get_logger(__name__)
+
+LOOK_SECONDS = 10.0
+#: On top of what an engine may take to finish its work before it gives partitions up.
+MARGIN_SECONDS = 15.0
+
+
+class GroupWatch:
+    """A thread that looks at the group while the block runs.
+
+    Args:
+        settings: Of the pipeline.
+        look_seconds: How often to look.
+        patience_seconds: How long a partition may be without an owner; None: the revoke timeout and a margin.
+    """
+
+    def __init__(
+        self, settings: Settings, *, look_seconds: float = LOOK_SECONDS, patience_seconds: float | None = None
+    ) -> None:
+        """Prepare."""
+        if patience_seconds is None:
+            patience_seconds = settings.revoke_timeout_seconds + MARGIN_SECONDS
+        self._settings = settings
+        self._look_seconds = look_seconds
+        self._watch = OwnerWatch(patience_seconds)
+        self._ended = threading.Event()
+        self._mending = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="tidemill-groupwatch", daemon=True)
+        #: How often the group had to distribute its partitions again.
+        self.mended = 0
+
+    def __enter__(self) -> Self:
+        """Start."""
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stop; a question that is being asked is not waited for, but being a member of the group is ended."""
+        self._ended.set()
+        with self._mending:
+            pass
+
+    def _run(self) -> None:
+        viewer = GroupViewer(self._settings)
+        while not self._ended.wait(self._look_seconds):
+            try:
+                view = viewer.look()
+                named = self._watch.look(time.monotonic(), *view)
+                with self._mending:
+                    if named and not self._ended.is_set():
+                        self._mend(named)
+            except Exception as error:
+                # Brokers that are down are told of by the engines, and may let nobody look at groups (ACLs).
+                limited(log, 600.0).info("the consumer group cannot be looked at", error=said(error))
+
+    def _mend(self, partitions: list[int]) -> None:
+        log.warning(
+            "partitions have no owner although the group is settled; it distributes them again",
+            topic=self._settings.kafka.source_topic,
+            partitions=partitions,
+        )
+        distribute_again(self._settings)
+        self.mended += 1

@@ -1,0 +1,154 @@
+"""Runs the endless Spark jobs of the slots: one thread per slot, each job in a job group of its own.
+
+Invariants: for every submitted job exactly one `JobOutcome` is reported, on the loop that was given, unless that
+loop is closed by then. Nothing here restarts anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import re
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import structlog
+
+from tidemill.core import errors
+from tidemill.core.errors import TidemillError
+from tidemill.core.supervision.slot_events import Ending
+from tidemill.runtime.progress import EngineProgress, EngineSummary
+from tidemill.spark.engine.process import EngineJob, run_slot
+from tidemill.spark.session.session import Spark
+
+log = structlog.get_logger(__name__)
+
+_RAISED = re.compile(r"Python worker:\s*\n.*?Traceback \(most recent call last\):\n(?:[ \t]+.*\n|\n)*(\S.*)", re.DOTALL)
+_LOST_TASK = re.compile(r"most recent failure:.*?\): (.*)", re.DOTALL)
+
+
+class JobOutcome(msgspec.Struct, frozen=True):
+    """How a job ended.
+
+    Attributes:
+        ending: What became of its engine, as far as the job tells.
+        error: What went wrong, in a line.
+        progress: The engine's last snapshot, if it came back.
+        spark_lost: Spark itself is gone; no job can be run any more.
+    """
+
+    ending: Ending
+    error: str | None = None
+    progress: EngineProgress | None = None
+    spark_lost: bool = False
+
+
+def outcome_of(summary: EngineSummary) -> JobOutcome:
+    """Return what an engine's own summary says about its end."""
+    return JobOutcome(Ending(summary.reason.value), summary.error, summary.progress)
+
+
+class JobThread:
+    """The thread that submits the jobs of one slot and waits for them.
+
+    Args:
+        spark: Where jobs run.
+        slot: The slot.
+        loop: Where `on_ended` is called.
+        on_ended: Called with slot, job token and outcome.
+    """
+
+    def __init__(
+        self,
+        spark: Spark,
+        slot: int,
+        loop: asyncio.AbstractEventLoop,
+        on_ended: Callable[[int, int, JobOutcome], None],
+    ) -> None:
+        """Start the thread; it waits for a job."""
+        from pyspark import InheritableThread
+
+        self._spark = spark
+        self._slot = slot
+        self._loop = loop
+        self._on_ended = on_ended
+        self._queue: queue.SimpleQueue[EngineJob | None] = queue.SimpleQueue()
+        # Its own JVM thread goes with it, and so do the job group and the pool that are set there.
+        thread = InheritableThread(target=self._run, name=f"tidemill-slot-{slot}", daemon=True)
+        thread.start()
+
+    def submit(self, job: EngineJob) -> None:
+        """Run a job; it must be the only one of this slot."""
+        self._queue.put(job)
+
+    def close(self) -> None:
+        """Let the thread end after the job that it waits for, if there is one."""
+        self._queue.put(None)
+
+    def _run(self) -> None:
+        while (job := self._queue.get()) is not None:
+            outcome = self._outcome(job)
+            try:
+                self._loop.call_soon_threadsafe(self._on_ended, self._slot, job.job_token, outcome)
+            except RuntimeError:
+                return  # the loop is closed: the pipeline is over
+
+    def _outcome(self, job: EngineJob) -> JobOutcome:
+        try:
+            (encoded,) = self._collect(job)
+            return outcome_of(msgspec.msgpack.decode(encoded, type=EngineSummary))
+        except Exception as error:
+            return JobOutcome(Ending.CRASHED, failure_text(error), spark_lost=not self._spark.is_alive())
+
+    def _collect(self, job: EngineJob) -> list[bytes]:
+        context = self._spark.context
+        # A pool of its own: a restarted slot does not queue behind the tasks of other jobs.
+        context.setLocalProperty("spark.scheduler.pool", f"tidemill-slot-{self._slot}")
+        context.setJobGroup(job_group(job.worker, self._slot, job.job_token), f"tidemill engine of slot {self._slot}")
+        result: list[bytes] = context.parallelize([self._slot], 1).mapPartitions(lambda _: run_slot(job)).collect()
+        return result
+
+
+def job_group(worker: str, slot: int, job_token: int) -> str:
+    """Return the name of the job group of one submission."""
+    return f"tidemill-{worker}-{slot}-{job_token}"
+
+
+def engine_error(what: str, said: str) -> TidemillError:
+    """Return the error of an engine as one of this process: engines say what they raised by its name.
+
+    Args:
+        what: Which engine it was.
+        said: What it said, "TypeOfError: text" if it could.
+
+    Example:
+        >>> engine_error("the engine of slot 0", "ConfigError: no such folder")
+        ConfigError('the engine of slot 0 failed: no such folder')
+    """
+    name, _, text = said.partition(": ")
+    kind = getattr(errors, name, None)
+    if isinstance(kind, type) and issubclass(kind, TidemillError):
+        return kind(f"{what} failed: {text}")
+    return TidemillError(f"{what} failed: {said}")
+
+
+def failure_text(error: Any) -> str:
+    """Say in a line why a job failed: Spark's texts are pages of Java and Python traces.
+
+    Example:
+        >>> failure_text(RuntimeError("... org.apache.spark.SparkException: Python worker exited unexpectedly"))
+        'its Python process died (killed, or crashed)'
+    """
+    try:
+        text = str(error)  # of an error in the JVM, that asks the JVM
+    except Exception:
+        text = "Spark is gone"
+    if "Python worker exited unexpectedly" in text:
+        return "its Python process died (killed, or crashed)"
+    if raised := _RAISED.search(text):
+        # The last line of its traceback; what follows is Java's.
+        return f"its Python process raised {raised.group(1).strip()}"[:500]
+    lost = _LOST_TASK.search(text)
+    lines = (lost.group(1) if lost else text).strip().splitlines()
+    return lines[0].strip()[:500] if lines else type(error).__name__

@@ -1,0 +1,388 @@
+"""The pipeline as a user runs it: from a handler and a configuration to engines on Spark, and to a clean end.
+
+The order is fixed. Start: configuration, logging, `on_startup`, validation, the handler packed, the worker's
+name locked, the topic looked up, Spark, the link, the engines. Stop: the engines drain, what they could not leave
+is left for them, the link, Spark. Nothing is started before everything that can be checked without it was.
+
+Signal handlers and other threads only put a word into a queue; the thread that runs the pipeline waits on that
+queue and acts. It is never inside a call that can block, neither during the start (see `stopping`) nor while engines
+run.
+"""
+
+from __future__ import annotations
+
+import enum
+import queue
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import structlog
+
+from tidemill.config.loading import load_settings
+from tidemill.config.settings import Settings, revoke_problem
+from tidemill.core.errors import ConfigError, FencedError, RemoteError, TidemillError
+from tidemill.core.supervision.slot import SlotLimits
+from tidemill.core.supervision.slot_events import Ending
+from tidemill.core.supervision.slot_group import RunFinished
+from tidemill.pipeline.handler.base import Handler
+from tidemill.runtime.exitcode import ExitCode, exit_code_of
+from tidemill.runtime.identity import Identity, cluster_name, worker_name
+from tidemill.runtime.link import RECONNECT_SECONDS
+from tidemill.runtime.link_messages import LinkAddress
+from tidemill.runtime.lock import WorkerLock
+from tidemill.runtime.log import configure
+from tidemill.runtime.pipeline_socket import pipeline_socket
+from tidemill.sinks.build import build_sinks
+from tidemill.sources.membership import present_members, reap_member
+from tidemill.spark.engine.process import ABANDONED_SECONDS, DEFAULT_FACTORY, EngineJob
+from tidemill.spark.foreground import StartStoppedError, running, signals_noted, unless_stopped
+from tidemill.spark.live.group_monitor import GroupWatch
+from tidemill.spark.live.jobs import engine_error
+from tidemill.spark.live.supervisor import LiveSlots
+from tidemill.spark.preflight import (
+    StartUp,
+    engine_count,
+    handler_of,
+    look_up_partitions,
+    refuse_letter_files,
+    refuse_no_sinks,
+    refuse_shared_group,
+    warn_without_topic,
+    with_full_paths,
+)
+from tidemill.spark.progress import PipelineProgress
+from tidemill.spark.session.packaging import own_folders, pack_handler
+from tidemill.spark.session.session import Spark, is_local
+
+log = structlog.get_logger(__name__)
+
+ResultT = TypeVar("ResultT")
+
+
+#: A stop takes no longer than its drain timeout and this, whatever is away; the rest of 5 s is for Spark.
+STOP_SECONDS = 4.0
+#: Leaving the group for an engine that could not takes no longer.
+LEAVE_SECONDS = 10.0
+
+
+class _Wake(enum.Enum):
+    """Why the thread that runs the pipeline has something to do."""
+
+    #: A step of the start or the stop has ended.
+    STEPPED = enum.auto()
+    SIGNAL = enum.auto()
+    DRAIN = enum.auto()
+    STOP = enum.auto()
+    SPARK_LOST = enum.auto()
+    FINISHED = enum.auto()
+
+
+#: Words that may be left when the engines have ended.
+_NO_WISH = (_Wake.DRAIN, _Wake.SPARK_LOST, _Wake.FINISHED)
+
+
+def _nothing() -> None:
+    pass
+
+
+class Pipeline:
+    """A pipeline: a handler, its configuration, and one run.
+
+    Args:
+        handler: The handler, or its class.
+        config_path: The YAML file; None: the one that TIDEMILL_CONFIG names, or the defaults.
+        settings: A configuration made elsewhere; then no file is read.
+        factory: "module:callable" that builds engines, for tests of the supervision.
+        limits: The supervision's times, for tests of it.
+
+    Example:
+        >>> raise SystemExit(Pipeline(MyHandler, "pipeline.yaml").run())  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        handler: Handler[Any, Any] | type[Handler[Any, Any]],
+        config_path: str | Path | None = None,
+        *,
+        settings: Settings | None = None,
+        factory: str = DEFAULT_FACTORY,
+        limits: SlotLimits | None = None,
+    ) -> None:
+        """Prepare; everything happens in `run`."""
+        self._handler = handler
+        self._config_path = config_path
+        self._settings = settings
+        self._factory = factory
+        self._limits = limits
+        # Its put() may be called from a signal handler, unlike Event.set().
+        self._wakes: queue.SimpleQueue[_Wake] = queue.SimpleQueue()
+        self._live: LiveSlots | None = None
+        self._finished: RunFinished | None = None
+        self._error: BaseException | None = None
+        self._drained_at: float | None = None
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why the run failed; None if it did not, or has not ended."""
+        return self._error
+
+    def run(self) -> ExitCode:
+        """Run until drained, stopped or at an end that nobody asked for; say which by an exit code.
+
+        In the main thread, SIGTERM and SIGINT are handled: the first one ends the start, or drains; a second one stops
+        at once. What went wrong is logged, and is `error` afterwards.
+
+        Returns:
+            OK after a drain; else why not, see `ExitCode`.
+        """
+        try:
+            return self._run()
+        except TidemillError as error:
+            self._error = error
+            log.error("the pipeline failed", error=str(error), kind=type(error).__name__)  # noqa: TRY400
+        except KeyboardInterrupt as error:
+            self._error = error
+        except Exception as error:
+            self._error = error
+            log.exception("the pipeline failed; this is a fault of tidemill, please report it")
+        return exit_code_of(self._error)
+
+    def drain(self) -> None:
+        """Ask for a clean end; returns at once, from any thread."""
+        self._wakes.put(_Wake.DRAIN)
+
+    def stop_now(self) -> None:
+        """Ask for an immediate end: what runs is killed, and done again by the next run; from any thread."""
+        self._wakes.put(_Wake.STOP)
+
+    def progress(self) -> PipelineProgress:
+        """Return the sums over all engines, and how each of them stands; from any thread, at any time."""
+        return self._live.progress() if self._live is not None else PipelineProgress()
+
+    # -- start -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> ExitCode:
+        with signals_noted(lambda: self._wakes.put(_Wake.SIGNAL)):
+            try:
+                return self._start_and_run()
+            except StartStoppedError as stopped:
+                log.info("stopped before the engines were started; nothing was read")
+                return ExitCode.STOPPED if stopped.at_once else ExitCode.OK
+
+    def _start_and_run(self) -> ExitCode:
+        settings = self._settings or load_settings(self._config_path)
+        # `on_startup` may change them; a user finds this run by what is configured.
+        self._found_by = settings.kafka
+        worker = worker_name(settings)
+        self._configure_logs(settings, worker)
+        handler = handler_of(self._handler)
+        startup, configured = StartUp(handler, settings), settings
+        settings = with_full_paths(self._unless_stopped(startup.run, startup.cancel))
+        self._configure_logs(settings, worker)
+        refuse_no_sinks(settings)
+        refuse_letter_files(settings)
+        if problem := revoke_problem(settings):
+            raise ConfigError(problem)
+        warn_without_topic(configured, settings)
+        # What no engine could make is told before any of them is started.
+        build_sinks(settings)
+        packed = pack_handler(handler)
+        kafka = settings.kafka
+        with WorkerLock(
+            kafka.consumer_group,
+            worker,
+            brokers=kafka.brokers,
+            topic=kafka.source_topic,
+            name_env=settings.worker_name_env,
+        ):
+            partitions = self._unless_stopped(lambda: look_up_partitions(settings))
+            self._unless_stopped(lambda: refuse_shared_group(settings, worker))
+            return self._run_on_spark(settings, worker, packed, partitions)
+
+    def _unless_stopped(self, work: Callable[[], ResultT], abort: Callable[[], None] = _nothing) -> ResultT:
+        return unless_stopped(work, self._wakes, _Wake.STEPPED, abort)
+
+    def _configure_logs(self, settings: Settings, worker: str) -> None:
+        self._log_context: dict[str, Any] = {
+            "worker_id": worker,
+            "consumer_group": settings.kafka.consumer_group,
+            "cluster": cluster_name(settings) or None,
+        }
+        configure(settings.logging, **self._log_context)
+
+    def _run_on_spark(self, settings: Settings, worker: str, packed: bytes, partitions: int) -> ExitCode:
+        count = engine_count(settings.spark, partitions)
+        spark = Spark(settings.spark, f"tidemill {settings.kafka.consumer_group}", count)
+        log.info("starting Spark", master=settings.spark.master, engines=count, partitions=partitions)
+        with running(spark, self._wakes, _Wake.STEPPED, _NO_WISH):
+            return self._run_live(spark, settings, worker, packed, count, partitions)
+
+    def _run_live(
+        self, spark: Spark, settings: Settings, worker: str, packed: bytes, count: int, partitions: int
+    ) -> ExitCode:
+        folders = own_folders()
+
+        def make_job(slot: int, job_token: int, address: LinkAddress) -> EngineJob:
+            return EngineJob(
+                slot, job_token, worker, address, settings, packed, self._log_context, self._factory, folders
+            )
+
+        live = LiveSlots(spark, worker, count, make_job, self._on_finished, self._times(settings), partitions)
+        control = pipeline_socket(self._found_by, worker, live.release)
+        host = "127.0.0.1" if is_local(settings.spark) else spark.driver_host
+        spark.watch(lambda: self._wakes.put(_Wake.SPARK_LOST))
+        self._live = live
+        try:
+            live.start(bind_host=host)
+            live.call(control.start())
+            try:
+                with GroupWatch(settings):
+                    code = self._supervise(live)
+            finally:
+                live.call(control.close())
+        finally:
+            live.close()
+            spark.used = live.greeted
+        if code is not ExitCode.STOPPED:
+            done = live.progress()
+            if not done.uncommitted:  # else the brokers are away
+                self._leave_for(settings, worker, live.not_left())
+            self._raise_failure(settings, worker)
+            refuse_uncommitted(done)
+            left = "; what did not finish in time is redelivered to the next run" if done.in_flight else ""
+            (log.warning if left else log.info)(
+                f"the pipeline is drained{left}",
+                messages_done=done.messages_done,
+                lag=sum(done.lag.values()),
+                in_flight=done.in_flight,
+                dead_lettered=done.dead_lettered,
+                letters_dropped=done.letters_dropped,
+            )
+        return code
+
+    def _times(self, settings: Settings) -> SlotLimits:
+        if self._limits is not None:
+            return self._limits
+        lost = RECONNECT_SECONDS + ABANDONED_SECONDS + settings.executor.drain_timeout_seconds
+        return SlotLimits(lost_seconds=lost)
+
+    # -- while engines run -----------------------------------------------------------------------------------
+
+    def _supervise(self, live: LiveSlots) -> ExitCode:
+        signals = 0
+        while True:
+            wake = self._wakes.get()
+            if wake is _Wake.SIGNAL:
+                signals += 1
+                wake = _Wake.DRAIN if signals == 1 else _Wake.STOP
+            match wake:
+                case _Wake.DRAIN:
+                    self._drained_at = self._drained_at or time.monotonic()
+                    now = live.progress()
+                    log.info(
+                        "draining: nothing more is read; a second signal stops at once",
+                        lag=sum(now.lag.values()),
+                        in_flight=now.in_flight,
+                    )
+                    live.drain()
+                case _Wake.STOP:
+                    log.warning("stopping at once; what is not committed is done again by the next run")
+                    live.exit_now()
+                    return ExitCode.STOPPED
+                case _Wake.SPARK_LOST:
+                    self._error = RemoteError(
+                        "Spark's JVM ended although nobody stopped it (out of memory, or killed?); the engines "
+                        "were drained: start the pipeline again"
+                    )
+                    log.error("Spark's JVM is gone; the engines drain")
+                    live.drain()
+                case _Wake.FINISHED:
+                    return ExitCode.OK
+
+    def _left(self, settings: Settings) -> float:
+        """Return how much of the time of a stop is left."""
+        if self._drained_at is None:
+            return LEAVE_SECONDS
+        left = self._drained_at + settings.executor.drain_timeout_seconds + STOP_SECONDS - time.monotonic()
+        return min(LEAVE_SECONDS, max(left, 1.0))
+
+    def _on_finished(self, finished: RunFinished) -> None:
+        self._finished = finished
+        self._wakes.put(_Wake.FINISHED)
+
+    # -- stop ------------------------------------------------------------------------------------------------
+
+    def _leave_for(self, settings: Settings, worker: str, slots: list[int]) -> None:
+        def leave() -> None:
+            _leave_for(settings, worker, slots, self._left(settings))
+
+        try:
+            unless_stopped(leave, self._wakes, _Wake.STEPPED, _nothing, _NO_WISH)
+        except StartStoppedError:
+            log.warning("the brokers are not waited for; partitions may stay reserved for the session timeout")
+
+    def _raise_failure(self, settings: Settings, worker: str) -> None:
+        """Raise why the run ended, unless it was drained."""
+        if self._error is not None:
+            raise self._error
+        finished = self._finished
+        if finished is None or finished.ending in (Ending.DRAINED, Ending.ABSENT):
+            return
+        if finished.ending is Ending.FENCED:
+            raise FencedError(
+                f"another process uses worker name {worker!r} in consumer group "
+                f"{settings.kafka.consumer_group!r}; give one of them another name: "
+                f"{settings.worker_name_env}=..."
+            )
+        if finished.ending is Ending.CRASHED:
+            raise RemoteError(
+                f"the engine of slot {finished.slot} was lost: {finished.error}; look at how much memory this host has "
+                "left, and at native libraries that the handler loads"
+            )
+        raise engine_error(f"the engine of slot {finished.slot}", finished.error or finished.ending.value)
+
+
+def refuse_uncommitted(done: PipelineProgress) -> None:
+    """Let a drain fail whose commits did.
+
+    Raises:
+        RemoteError: Finished messages are not committed.
+    """
+    if done.uncommitted:
+        why = done.stalled.get("kafka") or "no answer from the brokers"
+        raise RemoteError(
+            f"commits failed at the stop: {done.uncommitted:,} finished messages are not committed and will be "
+            f"reprocessed by the next run ({why})"
+        )
+
+
+def _leave_for(settings: Settings, worker: str, slots: list[int], seconds: float) -> None:
+    """Leave the consumer group for engines that could not, so that others have their partitions at once.
+
+    An engine that died did not leave, and one that was drained while the group was joining may not have been able
+    to; the brokers know.
+    """
+    members = {Identity(worker, slot, "", settings.kafka.consumer_group).instance_id for slot in slots}
+    try:
+        left_behind = present_members(settings, members, min(5.0, seconds)) if members else set()
+    except Exception as error:
+        log.warning("the brokers do not say who is left in the group", error=str(error))
+        return
+
+    def leave(instance_id: str) -> None:
+        try:
+            reap_member(settings, instance_id, seconds)
+        except Exception as error:
+            log.warning(
+                "an engine's partitions stay reserved for the session timeout",
+                member=instance_id,
+                error=str(error),
+                session_timeout_ms=settings.kafka.session_timeout_ms,
+            )
+
+    if left_behind:
+        with ThreadPoolExecutor(len(left_behind)) as pool:
+            list(pool.map(leave, left_behind))

@@ -1,0 +1,281 @@
+"""What a pipeline has to know before Spark starts: its handler, its final settings, its partitions and engines."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import difflib
+import inspect
+import os
+import re
+import struct
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import confluent_kafka as ck
+import structlog
+
+from tidemill.config.loading import NO_TOPIC, validated
+from tidemill.config.settings import KafkaSettings, Settings, SparkSettings
+from tidemill.core.errors import ConfigError, HandlerError, RemoteError, SinkNotConfiguredError, TidemillError, said
+from tidemill.pipeline.handler.base import HOOKS, SYNCHRONOUS_HOOKS, Handler, overrides
+from tidemill.runtime.identity import Identity
+from tidemill.runtime.kafka_client import TopicAdmin, client_config
+from tidemill.runtime.lock import GroupInUseError
+from tidemill.runtime.topics import TopicReader
+from tidemill.sources.membership import other_topics
+
+log = structlog.get_logger(__name__)
+
+ResultT = TypeVar("ResultT")
+_LOCAL = re.compile(r"local\[(\d+)(?:,\s*\d+)?\]")
+
+
+def handler_of(handler: Handler[Any, Any] | type[Handler[Any, Any]]) -> Handler[Any, Any]:
+    """Return the handler itself, made without arguments if its class was given.
+
+    Raises:
+        HandlerError: It cannot be made, is no handler, or has hooks that cannot be called.
+    """
+    if isinstance(handler, type):
+        name = handler.__name__
+        try:
+            handler = handler()
+        except Exception as error:
+            raise HandlerError(f"{name} cannot be made without arguments: {error}; pass an instance instead") from error
+    if not isinstance(handler, Handler):
+        raise HandlerError(f"{type(handler).__name__} is no handler; it has to inherit from tidemill.Handler")
+    _check_hooks(handler)
+    return handler
+
+
+def _check_hooks(handler: Handler[Any, Any]) -> None:
+    # With such a mistake every message would be dead-lettered, one by one.
+    name = type(handler).__name__
+    misspelt = _misspelt(handler)
+    if not overrides(handler, "arrange"):
+        hint = next((f"; is {own!r} meant to be it?" for own, hook in misspelt.items() if hook == "arrange"), "")
+        raise HandlerError(f"{name} has no arrange; write `async def arrange(self, messages, pending)`{hint}")
+    for own, hook in misspelt.items():
+        log.warning("a method is no hook and is never called; is its name misspelt?", method=own, nearest_hook=hook)
+    for hook in HOOKS:
+        if overrides(handler, hook):
+            _check_hook(getattr(handler, hook), hook, name)
+
+
+def _check_hook(method: Any, hook: str, name: str) -> None:
+    # What another name stands behind is somebody's decorator, and may return a coroutine all the same.
+    written_here = inspect.ismethod(method) and method.__name__ == hook and not hasattr(method, "__wrapped__")
+    if written_here and (inspect.isasyncgenfunction(method) or inspect.isgeneratorfunction(method)):
+        raise HandlerError(f"{name}.{hook} has a `yield`, which makes it a generator; it has to return what it yields")
+    if written_here and inspect.iscoroutinefunction(method) == (hook in SYNCHRONOUS_HOOKS):
+        wanted = "a plain def" if hook in SYNCHRONOUS_HOOKS else "an async def"
+        raise HandlerError(f"{name}.{hook} has to be {wanted}")
+    parameters = list(inspect.signature(getattr(Handler, hook)).parameters)
+    try:
+        signature = inspect.signature(method)
+    except (TypeError, ValueError):
+        return  # nobody knows, so the first call has to tell
+    try:
+        signature.bind(*parameters[1:])
+    except TypeError as error:
+        raise HandlerError(f"{name}.{hook} has to take ({', '.join(parameters)}): {error}") from None
+
+
+def _misspelt(handler: Handler[Any, Any]) -> dict[str, str]:
+    """Return the methods whose names are nearly those of hooks."""
+    own = {name for klass in type(handler).__mro__ for name in vars(klass)} - set(dir(Handler))
+    near = {name: difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.85) for name in sorted(own)}
+    return {
+        name: hooks[0] for name, hooks in near.items() if hooks and inspect.iscoroutinefunction(getattr(handler, name))
+    }
+
+
+class StartUp:
+    """A handler's `on_startup`, which another thread can cancel.
+
+    Args:
+        handler: The handler.
+        settings: What it is shown.
+    """
+
+    def __init__(self, handler: Handler[Any, Any], settings: Settings) -> None:
+        """Call nothing yet."""
+        self._handler = handler
+        self._settings = settings
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[Any] | None = None
+
+    def run(self) -> Settings:
+        """Run it and return the configuration as it left it.
+
+        Raises:
+            HandlerError: It raised, or returned something else.
+            ConfigError: It made the configuration wrong.
+        """
+        name = f"{type(self._handler).__name__}.on_startup"
+        try:
+            changed = _completed(self._call)
+        except TidemillError:
+            raise
+        except Exception as error:
+            raise HandlerError(f"{name} raised {type(error).__name__}: {error}") from error
+        if changed is None:
+            return self._settings
+        if not isinstance(changed, Settings):
+            raise HandlerError(f"{name} returned a {type(changed).__name__}; return the settings, or None")
+        return validated(changed, name)
+
+    def cancel(self) -> None:
+        """Let it be cancelled, if it runs; from any thread, returns at once."""
+        loop, task = self._loop, self._task
+        if loop is not None and task is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: it has ended
+                loop.call_soon_threadsafe(task.cancel)
+
+    async def _call(self) -> Any:
+        self._task = asyncio.current_task()
+        self._loop = asyncio.get_running_loop()
+        return await self._handler.on_startup(self._settings.model_copy(deep=True))
+
+
+def started_up(handler: Handler[Any, Any], settings: Settings) -> Settings:
+    """Run `on_startup` and return the configuration as it left it; see `StartUp.run`."""
+    return StartUp(handler, settings).run()
+
+
+def with_full_paths(settings: Settings) -> Settings:
+    """Return settings whose folders do not depend on where an engine's process stands."""
+    settings = settings.model_copy(deep=True)
+    for sink in settings.sinks.filesystem.values():
+        sink.base_path = str(Path.cwd() / sink.base_path)
+    settings.cache.path = str(Path.cwd() / settings.cache.path)
+    if settings.history.path:
+        settings.history.path = str(Path.cwd() / settings.history.path)
+    if settings.dlq.path:
+        settings.dlq.path = str(Path.cwd() / settings.dlq.path)
+    return settings
+
+
+def refuse_letter_files(settings: Settings) -> None:
+    """Refuse a live pipeline whose dead letters would go to files.
+
+    Raises:
+        ConfigError: They would.
+    """
+    if settings.dlq.path:
+        raise ConfigError(
+            "dlq.path is for bounded runs (tidemill backfill, process(df)), whose letters appear with their outcomes; "
+            f"remove it, and the dead letters of a live pipeline go to the topic {settings.dlq_topic!r}"
+        )
+
+
+def refuse_no_sinks(settings: Settings) -> None:
+    """Refuse a pipeline that could deliver nothing.
+
+    Raises:
+        SinkNotConfiguredError: There is no sink.
+    """
+    if settings.sinks.is_empty():
+        raise SinkNotConfiguredError(
+            "no sink is configured, so nothing could be delivered; add one to the section sinks, for example "
+            "sinks.filesystem.out.base_path: out"
+        )
+
+
+def look_up_partitions(settings: Settings) -> int:
+    """Return how many partitions the source topic has.
+
+    Raises:
+        ConfigError: The brokers do not let us see the topic.
+        RemoteError: They do not answer, or have no such topic.
+    """
+    kafka = settings.kafka
+    config = client_config(kafka, "", {})
+    if not TopicAdmin(config, "kafka").exists(kafka.source_topic):
+        raise RemoteError(
+            f"there is no topic {kafka.source_topic!r} at {kafka.brokers}; create it, or change "
+            "kafka.source_topic or kafka.brokers",
+            retryable=False,
+        )
+    try:
+        with TopicReader(kafka.brokers, client_config=config) as reader:
+            return len(reader.partitions(kafka.source_topic))
+    except (ck.KafkaException, TimeoutError) as error:
+        raise RemoteError(
+            f"the partitions of topic {kafka.source_topic!r} cannot be looked up at {kafka.brokers}: {error}; "
+            "is the broker running and reachable from here?"
+        ) from error
+
+
+def refuse_shared_group(settings: Settings, worker: str) -> None:
+    """Refuse a consumer group that has members which read other topics.
+
+    Args:
+        settings: Of the pipeline.
+        worker: This worker's name; the caller holds its lock.
+
+    Raises:
+        GroupInUseError: It has.
+    """
+    kafka = settings.kafka
+    # Slots and their numbers follow.
+    own_prefix = Identity(worker, 0, "", kafka.consumer_group).instance_id.removesuffix("0")
+    try:
+        others = other_topics(settings, own_prefix)
+    except (ck.KafkaException, struct.error, UnicodeDecodeError) as error:
+        log.info("the members of the consumer group cannot be looked at", error=said(error))
+        return
+    if others:
+        topic, members = min(others.items())
+        raise GroupInUseError(
+            kafka.consumer_group, kafka.source_topic, f"{members[0]!r} on {kafka.brokers}, which reads topic {topic!r}"
+        )
+
+
+def warn_without_topic(configured: Settings, settings: Settings) -> None:
+    """Warn of a pipeline whose topic nobody chose.
+
+    Args:
+        configured: As it was read.
+        settings: As `on_startup` left it.
+    """
+    topic = settings.kafka.source_topic
+    if "source_topic" not in configured.kafka.model_fields_set and topic == KafkaSettings().source_topic:
+        log.warning(NO_TOPIC.format(topic=topic))
+
+
+def engine_count(settings: SparkSettings, partitions: int) -> int:
+    """Return how many engines to run: as configured, else the smaller of partitions and cores.
+
+    Raises:
+        ConfigError: More engines are configured than the local master has cores: some would never start.
+    """
+    fixed = _LOCAL.fullmatch(settings.master)
+    cores = int(fixed.group(1)) if fixed else len(os.sched_getaffinity(0))
+    if settings.engines is None:
+        return max(1, min(partitions, cores))
+    if fixed and settings.engines > cores:
+        raise ConfigError(
+            f"spark.engines is {settings.engines}, but spark.master {settings.master!r} has only {cores} cores, "
+            "and each engine needs one; raise the one or lower the other, or use master local"
+        )
+    if settings.engines > partitions:
+        log.warning(
+            "there are more engines than partitions; some will have nothing to do",
+            engines=settings.engines,
+            partitions=partitions,
+        )
+    return settings.engines
+
+
+def _completed(start: Callable[[], Coroutine[Any, Any, ResultT]]) -> ResultT:
+    """Run a coroutine to its end, also where this thread has a loop that runs already (a notebook)."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(start())
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: asyncio.run(start())).result()

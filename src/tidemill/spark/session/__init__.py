@@ -1,0 +1,1 @@
+"""Spark's JVM, its session, and what is sent to it."""

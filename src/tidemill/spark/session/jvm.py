@@ -1,0 +1,147 @@
+"""Spark's JVM as a process: launched here rather than by pyspark, so that a launch that hangs can be ended.
+
+Invariants: the JVM alone ignores SIGTERM and SIGINT (a Ctrl-C in a terminal reaches the whole process group, and the
+engines have to drain first), from before the first instruction of Spark's launcher; nothing is changed in this process
+for that. The end of its standard input ends the JVM, so that it does not outlive this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from tidemill.spark.session.process_tree import kill_tree
+
+log = structlog.get_logger(__name__)
+
+#: How long a stopped JVM may take to end before it is killed.
+JVM_END_SECONDS = 10.0
+#: How often to look whether the JVM says where it listens.
+_LOOK_SECONDS = 0.05
+_PORT, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
+#: Signals that are ignored when a program is executed stay so.
+_IGNORING = 'trap "" INT TERM; exec "$@"'
+#: What Java says of options that Spark itself sets: it is no news, and no JSON among logs that are.
+_NOISE = (b"WARNING: Using incubator modules", b"WARNING: package sun.security.action not in")
+
+
+class JvmEndedError(Exception):
+    """The JVM ended before it said where it listens."""
+
+
+def is_given() -> bool:
+    """Tell whether somebody else (spark-submit) started a JVM for this process."""
+    return _PORT in os.environ
+
+
+def launch(conf: Mapping[str, str], connection_file: Path, quiet: threading.Event) -> subprocess.Popen[bytes]:
+    """Start Spark's launcher, which becomes the JVM; returns at once.
+
+    Args:
+        conf: Spark's whole configuration.
+        connection_file: Where the JVM writes how it is reached; see `gateway_to`.
+        quiet: Set when only the noise of its end can come from it and from what runs below it.
+    """
+    from pyspark.find_spark_home import _find_spark_home
+
+    options = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
+    arguments = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))
+    program = str(Path(_find_spark_home()) / "bin" / "spark-submit")
+    environ = {**os.environ, "SPARK_CONNECT_MODE": "0", "_PYSPARK_DRIVER_CONN_INFO_PATH": str(connection_file)}
+    with standard_error_pipe(quiet) as standard_error:
+        return subprocess.Popen(
+            ["sh", "-c", _IGNORING, "sh", program, *options, *arguments],
+            stdin=subprocess.PIPE,
+            stderr=standard_error,
+            env=environ,
+        )
+
+
+def gateway_to(jvm: subprocess.Popen[bytes] | None, connection_file: Path) -> Any:
+    """Return pyspark's gateway to a JVM, once that listens.
+
+    Args:
+        jvm: What `launch` returned; None: the one that was given to this process.
+        connection_file: The same as at its launch.
+
+    Raises:
+        JvmEndedError: It ended before, or was ended.
+    """
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.serializers import UTF8Deserializer, read_int
+
+    if jvm is None:
+        return launch_gateway()
+    while not connection_file.is_file():
+        if jvm.poll() is not None:
+            raise JvmEndedError(f"the JVM ended with exit code {jvm.returncode} before it listened")
+        time.sleep(_LOOK_SECONDS)
+    with connection_file.open("rb") as info:
+        told = {_PORT: str(read_int(info)), _SECRET: UTF8Deserializer().loads(info)}
+    os.environ.update(told)
+    try:
+        gateway = launch_gateway()
+    finally:
+        for name in told:
+            del os.environ[name]
+    gateway.proc = jvm
+    return gateway
+
+
+def close_stdin(jvm: subprocess.Popen[bytes]) -> None:
+    """Ask a JVM to end, if it listens already."""
+    if jvm.stdin is not None:
+        with contextlib.suppress(OSError):
+            jvm.stdin.close()
+
+
+def end(jvm: subprocess.Popen[bytes]) -> None:
+    """End a JVM that ran, by closing its standard input; one that does not end in time is killed."""
+    close_stdin(jvm)
+    try:
+        jvm.wait(JVM_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        log.warning("the JVM did not end in time and is killed", pid=jvm.pid)
+        jvm.kill()
+        jvm.wait()
+
+
+def kill_launch(jvm: subprocess.Popen[bytes]) -> None:
+    """Kill a JVM that no engine runs below yet, with what its launcher started."""
+    if jvm.poll() is None:
+        kill_tree(jvm.pid)
+        jvm.wait()
+
+
+@contextlib.contextmanager
+def standard_error_pipe(quiet: threading.Event) -> Iterator[int]:
+    """Yield a file descriptor whose lines a thread writes to `sys.stderr`, until all its writers are gone.
+
+    The JVM's lines, and through it those of local engines, must not go past a live display into the terminal.
+    """
+    reader, writer = os.pipe()
+    threading.Thread(target=_pass_on, args=(reader, quiet), name="tidemill-jvm-stderr", daemon=True).start()
+    try:
+        yield writer
+    finally:
+        os.close(writer)
+
+
+def _pass_on(reader: int, quiet: threading.Event) -> None:
+    with open(reader, "rb") as lines:
+        for line in lines:
+            # Whoever writes must not wait for ever because nobody can read of it.
+            with contextlib.suppress(OSError, ValueError):
+                if not quiet.is_set() and not line.startswith(_NOISE):
+                    sys.stderr.write(line.decode(errors="replace"))
+                    sys.stderr.flush()

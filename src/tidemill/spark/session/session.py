@@ -1,0 +1,394 @@
+"""Makes and ends the SparkContext that the engines run on; the only place that knows Spark's settings.
+
+Invariants: the process has the signal handlers afterwards that it had before; a start ends by itself after
+`spark.start_timeout_seconds`, and at once when it is aborted; what the user writes in `spark.conf` wins over everything
+here but what engines cannot do without.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib.resources
+import os
+import re
+import shlex
+import subprocess
+import sys
+import threading
+import warnings
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+import tidemill
+from tidemill.config.settings import SparkSettings
+from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.runtime.folders import OwnedFolder
+from tidemill.runtime.java import find_java
+from tidemill.spark.foreground import signals_kept
+from tidemill.spark.session.jvm import JvmEndedError, close_stdin, end, gateway_to, is_given, kill_launch, launch
+from tidemill.spark.session.process_tree import Descendants
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+log = structlog.get_logger(__name__)
+
+#: How long a start that is aborted may take to tidy up.
+ABORT_SECONDS = 0.7
+#: How long a context may take to stop before its JVM is ended all the same.
+CONTEXT_STOP_SECONDS = 10.0
+#: And one below which no engine runs: its Python processes may still be importing, which it would wait for.
+UNUSED_STOP_SECONDS = 0.3
+#: How long the Python processes below a JVM that has ended may take after that.
+WORKERS_END_SECONDS = 5.0
+#: What the package is called on its way to a cluster's executors.
+PACKAGE_ZIP = "tidemill.zip"
+#: How often Spark starts a task of a bounded run that fails, the first time included.
+TASK_ATTEMPTS = 4
+_EXECUTOR_PATH = "spark.executorEnv.PYTHONPATH"
+_LOCAL_CORES = re.compile(r"local\[(\d+|\*)\]")
+
+#: What the user may change in `spark.conf`.
+DEFAULTS = {
+    "spark.driver.memory": "1g",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.python.unix.domain.socket.enabled": "true",
+    # A cancelled engine has nothing to clean up that its warden does not; do not wait 2 s to kill it.
+    "spark.python.task.killTimeout": "200ms",
+    "spark.deploy.maxExecutorRetries": "-1",
+}
+#: What engines cannot do without: their supervisor alone restarts them, each in a process of its own.
+REQUIRED = {
+    "spark.scheduler.mode": "FAIR",
+    "spark.python.worker.reuse": "false",
+    "spark.python.daemon.module": "tidemill.spark.engine.daemon",
+    "spark.task.maxFailures": "1",
+    "spark.speculation": "false",
+    "spark.pyspark.python": sys.executable,
+    "spark.pyspark.driver.python": sys.executable,
+}
+
+
+def is_local(settings: SparkSettings) -> bool:
+    """Tell whether the engines run on this host, in the JVM of the driver."""
+    return settings.master == "local" or settings.master.startswith("local[")
+
+
+def is_local_context(context: SparkContext) -> bool:
+    """Tell whether the tasks of a running context run on this host, in the JVM of the driver."""
+    return is_local(SparkSettings(master=context.master))
+
+
+def spark_conf(settings: SparkSettings, app_name: str, engines: int) -> dict[str, str]:
+    """Return the whole Spark configuration.
+
+    Args:
+        settings: The `spark` section.
+        app_name: What Spark calls the application.
+        engines: How many engines will run; `local` has one core more, so that other jobs can run beside.
+
+    Example:
+        >>> spark_conf(SparkSettings(), "demo", 2)["spark.master"]
+        'local[3]'
+    """
+    conf = {**DEFAULTS, "spark.app.name": app_name, **settings.conf, **REQUIRED}
+    if not is_local(settings):
+        # Other hosts may have their Python elsewhere; and what forks the workers there imports the shipped code too.
+        conf["spark.pyspark.python"] = settings.conf.get("spark.pyspark.python", sys.executable)
+        own = settings.conf.get(_EXECUTOR_PATH, "")
+        conf[_EXECUTOR_PATH] = f"{PACKAGE_ZIP}:{own}" if own else PACKAGE_ZIP
+    conf["spark.master"] = f"local[{engines + 1}]" if settings.master == "local" else settings.master
+    if is_local(settings):
+        conf.setdefault("spark.driver.host", "127.0.0.1")
+        conf.setdefault("spark.driver.bindAddress", "127.0.0.1")
+    log4j = Path(str(importlib.resources.files("tidemill.spark") / "log4j2.properties"))
+    options = conf.get("spark.driver.extraJavaOptions", "")
+    if "log4j" not in options:
+        option = shlex.quote(f"-Dlog4j2.configurationFile={log4j.as_uri()}")
+        conf["spark.driver.extraJavaOptions"] = f"{options} {option}".strip()
+    return conf
+
+
+def bounded_conf(settings: SparkSettings, app_name: str, cores: int) -> dict[str, str]:
+    """Return the Spark configuration of a bounded run: an ordinary job, whose tasks Spark itself starts again.
+
+    Args:
+        settings: The `spark` section.
+        app_name: What Spark calls the application.
+        cores: How many tasks run at the same time with master `local`.
+
+    Example:
+        >>> bounded_conf(SparkSettings(), "demo", 2)["spark.master"]
+        'local[2,4]'
+    """
+    conf = spark_conf(settings, app_name, cores)
+    conf["spark.task.maxFailures"] = settings.conf.get("spark.task.maxFailures", str(TASK_ATTEMPTS))
+    if settings.master == "local":
+        conf["spark.master"] = f"local[{cores}]"
+    if only_cores := _LOCAL_CORES.fullmatch(conf["spark.master"]):
+        # A local master would give up at the first failure.
+        conf["spark.master"] = f"local[{only_cores[1]},{conf['spark.task.maxFailures']}]"
+    return conf
+
+
+class Spark:
+    """A SparkContext and its JVM, from start to end.
+
+    Args:
+        settings: The `spark` section.
+        app_name: What Spark calls the application.
+        engines: How many engines will run.
+        conf: The whole configuration of Spark; None: that of `spark_conf`.
+    """
+
+    def __init__(
+        self, settings: SparkSettings, app_name: str, engines: int, conf: Mapping[str, str] | None = None
+    ) -> None:
+        """Prepare; nothing is started before `start`."""
+        self._settings = settings
+        self._conf = spark_conf(settings, app_name, engines) if conf is None else dict(conf)
+        self._folder = OwnedFolder("tidemill-spark-")
+        self._context: SparkContext | None = None
+        self._jvm: subprocess.Popen[bytes] | None = None
+        self._stopping = threading.Event()
+        self._quiet = threading.Event()
+        self._started = self._given_up = False
+        #: Whether an engine may run below it; while none does, a stop need not wait for Spark to tidy up.
+        self.used = True
+        #: Held for moments only, unlike the other one.
+        self._lock = threading.Lock()
+        self._ending = threading.Lock()
+
+    @property
+    def context(self) -> SparkContext:
+        """The running context."""
+        if self._context is None:
+            raise RemoteError("Spark is not running", retryable=False)
+        return self._context
+
+    @property
+    def jvm_pid(self) -> int | None:
+        """The JVM's process, None if somebody else started it."""
+        return self._jvm.pid if self._jvm is not None else None
+
+    @property
+    def driver_host(self) -> str:
+        """The address under which executors reach this process."""
+        return str(self.context.getConf().get("spark.driver.host"))
+
+    def start(self) -> None:
+        """Start the JVM and the context; another thread can end that with `abort`.
+
+        Raises:
+            ConfigError: There is no Java to run it.
+            RemoteError: Spark does not start in time or at all, or its master does not answer.
+        """
+        limit = threading.Timer(self._settings.start_timeout_seconds, self._give_up)
+        limit.daemon = True
+        limit.start()
+        try:
+            self._start()
+        except Exception as error:
+            self.stop()
+            if isinstance(error, ConfigError) and not self._given_up:
+                raise
+            raise RemoteError(self._failure(error)) from error
+        finally:
+            limit.cancel()
+        if not is_local(self._settings):
+            ship_package(self.context, self._folder.path)
+
+    def _start(self) -> None:
+        from pyspark import SparkConf, SparkContext
+
+        os.environ["JAVA_HOME"] = str(find_java(stop=self._stopping).home)
+        os.environ["PYSPARK_PYTHON"] = self._conf["spark.pyspark.python"]
+        # Python threads have JVM threads of their own, with their own job group and pool.
+        os.environ["PYSPARK_PIN_THREAD"] = "true"
+        conf = SparkConf(loadDefaults=False)
+        for key, value in self._conf.items():
+            conf.set(key, value)
+        connection_file = self._folder.path / "connection"
+        if not is_given():
+            self._launch(connection_file)
+        gateway = gateway_to(self._jvm, connection_file)
+        with signals_kept():
+            context = SparkContext(conf=conf, gateway=gateway)
+        with self._lock:
+            if not self._stopping.is_set():
+                self._context = context
+                self._started = True
+                return
+        raise JvmEndedError("it was stopped")
+
+    def _launch(self, connection_file: Path) -> None:
+        with self._lock:
+            if self._stopping.is_set():
+                raise JvmEndedError("it was stopped")
+            self._jvm = launch(self._conf, connection_file, self._quiet)
+
+    def _failure(self, error: Exception) -> str:
+        master = self._conf["spark.master"]
+        if self._given_up:
+            return (
+                f"Spark did not start with master {master!r} within {self._settings.start_timeout_seconds:g} s "
+                "(spark.start_timeout_seconds); look whether `java -version` answers, whether the master does, how "
+                "busy this host is and how much memory it has left, and run `tidemill doctor`"
+            )
+        return (
+            f"Spark does not start with master {master!r}: {_first_line(error)}; "
+            "check spark.master and spark.conf, and run `tidemill doctor`"
+        )
+
+    def abort(self) -> None:
+        """End a start that another thread is in; that one raises. Does not block."""
+        threading.Thread(target=self._end_start, args=(ABORT_SECONDS,), name="tidemill-abort", daemon=True).start()
+
+    def kill(self) -> None:
+        """End the JVM at once, if it is there."""
+        self._end_start(0.0)
+
+    def _give_up(self) -> None:
+        self._given_up = True
+        self._end_start(ABORT_SECONDS)
+
+    def _end_start(self, seconds: float) -> None:
+        """End what starts: a JVM that listens already may end by itself, and tidy up, within these seconds."""
+        self._quiet.set()
+        with self._lock:
+            self._stopping.set()
+            jvm, started = self._jvm, self._started
+        if jvm is None:
+            return
+        listens = (self._folder.path / "connection").exists()
+        close_stdin(jvm)
+        try:
+            jvm.wait(seconds if listens else 0.0)
+        except subprocess.TimeoutExpired:
+            # Below a Spark that ran are engines, and their wardens have to outlive them.
+            jvm.kill() if started else kill_launch(jvm)
+
+    def watch(self, on_dead: Callable[[], None]) -> None:
+        """Call a function, in another thread, when the JVM ends without having been stopped."""
+        jvm = self._jvm
+        if jvm is None:
+            return
+
+        def wait() -> None:
+            jvm.wait()
+            if not self._stopping.is_set():
+                on_dead()
+
+        threading.Thread(target=wait, name="tidemill-jvm", daemon=True).start()
+
+    def is_alive(self) -> bool:
+        """Tell whether the JVM still takes jobs; asks it, because its process may be about to end."""
+        if self._context is None or self._stopping.is_set() or (self._jvm and self._jvm.poll() is not None):
+            return False
+        try:
+            return not self._context._jsc.sc().isStopped()
+        except Exception:
+            return False  # every failure to talk to it is py4j's way to say that it is gone
+
+    def cancel(self, job_group: str) -> None:
+        """Cancel what runs in a job group; without Spark nothing does."""
+        if not self.is_alive():
+            return
+        try:
+            self.context.cancelJobGroup(job_group)
+        except Exception as error:
+            # A Spark that is being stopped refuses, and ends the job all the same.
+            if not self._stopping.is_set():
+                log.warning("a Spark job could not be cancelled", job_group=job_group, error=_first_line(error))
+
+    def stop(self) -> None:
+        """Stop the context and the JVM; what does not end in time is killed. Local engines have ended then, too."""
+        with self._lock:
+            self._stopping.set()
+        with self._ending:
+            if self._jvm is None:
+                self._stop()
+                return
+            with Descendants(self._jvm.pid) as local:
+                self._stop(local)
+                if left := local.left(WORKERS_END_SECONDS):
+                    log.warning("processes that Spark started are still there", pids=left)
+
+    def _stop(self, local: Descendants | None = None) -> None:
+        from pyspark import SparkContext
+
+        if self._context is not None:
+            # All engines have ended, and Python workers that find the JVM gone show pages of traces.
+            self._quiet.set()
+            if self._jvm is None or self._jvm.poll() is None:
+                self._stop_context(self._context, CONTEXT_STOP_SECONDS if self.used else UNUSED_STOP_SECONDS)
+            self._context = None
+        if self._jvm is not None:
+            if local is not None:
+                local.look(self._jvm.pid)
+            gateway = SparkContext._gateway
+            if not self.used:
+                kill_launch(self._jvm)
+            with contextlib.suppress(Exception):  # it is going in any case
+                gateway.shutdown()
+            end(self._jvm)
+            # A later context in this process starts a new JVM instead of asking this one.
+            SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+            self._jvm = None
+        self._folder.cleanup()
+
+    def _stop_context(self, context: SparkContext, seconds: float) -> None:
+        def stop() -> None:
+            try:
+                with warnings.catch_warnings():
+                    if not self.used:  # its JVM is killed meanwhile
+                        warnings.simplefilter("ignore", RuntimeWarning)
+                    context.stop()
+            except Exception as error:
+                if self.used:
+                    log.warning("the Spark context did not stop", error=_first_line(error))
+
+        # A JVM that hangs would never answer.
+        thread = threading.Thread(target=stop, name="tidemill-stop", daemon=True)
+        thread.start()
+        thread.join(seconds)
+        if thread.is_alive() and self.used:
+            log.warning("the Spark context did not stop in time", seconds=seconds)
+
+
+def ship_package(context: SparkContext, folder: Path | None = None) -> None:
+    """Send this package to the executors of a cluster, once per context.
+
+    Args:
+        context: The cluster's.
+        folder: Where the zip can stay as long as the context lives; None: one that ends with this process.
+    """
+    if is_local_context(context) or PACKAGE_ZIP in (context._python_includes or ()):
+        return
+    if folder is None:
+        owned = OwnedFolder("tidemill-zip-")
+        atexit.register(owned.cleanup)
+        folder = owned.path
+    context.addPyFile(str(_package_zip(folder)))
+
+
+def _package_zip(folder: Path) -> Path:
+    """Pack this package for hosts that do not have it; Spark imports from a zip, not from a wheel."""
+    root = Path(tidemill.__file__).parent
+    target = folder / PACKAGE_ZIP
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted(root.rglob("*")):
+            if file.is_file() and "__pycache__" not in file.parts:
+                archive.write(file, Path("tidemill") / file.relative_to(root))
+    return target
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,27 @@
+"""Runs an event trigger by itself, on a shared stream that nobody shares.
+
+What a host does whose triggers share streams is not needed then, but the stream is the same: an event counts as dealt
+with when the next one is requested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from tidemill.triggers.base import BaseEventTrigger, TriggerEvent
+from tidemill.triggers.streams.manager import SharedStreamManager
+
+
+async def run_alone(trigger: BaseEventTrigger) -> AsyncIterator[TriggerEvent]:
+    """Yield the events of a trigger that has a key, without sharing its stream."""
+    manager = SharedStreamManager()
+    stream = manager.subscribe(trigger_id=trigger.trigger_id, trigger=trigger, key=trigger.shared_stream_key())
+    events = trigger.filter_shared_stream(stream)
+    try:
+        async for event in events:
+            yield event
+    finally:
+        close = getattr(events, "aclose", None)
+        if close is not None:
+            await close()
+        await manager.stop_all()

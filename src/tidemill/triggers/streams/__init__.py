@@ -1,0 +1,1 @@
+"""Shared streams: one poll for many triggers; never imports the store."""

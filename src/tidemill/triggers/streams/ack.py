@@ -1,0 +1,407 @@
+"""A shared stream whose producer is told what was dealt with: tasks that poll, advance and watch the deadlines.
+
+What is decided, `core.stream_group` decides; here it is carried out.
+
+Invariants:
+1. `advance` is awaited by one task, one call at a time; after one that raised there is no other.
+2. The producer is closed once, after the poll and the last advance have ended, however the stream came to its end.
+3. Where seats are kept, the producer is pulled only while somebody is there to read.
+4. When the poll fails, those that are on an event can still finish it: what they move past meanwhile is advanced.
+   Where seats are kept, so is what the last one that leaves has moved past.
+5. A task of the stream that raises ends the stream, and every subscriber gets the error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Sequence
+from typing import Any, Final
+
+from tidemill.core.ledger import Batch
+from tidemill.core.streams.group import StreamGroup
+from tidemill.core.streams.members import Cause, Forced, LaneReport
+from tidemill.core.streams.pending_events import Bindings
+from tidemill.triggers.streams.api import (
+    LIST_NAME,
+    AckTimeout,
+    AdvanceItem,
+    AdvanceOutcome,
+    SharedStreamProducer,
+    StreamEnded,
+)
+from tidemill.triggers.streams.life import Life, Stream, StreamSettings, overflow_of, wake_all
+from tidemill.triggers.streams.observer import Attendance
+from tidemill.triggers.streams.subscription import AckSubscription, Bell, Subscription
+
+#: How long subscribers may finish the events that they are on, and have them stored, when the reading has ended.
+DRAIN_SECONDS: Final = 5.0
+_SEAT_ENDS: Final = (Cause.SEAT_TIMEOUT, Cause.SEAT_FULL)
+
+
+class AckStream:
+    """A stream whose producer is told what was dealt with.
+
+    Args:
+        key: What it is known by.
+        make_producer: Makes the producer, when the poll begins.
+        settings: Its limits.
+        on_end: Told, synchronously, when it has ended.
+        on_closed: Told when all that it held is closed.
+        on_deserted: Told when the last seat has ended and nobody is left.
+        log: A structlog logger.
+        bindings: The numbers of the manager.
+        list_name: What `LIST_NAME` is while the producer is made.
+    """
+
+    def __init__(
+        self,
+        key: Hashable,
+        make_producer: Callable[[], SharedStreamProducer],
+        settings: StreamSettings,
+        on_end: Callable[[Stream, BaseException | None], None],
+        on_closed: Callable[[Stream], None],
+        on_deserted: Callable[[Stream], None],
+        log: Any,
+        bindings: Bindings,
+        list_name: str = "",
+    ) -> None:
+        """Do nothing yet."""
+        self.key = key
+        self.subscriptions: dict[Any, Subscription] = {}
+        self.group: StreamGroup[Hashable, Any, Any] = StreamGroup(settings.limits, bindings, self)
+        #: Rung when an event may have been resolved.
+        self.pump = Bell()
+        self._settings = settings
+        self._make_producer = make_producer
+        self._producer: SharedStreamProducer | None = None
+        self._attendance: Attendance | None = None
+        self._source: AsyncIterator[Any] | None = None
+        self._log = log
+        self._on_end = on_end
+        self._on_closed = on_closed
+        self._on_deserted = on_deserted
+        self._list_name = list_name
+        self._waiting: dict[Subscription, None] = {}
+        # Who has not failed, and so reads.
+        self._live: set[Any] = set()
+        self._room = Bell()
+        self._deadlines = Bell()
+        self._held = False
+        self._drained = Bell()
+        # There is no further advance: one has raised, or the stream was abandoned.
+        self._failed = False
+        # Nothing more can be resolved.
+        self._final = False
+        self._advancing: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._life = Life(key, self._poll, self._close, self._end, log, settings.step_seconds)
+        self.start = self._life.start
+        self.end: Callable[[], None] = self._life.end
+        self.stop = self._life.stop
+        self.closed = self._life.closed
+
+    def subscribe(self, trigger_id: Any) -> AckSubscription:
+        """Let a trigger take part: in its seat, if it has one, else in the events from now on."""
+        seat = self.group.seat(trigger_id)
+        if seat is not None:
+            self.group.resume(seat, self._settings.now())
+        subscription = AckSubscription(seat or self.group.join(trigger_id), self.group, self._waiting, self.pump)
+        self.subscriptions[trigger_id] = subscription
+        self._live.add(trigger_id)
+        self._room.ring()
+        if self._attendance is not None and seat is None:
+            self._attendance.subscriber_joined(trigger_id)
+        return subscription
+
+    def unsubscribe(self, trigger_id: Any) -> None:
+        """Let it go; what it never read has failed."""
+        subscription = self._drop(trigger_id)
+        self.group.leave(subscription.member)
+        if (seat := self.group.seat(trigger_id)) is not None:
+            # It was forced to fail, and has had its seat since.
+            self.group.leave(seat)
+        self._note_left(trigger_id)
+
+    def keep_seat(self, trigger_id: Any) -> None:
+        """Let it go for a while: what is published meanwhile waits for it."""
+        subscription = self._drop(trigger_id)
+        now = self._settings.now()
+        if subscription.member.present:
+            self.group.sit(subscription.member, now)
+            self._note_seated(trigger_id)
+        elif (seat := self.group.seat(trigger_id)) is not None:
+            # It was forced to fail, and has had its seat since.
+            self.group.keep_seat(seat, now + self._settings.seat_seconds)
+
+    def release(self, trigger_id: Any) -> None:
+        """Let it go for good: nobody waits for it, and it fails nothing any more."""
+        members = [self._drop(trigger_id).member] if trigger_id in self.subscriptions else []
+        if (seat := self.group.seat(trigger_id)) is not None:
+            members.append(seat)
+        for member in members:
+            self.group.release(member)
+        if members:
+            self._note_left(trigger_id)
+        if self._attendance is not None:
+            self._attendance.subscriber_gone(trigger_id)
+
+    def _drop(self, trigger_id: Any) -> AckSubscription:
+        subscription = self.subscriptions.pop(trigger_id)
+        assert isinstance(subscription, AckSubscription)
+        self._live.discard(trigger_id)
+        subscription.end.leave()
+        return subscription
+
+    def _note_left(self, trigger_id: Any) -> None:
+        self.pump.ring()
+        if self._attendance is not None:
+            self._attendance.subscriber_left(trigger_id)
+
+    def _note_seated(self, trigger_id: Any) -> None:
+        self._note_left(trigger_id)
+        if self._attendance is not None:
+            self._attendance.subscriber_joined(trigger_id)
+        self._deadlines.ring()
+
+    def note_resolved(self) -> None:
+        """Take notice that there may be something to advance."""
+        self.pump.ring()
+
+    def hold(self, held: bool) -> None:
+        """Pull nothing from the producer as long as it is held."""
+        self._held = held
+        self._room.ring()
+
+    def report(self) -> list[LaneReport[Hashable]]:
+        """Say what each lane waits for."""
+        return self.group.report()
+
+    # -- polling
+
+    async def _poll(self) -> None:
+        if self._settings.cohort_grace_period > 0:
+            await asyncio.sleep(self._settings.cohort_grace_period)
+        LIST_NAME.set(self._list_name)
+        self._producer = producer = self._make_producer()
+        if isinstance(producer, Attendance):
+            self._attendance = producer
+            for trigger_id in self.group.members:
+                producer.subscriber_joined(trigger_id)
+        self._advancing = self._task("advance", self._advance(producer))
+        self._watching = self._task("deadlines", self._watch())
+        await self._wait_for_room()
+        await self._settings.may_open()
+        group, now, publish = self.group, self._settings.now, self.group.publish
+        lane_of = _lane_of(producer)
+        waiting, live, burst = self._waiting, self._live, self._settings.burst
+        left = burst
+        self._source = source = producer.open_stream()
+        async for event, payload in source:
+            forced = publish(event, payload, lane_of(payload) if lane_of else None, now())
+            if forced:
+                self._force(forced)
+            if waiting:
+                # They had their turn since.
+                left = burst
+                wake_all(waiting)
+            left -= 1
+            if not left:
+                left = burst
+                await asyncio.sleep(0)
+            if group.full_since is not None or self._held or not live:
+                await self._wait_for_room()
+
+    async def _wait_for_room(self) -> None:
+        while self.group.full_since is not None or self._held or self._only_seats():
+            await self._room.wait()
+
+    def _only_seats(self) -> bool:
+        """Whether everybody is away, and will be back."""
+        return not self._live and self._settings.seat_seconds > 0
+
+    def _task(self, what: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a task of the stream; what it raises ends the stream."""
+
+        async def watched() -> None:
+            try:
+                await work
+            except (Exception, SystemExit) as error:
+                self._log.exception(
+                    "a task of a shared stream failed; all its subscribers fail", key=self.key, task=what
+                )
+                self._life.end(error)
+
+        return asyncio.create_task(watched(), name=f"shared-stream-{what}[{self.key!r}]")
+
+    def _force(self, forced: Sequence[Forced[Any, Any, Any]]) -> None:
+        for member, cause, position in forced:
+            if cause in _SEAT_ENDS:
+                self._end_seat(member.name, cause)
+                continue
+            if cause is Cause.OVERFLOW:
+                error: Exception = overflow_of(self.key, member.name, self._settings.max_subscriber_queue)
+            else:
+                error = AckTimeout(
+                    f"trigger {member.name} of the shared stream {self.key!r} did not finish event {position} within "
+                    f"{self._settings.ack_timeout} s: it is still on it, or what it derived from it is not stored"
+                )
+            self._log.warning(
+                "a subscriber of a shared stream is forced to fail",
+                key=self.key,
+                trigger_id=member.name,
+                cause=cause.value,
+                position=position,
+            )
+            # Gone from the group, but its trigger has not left yet.
+            self._live.discard(member.name)
+            end = self.subscriptions[member.name].end
+            end.failed_at = self._settings.now()
+            end.fail(error)
+            if self.group.seat(member.name) is not None:
+                self._note_seated(member.name)
+        self.pump.ring()
+
+    def _end_seat(self, trigger_id: Any, cause: Cause) -> None:
+        self._log.warning(
+            "the seat of a trigger in its shared stream ends before the trigger is back; events that waited for it "
+            "are not acknowledged",
+            key=self.key,
+            trigger_id=trigger_id,
+            cause=cause.value,
+        )
+        self._note_left(trigger_id)
+        if not self.group.members:
+            self._on_deserted(self)
+
+    # -- deadlines
+
+    async def _watch(self) -> None:
+        settings = self._settings
+        while True:
+            pause = settings.seat_check_seconds if self.group.has_seats else settings.deadline_check_seconds
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._deadlines.wait()
+            forced = self.group.expire(settings.now())
+            if forced:
+                self._force(forced)
+            elif self.group.outstanding:
+                # Those who have left time out too, without anybody to tell.
+                self.pump.ring()
+
+    # -- advancing
+
+    async def _advance(self, producer: SharedStreamProducer) -> None:
+        """Advance what is resolved until the stream has ended, then what is left of that."""
+        group = self.group
+        while True:
+            final = self._final
+            while not self._failed and (batch := group.take()) is not None:
+                if self._attendance is not None:
+                    self._tell_failures(self._attendance, batch)
+                try:
+                    await producer.advance(_items(batch))
+                except (Exception, SystemExit, asyncio.CancelledError) as error:
+                    self._advance_failed(batch, error)
+                    return
+                full = group.full_since is not None
+                group.settle(batch)
+                if full:
+                    self._room.ring()
+            if final:
+                return
+            self._drained.ring()
+            await self.pump.wait()
+
+    def _tell_failures(self, attendance: Attendance, batch: Batch[Hashable, Any]) -> None:
+        for entry in batch.entries:
+            if entry.failed or entry.rejected:
+                blame = self.group.blame(entry)
+                attendance.event_failed(entry.item, blame.failures, blame.unread)
+
+    def _advance_failed(self, batch: Batch[Hashable, Any], error: BaseException) -> None:
+        self._log.error(
+            "broker advance failed; the shared stream ends, and the broker will give the events again",
+            key=self.key,
+            lane=batch.lane,
+            events=len(batch.entries),
+            exc_info=error,
+        )
+        if isinstance(error, asyncio.CancelledError):
+            error = StreamEnded(f"the advance of the shared stream {self.key!r} was cancelled")
+        self.abandon(error)
+
+    # -- the end
+
+    def _end(self, error: BaseException | None) -> None:
+        self._on_end(self, error)
+        if self._failed or (error is None and not self._settings.seat_seconds):
+            self.group.close()
+        else:
+            self.group.stop_reading()
+        if error is not None:
+            for subscription in self.subscriptions.values():
+                subscription.end.fail(error)
+
+    async def _close(self) -> None:
+        await self._drain()
+        self.group.close()
+        self._final = True
+        if self._watching is not None:
+            self._watching.cancel()
+        if self._advancing is not None:
+            self.pump.ring()
+            await self._life.join("advance", self._advancing)
+        await self._life.close_step("source", getattr(self._source, "aclose", None))
+        if self._producer is not None:
+            await self._life.close_step("producer", self._producer.aclose)
+        self._on_closed(self)
+
+    def abandon(self, error: BaseException) -> None:
+        """End at once, and advance nothing more; synchronous.
+
+        Args:
+            error: What every subscriber gets.
+        """
+        self._failed = True
+        self._drained.ring()
+        self._life.end(error)
+
+    def cut_short(self) -> None:
+        """Let nobody finish anything any more; synchronous, for a stream that has ended."""
+        self.group.close()
+        self._drained.ring()
+
+    async def _drain(self) -> None:
+        """Let those that are on an event finish it, and what they derived be stored, for a moment."""
+        until = asyncio.get_running_loop().time() + min(DRAIN_SECONDS, self._settings.ack_timeout)
+        while self.group.busy and not self._failed and asyncio.get_running_loop().time() < until:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(until):
+                    await self._drained.wait()
+
+
+def _lane_of(producer: SharedStreamProducer) -> Callable[[Any], Hashable] | None:
+    """Return what tells the lane of an event; None when that would say the same of all."""
+    lane_of = producer.get_advance_lane
+    return None if getattr(lane_of, "__func__", None) is SharedStreamProducer.get_advance_lane else lane_of
+
+
+def _items(batch: Batch[Hashable, Any]) -> list[AdvanceItem]:
+    """Make what a producer is given of a batch; most outcomes are that of the first, and are one object."""
+    acked = batch.entries[0].acked
+    clean = AdvanceOutcome(acked, 0, 0)
+    new = tuple.__new__  # what `AdvanceItem(...)` does, in half the time
+    return [
+        new(
+            AdvanceItem,
+            (
+                sent.item,
+                clean
+                if sent.acked == acked and not sent.failed and not sent.rejected
+                else AdvanceOutcome(sent.acked, sent.failed, sent.rejected),
+            ),
+        )
+        for sent in batch.entries
+    ]

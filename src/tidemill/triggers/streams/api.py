@@ -1,0 +1,90 @@
+"""What a producer of a shared stream implements and is given, and how a subscriber's stream can end.
+
+Users import these names from `tidemill.triggers.streams.manager`.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import AsyncIterator, Hashable, Sequence
+from contextvars import ContextVar
+from typing import Any, Final, NamedTuple
+
+from tidemill.core.errors import TidemillError
+
+#: Set while a producer is created: the name of the list of triggers whose host runs it, '' without one.
+LIST_NAME: Final[ContextVar[str]] = ContextVar("tidemill_list_name", default="")
+
+
+class AdvanceOutcome(NamedTuple):
+    """How the subscribers dealt with one event; each that was present at its fan-out counts once.
+
+    An event that nobody was present for is (0, 0, 0), and not clean.
+    """
+
+    acked: int
+    """Moved past it, and all they derived from it is stored."""
+    failed: int
+    """Raised on it, too late, too far behind, or gone before they read it: give it again."""
+    rejected: int = 0
+    """Refused it for good: a dead letter."""
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether somebody accepted it, and nobody failed on it or refused it."""
+        return self.acked > 0 and not (self.failed or self.rejected)
+
+
+class AdvanceItem(NamedTuple):
+    """One event of a batch to advance over."""
+
+    broker_payload: Any
+    """What the producer yielded with the event."""
+    outcome: AdvanceOutcome
+
+
+class SharedStreamProducer(abc.ABC):
+    """Owns the broker connection of one shared stream, from its first poll to its end."""
+
+    @abc.abstractmethod
+    def open_stream(self) -> AsyncIterator[tuple[Any, Any]]:
+        """Connect, and yield `(event, broker_payload)` for ever, as an async generator; called once.
+
+        To return is an error, as to raise is: every subscriber gets it.
+        """
+
+    def get_advance_lane(self, broker_payload: Any) -> Hashable:
+        """Return what the event is in order with: events of one lane are advanced in the order of their fan-out.
+
+        Called once per event, before its fan-out; it must not block. The default puts all events in one lane.
+        """
+        return None
+
+    @abc.abstractmethod
+    async def advance(self, batch: Sequence[AdvanceItem]) -> None:
+        """Tell the broker what became of the oldest events of one lane.
+
+        Args:
+            batch: Never empty, in order, without gaps. One call is awaited at a time over all lanes.
+
+        To raise ends the group: every subscriber gets the exception, and the broker gives again what was not advanced.
+        """
+
+    async def aclose(self) -> None:
+        """Release the connection; called once, when the stream has ended and no advance is in flight."""
+        return
+
+
+class AckTimeout(TidemillError):
+    """A subscriber held an event for longer than the ack timeout: it is still on it, or what it derived is not stored.
+
+    The subscriber fails; the others go on. The broker is told that it failed on all it held.
+    """
+
+
+class SubscriberOverflow(TidemillError):
+    """A subscriber left more raw events unread than its queue holds: it is too slow for its stream, and fails alone."""
+
+
+class StreamEnded(TidemillError):
+    """The poll of a shared stream returned or was cancelled; it is expected to run for the lifetime of the group."""

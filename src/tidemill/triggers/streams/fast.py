@@ -1,0 +1,114 @@
+"""A shared stream that is only read: one task polls and fans out.
+
+What is decided, `core.fanout` decides; here it is carried out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Hashable
+from typing import Any
+
+from tidemill.core.streams.fanout import Fanout, Reader
+from tidemill.triggers.streams.life import Life, Stream, StreamSettings, overflow_of, wake_all
+from tidemill.triggers.streams.subscription import FastSubscription, Subscription
+
+
+class FastStream:
+    """A stream that is not acknowledged.
+
+    Args:
+        key: What it is known by.
+        open_source: Opens the source of raw events.
+        settings: Its limits.
+        on_end: Told, synchronously, when it has ended.
+        on_closed: Told when all that it held is closed.
+        log: A structlog logger.
+    """
+
+    def __init__(
+        self,
+        key: Hashable,
+        open_source: Callable[[], AsyncIterator[Any]],
+        settings: StreamSettings,
+        on_end: Callable[[Stream, BaseException | None], None],
+        on_closed: Callable[[Stream], None],
+        log: Any,
+    ) -> None:
+        """Do nothing yet."""
+        self.key = key
+        self.subscriptions: dict[Any, Subscription] = {}
+        self._settings = settings
+        self._open_source = open_source
+        self._source: AsyncIterator[Any] | None = None
+        self._log = log
+        self._on_end = on_end
+        self._on_closed = on_closed
+        self._fanout: Fanout[Any, Reader[Any]] = Fanout(settings.max_subscriber_queue)
+        self._waiting: dict[Subscription, None] = {}
+        self._life = Life(key, self._poll, self._close, self._end, log, settings.step_seconds)
+        self.start = self._life.start
+        self.end: Callable[[], None] = self._life.end
+        self.stop = self._life.stop
+        self.closed = self._life.closed
+
+    def subscribe(self, trigger_id: Any) -> FastSubscription:
+        """Let a trigger read what comes from now on."""
+        reader: Reader[Any] = Reader(trigger_id)
+        self._fanout.join(reader)
+        subscription = FastSubscription(reader, self._fanout.more, self._waiting)
+        self.subscriptions[trigger_id] = subscription
+        return subscription
+
+    def unsubscribe(self, trigger_id: Any) -> None:
+        """Let it go."""
+        subscription = self.subscriptions.pop(trigger_id)
+        assert isinstance(subscription, FastSubscription)
+        self._drop(subscription)
+        subscription.end.leave()
+
+    def _drop(self, subscription: FastSubscription) -> None:
+        if subscription.reader.present:
+            self._fanout.leave(subscription.reader)
+            subscription.drop()
+
+    async def _poll(self) -> None:
+        if self._settings.cohort_grace_period > 0:
+            await asyncio.sleep(self._settings.cohort_grace_period)
+        publish, waiting, burst = self._fanout.publish, self._waiting, self._settings.burst
+        left = burst
+        self._source = source = self._open_source()
+        async for event in source:
+            late = publish(event)
+            if late:
+                for reader in late:
+                    self._overflow(reader)
+            if waiting:
+                # They had their turn since.
+                left = burst
+                wake_all(waiting)
+            left -= 1
+            if not left:
+                left = burst
+                await asyncio.sleep(0)
+
+    def _overflow(self, reader: Reader[Any]) -> None:
+        subscription = self.subscriptions[reader.name]
+        assert isinstance(subscription, FastSubscription)
+        self._drop(subscription)
+        end = subscription.end
+        end.failed_at = self._settings.now()
+        end.fail(overflow_of(self.key, reader.name, self._settings.max_subscriber_queue))
+        self._log.warning("a subscriber of a shared stream is too slow; it fails", key=self.key, trigger_id=reader.name)
+
+    def _end(self, error: BaseException | None) -> None:
+        self._on_end(self, error)
+        for subscription in self.subscriptions.values():
+            assert isinstance(subscription, FastSubscription)
+            self._drop(subscription)
+            if error is not None:
+                subscription.end.fail(error)
+
+    async def _close(self) -> None:
+        await self._life.close_step("source", getattr(self._source, "aclose", None))
+        self._on_closed(self)

@@ -1,0 +1,469 @@
+"""Shared streams: many triggers, one poll, and a broker that advances only when all of them are done.
+
+`SharedStreamManager` keeps one stream per key. A trigger class that overrides `create_shared_stream_producer` has its
+stream acknowledged: the producer is told, per lane and in order, what every subscriber has dealt with and what is
+stored of it. One that overrides `open_shared_stream` is only read. Filters see the same raw events in both.
+
+Invariants:
+1. A key is present only while its poll lives; it goes before anything is awaited.
+2. The first subscriber's class and serialized kwargs make the stream; classpaths are not imported.
+3. A number that `bind_pending_event` returns is never returned again.
+
+All of it belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+
+from tidemill.core.streams.members import LaneReport, Refusal
+from tidemill.core.streams.pending_events import Bindings
+from tidemill.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
+from tidemill.triggers.streams.ack import AckStream
+from tidemill.triggers.streams.api import (
+    AckTimeout,
+    AdvanceItem,
+    AdvanceOutcome,
+    SharedStreamProducer,
+    StreamEnded,
+    SubscriberOverflow,
+)
+from tidemill.triggers.streams.fast import FastStream
+from tidemill.triggers.streams.life import STEP_SECONDS, Stream, StreamSettings, at_once
+from tidemill.triggers.streams.subscription import CURRENT, AckSubscription, FastSubscription
+
+__all__ = [
+    "DEFAULT_SUBSCRIBER_QUEUE_MAX",
+    "AckTimeout",
+    "AdvanceItem",
+    "AdvanceOutcome",
+    "Routed",
+    "SharedStreamManager",
+    "SharedStreamProducer",
+    "StreamEnded",
+    "StreamReport",
+    "SubscriberOverflow",
+    "reject_shared_stream_event",
+    "route",
+]
+
+#: Its name in Airflow, whose tests use it.
+_SubscriberOverflow = SubscriberOverflow
+
+#: Raw events that a subscriber may leave unread.
+DEFAULT_SUBSCRIBER_QUEUE_MAX: Final = 1024
+
+log = structlog.get_logger(__name__)
+
+
+def reject_shared_stream_event() -> None:
+    """Refuse the raw event that the calling filter is on, for good.
+
+    Call it in `filter_shared_stream` of a stream that is acknowledged, or in a task that the filter has started, before
+    the next event is requested. The event is resolved for this subscriber at once, whatever was derived from it; the
+    producer is told that it was rejected and is expected to make a dead letter of it. Anywhere else it logs a warning
+    and does nothing; a second time it does nothing.
+    """
+    current = CURRENT.get()
+    if current is None:
+        log.warning(
+            "reject_shared_stream_event called outside an ack-mode binding window; ignored: call it in "
+            "filter_shared_stream, while it is on the event"
+        )
+        return
+    subscription, sent = current
+    if subscription.reject(sent) is Refusal.STALE:
+        log.warning(
+            "reject_shared_stream_event called outside an ack-mode binding window; ignored: the filter has moved past "
+            "the event, or does not hold it any more",
+            trigger_id=subscription.member.name,
+            position=sent.position,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StreamReport:
+    """What a shared stream is doing.
+
+    Attributes:
+        key: Which.
+        subscribers: The trigger ids that take part, those that have failed and not left yet included.
+        failed: Those that were forced to fail and have not left yet, and when.
+        outstanding: How many events are not advanced; 0 for a stream that is not acknowledged.
+        full_since: Since when the producer is not pulled because of `max_outstanding`; None: it is pulled.
+        lanes: What each lane waits for, by whom and since when, in seconds of the manager's clock.
+    """
+
+    key: Hashable
+    subscribers: tuple[Any, ...]
+    failed: dict[Any, float]
+    outstanding: int
+    full_since: float | None
+    lanes: tuple[LaneReport[Hashable], ...]
+
+
+class SharedStreamManager:
+    """The shared streams of a process.
+
+    Args:
+        log: A structlog logger, or one of the standard library; None: one of this module's name.
+        max_subscriber_queue: How many raw events a subscriber may leave unread before it fails.
+        ack_timeout: How many seconds a subscriber may hold an event, from its fan-out, before it fails.
+        cohort_grace_period: How many seconds a new stream waits for more subscribers before it polls.
+        max_outstanding: How many events of a stream may wait to be advanced before its producer is not pulled.
+        now: A monotonic clock. Deadlines stand still while it does.
+        seat_seconds: How long `keep_seat` keeps the place of a trigger in an acknowledged stream. 0, as in Airflow:
+            who leaves is in no later event, and a subscriber of a stream that ends is not expected back.
+        list_name: What `LIST_NAME` is for the producers.
+        step_seconds: How long each step of the end of a stream may take.
+        may_open: Awaited before a producer's stream is opened; returns when this process may read from upstream.
+    """
+
+    def __init__(
+        self,
+        *,
+        log: Any = None,
+        max_subscriber_queue: int = DEFAULT_SUBSCRIBER_QUEUE_MAX,
+        ack_timeout: float = 300.0,
+        cohort_grace_period: float = 0.0,
+        max_outstanding: int = 100_000,
+        now: Callable[[], float] = time.monotonic,
+        seat_seconds: float = 0.0,
+        list_name: str = "",
+        step_seconds: float = STEP_SECONDS,
+        may_open: Callable[[], Awaitable[None]] = at_once,
+        _now: Callable[[], float] | None = None,
+    ) -> None:
+        """Have no streams."""
+        if log is None:
+            log = structlog.get_logger(__name__)
+        elif isinstance(log, logging.Logger):
+            log = structlog.wrap_logger(log)
+        self._log = log
+        self._settings = StreamSettings(
+            max_subscriber_queue,
+            ack_timeout,
+            cohort_grace_period,
+            max_outstanding,
+            # The name that Airflow's own tests use.
+            _now or now,
+            seat_seconds,
+            step_seconds,
+            may_open,
+        )
+        self._list_name = list_name
+        self._bindings = Bindings()
+        # Called for every trigger event: without a call in between. They are documented where they are.
+        self.bind_pending_event = self._bindings.bind_pending_event
+        self.confirm_persisted = self._bindings.confirm_persisted
+        self.refuse_persisted = self._bindings.refuse_persisted
+        self._groups: dict[Hashable, Stream] = {}
+        # Ended, but not closed yet.
+        self._closing: dict[Stream, None] = {}
+        # Who is expected back by which time, where there is no stream to keep the seat.
+        self._seats: dict[Hashable, dict[Any, float]] = {}
+        # Who has not left yet what ended under them, and since when.
+        self._stranded: dict[tuple[Hashable, Any], float] = {}
+        self._held = False
+
+    def subscribe(
+        self, *, trigger_id: Any, trigger: BaseEventTrigger, key: Hashable
+    ) -> AckSubscription | FastSubscription:
+        """Let a trigger take part in the stream of a key, which the first one starts.
+
+        Returns:
+            The raw events from now on; those that waited in its seat first, if it has one.
+
+        Raises:
+            ValueError: The key is None.
+            RuntimeError: The trigger takes part already.
+        """
+        if key is None:
+            raise ValueError("the key of a shared stream must not be None: such a trigger runs by itself")
+        self._stranded.pop((key, trigger_id), None)
+        stream = self._groups.get(key)
+        if stream is None:
+            stream = self._make(trigger, key)
+            stream.start(self._closed_before(key))
+            self._groups[key] = stream
+        elif trigger_id in stream.subscriptions:
+            raise RuntimeError(f"trigger {trigger_id} is already subscribed to the shared stream {key!r}")
+        return stream.subscribe(trigger_id)
+
+    async def unsubscribe(self, trigger_id: Any, key: Hashable) -> None:
+        """Let a trigger go; with the last one the stream ends, and this waits until it is closed.
+
+        Unknown triggers and keys change nothing.
+        """
+        self._stranded.pop((key, trigger_id), None)
+        stream = self._groups.get(key)
+        if stream is None or trigger_id not in stream.subscriptions:
+            return
+        stream.unsubscribe(trigger_id)
+        self._end_deserted(stream)
+        await stream.closed()
+
+    def fail_held(self, trigger_id: Any, key: Hashable, error: str | None) -> None:
+        """Fail what a trigger holds, now: the event that it is on.
+
+        What it has moved past is acked once that is stored, and fails if the store refuses it. Unknown triggers and
+        keys change nothing.
+
+        Args:
+            trigger_id: Which.
+            key: Of its stream.
+            error: Why; None: it was interrupted through no fault of its own, and is not blamed.
+        """
+        stream = self._groups.get(key)
+        if stream is not None and trigger_id in stream.subscriptions:
+            stream.subscriptions[trigger_id].fail_held(error)
+
+    def keep_seat(self, trigger_id: Any, key: Hashable) -> None:
+        """Let a trigger go that will subscribe again; what is published meanwhile waits for it, `seat_seconds` long.
+
+        The event that it is on counts as moved past; call `fail_held` first where it is not. A stream that is not
+        acknowledged has no seats.
+        """
+        self._stranded.pop((key, trigger_id), None)
+        stream = self._groups.get(key)
+        if stream is None:
+            # It ended under its subscribers.
+            if (seats := self._seats.get(key)) is not None and trigger_id in seats:
+                seats[trigger_id] = self._seat_end()
+        elif trigger_id in stream.subscriptions:
+            if isinstance(stream, AckStream) and self._settings.seat_seconds > 0:
+                stream.keep_seat(trigger_id)
+            else:
+                stream.unsubscribe(trigger_id)
+                self._end_deserted(stream)
+        elif isinstance(stream, AckStream) and (seat := stream.group.seat(trigger_id)) is not None:
+            # The stream ended under its subscribers, and another one has brought it back.
+            stream.group.keep_seat(seat, self._seat_end())
+
+    def hand_over(self, trigger_id: Any, key: Hashable) -> None:
+        """Let a trigger go that another process has claimed; its stream ends at once, and advances nothing more.
+
+        All triggers of a key belong to one process. What the others do with later events would be advanced without the
+        one that has gone, so they get an error, and take part in the next stream.
+        """
+        stream = self._groups.get(key)
+        if isinstance(stream, AckStream):
+            stream.abandon(
+                StreamEnded(
+                    f"another process has claimed trigger {trigger_id} of the shared stream {key!r}, which ends here; "
+                    f"the broker gives the events again that are not acknowledged"
+                )
+            )
+        elif stream is not None and trigger_id in stream.subscriptions:
+            stream.unsubscribe(trigger_id)
+            self._end_deserted(stream)
+        self._forget_seat(trigger_id, key)
+
+    def note_gone(self, trigger_id: Any, key: Hashable) -> None:
+        """Let a trigger go that will not subscribe to a key again: it finished, was removed, or is not restarted.
+
+        It is released from all it holds: it counts in no outcome any more, and nothing is given again for its sake.
+        """
+        stream = self._forget_seat(trigger_id, key)
+        if stream is None:
+            return
+        if isinstance(stream, AckStream):
+            stream.release(trigger_id)
+        elif trigger_id in stream.subscriptions:
+            stream.unsubscribe(trigger_id)
+        self._end_deserted(stream)
+
+    async def stop_all(self) -> None:
+        """End all streams, and wait until they are closed; no subscriber fails by it."""
+        streams = [*self._groups.values(), *self._closing]
+        for stream in streams:
+            stream.end()
+            if isinstance(stream, AckStream):
+                stream.cut_short()
+        await asyncio.gather(*(stream.stop() for stream in streams))
+
+    def hold(self) -> None:
+        """Pull no producer until `release`; for a store that cannot be reached. Let the clock stand still, too."""
+        self._hold(True)
+
+    def release(self) -> None:
+        """Pull the producers again."""
+        self._hold(False)
+
+    def forced(self) -> dict[Any, float]:
+        """Return who was forced to fail and has not left yet, and when, in seconds of the manager's clock.
+
+        Those are among them whose stream has failed.
+        """
+        stranded = {name: failed_at for (_, name), failed_at in self._stranded.items()}
+        return stranded | {
+            name: one.end.failed_at
+            for stream in self._groups.values()
+            for name, one in stream.subscriptions.items()
+            if one.end.failed_at is not None
+        }
+
+    def report(self) -> list[StreamReport]:
+        """Say what each stream is doing, what its lanes wait for and who has failed."""
+        return [_report(stream) for stream in self._groups.values()]
+
+    def _hold(self, held: bool) -> None:
+        self._held = held
+        for stream in self._groups.values():
+            if isinstance(stream, AckStream):
+                stream.hold(held)
+
+    def _seat_end(self) -> float:
+        return self._settings.now() + self._settings.seat_seconds
+
+    def _forget_seat(self, trigger_id: Any, key: Hashable) -> Stream | None:
+        """Expect a trigger back no more; return the stream of the key."""
+        self._stranded.pop((key, trigger_id), None)
+        if (seats := self._seats.get(key)) is not None:
+            seats.pop(trigger_id, None)
+            if not seats:
+                del self._seats[key]
+        return self._groups.get(key)
+
+    def _end_deserted(self, stream: Stream) -> None:
+        """End a stream that nobody takes part in, or is expected back to."""
+        if self._groups.get(stream.key) is not stream or stream.subscriptions:
+            return
+        if isinstance(stream, AckStream) and stream.group.members:
+            return
+        stream.end()
+
+    def _closed_before(self, key: Hashable) -> Callable[[], Awaitable[None]] | None:
+        """Return what waits until earlier streams of a key are closed: two polls of one upstream would disturb it."""
+        before = [stream for stream in self._closing if stream.key == key]
+        if not before:
+            return None
+
+        async def closed() -> None:
+            for stream in before:
+                await stream.closed()
+
+        return closed
+
+    def _make(self, trigger: BaseEventTrigger, key: Hashable) -> Stream:
+        cls = type(trigger)
+        _, kwargs = trigger.serialize()
+        if not _acknowledged(cls):
+            return FastStream(
+                key,
+                lambda: cls.open_shared_stream(kwargs),
+                self._settings,
+                self._note_end,
+                self._note_closed,
+                self._log,
+            )
+        stream = AckStream(
+            key,
+            lambda: cls.create_shared_stream_producer(kwargs),
+            self._settings,
+            self._note_end,
+            self._note_closed,
+            self._end_deserted,
+            self._log,
+            self._bindings,
+            self._list_name,
+        )
+        stream.hold(self._held)
+        for earlier in self._closing:
+            # From here on the names of the key mean members of this one.
+            if earlier.key == key and isinstance(earlier, AckStream) and not self._settings.seat_seconds:
+                earlier.cut_short()
+        self._bindings.open(key, stream.group.members)
+        now = self._settings.now()
+        for name, until in self._seats.pop(key, {}).items():
+            if until > now:
+                stream.group.add_seat(name, until)
+            else:
+                self._log.warning(
+                    "the seat of a trigger in its shared stream has ended before the trigger is back; the stream "
+                    "begins again without it",
+                    key=key,
+                    trigger_id=name,
+                )
+        return stream
+
+    def _note_end(self, stream: Stream, error: BaseException | None) -> None:
+        if self._groups.get(stream.key) is stream:
+            del self._groups[stream.key]
+            if error is not None:
+                now = self._settings.now()
+                for name, one in stream.subscriptions.items():
+                    self._stranded[stream.key, name] = now if one.end.failed_at is None else one.end.failed_at
+            if error is not None and isinstance(stream, AckStream) and self._settings.seat_seconds > 0:
+                # All that take part will be back, unless the manager is told otherwise.
+                until = self._seat_end()
+                self._seats[stream.key] = stream.group.seats() | dict.fromkeys(stream.subscriptions, until)
+        self._closing[stream] = None
+
+    def _note_closed(self, stream: Stream) -> None:
+        del self._closing[stream]
+        if isinstance(stream, AckStream):
+            self._bindings.close(stream.key, stream.group.members)
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """Where the events of a trigger come from.
+
+    Attributes:
+        key: The key of its shared stream; None: it runs by itself.
+        events: Its events.
+        subscription: Its end of the stream.
+    """
+
+    key: Hashable | None
+    events: AsyncIterator[TriggerEvent]
+    subscription: AckSubscription | FastSubscription | None = None
+
+
+def route(manager: SharedStreamManager, trigger_id: Any, trigger: BaseTrigger) -> Routed:
+    """Start a trigger where it belongs: on the shared stream of its key, or by itself when it has none.
+
+    A key function that raises, or returns what cannot be a key, is logged, and the trigger runs by itself. After the
+    events have ended, for whatever reason, unsubscribe the trigger from its key.
+    """
+    key = None
+    if isinstance(trigger, BaseEventTrigger):
+        try:
+            key = trigger.shared_stream_key()
+            hash(key)
+        except (Exception, SystemExit) as error:
+            key = None
+            log.warning(
+                "shared_stream_key raised, or returned a key that cannot be hashed; the trigger runs by itself",
+                trigger_id=trigger_id,
+                exc_info=error,
+            )
+        if key is not None:
+            stream = manager.subscribe(trigger_id=trigger_id, trigger=trigger, key=key)
+            return Routed(key, trigger.filter_shared_stream(stream), stream)
+    return Routed(None, trigger.run())
+
+
+def _acknowledged(cls: type[BaseEventTrigger]) -> bool:
+    """Tell whether a class, or any that it inherits from, overrides `create_shared_stream_producer`."""
+    found = cls.create_shared_stream_producer
+    return getattr(found, "__func__", found) is not getattr(
+        BaseEventTrigger.create_shared_stream_producer, "__func__", None
+    )
+
+
+def _report(stream: Stream) -> StreamReport:
+    failed = {name: one.end.failed_at for name, one in stream.subscriptions.items() if one.end.failed_at is not None}
+    subscribers = tuple(stream.subscriptions)
+    if not isinstance(stream, AckStream):
+        return StreamReport(stream.key, subscribers, failed, 0, None, ())
+    group = stream.group
+    return StreamReport(stream.key, subscribers, failed, group.outstanding, group.full_since, tuple(stream.report()))

@@ -1,0 +1,256 @@
+"""A subscriber's end of a shared stream: the async iterator that its filter pulls raw events from.
+
+To pull is to have moved past the event before; nothing else is asked of a filter. What there is to read is taken from
+the log without a switch to the loop; only when nothing is there does a pull wait. After a failure every pull raises it
+again; after leaving, the iterator has ended; `stop_all` ends nothing: a pull then waits until it is cancelled.
+
+`__anext__` is a coroutine per delivery, the price of an iterator that any task may drive; so it does as little as it
+can, and the rest is in `_next`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextvars import ContextVar
+from functools import partial
+from types import TracebackType
+from typing import Any, Protocol
+
+from tidemill.core.streams.fanout import Reader
+from tidemill.core.streams.group import StreamGroup
+from tidemill.core.streams.members import Member, Refusal, Sent
+
+
+class End:
+    """How a subscription waits and how it ends; the part that fast and acking subscriptions share."""
+
+    __slots__ = ("_future", "_traceback", "error", "failed_at", "left")
+
+    def __init__(self) -> None:
+        """Be alive."""
+        self._future: asyncio.Future[None] | None = None
+        self._traceback: TracebackType | None = None
+        self.error: BaseException | None = None
+        self.failed_at: float | None = None
+        self.left = False
+
+    def fail(self, error: BaseException) -> None:
+        """Let every pull raise an error from now on; the first one counts."""
+        if self.error is None:
+            self.error = error
+            self._traceback = error.__traceback__
+            self.wake()
+
+    def leave(self) -> None:
+        """Let every pull say that there is nothing more."""
+        self.left = True
+        self.wake()
+
+    def check(self) -> None:
+        """Raise how it ended, if it has."""
+        if self.error is not None:
+            # Raised in many tasks, and maybe often: each time from the traceback that it came with.
+            raise self.error.with_traceback(self._traceback)
+        if self.left:
+            raise StopAsyncIteration
+
+    def wake(self) -> None:
+        """Let the pull that waits, if there is one, look again."""
+        future = self._future
+        if future is not None and not future.done():
+            future.set_result(None)
+
+    async def wait(self) -> None:
+        """Wait for `wake`."""
+        if self._future is not None:
+            raise RuntimeError("two tasks pull from the same subscription of a shared stream at once")
+        self._future = asyncio.get_running_loop().create_future()
+        try:
+            await self._future
+        finally:
+            self._future = None
+
+
+class Subscription(Protocol):
+    """What the group needs of a subscription of either kind."""
+
+    @property
+    def end(self) -> End:
+        """How it waits and ends."""
+
+    @property
+    def taken(self) -> int:
+        """How many events it has read."""
+
+    def fail_held(self, error: str | None) -> None:
+        """Fail the event that it is on."""
+
+
+class FastSubscription:
+    """A subscriber of a stream that is not acknowledged.
+
+    Args:
+        reader: Its place in the log.
+        more: `Fanout.more` of that log.
+        waiting: Where it puts itself, to be woken by the next event.
+    """
+
+    __slots__ = ("_from", "_more", "_unread", "_waiting", "end", "reader")
+
+    def __init__(
+        self, reader: Reader[Any], more: Callable[[Reader[Any]], bool], waiting: dict[Subscription, None]
+    ) -> None:
+        """Read nothing yet."""
+        self.reader = reader
+        self._unread = reader.unread
+        self.end = End()
+        self._more = more
+        self._waiting = waiting
+        self._from = reader.position
+
+    @property
+    def taken(self) -> int:
+        """How many events it has read."""
+        return self.reader.position - self._from
+
+    def fail_held(self, error: str | None) -> None:
+        """Fail nothing: there is nothing to acknowledge."""
+        return
+
+    def __aiter__(self) -> FastSubscription:
+        """Return itself."""
+        return self
+
+    async def __anext__(self) -> Any:
+        """Return the next raw event."""
+        for event in self._unread:
+            return event
+        return await self._next()
+
+    async def _next(self) -> Any:
+        if CURRENT.get() is not None:
+            CURRENT.set(None)
+        while not self._more(self.reader):
+            self.end.check()
+            self._waiting[self] = None
+            await self.end.wait()
+        self._unread = self.reader.unread
+        return next(self._unread)
+
+    def drop(self) -> None:
+        """Forget what is unread."""
+        self._unread = iter(())
+
+
+class AckSubscription:
+    """A subscriber of a stream that is acknowledged.
+
+    Args:
+        member: It, in the group.
+        group: The group.
+        waiting: Where it puts itself, to be woken by the next event.
+        pump: What to tell that it moved.
+    """
+
+    __slots__ = ("_from", "_group", "_pump", "_waiting", "bind", "end", "member")
+
+    def __init__(
+        self,
+        member: Member[Any, Any, Any],
+        group: StreamGroup[Any, Any, Any],
+        waiting: dict[Subscription, None],
+        pump: Bell,
+    ) -> None:
+        """Read nothing yet."""
+        self.member = member
+        self.end = End()
+        self._group = group
+        self._waiting = waiting
+        self._pump = pump
+        self._from = member.position
+        #: Let the event that it is on wait for what was derived from it; see `Bindings.bind_pending_event`.
+        self.bind: Callable[[], int | None] = partial(group.bind, member)
+
+    @property
+    def taken(self) -> int:
+        """How many events it has read."""
+        return self.member.position - self._from
+
+    def __aiter__(self) -> AckSubscription:
+        """Return itself."""
+        return self
+
+    async def __anext__(self) -> Any:
+        """Move past the event that it is on, and return the next one."""
+        member = self.member
+        for sent in member.unread:
+            if member.newest:
+                member.carry()
+            member.window = sent
+            # The task that drives the filter now, and the tasks that it starts from here, can reject this event.
+            _set_current((self, sent))
+            if not self._pump.rung:
+                self._pump.ring()
+            return sent.event
+        return await self._next()
+
+    async def _next(self) -> Any:
+        group, member = self._group, self.member
+        while not group.more(member):
+            self._pump.ring()
+            self.end.check()
+            self._waiting[self] = None
+            await self.end.wait()
+        self._pump.ring()
+        member.window = sent = next(member.unread)
+        _set_current((self, sent))
+        return sent.event
+
+    def fail_held(self, error: str | None) -> None:
+        """Fail the event that it is on, now; what it moved past is acked once stored, and fails if that is refused.
+
+        Args:
+            error: Why; None: it was interrupted through no fault of its own.
+        """
+        self._group.fail_held(self.member, error)
+        self._pump.ring()
+
+    def reject(self, sent: Sent[Any, Any, Any]) -> Refusal:
+        """Reject an event, if it is still on it."""
+        refusal = self._group.reject(self.member, sent)
+        self._pump.ring()
+        return refusal
+
+
+class Bell:
+    """Wakes the one task that waits for it; rung while nobody waits, the next wait returns at once."""
+
+    __slots__ = ("_future", "rung")
+
+    def __init__(self) -> None:
+        """Be silent."""
+        self.rung = False
+        self._future: asyncio.Future[None] | None = None
+
+    def ring(self) -> None:
+        """Wake who waits."""
+        self.rung = True
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+    async def wait(self) -> None:
+        """Wait until it is rung, and silence it."""
+        if not self.rung:
+            self._future = asyncio.get_running_loop().create_future()
+            try:
+                await self._future
+            finally:
+                self._future = None
+        self.rung = False
+
+
+#: The subscription that the running filter reads from, and the event that it is on; a task that it started keeps those
+#: of its start. A pair in one variable costs less than two variables, and all that this costs is a sixth of a delivery.
+CURRENT: ContextVar[tuple[AckSubscription, Sent[Any, Any, Any]] | None] = ContextVar("tidemill_event", default=None)
+_set_current = CURRENT.set

@@ -1,0 +1,71 @@
+"""Files of dead letters: which of them count, and journals that crashes tear and people edit."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidemill.core.deadletters.letter_files import (
+    Entry,
+    counts,
+    journal_entries,
+    journal_text,
+    letters_name,
+    run_pattern,
+    unfinished_name,
+    unfinished_pattern,
+)
+
+ENTRIES = st.builds(Entry, st.text(), st.text(), st.integers(0, 2**40), st.text())
+
+
+def test_a_name_is_that_of_one_run_and_one_part() -> None:
+    names = {letters_name(run, part) for run in ("a", "b") for part in ("part-0.parquet", "part-1.parquet")}
+    assert len(names) == 4
+    assert all(fnmatchcase(name, run_pattern("a")) == ("-a-" in name) for name in names)
+
+
+def test_unfinished_files_have_names_that_readers_skip_and_the_next_run_finds() -> None:
+    names = {unfinished_name(outcomes, engine, part) for outcomes in "ab" for engine in "ef" for part in (0, 1)}
+    assert len(names) == 8
+    assert all(name.startswith("_") for name in names)
+    assert sum(fnmatchcase(name, unfinished_pattern("a")) for name in names) == 4
+
+
+@pytest.mark.parametrize(
+    ("outcomes_id", "named", "wanted"),
+    [
+        ("x", "letters-1", True),  # the part is published
+        ("x", None, False),  # a crash between the two names
+        ("x", "letters-2", False),  # another run did this part
+        ("x", "", False),  # a retry of the part had no letters
+        (None, None, True),  # the outcomes were removed
+        ("y", "letters-2", True),  # another folder of the same name
+    ],
+)
+def test_letters_count_unless_their_part_will_be_or_was_done_again(outcomes_id, named, wanted) -> None:
+    assert counts("letters-1", "x", outcomes_id, named) is wanted
+
+
+@given(st.lists(ENTRIES))
+def test_the_last_entry_of_a_file_holds(entries: list[Entry]) -> None:
+    assert journal_entries(journal_text(entries)) == {each.file: each for each in entries}
+
+
+@given(st.lists(ENTRIES, min_size=1), st.data())
+def test_a_journal_that_is_torn_anywhere_has_all_lines_before(entries: list[Entry], data: st.DataObject) -> None:
+    *before, last = entries
+    text, line = journal_text(before), journal_text([last])
+    torn = line[: data.draw(st.integers(0, len(line) - 1))]
+    assert journal_entries(text + torn) == {each.file: each for each in before}
+
+
+@pytest.mark.parametrize(
+    "line", ["", "no JSON", "[]", "{}", '{"tidemill": 2}', '{"tidemill": 1, "file": "a", "mark": "", "position": "x"}']
+)
+def test_a_line_that_is_not_understood_is_named(line: str) -> None:
+    with pytest.raises(ValueError, match="line 2 is not an entry of a redrive"):
+        journal_entries(journal_text([Entry("a", "m", 1, "")]) + line + "\n")

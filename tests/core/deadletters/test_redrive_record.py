@@ -1,0 +1,106 @@
+"""What a redrive remembers: no letter is claimed that was not sent, whatever has no room."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tidemill.core.deadletters.redrive import Criteria, Facts
+from tidemill.core.deadletters.redrive_record import RedriveRecord, Run, decode_record
+
+
+def facts(kind: str = "task") -> Facts:
+    return Facts("some", kind)
+
+
+def test_a_letter_was_sent_by_the_last_run_over_it():
+    record = RedriveRecord("source", Criteria())
+    record.passed(0, 10, 1_000.5)
+    record.passed(10, 20, 1_010.0)
+    record.passed(20, 30, 2_000.0)
+    record.passed(5, 7, 3_000.0)
+    record.passed(7, 7, 4_000.0)
+    assert record.runs == [Run(0, 20, 1_010), Run(20, 30, 2_000), Run(5, 7, 3_000)]
+    assert [record.sent_at(offset, facts()) for offset in (0, 5, 6, 7, 25, 30)] == [
+        1_010,
+        3_000,
+        3_000,
+        1_010,
+        2_000,
+        None,
+    ]
+
+
+def test_a_letter_that_does_not_match_or_was_refused_was_not_sent():
+    record = RedriveRecord("sink", Criteria(kinds=("delivery",)))
+    record.passed(0, 10, 1_000.0, [3])
+    record.not_sent(4)
+    assert record.sent_at(2, facts("delivery")) == 1_000
+    assert record.sent_at(2, facts("task")) is None
+    assert record.sent_at(3, facts("delivery")) is None
+    assert record.sent_at(4, facts("delivery")) is None
+
+
+def test_a_letter_that_is_sent_another_time_is_no_longer_unsent():
+    record = RedriveRecord("source", Criteria())
+    record.passed(0, 20, 1_000.0, [3, 12])
+    record.passed(0, 10, 2_000.0)
+    assert record.sent_at(3, facts()) == 2_000
+    assert record.sent_at(12, facts()) is None
+    record.passed(10, 20, 2_001.0)
+    assert record.sent_at(12, facts()) == 2_001
+
+
+def test_a_record_comes_back_as_it_was():
+    asked = Criteria(("ab",), ("task",), ("kafka.out",), 1.5, 2.5, ("k\ud800", "ü"), "text")
+    record = RedriveRecord("other-topic", asked, [Run(1, 5, 7)], [2])
+    assert decode_record(record.encode()) == record
+    assert decode_record(RedriveRecord("source", Criteria()).encode()) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "other", "7", "{}", '{"tidemill":2}', '{"tidemill":1,"to":"x","asked":[],"runs":[],"unsent":[]}']
+)
+def test_another_text_is_no_record(text: str):
+    assert decode_record(text) is None
+
+
+def test_a_copy_goes_on_by_itself():
+    record = RedriveRecord("source", Criteria(), [Run(0, 5, 7)], [2])
+    record.copy().passed(5, 9, 8.0, [6])
+    assert record == RedriveRecord("source", Criteria(), [Run(0, 5, 7)], [2])
+
+
+def test_what_has_no_room_is_forgotten_and_nothing_is_claimed_that_was_not_sent():
+    shuffled = random.Random(7)
+    for _ in range(300):
+        record = RedriveRecord("source", Criteria())
+        sent: dict[int, int] = {}
+        at = 1_000.0
+        position = 0
+        for _ in range(shuffled.randrange(1, 30)):
+            if shuffled.random() < 0.2:
+                position = shuffled.randrange(position + 1)
+            end = position + shuffled.randrange(1, 60)
+            for offset in range(position, end):
+                sent[offset] = int(at)
+            unsent = [offset for offset in range(position, end) if shuffled.random() < 0.2]
+            record.passed(position, end, at, unsent[::2])
+            for offset in unsent[1::2]:
+                record.not_sent(offset)
+            for offset in unsent:
+                del sent[offset]
+            position = end
+            at += shuffled.choice((1.0, 100.0))
+        room = shuffled.choice((60, 150, 400, 4_000))
+        text = record.encode(room)
+        assert len(text) <= room
+        kept = decode_record(text)
+        if kept is None:
+            assert room < 4_000
+            continue
+        claimed = {offset for offset in range(3_000) if kept.sent_at(offset, facts()) is not None}
+        assert claimed <= sent.keys()
+        if room == 4_000 and len(record.unsent) < 100:
+            assert claimed == sent.keys()

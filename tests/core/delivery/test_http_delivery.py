@@ -1,0 +1,117 @@
+"""HTTP answers for deliveries: what they mean, and how long a server asks to be left alone."""
+
+from __future__ import annotations
+
+import datetime
+import email.utils
+import gzip
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidemill.core.delivery.http_delivery import MAX_TEXT_BYTES, Verdict, answer_text, judge, retry_after_seconds
+
+DATE = "Sun, 06 Nov 1994 08:49:37 GMT"
+AT = datetime.datetime(1994, 11, 6, 8, 49, 37, tzinfo=datetime.UTC).timestamp()
+
+
+@given(st.integers(100, 999))
+def test_only_what_may_pass_is_sent_again(status: int) -> None:
+    verdict = judge(status)
+    assert (verdict is Verdict.DELIVERED) == (200 <= status < 300)
+    assert (verdict in (Verdict.AGAIN, Verdict.OVERLOADED)) == (status >= 500 or status in (408, 425, 429))
+
+
+@given(st.integers(0, 10**12), st.floats(0, 1e6))
+def test_seconds_are_bounded(seconds: int, bound: float) -> None:
+    assert retry_after_seconds(str(seconds), None, 0.0, bound) == min(seconds, bound)
+
+
+@given(st.integers(0, 4_000_000_000), st.integers(-100_000, 100_000), st.floats(0, 1e6))
+def test_dates_are_read_against_the_servers_own_clock(now: int, later: int, bound: float) -> None:
+    date, until = (email.utils.formatdate(at, usegmt=True) for at in (now, max(0, now + later)))
+    expected = min(max(0.0, max(0, now + later) - now), bound)
+    assert retry_after_seconds(until, date, 0.0, bound) == expected
+    assert retry_after_seconds(until, None, now, bound) == expected
+
+
+@pytest.mark.parametrize(
+    "text", [DATE, "Sunday, 06-Nov-94 08:49:37 GMT", "Sun Nov  6 08:49:37 1994", "Sun, 06 Nov 1994 08:49:37 GMT "]
+)
+def test_the_three_forms_of_a_date_are_read(text: str) -> None:
+    assert retry_after_seconds(text, None, AT - 10, 60) == 10
+
+
+def test_years_of_two_digits_are_near_ones() -> None:
+    assert retry_after_seconds("Monday, 01-Jan-40 00:00:00 GMT", None, 0.0, 1e12) == pytest.approx(2208988800)
+
+
+@pytest.mark.parametrize(
+    "text", [None, "", "-5", "1.5", "soon", "Sun, 06 Foo 1994 08:49:37 GMT", "Sun, 66 Nov 1994 08:49:37 GMT", "\u0661"]
+)
+def test_what_cannot_be_read_counts_as_nothing(text: str | None) -> None:
+    assert retry_after_seconds(text, "Sun", 0.0, 60) == 0.0
+
+
+@given(st.text(), st.text())
+def test_no_text_breaks_it(header: str, date: str) -> None:
+    assert 0.0 <= retry_after_seconds(header, date, 0.0, 60) <= 60
+
+
+@pytest.mark.parametrize(
+    ("status", "deleting", "again", "verdict"),
+    [
+        (404, True, True, Verdict.DELIVERED),
+        (404, True, False, Verdict.REFUSED),
+        (404, False, True, Verdict.REFUSED),
+        (410, True, False, Verdict.DELIVERED),
+        (410, False, True, Verdict.REFUSED),
+        (409, True, True, Verdict.REFUSED),
+    ],
+)
+def test_what_is_gone_was_deleted(status: int, deleting: bool, again: bool, verdict: Verdict) -> None:
+    assert judge(status, deleting=deleting, again=again) is verdict
+
+
+PLAIN = "sch\u00f6n ".encode() * 3
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "encoding", "text"),
+    [
+        (b"", None, None, ""),
+        (PLAIN, None, None, "sch\u00f6n sch\u00f6n sch\u00f6n"),
+        ("sch\u00f6n".encode("latin-1"), "text/plain; charset=ISO-8859-1", None, "sch\u00f6n"),
+        (PLAIN, "text/plain; charset=no-such-thing", None, "sch\u00f6n sch\u00f6n sch\u00f6n"),
+        (b"\xff", "text/plain; charset=utf-8", None, "\ufffd"),
+        (b"abcd", "text/plain; charset=hex", None, "abcd"),
+        (b"+2AA-", "text/plain; charset=utf-7", None, "?"),
+        (b"a\r\n\x1b[31mred\x07\xc2\x9b \xe2\x80\xae b", "text/plain", None, "a [31mred b"),
+        (b"\x89PNG\0\1", "image/png", None, "(binary)"),
+        (gzip.compress(PLAIN), None, "GZIP", "sch\u00f6n sch\u00f6n sch\u00f6n"),
+        (gzip.compress(PLAIN)[:-4], None, "gzip", "sch\u00f6n sch\u00f6n sch\u00f6n"),
+        (zlib.compress(PLAIN), None, "deflate", "sch\u00f6n sch\u00f6n sch\u00f6n"),
+        (b"no gzip", None, "gzip", "(7 bytes that are not gzip)"),
+        (b"????", None, "br\x1b", "(4 bytes of br)"),
+        (PLAIN, None, "identity", "sch\u00f6n sch\u00f6n sch\u00f6n"),
+    ],
+)
+def test_an_answer_says_its_start_on_one_line(
+    content: bytes, kind: str | None, encoding: str | None, text: str
+) -> None:
+    assert answer_text(content, kind, encoding) == text
+
+
+def test_an_answer_that_grows_without_end_is_read_to_its_bound() -> None:
+    packed = gzip.compress(b"x" * 50_000_000)
+    assert len(answer_text(packed, None, "gzip")) == MAX_TEXT_BYTES
+    assert len(answer_text(b"x" * 1_000_000)) == MAX_TEXT_BYTES
+
+
+@given(st.binary(), st.none() | st.text(), st.none() | st.text() | st.sampled_from(["gzip", "deflate"]))
+def test_any_answer_says_something_that_can_be_logged(content: bytes, kind: str | None, encoding: str | None) -> None:
+    text = answer_text(content, kind, encoding)
+    text.encode()
+    assert all(character.isprintable() for character in text)

@@ -1,0 +1,204 @@
+"""What goes into the next transaction: examples, and the invariants over random schedules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidemill.core.delivery.pending_records import Staged, StagedState, Staging
+from tidemill.core.ledger import Ledger
+
+
+def results(taken: Any) -> list[str]:
+    return [staged.result for staged in taken]
+
+
+def test_what_is_not_staged_holds_nothing() -> None:
+    staging: Staging[str, str] = Staging()
+    assert staging.cut("p", [1, 2, 3]) == 3
+    assert staging.take("p", 3) == ()
+    assert staging.settle("p") == ()
+    assert staging.retry("p") == ()
+    staging.abandon("p")
+    assert staging.outstanding("p") == 0
+
+
+def test_a_result_of_one_message_goes_with_it() -> None:
+    staging: Staging[str, str] = Staging()
+    for position in (1, 2, 3):
+        staging.stage("p", position, position, f"r{position}")
+    assert staging.cut("p", [1, 2]) == 2
+    assert results(staging.take("p", 2)) == ["r1", "r2"]
+    assert staging.outstanding("p") == 3
+    assert results(staging.settle("p")) == ["r1", "r2"]
+    assert staging.outstanding("p") == 1
+
+
+def test_a_result_of_several_messages_holds_the_first_until_the_last_may_go() -> None:
+    staging: Staging[str, str] = Staging()
+    staging.stage("p", 2, 5, "wide")
+    staging.stage("p", 2, 3, "narrow")
+    staging.stage("p", 1, 1, "r1")
+    assert staging.cut("p", [1, 2, 3, 4]) == 1
+    assert staging.cut("p", [1, 2, 3, 4, 5]) == 5
+    assert staging.cut("p", [2, 3]) == 0
+
+
+def test_overlapping_results_hold_each_other() -> None:
+    staging: Staging[str, str] = Staging()
+    staging.stage("p", 1, 3, "a")
+    staging.stage("p", 3, 6, "b")
+    assert staging.cut("p", [1, 2, 3, 4]) == 0
+    assert staging.cut("p", [1, 2, 3, 4, 6, 7]) == 6
+
+
+def test_an_aborted_transaction_is_offered_again_before_what_came_later() -> None:
+    staging: Staging[str, str] = Staging()
+    staging.stage("p", 1, 1, "r1")
+    staging.take("p", 1)
+    staging.stage("p", 1, 1, "later")
+    assert results(staging.retry("p")) == ["r1"]
+    assert results(staging.take("p", 1)) == ["r1", "later"]
+
+
+def test_an_undecided_result_holds_its_messages_and_all_behind_until_it_is_decided() -> None:
+    staging: Staging[str, str] = Staging()
+    first, second = staging.stage("p", 2, 2, "bad"), staging.stage("p", 3, 3, "worse")
+    staging.take("p", 3)
+    staging.retry("p")
+    staging.withhold(first)
+    staging.withhold(second)
+    assert staging.cut("p", [1, 2, 3]) == 1
+    staging.again(first)
+    assert staging.cut("p", [1, 2, 3]) == 2
+    staging.drop(second)
+    assert staging.cut("p", [1, 2, 3]) == 3
+    assert results(staging.take("p", 3)) == ["bad"]
+
+
+def test_what_is_not_undecided_cannot_be_decided() -> None:
+    staging: Staging[str, str] = Staging()
+    staged = staging.stage("p", 1, 1, "r")
+    staging.again(staged)
+    staging.drop(staged)
+    assert staged.state is StagedState.READY
+    staging.abandon("p")
+    staging.withhold(staged)
+    staging.drop(staged)
+    assert staged.state is StagedState.GONE
+    assert staging.outstanding("p") == 0
+
+
+# -- random schedules, together with the ledger ----------------------------------------------------------------
+
+STEPS = st.one_of(
+    st.tuples(st.just("open")),
+    st.tuples(st.just("stage"), st.integers(0, 9), st.integers(0, 4)),
+    st.tuples(st.just("resolve"), st.integers(0, 9)),
+    st.tuples(st.just("collect")),
+    st.tuples(st.just("end"), st.booleans(), st.integers(0, 9)),
+    st.tuples(st.just("decide"), st.sampled_from(["again", "drop"])),
+    st.tuples(st.just("abandon")),
+)
+
+
+class Schedule:
+    """One lane of messages and their results; as the shell does, a message is resolved once its results are staged."""
+
+    def __init__(self) -> None:
+        self.ledger: Ledger[str, int] = Ledger()
+        self.staging: Staging[str, int] = Staging()
+        self.entries: list[Any] = []
+        self.spans: dict[int, tuple[int, int]] = {}
+        self.withheld: list[Staged[str, int]] = []
+        self.batch: Any = None
+        self.taken: list[Staged[str, int]] = []
+        self.gone: set[int] = set()
+        self.committed = -1
+        self.position = 0
+
+    def step(self, step: tuple[Any, ...]) -> None:
+        match step:
+            case ("open",):
+                self.position += 2
+                self.entries.append(self.ledger.open("p", self.position))
+            case ("stage", index, width) if self.entries:
+                self.stage(index % len(self.entries), width)
+            case ("resolve", index) if self.entries:
+                self.ledger.resolve(self.entries[index % len(self.entries)])
+            case ("collect",) if self.batch is None:
+                self.collect()
+            case ("end", well, bad) if self.batch is not None:
+                self.end(well, bad)
+            case ("decide", how) if self.withheld:
+                staged = self.withheld.pop()
+                getattr(self.staging, how)(staged)
+                if how == "drop":
+                    self.gone.add(staged.result)
+            case ("abandon",):
+                self.ledger.abandon("p")
+                self.staging.abandon("p")
+                self.entries, self.withheld, self.batch, self.spans = [], [], None, {}
+
+    def stage(self, index: int, width: int) -> None:
+        members = self.entries[index : index + width + 1]
+        if all(not entry.resolved for entry in members):
+            number = len(self.spans) + 1000 * self.position
+            first, last = members[0].item, members[-1].item
+            self.staging.stage("p", first, last, number)
+            self.spans[number] = (first, last)
+
+    def collect(self) -> None:
+        batches = self.ledger.ready(self.cut)
+        if batches:
+            (self.batch,) = batches
+            self.taken = list(self.staging.take("p", self.batch.entries[-1].item))
+            for staged in self.taken:
+                assert staged.state is StagedState.READY, "what is undecided, or out already, went"
+            last, taken = self.batch.entries[-1].item, {staged.result for staged in self.taken}
+            for number, (first, end) in self.spans.items():
+                inside = first <= last
+                assert inside == (end <= last), "a transaction splits a result from its messages"
+                assert (number in taken) == (inside and number not in self.gone)
+
+    def cut(self, lane: str, prefix: Any) -> int:
+        return self.staging.cut(lane, [entry.item for entry in prefix])
+
+    def end(self, well: bool, bad: int) -> None:
+        if well:
+            self.ledger.settle(self.batch)
+            assert list(self.staging.settle("p")) == self.taken
+            self.gone |= {staged.result for staged in self.taken}
+            assert self.batch.entries[-1].item > self.committed
+            self.committed = self.batch.entries[-1].item
+            self.entries = [entry for entry in self.entries if entry.item > self.committed]
+        else:
+            self.ledger.retry(self.batch)
+            assert list(self.staging.retry("p")) == self.taken
+            if bad < len(self.taken):
+                self.staging.withhold(self.taken[bad])
+                self.withheld.append(self.taken[bad])
+        self.batch = None
+
+    def finish(self) -> None:
+        while self.withheld:
+            self.step(("decide", "again"))
+        for entry in self.entries:
+            self.ledger.resolve(entry)
+        for _ in range(3):
+            if self.batch is not None:
+                self.end(True, 0)
+            self.collect()
+        assert self.ledger.total == 0, "something waits for ever"
+        assert self.staging.outstanding("p") == 0
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(STEPS, max_size=80))
+def test_results_and_their_messages_go_together_once_and_all_go_in_the_end(steps: list[tuple[Any, ...]]) -> None:
+    schedule = Schedule()
+    for step in steps:
+        schedule.step(step)
+    schedule.finish()

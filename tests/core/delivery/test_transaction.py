@@ -1,0 +1,108 @@
+"""The course of a transaction: which call follows which answer, and whom to blame for an abort."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidemill.core.delivery.transaction import Answer, Call, End, Fence, Transaction, Verdict, fenced, following, judged
+
+
+def test_a_transaction_that_goes_well_makes_each_call_once() -> None:
+    course: list[Call | End] = [Call.BEGIN]
+    while isinstance(call := course[-1], Call):
+        course.append(following(call, Answer.DONE))
+    assert course == [Call.BEGIN, Call.SEND, Call.OFFSETS, Call.COMMIT, End.COMMITTED]
+
+
+@given(st.lists(st.sampled_from(Answer), max_size=30))
+def test_every_course_keeps_the_rules_of_a_transactional_producer(answers: list[Answer]) -> None:
+    call: Call | End = Call.BEGIN
+    for answer in answers:
+        if isinstance(call, End):
+            break
+        after = following(call, answer)
+        if answer is Answer.AGAIN:
+            assert after is call, "what can be tried again is the same call"
+        if answer is Answer.FATAL:
+            assert after is End.FATAL
+        if after is End.COMMITTED:
+            assert (call, answer) == (Call.COMMIT, Answer.DONE)
+        if after is End.ABORTED:
+            assert (call, answer) == (Call.ABORT, Answer.DONE)
+        if call is Call.ABORT:
+            assert after in (Call.ABORT, End.ABORTED, End.FATAL)
+        call = after
+
+
+def test_an_abort_that_requires_an_abort_is_the_end() -> None:
+    assert following(Call.ABORT, Answer.ABORT) is End.FATAL
+    assert following(Call.SEND, Answer.ABORT) is Call.ABORT
+
+
+def at(call: Call) -> Transaction[str]:
+    transaction = Transaction({"a": 10, "b": 20})
+    while transaction.call is not call:
+        assert transaction.answered(Answer.DONE if call is not Call.ABORT else Answer.ABORT) is None
+    return transaction
+
+
+def test_a_lane_given_up_before_its_offsets_were_accepted_dooms_its_transaction() -> None:
+    for call in (Call.SEND, Call.OFFSETS, Call.ABORT):
+        transaction = at(call)
+        assert transaction.give_up(["b", "x"]) is None
+        assert transaction.call is Call.ABORT
+        assert transaction.answered(Answer.AGAIN) is None
+        assert transaction.call is Call.ABORT
+        assert transaction.answered(Answer.DONE) is End.ABORTED
+
+
+def test_a_transaction_that_has_not_begun_ends_with_its_lane() -> None:
+    assert at(Call.BEGIN).give_up({"a"}) is End.ABORTED
+
+
+def test_a_transaction_whose_offsets_were_accepted_is_finished_although_a_lane_is_given_up() -> None:
+    transaction = at(Call.COMMIT)
+    assert transaction.give_up({"a"}) is None
+    assert transaction.answered(Answer.AGAIN) is None
+    assert transaction.answered(Answer.DONE) is End.COMMITTED
+
+
+def test_a_lane_that_is_given_up_is_no_concern_of_a_transaction_without_it() -> None:
+    transaction = at(Call.SEND)
+    assert not transaction.holds({"c"})
+    assert transaction.give_up({"c"}) is None
+    assert transaction.call is Call.SEND
+
+
+def test_the_end_tells_nothing_of_forgotten_lanes() -> None:
+    transaction = at(Call.SEND)
+    transaction.forget({"a", "c"})
+    assert transaction.offsets == {"b": 20}
+
+
+@given(st.lists(st.one_of(st.sampled_from(Answer), st.just("give up")), max_size=30))
+def test_nothing_of_a_lane_that_was_given_up_in_time_is_ever_committed(steps: list[Answer | str]) -> None:
+    transaction, doomed = Transaction({"a": 10}), False
+    for step in steps:
+        if isinstance(step, Answer):
+            end = transaction.answered(step)
+        else:
+            doomed = doomed or transaction.call is not Call.COMMIT
+            end = transaction.give_up({"a"})
+        assert not (doomed and (end is End.COMMITTED or transaction.call is Call.COMMIT))
+        if end is not None:
+            break
+
+
+def test_a_producer_whose_transaction_grew_too_old_was_not_replaced() -> None:
+    assert fenced(53.9, 60.0) is Fence.REPLACED
+    assert fenced(54.0, 60.0) is Fence.EXPIRED
+
+
+@given(st.lists(st.booleans(), max_size=10))
+def test_only_what_failed_alone_is_to_blame(alone: list[bool]) -> None:
+    verdicts = judged(alone)
+    assert len(verdicts) == len(alone)
+    for was_alone, verdict in zip(alone, verdicts, strict=True):
+        assert (verdict is Verdict.REFUSED) == (was_alone or len(alone) == 1)

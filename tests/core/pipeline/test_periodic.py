@@ -1,0 +1,26 @@
+"""Periodic hooks: sleep first, then as declared."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidemill.core.pipeline.periodic import OnError, Outcome, Periodic, Scope, Sleep, Stop
+
+declared = st.builds(Periodic, st.floats(0.001, 1e6), st.sampled_from(OnError), st.sampled_from(Scope))
+
+
+@given(declared, st.integers(0, 100))
+def test_an_engine_sleeps_first_and_those_of_the_pipeline_run_in_slot_0_only(hook: Periodic, slot: int) -> None:
+    runs_here = hook.scope is Scope.ENGINE or slot == 0
+    assert hook.first(slot) == (Sleep(hook.seconds) if runs_here else Stop())
+
+
+@given(declared, st.lists(st.sampled_from(Outcome), max_size=20))
+def test_it_goes_on_until_an_error_that_stops_it(hook: Periodic, outcomes: list[Outcome]) -> None:
+    for outcome in outcomes:
+        step = hook.after(outcome)
+        if outcome is Outcome.RAISED and hook.on_error is OnError.STOP:
+            assert step == Stop()
+            break
+        assert step == Sleep(hook.seconds)

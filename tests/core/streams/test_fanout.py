@@ -1,0 +1,151 @@
+"""The shared log: readers beside plain lists, and what is freed."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidemill.core.streams.fanout import CHUNK, Fanout, Reader
+from tidemill.core.streams.lazy_min import Lowest
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("publish"), st.integers(1, 2 * CHUNK)),
+        st.tuples(st.just("read"), st.integers(0, 3), st.integers(1, 2 * CHUNK)),
+        st.tuples(st.just("join")),
+        st.tuples(st.just("leave"), st.integers(0, 3)),
+        st.tuples(st.just("skip")),
+    ),
+    max_size=40,
+)
+
+
+def read(log: Fanout, reader: Reader, count: int) -> list:
+    found = []
+    while len(found) < count:
+        for item in reader.unread:
+            found.append(item)
+            if len(found) == count:
+                return found
+        if not log.more(reader):
+            break
+    return found
+
+
+@given(steps, st.integers(1, 3 * CHUNK))
+def test_readers_see_what_a_list_each_would_hold(script: list[tuple], max_backlog: int) -> None:
+    log: Fanout = Fanout(max_backlog)
+    readers: list[tuple[Reader, list]] = []
+    published = 0
+    for step in script:
+        if step[0] == "publish":
+            for _ in range(step[1]):
+                late = log.publish(published)
+                published += 1
+                for _, unread in readers:
+                    unread.append(published - 1)
+                assert list(late) == [one for one, unread in readers if len(unread) > max_backlog]
+                for reader in late:
+                    log.leave(reader)
+                readers = [pair for pair in readers if pair[0] not in late]
+        elif step[0] == "join":
+            reader: Reader = Reader(published)
+            log.join(reader)
+            readers.append((reader, []))
+        elif step[0] == "skip" and not readers:
+            log.skip()
+            published += 1
+        elif step[0] == "leave" and readers:
+            log.leave(readers.pop(step[1] % len(readers))[0])
+        elif step[0] == "read" and readers:
+            reader, unread = readers[step[1] % len(readers)]
+            assert list(reader.rest()) == unread
+            assert read(log, reader, step[2]) == unread[: step[2]]
+            del unread[: step[2]]
+        assert log.end == published
+        assert log.size == len(readers)
+        for reader, unread in readers:
+            assert reader.position == published - len(unread)
+
+
+class Item:
+    """Something that can be watched while it is freed."""
+
+
+def test_what_everybody_has_read_is_freed() -> None:
+    log: Fanout = Fanout(1000)
+    readers = [Reader(n) for n in range(2)]
+    for reader in readers:
+        log.join(reader)
+    items = [Item() for _ in range(2 * CHUNK)]
+    watched = [weakref.ref(item) for item in items]
+    while items:
+        log.publish(items.pop(0))
+    read(log, readers[0], 5 * CHUNK)
+    assert all(one() is not None for one in watched)
+    read(log, readers[1], 5 * CHUNK)
+    gc.collect()
+    assert [one() for one in watched if one() is not None] == []
+
+
+def test_who_has_left_keeps_nothing_alive_and_has_nothing_more() -> None:
+    log: Fanout = Fanout(1000)
+    reader: Reader = Reader("a")
+    log.join(reader)
+    item = Item()
+    watched = weakref.ref(item)
+    log.publish(item)
+    del item
+    log.leave(reader)
+    log.leave(reader)
+    log.skip()
+    assert (watched(), log.size, log.more(reader), list(reader.rest())) == (None, 0, False, [])
+
+
+def test_a_backlog_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        Fanout(0)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["add", "rise", "out", "top", "drop"]), st.integers(0, 60)), max_size=300))
+def test_the_lowest_is_the_one_that_a_scan_finds(script: list[tuple[str, int]]) -> None:
+    keys: dict[int, int] = {}
+    inside: set[int] = set()
+    lowest: Lowest[int] = Lowest(keys.get)
+    for what, who in script:
+        if what == "add":
+            keys.setdefault(who, who % 7) if who % 5 else None
+            lowest.add(who)
+            inside |= {who} & keys.keys()
+        elif what == "rise" and who in keys:
+            keys[who] += 3
+        elif what == "out" and keys.pop(who, None) is not None:
+            inside.discard(who)
+            lowest.note_out()
+        elif what == "drop" and (top := lowest.top()) is not None:
+            inside.discard(top)
+            lowest.drop_top()
+        elif what == "top":
+            top = lowest.top()
+            assert (top is None) == (not inside)
+            if top is not None:
+                assert keys[top] == min(keys[one] for one in inside)
+        assert inside <= lowest.members
+        bound = lowest.bound()
+        assert not inside or bound <= min(keys[one] for one in inside)
+
+
+def test_members_that_are_out_are_swept_out() -> None:
+    keys = dict.fromkeys(range(100), 1)
+    lowest: Lowest[int] = Lowest(keys.get)
+    for who in range(100):
+        lowest.add(who)
+    for who in range(1, 100):
+        del keys[who]
+        lowest.note_out()
+    assert len(lowest.members) < 40
+    assert lowest.top() == 0

@@ -1,0 +1,42 @@
+"""A partition without an owner is named after the patience, not sooner and not again at once."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidemill.core.supervision.orphan_partitions import OwnerWatch
+
+PATIENCE = 10.0
+looks = st.lists(
+    st.tuples(st.floats(0.0, 8.0), st.booleans(), st.frozensets(st.integers(0, 3))), min_size=1, max_size=40
+)
+
+
+@given(looks)
+def test_what_is_named_had_no_owner_for_so_long_at_every_look(steps: list[tuple[float, bool, frozenset[int]]]) -> None:
+    watch, now = OwnerWatch(PATIENCE), 0.0
+    without: dict[int, float] = {}
+    for seconds, settled, owned in steps:
+        now += seconds
+        named = watch.look(now, settled, set(range(4)), owned)
+        without = {n: without.get(n, now) for n in range(4) if settled and n not in owned}
+        due = [n for n, since in without.items() if now - since >= PATIENCE]
+        assert named == sorted(due)
+        if named:
+            without = dict.fromkeys(without, now)
+
+
+def test_a_group_that_distributes_is_given_time_anew() -> None:
+    watch = OwnerWatch(PATIENCE)
+    assert watch.look(0.0, True, {0, 1}, {1}) == []
+    assert watch.look(9.0, False, {0, 1}, set()) == []
+    assert watch.look(10.0, True, {0, 1}, {1}) == []
+    assert watch.look(20.0, True, {0, 1}, {1}) == [0]
+    assert watch.look(21.0, True, {0, 1}, {1}) == []
+
+
+def test_a_partition_that_is_gone_is_not_missed() -> None:
+    watch = OwnerWatch(PATIENCE)
+    assert watch.look(0.0, True, {0, 1}, {0}) == []
+    assert watch.look(20.0, True, {0}, {0}) == []

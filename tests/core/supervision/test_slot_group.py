@@ -1,0 +1,199 @@
+"""All slots of a pipeline: who may begin, and how it ends."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidemill.core.supervision.slot_events import Ending
+from tidemill.core.supervision.slot_group import Begin, Consume, DrainSlot, Go, Roster, RunFinished
+
+
+def test_slot_0_is_ready_before_the_others_begin_and_all_subscribe_together() -> None:
+    roster = Roster(4)
+    assert roster.connected(3) == []
+    assert roster.connected(2) == []
+    assert roster.connected(0) == [Begin(0)]
+    assert roster.ready(0, 100.0) == [Begin(2), Begin(3)]
+    assert roster.ready(3, 101.0) == []
+    assert roster.connected(1) == [Begin(1)]
+    assert roster.ready(2, 101.0) == []
+    assert roster.ready(1, 102.0) == [Go(0), Go(1), Go(2), Go(3)]
+
+
+def test_nobody_takes_messages_before_all_have_partitions() -> None:
+    roster = subscribed(3)
+    assert roster.holding
+    assert roster.owns(0) == []
+    assert roster.owns(0) == []
+    assert roster.owns(2) == []
+    assert roster.owns(1) == [Consume()]
+    assert not roster.holding
+    assert roster.due is None
+    assert roster.owns(1) == []
+    assert roster.tick(200.0) == []
+
+
+def test_no_more_slots_are_waited_for_than_there_are_partitions() -> None:
+    roster = subscribed(4, partitions=2)
+    assert roster.owns(3) == []
+    assert roster.owns(1) == [Consume()]
+
+
+def test_a_slot_without_partitions_is_waited_for_5_seconds() -> None:
+    roster = subscribed(2)
+    assert roster.owns(0) == []
+    assert roster.due == 105.0
+    assert roster.tick(104.9) == []
+    assert roster.tick(105.0) == [Consume()]
+
+
+def test_a_slot_that_is_not_ready_holds_up_the_others_for_5_seconds() -> None:
+    roster = Roster(3)
+    assert roster.due is None
+    assert roster.tick(50.0) == []
+    for slot in (0, 1):
+        roster.connected(slot)
+    roster.ready(0, 100.0)
+    roster.ready(1, 101.0)
+    assert roster.tick(105.0) == [Go(0), Go(1), Consume()]
+    assert roster.connected(2) == [Begin(2)]
+    assert roster.ready(2, 110.0) == [Go(2)]
+
+
+def test_a_slot_alone_waits_for_nobody() -> None:
+    roster = Roster(1)
+    roster.connected(0)
+    assert not roster.holding
+    assert roster.ready(0, 100.0) == [Go(0)]
+    assert roster.due is None
+
+
+def test_an_engine_that_is_replaced_while_others_are_held_subscribes_at_once() -> None:
+    roster = subscribed(2)
+    assert roster.connected(1) == [Begin(1)]
+    assert roster.ready(1, 103.0) == [Go(1)]
+    assert roster.holding
+
+
+def test_later_starts_are_not_held_up() -> None:
+    roster = subscribed(2)
+    roster.tick(105.0)
+    assert roster.connected(0) == [Begin(0)]
+    assert roster.connected(1) == [Begin(1)]
+    assert roster.ready(1, 110.0) == [Go(1)]
+    assert roster.ready(0, 110.0) == [Go(0)]
+    assert not roster.holding
+
+
+def test_nobody_is_let_go_on_by_time_or_partitions_while_the_pipeline_drains() -> None:
+    roster = subscribed(2)
+    roster.owns(0)
+    roster.drain()
+    assert roster.due is None
+    assert roster.owns(1) == []
+    assert roster.tick(200.0) == []
+
+
+def subscribed(slots: int, partitions: int | None = None) -> Roster:
+    """Return a roster whose slots all subscribed, slot 0 being ready at 100."""
+    roster = Roster(slots, partitions)
+    for slot in range(slots):
+        roster.connected(slot)
+    for slot in range(slots):
+        roster.ready(slot, 100.0)
+    return roster
+
+
+def test_a_drain_goes_to_every_slot_and_nothing_begins_after_it() -> None:
+    roster = Roster(2)
+    roster.connected(1)
+    assert roster.drain() == [DrainSlot(0), DrainSlot(1)]
+    assert roster.draining
+    assert roster.drain() == []
+    assert roster.connected(0) == []
+    assert roster.ready(0, 1.0) == []
+    assert roster.finished(1, Ending.DRAINED) == []
+    assert roster.finished(0, Ending.ABSENT) == [RunFinished(Ending.DRAINED)]
+
+
+def test_a_slot_that_finished_for_a_reason_of_its_own_ends_the_pipeline_for_that_reason() -> None:
+    roster = Roster(3)
+    assert roster.finished(1, Ending.FENCED, "taken") == [DrainSlot(0), DrainSlot(2)]
+    assert roster.finished(1, Ending.FENCED, "taken") == []
+    assert roster.finished(0, Ending.CRASHED, "later") == []
+    assert roster.finished(2, Ending.DRAINED) == [RunFinished(Ending.FENCED, 1, "taken")]
+
+
+calls = st.lists(
+    st.tuples(
+        st.sampled_from(["connected", "ready", "owns", "tick", "finished", "drain"]),
+        st.integers(0, 3),
+        st.sampled_from(Ending),
+    )
+)
+
+
+@given(st.integers(1, 4), calls)
+def test_a_run_ends_once_after_its_last_slot_and_nobody_overtakes_slot_0(
+    slots: int, script: list[tuple[str, int, Ending]]
+) -> None:
+    roster = Roster(slots)
+    ready_0 = False
+    ready: set[int] = set()
+    gone: set[int] = set()
+    begun: set[int] = set()
+    waiting: set[int] = set()
+    finished: list[Ending] = []
+    seen: set[int] = set()
+    ends = consumes = 0
+    for now, (call, number, ending) in enumerate(script):
+        slot = number % slots
+        was_draining = roster.draining
+        match call:
+            case "connected":
+                effects = roster.connected(slot)
+                waiting.add(slot)
+            case "ready":
+                if slot not in begun:
+                    continue  # an engine says so only after it was let begin
+                effects = roster.ready(slot, float(now))
+                ready_0 = ready_0 or (slot == 0 and not was_draining)
+                ready.add(slot)
+            case "owns":
+                effects = roster.owns(slot) if slot in gone else []
+            case "tick":
+                effects = roster.tick(float(now))
+            case "finished":
+                effects = roster.finished(slot, ending)
+                if slot not in seen:
+                    seen.add(slot)
+                    finished.append(ending)
+            case _:
+                effects = roster.drain()
+        for effect in effects:
+            match effect:
+                case Begin(other):
+                    assert not was_draining
+                    begun.add(other)
+                    assert other in waiting, "nobody is there to begin"
+                    assert other == 0 or ready_0
+                case Go(other):
+                    assert not was_draining
+                    assert other in ready, "it subscribes before it is ready"
+                    gone.add(other)
+                case Consume():
+                    assert not was_draining
+                    consumes += 1
+                case DrainSlot(other):
+                    assert not was_draining
+                    assert other not in seen
+                case RunFinished(end, _, _):
+                    ends += 1
+                    bad = [one for one in finished if one not in (Ending.DRAINED, Ending.ABSENT)]
+                    assert end is (bad[0] if bad else Ending.DRAINED)
+        if not roster.draining and (len(ready) == slots or not roster.holding):
+            assert gone >= ready, "all are ready, and one still waits"
+        assert consumes == int(not roster.holding and slots > 1)
+        assert not roster.draining or roster.due is None
+        assert ends == int(len(seen) == slots)

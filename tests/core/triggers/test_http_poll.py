@@ -1,0 +1,49 @@
+"""What HTTP answers mean to a poll."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidemill.core.triggers.http_poll import Answer, judge, retry_after_seconds
+
+
+@pytest.mark.parametrize("status", [200, 404, 401, 503, 302])
+def test_a_status_that_is_waited_for_is_expected_whatever_it_is(status):
+    assert judge(status, {status}) is Answer.EXPECTED
+
+
+@pytest.mark.parametrize(
+    ("status", "answer"),
+    [
+        (202, Answer.NOT_YET),
+        (404, Answer.NOT_YET),
+        (409, Answer.NOT_YET),
+        (408, Answer.FAILED),
+        (429, Answer.FAILED),
+        (500, Answer.FAILED),
+        (503, Answer.FAILED),
+        (301, Answer.REFUSED),
+        (400, Answer.REFUSED),
+        (401, Answer.REFUSED),
+        (403, Answer.REFUSED),
+    ],
+)
+def test_other_statuses_are_waited_out_tried_again_or_refused(status, answer):
+    assert judge(status, {200}) is answer
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        (None, 0),
+        ("", 0),
+        (" 5 ", 5),
+        ("Wed, 21 Oct 2026 07:28:00 GMT", 0),
+        ("-3", 0),
+        ("²", 0),
+        ("9" * 5000, 60),
+        ("61", 60),
+    ],
+)
+def test_a_server_is_left_alone_for_as_long_as_it_asks_within_bounds(header, seconds):
+    assert retry_after_seconds(header, 60.0) == seconds

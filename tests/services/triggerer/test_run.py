@@ -1,0 +1,146 @@
+"""The run of one trigger by itself: what is asked of it, or told to it, at the wrong moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+from tests.services.triggerer import hosted
+from tests.services.triggerer.hosted import DID
+from tests.services.triggerer.hosts import spec, until
+
+from tidemill.core.retry import Backoff
+from tidemill.core.triggers.event_plan import Outcome, Refusal, Refused, Stored
+from tidemill.core.triggers.group_commit import Standing
+from tidemill.core.triggers.lifecycle import CancelReason
+from tidemill.services.triggerer.run import TriggerRun
+from tidemill.services.triggerer.state_writer import Mark
+from tidemill.store.records import TriggerSpec, TriggerState
+from tidemill.triggers.streams.manager import SharedStreamManager
+
+pytestmark = pytest.mark.usefixtures("fresh")
+
+
+class Place:
+    """A host of one trigger, whose store answers by hand."""
+
+    standing = Standing.OPEN
+    stopping = False
+
+    def __init__(self) -> None:
+        self.manager = SharedStreamManager(seat_seconds=60.0)
+        self.events = self
+        self.marks: list[Mark] = []
+        self.unanswered: list[Callable[[Outcome], None]] = []
+
+    def add(
+        self, trigger_id: int, token: int, payload: str, identity: str | None, done: Callable[[Outcome], None]
+    ) -> None:
+        self.unanswered.append(done)
+
+    async def wait_open(self) -> None:
+        return
+
+    def mark(self, mark: Mark) -> None:
+        self.marks.append(mark)
+
+    async def note_made(self, runs: Iterable[TriggerRun]) -> None:
+        return
+
+    def run(self, listed: TriggerSpec) -> tuple[TriggerRun, asyncio.Task[None]]:
+        run = TriggerRun(self, listed, 1, 1, backoff=Backoff(0.001, 0.002))
+        run.make()
+        run.route()
+        return run, run.start()
+
+
+async def end(run: TriggerRun, task: asyncio.Task[None]) -> None:
+    run.cancel(CancelReason.USER)
+    async with asyncio.timeout(20):
+        await task
+
+
+async def test_one_that_is_cancelled_before_its_first_step_is_cleaned_up_all_the_same() -> None:
+    place = Place()
+    run, task = place.run(spec("counts", hosted.Counting, then="wait"))
+    await end(run, task)
+    assert DID["counts"] == ["on_kill", "cleanup"]
+    assert [(mark.state, mark.reason) for mark in place.marks] == [(TriggerState.CANCELLED, "user")]
+
+
+@pytest.mark.parametrize("reason", [CancelReason.USER, CancelReason.SHUTDOWN, CancelReason.HAND_OVER])
+async def test_one_that_ends_for_its_timeout_does_not_run_again_if_it_is_cancelled_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, reason: CancelReason
+) -> None:
+    cleaning, cleaned = asyncio.Event(), asyncio.Event()
+
+    class Slow(hosted.Counting):
+        async def cleanup(self) -> None:
+            cleaning.set()
+            await cleaned.wait()
+
+    monkeypatch.setattr(hosted, "Slow", Slow, raising=False)
+    place = Place()
+    run, task = place.run(spec("slow", Slow, "on-failure", then="wait"))
+    await until(lambda: DID["slow"] == ["run", "yielded"])
+    run.cancel(CancelReason.TIMEOUT)
+    await asyncio.wait_for(cleaning.wait(), 20)
+    run.cancel(reason)
+    cleaned.set()
+    await until(lambda: task.done() or DID["slow"].count("run") > 1)
+    assert DID["slow"].count("run") == 1
+    # What becomes of one that is handed over, its new host says.
+    assert [mark.reason for mark in place.marks[-1:]] == ([] if reason is CancelReason.HAND_OVER else [reason.value])
+    await end(run, task)
+
+
+async def test_a_refused_event_is_not_blamed_on_the_raw_event_that_its_trigger_is_on_by_then(
+    upstream: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blamed: list[tuple[Any, dict[Any, str], tuple[Any, ...]]] = []
+    told = {
+        "subscriber_joined": lambda name: None,
+        "subscriber_left": lambda name: None,
+        "subscriber_gone": lambda name: None,
+        "event_failed": lambda item, failures, unread: blamed.append((item, dict(failures), tuple(unread))),
+    }
+    for name, method in told.items():
+        monkeypatch.setattr(upstream, name, method, raising=False)
+    place = Place()
+    run, task = place.run(spec("shares", hosted.Sharing, "on-failure", upstream=upstream.name, stuck_on=1))
+    upstream.items.put_nowait(0)
+    upstream.items.put_nowait(1)
+    await until(lambda: len(upstream.pulled) == 2 and len(place.unanswered) == 1)
+    await until(lambda: place.manager.report()[0].outstanding == 2)
+    place.unanswered[0](Refused(Refusal.CONTENT, "too large"))
+    await until(lambda: len(blamed) == 2)
+    (first, failures, unread), second = blamed
+    assert (first, [*failures], unread) == (0, ["shares"], ())
+    assert second == (1, {}, ("shares",))
+    await end(run, task)
+    await place.manager.stop_all()
+
+
+async def test_one_that_is_stopped_while_its_last_event_is_refused_says_that_it_was_stopped() -> None:
+    place = Place()
+    run, task = place.run(spec("counts", hosted.Counting))
+    await until(lambda: place.unanswered and DID["counts"][-1:] == ["cleanup"])
+    await asyncio.sleep(0)
+    place.unanswered[0](Refused(Refusal.CONTENT, "too large"))
+    run.cancel(CancelReason.SHUTDOWN)
+    async with asyncio.timeout(20):
+        await task
+    assert [(mark.state, mark.reason) for mark in place.marks] == [(TriggerState.CANCELLED, "shutdown")]
+
+
+async def test_one_that_finishes_reports_so_when_its_last_event_is_stored() -> None:
+    place = Place()
+    _, task = place.run(spec("counts", hosted.Counting))
+    await until(lambda: DID["counts"][-1:] == ["cleanup"])
+    assert not place.marks
+    place.unanswered[0](Stored(0))
+    async with asyncio.timeout(20):
+        await task
+    assert [mark.state for mark in place.marks] == [TriggerState.FINISHED]

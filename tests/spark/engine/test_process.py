@@ -1,0 +1,132 @@
+"""An engine's process before it has its link to the driver."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from pyspark import cloudpickle
+from tests.spark.fake_engine import build
+
+from tidemill.config.settings import Settings
+from tidemill.pipeline.handler.base import Handler
+from tidemill.runtime.beats import Beat, whole_beat
+from tidemill.runtime.link import LinkServer
+from tidemill.runtime.link_messages import Begin, Command, Go, Hello, LinkAddress, Welcome
+from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
+from tidemill.spark.engine.process import DAEMON_VARIABLE, EngineJob, EngineProcess, run_slot
+
+
+@pytest.fixture
+def daemon_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["true"]) as gone:
+        monkeypatch.setenv(DAEMON_VARIABLE, str(gone.pid))
+
+
+@pytest.fixture
+def process() -> Iterator[EngineProcess]:
+    settings = Settings.model_validate({"kafka": {"brokers": "127.0.0.1:1", "source_topic": "t"}})
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        address = LinkAddress("127.0.0.1", nobody.getsockname()[1], "secret")
+        process = EngineProcess(EngineJob(0, 0, "w", address, settings, b"", {}))
+        yield process
+        process.release()
+
+
+def test_an_engine_that_looks_for_its_driver_gives_up_when_spark_goes(process: EngineProcess) -> None:
+    async def run() -> EngineSummary:
+        asyncio.get_running_loop().call_later(0.5, os.kill, os.getpid(), signal.SIGHUP)
+        return await process.run()
+
+    began = time.monotonic()
+    summary = asyncio.run(run())
+    assert summary.reason is StopReason.FAILED
+    assert "supervises" in (summary.error or "")
+    assert time.monotonic() - began < 5  # it would look for ten seconds
+
+
+@pytest.mark.usefixtures("daemon_is_gone")
+def test_an_engine_whose_daemon_was_gone_before_it_began_does_not_look_for_its_driver(process: EngineProcess) -> None:
+    began = time.monotonic()
+    summary = asyncio.run(process.run())
+    assert "supervises" in (summary.error or "")
+    assert time.monotonic() - began < 5  # it would look for ten seconds
+
+
+def test_an_engine_that_is_cancelled_while_it_looks_for_its_driver_says_nothing(process: EngineProcess) -> None:
+    async def run() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await process.run()
+
+    asyncio.run(run())
+
+
+class Driver:
+    """Welcomes its engine, and tells it to begin if it is to."""
+
+    def __init__(self, *commands: Command) -> None:
+        self.commands = commands
+        self.ended: queue.SimpleQueue[EngineSummary] = queue.SimpleQueue()
+        self.server = LinkServer(self)
+
+    def on_hello(self, link: int, hello: Hello) -> None:
+        for frame in (Welcome(1), *self.commands):
+            self.server.send(link, frame)
+
+    def on_beat(self, link: int, progress: EngineProgress) -> None:
+        pass
+
+    def on_ready(self, link: int) -> None:
+        pass
+
+    def on_ended(self, link: int, summary: EngineSummary) -> None:
+        self.ended.put(summary)
+
+    def on_closed(self, link: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("commands", [(), (Begin(), Go())], ids=["before it begins", "running"])
+def test_an_engine_whose_beats_end_fails_by_name_and_does_not_fall_silent(commands: tuple[Command, ...]) -> None:
+    driver = Driver(*commands)
+    settings = Settings.model_validate({"kafka": {"brokers": "127.0.0.1:1", "source_topic": "t"}})
+    handler = cloudpickle.dumps(Handler())
+    process = EngineProcess(EngineJob(3, 0, "w", driver.server.start(), settings, handler, {}), build)
+    beats = 0
+
+    def broken(whole: bool) -> Beat:
+        nonlocal beats
+        beats += 1
+        if beats < 3:
+            return whole_beat(EngineProgress())
+        raise LookupError("no snapshot")
+
+    process._beat = broken  # type: ignore[method-assign]
+    try:
+        summary = asyncio.run(asyncio.wait_for(process.run(), 20))
+        assert driver.ended.get(timeout=5) == summary
+    finally:
+        process.release()
+        driver.server.close()
+    assert (summary.slot, summary.reason) == (3, StopReason.FAILED)
+    assert "the beats to the driver failed: LookupError: no snapshot" in (summary.error or "")
+
+
+def test_the_summary_of_an_engine_is_told_whatever_is_in_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = EngineSummary(
+        0, StopReason.FAILED, "no file \ud800", EngineProgress(consumed=3, stalled={"kafka": "\ud800"})
+    )
+    monkeypatch.setattr("tidemill.spark.engine.process._summary_of", lambda job: said)
+    (encoded,) = run_slot(None)  # type: ignore[arg-type]
+    summary = msgspec.msgpack.decode(encoded, type=EngineSummary)
+    assert (summary.error, summary.progress.consumed) == ("no file \\ud800", 3)

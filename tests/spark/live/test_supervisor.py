@@ -1,0 +1,317 @@
+"""Slots on real Spark with real worker processes; only what an engine does is faked."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tidemill.config.settings import ExecutorSettings, Settings
+from tidemill.core.supervision.slot import SlotLimits
+from tidemill.core.supervision.slot_events import Ending
+from tidemill.core.supervision.slot_group import RunFinished
+from tidemill.pipeline.handler.base import Handler
+from tidemill.pipeline.reports.history import HistoryStatus, HistoryWriter
+from tidemill.runtime.identity import Identity
+from tidemill.runtime.link_messages import LinkAddress
+from tidemill.spark.engine.process import EngineJob
+from tidemill.spark.live.supervisor import LiveSlots
+from tidemill.spark.progress import EngineStatus
+from tidemill.spark.session.packaging import pack_handler
+from tidemill.spark.session.session import Spark
+
+pytestmark = pytest.mark.spark
+
+
+class Quiet(Handler[bytes, bytes]):
+    drain_seconds = 0.0
+    ends: dict[int, str] = {}
+
+    def __init__(self, **attributes: Any) -> None:
+        vars(self).update(attributes)
+
+
+class SlowFirst(Quiet):
+    """Slot 0 is slow to be ready; says who was ready when."""
+
+    async def on_ready(self, config: Settings, pg_pool: Any) -> None:
+        with open(self.journal, "a") as file:
+            file.write(f"begin {os.getpid()}\n")
+            file.flush()
+            time.sleep(0.3)
+            file.write(f"end {os.getpid()}\n")
+
+
+class SecondWaits(Quiet):
+    """The first that comes, slot 0, is ready at once, the second when a file says so."""
+
+    async def on_ready(self, config: Settings, pg_pool: Any) -> None:
+        folder = Path(self.folder)
+        if not (folder / "first").exists():
+            (folder / "first").touch()
+            return
+        (folder / "second").touch()
+        while not (folder / "go").exists():
+            await asyncio.sleep(0.02)
+
+
+class Refusing(Quiet):
+    async def on_ready(self, config: Settings, pg_pool: Any) -> None:
+        raise RuntimeError("the database is not migrated")
+
+
+class Running:
+    """Slots that run, and what came of them."""
+
+    def __init__(self, spark: Spark, count: int, handler: Handler[Any, Any], factory: str, **limits: float):
+        settings = Settings(executor=ExecutorSettings(drain_timeout_seconds=5.0))
+        packed = pack_handler(handler)
+
+        def make_job(slot: int, job_token: int, address: LinkAddress) -> EngineJob:
+            return EngineJob(slot, job_token, "w", address, settings, packed, {}, f"fake_engine:{factory}")
+
+        self.ends: queue.SimpleQueue[RunFinished] = queue.SimpleQueue()
+        self.live = LiveSlots(spark, "w", count, make_job, self.ends.put, SlotLimits(**limits))
+        self.live.start()
+
+    def engine(self, slot: int) -> EngineStatus:
+        return self.live.progress().engines[slot]
+
+    def works(self, slot: int = 0) -> bool:
+        progress = self.engine(slot).progress
+        return progress is not None and progress.consumed > 0
+
+    def finish(self, timeout: float = 15.0) -> RunFinished:
+        return self.ends.get(timeout=timeout)
+
+
+@pytest.fixture
+def running(spark: Spark) -> Iterator[Callable[..., Running]]:
+    made: list[Running] = []
+
+    def start(
+        count: int = 1, handler: Handler[Any, Any] | None = None, factory: str = "build", **limits: float
+    ) -> Running:
+        made.append(Running(spark, count, handler or Quiet(), factory, **limits))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.live.exit_now()
+        one.live.close()
+        spark.context.cancelAllJobs()
+
+
+def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.005)
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def test_engines_start_say_how_they_stand_and_drain_over_the_link(running: Callable[..., Running]) -> None:
+    run = running(2)
+    until(lambda: run.works(0) and run.works(1))
+    progress = run.live.progress()
+    assert progress.partitions == ["topic/0", "topic/1"]
+    assert progress.consumed == sum(e.progress.consumed for e in progress.engines if e.progress)
+    pids = [engine.pid for engine in progress.engines]
+    assert len(set(pids)) == 2
+    run.live.drain()
+    assert run.finish() == RunFinished(Ending.DRAINED)
+    until(lambda: all(gone(pid) for pid in pids if pid is not None))
+
+
+def test_a_paused_pipeline_takes_nothing_until_it_is_resumed(running: Callable[..., Running]) -> None:
+    run = running()
+    until(run.works)
+    run.live.pause()
+    until(lambda: run.live.progress().paused == ["topic/0"])
+    before = run.live.progress().consumed
+    run.live.resume()
+    until(lambda: run.live.progress().consumed > before)
+
+
+def test_slot_0_is_ready_before_the_others_begin(running: Callable[..., Running], tmp_path: Path) -> None:
+    run = running(2, SlowFirst(journal=str(tmp_path / "journal")))
+    until(lambda: run.works(0) and run.works(1))
+    lines = (tmp_path / "journal").read_text().splitlines()
+    first = run.engine(0).pid
+    second = run.engine(1).pid
+    assert lines == [f"begin {first}", f"end {first}", f"begin {second}", f"end {second}"]
+
+
+def test_a_driver_that_stood_still_takes_no_healthy_engine_for_dead(running: Callable[..., Running]) -> None:
+    run = running(2, silent_seconds=1.5)
+    until(lambda: run.works(0) and run.works(1))
+    pids = [run.engine(slot).pid for slot in (0, 1)]
+    stood = threading.Event()
+
+    def stand_still() -> None:
+        time.sleep(3.0)
+        stood.set()
+
+    run.live._loop.call_soon_threadsafe(stand_still)
+    assert stood.wait(30)
+    seen = [progress.consumed for progress in (run.engine(slot).progress for slot in (0, 1)) if progress]
+    until(lambda: all(run.engine(slot).progress.consumed > seen[slot] for slot in (0, 1)))  # type: ignore[union-attr]
+    assert [run.engine(slot).pid for slot in (0, 1)] == pids
+    assert [run.engine(slot).starts for slot in (0, 1)] == [1, 1]
+    assert [run.engine(slot).state for slot in (0, 1)] == ["running", "running"]
+
+
+def test_no_engine_takes_messages_before_all_of_the_first_start_have_partitions(
+    running: Callable[..., Running], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidemill.core.supervision.slot_group.HOLD_SECONDS", 120.0)
+    run = running(2, SecondWaits(folder=str(tmp_path)))
+    until(lambda: (tmp_path / "second").exists() or run.works(0))
+    snapshot = run.engine(0).progress
+    until(lambda: run.engine(0).progress is not snapshot)
+    assert not run.works(0)
+    (tmp_path / "go").touch()
+    until(lambda: run.works(0) and run.works(1))
+
+
+def test_a_pause_outlasts_the_first_start(running: Callable[..., Running]) -> None:
+    run = running(2)
+    run.live.pause()
+    until(lambda: run.live.progress().partitions == ["topic/0", "topic/1"])
+    until(lambda: not run.live._roster.holding)
+    until(lambda: run.live.progress().paused == ["topic/0", "topic/1"])
+    assert run.live.progress().consumed == 0
+    run.live.resume()
+    until(lambda: run.works(0) and run.works(1))
+
+
+@pytest.mark.alone
+def test_a_killed_engine_is_replaced_and_what_it_did_still_counts(running: Callable[..., Running]) -> None:
+    run = running(2)
+    until(lambda: run.works(0) and run.works(1))
+    victim, other, done = run.engine(0).pid, run.engine(1).pid, run.live.progress().consumed
+    os.kill(victim, signal.SIGKILL)
+    killed_at = time.monotonic()
+    until(lambda: run.engine(0).pid not in (victim, None) and run.works(0))
+    seconds = time.monotonic() - killed_at
+    print(f"working again {seconds:.2f} s after SIGKILL")
+    assert seconds < 5.0
+    assert run.engine(1).pid == other
+    assert run.live.progress().consumed >= done
+    run.live.drain()
+    assert run.finish() == RunFinished(Ending.DRAINED)
+
+
+def test_an_engine_that_hangs_is_killed_and_replaced(running: Callable[..., Running]) -> None:
+    run = running(silent_seconds=1.5)
+    until(run.works)
+    victim = run.engine(0).pid
+    os.kill(victim, signal.SIGSTOP)
+    stopped_at = time.monotonic()
+    until(lambda: run.engine(0).pid not in (victim, None) and run.works(0))
+    print(f"replaced {time.monotonic() - stopped_at:.2f} s after SIGSTOP, with a limit of 1.5 s")
+    until(lambda: gone(victim))
+
+
+def test_an_engine_ignores_sigterm_and_sigint(running: Callable[..., Running]) -> None:
+    run = running()
+    until(run.works)
+    pid, done = run.engine(0).pid, run.live.progress().consumed
+    os.kill(pid, signal.SIGTERM)
+    os.kill(pid, signal.SIGINT)
+    until(lambda: run.live.progress().consumed > done + 20)
+    assert run.engine(0).pid == pid
+
+
+def test_sighup_drains_an_engine_that_nobody_else_would_end(running: Callable[..., Running]) -> None:
+    run = running()
+    until(run.works)
+    victim = run.engine(0).pid
+    os.kill(victim, signal.SIGHUP)
+    until(lambda: gone(victim))
+    until(lambda: run.engine(0).pid not in (victim, None) and run.works(0))
+
+
+def test_a_failure_at_the_first_start_ends_the_run(running: Callable[..., Running]) -> None:
+    finished = running(2, Refusing()).finish()
+    assert finished.ending is Ending.FAILED
+    assert finished.error == "HandlerError: the database is not migrated"
+
+
+def test_a_handler_that_calls_sys_exit_is_a_failed_engine(running: Callable[..., Running]) -> None:
+    finished = running(factory="build_exiting").finish()
+    assert (finished.ending, finished.error) == (Ending.FAILED, "SystemExit: 3")
+
+
+def test_an_engine_that_dies_in_the_first_start_is_replaced(running: Callable[..., Running], tmp_path: Path) -> None:
+    run = running(2, Quiet(folder=str(tmp_path / "died")), factory="build_dying_once")
+    until(lambda: run.works(0) and run.works(1))
+    assert sorted(run.engine(slot).starts for slot in (0, 1)) == [1, 2]
+
+
+def test_engines_that_die_again_and_again_in_the_first_start_end_the_run(running: Callable[..., Running]) -> None:
+    finished = running(factory="build_dying").finish(60.0)
+    assert finished.ending is Ending.CRASHED
+    assert finished.error is not None
+    assert "Python process died" in finished.error
+
+
+def test_a_fenced_engine_ends_the_run_and_the_others_drain(running: Callable[..., Running]) -> None:
+    run = running(2, Quiet(ends={1: "fenced"}))
+    finished = run.finish()
+    assert (finished.ending, finished.slot) == (Ending.FENCED, 1)
+    # The place of slot 1 in the group is somebody else's by now.
+    assert run.live.not_left() == [0]
+
+
+def test_a_slot_that_died_last_is_named_as_not_having_left_its_group(running: Callable[..., Running]) -> None:
+    run = running(handler=Quiet(drain_seconds=30.0))
+    until(run.works)
+    run.live.drain()
+    os.kill(run.engine(0).pid, signal.SIGKILL)
+    assert run.finish().ending is Ending.CRASHED
+    assert run.live.not_left() == [0]
+
+
+def test_exit_now_ends_the_processes_at_once(running: Callable[..., Running]) -> None:
+    run = running(handler=Quiet(drain_seconds=30.0))
+    until(run.works)
+    pid = run.engine(0).pid
+    run.live.drain()
+    run.live.exit_now()
+    until(lambda: gone(pid), 3.0)
+
+
+def test_spark_sql_reads_the_history_while_it_grows(spark: Spark, tmp_path: Path) -> None:
+    async def write() -> None:
+        writer = HistoryWriter(tmp_path, Identity("w", 0, "e" * 32, "g"), max_rows=2)
+        for offset in range(5):
+            status = HistoryStatus.FAILED if offset == 3 else HistoryStatus.DONE
+            writer.add("t", 0, offset, b"k", status, 1, 1, None, 1_700_000_000_000_000, 1_700_000_001_500_000)
+        await writer.close()
+
+    asyncio.run(write())
+    (tmp_path / "_part-being-written.parquet").write_bytes(b"half a par")
+    session = SparkSession(spark.context)
+    rows = session.sql(
+        f"""
+        select status, count(*) as messages, max(cast(finished_at as double) - cast(started_at as double)) as seconds
+        from parquet.`{tmp_path}` group by status order by status
+        """
+    ).collect()
+    assert [tuple(row) for row in rows] == [("done", 4, 1.5), ("failed", 1, 1.5)]

@@ -1,0 +1,140 @@
+"""What Spark is told, and how its process comes and goes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tidemill.config.settings import SparkSettings
+from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.runtime.progress import EngineProgress, SinkStats
+from tidemill.spark.preflight import engine_count
+from tidemill.spark.progress import summed
+from tidemill.spark.session.jvm import standard_error_pipe
+from tidemill.spark.session.session import Spark, _package_zip, spark_conf
+
+
+def test_local_has_one_core_more_than_engines() -> None:
+    conf = spark_conf(SparkSettings(), "app", 3)
+    assert conf["spark.master"] == "local[4]"
+    assert conf["spark.driver.host"] == "127.0.0.1"
+    assert conf["spark.scheduler.mode"] == "FAIR"
+    assert conf["spark.ui.enabled"] == "false"
+
+
+def test_the_users_configuration_wins_but_for_what_engines_need() -> None:
+    theirs = {
+        "spark.driver.memory": "3g",
+        "spark.ui.enabled": "true",
+        "spark.driver.extraJavaOptions": "-Dmine=1",
+        "spark.python.worker.reuse": "true",
+        "spark.task.maxFailures": "4",
+    }
+    conf = spark_conf(SparkSettings(master="spark://somewhere:7077", conf=theirs), "app", 2)
+    assert (conf["spark.master"], conf["spark.driver.memory"]) == ("spark://somewhere:7077", "3g")
+    assert conf["spark.ui.enabled"] == "true"
+    assert conf["spark.driver.extraJavaOptions"].startswith("-Dmine=1 ")
+    assert (conf["spark.python.worker.reuse"], conf["spark.task.maxFailures"]) == ("false", "1")
+    assert "spark.driver.host" not in conf
+
+
+def test_a_log_configuration_of_the_users_is_kept() -> None:
+    options = "-Dlog4j2.configurationFile=mine.properties"
+    conf = spark_conf(SparkSettings(conf={"spark.driver.extraJavaOptions": options}), "app", 1)
+    assert conf["spark.driver.extraJavaOptions"] == options
+
+
+@pytest.mark.parametrize(
+    ("master", "engines", "partitions", "expected"),
+    [("local[3]", None, 8, 3), ("local[8]", None, 4, 4), ("local", 5, 2, 5), ("local[2]", 2, 8, 2)],
+)
+def test_engines_are_the_smaller_of_partitions_and_cores(
+    master: str, engines: int | None, partitions: int, expected: int
+) -> None:
+    assert engine_count(SparkSettings(master=master, engines=engines), partitions) == expected
+
+
+def test_engines_that_would_never_get_a_core_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"local\[2\].*only 2 cores"):
+        engine_count(SparkSettings(master="local[2]", engines=3), 8)
+
+
+def test_the_package_travels_as_a_zip_that_python_imports_from(tmp_path: Path) -> None:
+    archive = _package_zip(tmp_path)
+    names = set(zipfile.ZipFile(archive).namelist())
+    assert {"tidemill/__init__.py", "tidemill/spark/engine/process.py", "tidemill/pipeline/engine.py"} <= names
+    assert not any("__pycache__" in name for name in names)
+
+
+def test_signal_handlers_are_what_they_were_and_the_jvm_is_gone() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    spark = Spark(SparkSettings(), "test", 1)
+    spark.start()
+    pid = spark.jvm_pid
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    status = Path(f"/proc/{pid}/status").read_text()
+    ignored = int(next(line for line in status.splitlines() if line.startswith("SigIgn")).split()[1], 16)
+    assert ignored >> (signal.SIGTERM - 1) & 1
+    assert ignored >> (signal.SIGINT - 1) & 1
+    assert spark.is_alive()
+    spark.stop()
+    assert not spark.is_alive()
+    assert not Path(f"/proc/{pid}").exists()
+    spark.stop()
+
+
+def test_what_the_jvm_says_goes_to_standard_error_as_it_is_now(capsys: pytest.CaptureFixture[str]) -> None:
+    script = "echo WARNING: Using incubator modules: x; echo out of memory; printf end"
+    with standard_error_pipe(threading.Event()) as standard_error:
+        subprocess.run(["sh", "-c", f"({script}) >&2"], stderr=standard_error, check=True)
+
+    for thread in threading.enumerate():
+        if thread.name == "tidemill-jvm-stderr":
+            thread.join(10)
+    assert capsys.readouterr().err == "out of memory\nend"
+
+
+def test_a_master_that_cannot_be_is_named() -> None:
+    spark = Spark(SparkSettings(master="nonsense"), "test", 1)
+    with pytest.raises(RemoteError, match="'nonsense'"):
+        spark.start()
+    assert spark.jvm_pid is None
+
+
+def test_sums_keep_what_gone_engines_did_but_not_what_they_had() -> None:
+    gone = EngineProgress(
+        consumed=5, tasks_running=2, committed={"t/0": 7}, slowest=[(9.0, "a", "x")], partitions=["t/0"]
+    )
+    here = EngineProgress(
+        consumed=1, tasks_running=1, committed={"t/0": 4, "t/1": 1}, slowest=[(3.0, "b", "y")], lag={"t/0": 2}
+    )
+    total = summed([gone], [here])
+    assert (total.consumed, total.tasks_running) == (6, 1)
+    assert total.committed == {"t/0": 7, "t/1": 1}
+    assert total.partitions == []
+    assert total.lag == {"t/0": 2}
+    assert [task[1] for task in total.slowest] == ["a", "b"]
+
+
+def test_what_happened_at_a_sink_is_added_up_and_the_last_error_is_the_latest() -> None:
+    place = "sinks.http.out"
+    gone = EngineProgress(
+        sinks={place: SinkStats(delivered_count=1, delivered_payloads=5, last_error="late", last_error_at=9.0)}
+    )
+    here = EngineProgress(
+        sinks={place: SinkStats(2, 7, error_count=1, last_error="early", last_error_at=3.0, last_delivered_at=4.0)}
+    )
+    other = EngineProgress(sinks={"sinks.kafka.out": SinkStats(skipped=1)})
+    total = summed([gone], [here, other]).sinks
+    assert total[place] == SinkStats(3, 12, error_count=1, last_error="late", last_error_at=9.0, last_delivered_at=4.0)
+    assert total["sinks.kafka.out"] == SinkStats(skipped=1)
+
+
+def test_python_workers_run_this_interpreter() -> None:
+    assert spark_conf(SparkSettings(), "app", 1)["spark.pyspark.python"] == sys.executable

@@ -1,0 +1,87 @@
+"""What is refused before Spark starts: a handler whose hooks could not be called."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import structlog.testing
+
+from tidemill.core.errors import HandlerError
+from tidemill.pipeline.handler.base import Handler
+from tidemill.spark.preflight import handler_of
+
+
+class Good(Handler[str, str]):
+    async def arrange(self, messages: Any, pending: Any) -> Any:
+        return []
+
+
+class NoArrange(Handler[str, str]):
+    async def arange(self, messages: Any, pending: Any) -> Any:
+        return []
+
+
+class Synchronous(Handler[str, str]):
+    def arrange(self, messages: Any, pending: Any) -> Any:  # type: ignore[override]
+        return []
+
+
+class TooFew(Handler[str, str]):
+    async def arrange(self, messages: Any) -> Any:  # type: ignore[override]
+        return []
+
+
+class AsyncLabel(Good):
+    async def message_label(self, message: Any) -> str:  # type: ignore[override]
+        return ""
+
+
+@pytest.mark.parametrize(
+    ("handler", "expected"),
+    [
+        (NoArrange, "NoArrange has no arrange; .*is 'arange' meant to be it"),
+        (Synchronous, "Synchronous.arrange has to be an async def"),
+        (TooFew, r"TooFew.arrange has to take \(self, messages, pending\)"),
+        (AsyncLabel, "AsyncLabel.message_label has to be a plain def"),
+    ],
+)
+def test_a_hook_that_cannot_be_called_is_refused(handler: type[Handler[Any, Any]], expected: str) -> None:
+    with pytest.raises(HandlerError, match=expected):
+        handler_of(handler)
+
+
+def test_a_method_with_nearly_the_name_of_a_hook_is_warned_of() -> None:
+    class Misspelt(Good):
+        async def on_task_completed(self, result: Any) -> None: ...
+
+        async def on_parcel(self, parcel: Any) -> None: ...
+
+    with structlog.testing.capture_logs() as logs:
+        handler_of(Misspelt())
+
+    assert [(line["method"], line["nearest_hook"]) for line in logs] == [("on_task_completed", "on_task_complete")]
+
+
+def test_hooks_behind_decorators_are_taken() -> None:
+    def plainly(hook: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            return hook(*args)
+
+        return call
+
+    def politely(hook: Callable[..., Any]) -> Callable[..., Any]:
+        return functools.wraps(hook)(plainly(hook))
+
+    class Decorated(Handler[str, str]):
+        @plainly
+        async def arrange(self, messages: Any, pending: Any) -> Any:
+            return []
+
+        @politely
+        async def on_error(self, task: Any, error: Any) -> Any:
+            return []
+
+    assert isinstance(handler_of(Decorated), Decorated)
