@@ -23,7 +23,7 @@ from tidemill.deadletters.reader import Found
 from tidemill.deadletters.writer import Letter, decode_letter
 from tidemill.pipeline import file_letters
 from tidemill.pipeline.bounded import BoundedEngine, bounded_settings
-from tidemill.pipeline.file_letters import FileDeadLetters
+from tidemill.pipeline.delivery.file_letters import FileDeadLetters
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ExecutorTask, PrecomputedResult
 from tidemill.pipeline.reports.outcomes import OutcomeFile, Outcomes, finished_ranges

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.pipeline.kept_warden import KeptWarden
+from tidemill.runtime.kept_warden import KeptWarden
 from tidemill.runtime import warden as warden_module
 from tidemill.runtime.warden import ENGINE_ID_VARIABLE, Warden, marked
 
@@ -26,7 +26,7 @@ ENGINE = """
 import asyncio, os, sys, time
 from tidemill.config.settings import ExecutorSettings
 from tidemill.pipeline.tasks.executor import Executor
-from tidemill.pipeline.kept_warden import KeptWarden
+from tidemill.runtime.kept_warden import KeptWarden
 from tidemill.runtime.warden import Warden
 
 async def main():

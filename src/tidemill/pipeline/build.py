@@ -12,7 +12,7 @@ from tidemill.pipeline.delivery.transaction_buffer import Stage
 from tidemill.pipeline.delivery.transaction_sender import StagedLetters
 from tidemill.pipeline.engine import Engine
 from tidemill.pipeline.handler.base import Handler
-from tidemill.pipeline.kept_warden import KeptWarden
+from tidemill.runtime.kept_warden import KeptWarden
 from tidemill.pipeline.reports.history import HistoryWriter
 from tidemill.pipeline.reports.report import Report
 from tidemill.pipeline.tasks.resident import build_executor

@@ -32,7 +32,7 @@ from tidemill.pipeline.handler.models import ExecutorError
 from tidemill.pipeline.handover import hand_over
 from tidemill.pipeline.hooks import HookRunner, called
 from tidemill.pipeline.intake import Intake
-from tidemill.pipeline.kept_warden import KeptWarden
+from tidemill.runtime.kept_warden import KeptWarden
 from tidemill.pipeline.partition import Lane
 from tidemill.pipeline.reports.counters import Counters, Overridden, Slowest
 from tidemill.pipeline.reports.report import Report as Report

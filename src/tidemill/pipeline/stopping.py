@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
-from tidemill.pipeline.kept_warden import KeptWarden
+from tidemill.runtime.kept_warden import KeptWarden
 from tidemill.pipeline.tasks.process import TaskExecutor
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import structlog
 from tidemill.config.redaction import redact
 
 if TYPE_CHECKING:
-    from tidemill.triggers.streams.manager import SharedStreamProducer
+    from tidemill.triggers.streams.api import SharedStreamProducer
 
 _log = structlog.get_logger(__name__)
 

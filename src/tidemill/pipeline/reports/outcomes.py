@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidemill.core.ranges import OffsetRange
 from tidemill.deadletters.files import METADATA_KEY
-from tidemill.pipeline.file_letters import FileDeadLetters
+from tidemill.pipeline.delivery.file_letters import FileDeadLetters
 from tidemill.pipeline.reports.history import Row, row_of, table_of
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity

@@ -25,7 +25,7 @@ from tidemill.core.ranges import Chunk
 from tidemill.deadletters.files import LettersPlace
 from tidemill.pipeline.bounded import BoundedEngine
 from tidemill.pipeline.build import build_history
-from tidemill.pipeline.file_letters import FileDeadLetters
+from tidemill.pipeline.delivery.file_letters import FileDeadLetters
 from tidemill.pipeline.reports.outcomes import Outcomes
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.log import configure

@@ -1,6 +1,6 @@
 """What a producer of a shared stream implements and is given, and how a subscriber's stream can end.
 
-Users import these names from `tidemill.triggers.streams.manager`.
+Users import these names from `tidemill.triggers.shared_stream`.
 """
 
 from __future__ import annotations
