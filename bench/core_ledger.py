@@ -11,22 +11,22 @@ import json
 import random
 import time
 
-from tidemill.core.ledger import Entry, Ledger
+from tidemill.core.ledger import Ledger, LedgerEntry
 
 LANES = 4
 RATE = 20_000
 
 
-def in_order(entries: list[Entry[tuple[str, int], int]]) -> None:
+def in_order(entries: list[LedgerEntry[tuple[str, int], int]]) -> None:
     """Messages end as they came."""
 
 
-def shuffled(entries: list[Entry[tuple[str, int], int]]) -> None:
+def shuffled(entries: list[LedgerEntry[tuple[str, int], int]]) -> None:
     """Messages end in any order within a round."""
     random.Random(1).shuffle(entries)
 
 
-def slow_head(entries: list[Entry[tuple[str, int], int]]) -> None:
+def slow_head(entries: list[LedgerEntry[tuple[str, int], int]]) -> None:
     """The first message of the round ends last, so that everything waits behind it."""
     entries.reverse()
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.core.blocking import Cause, Usage, judge
+from tidemill.core.blocking import Cause, Usage, judge_block
 
 
 @pytest.mark.parametrize(
@@ -16,16 +16,16 @@ from tidemill.core.blocking import Cause, Usage, judge
     ],
 )
 def test_a_block_is_told_from_a_starved_machine(late, cpu, queued, cause):
-    assert judge(late, Usage(3.0, 7.0), Usage(3.0 + cpu, 7.0 + queued), 0.2) is cause
+    assert judge_block(late, Usage(3.0, 7.0), Usage(3.0 + cpu, 7.0 + queued), 0.2) is cause
 
 
 def test_a_watcher_that_was_late_itself_blames_nobody():
     usage = Usage(1.0, 1.0)
-    assert judge(0.5, usage, usage, 0.2, overslept_seconds=0.35) is Cause.STARVED
-    assert judge(0.5, usage, usage, 0.2, overslept_seconds=0.1) is Cause.WAITING
+    assert judge_block(0.5, usage, usage, 0.2, overslept_seconds=0.35) is Cause.STARVED
+    assert judge_block(0.5, usage, usage, 0.2, overslept_seconds=0.1) is Cause.WAITING
 
 
 def test_who_computes_without_letting_the_watcher_wake_is_to_blame():
     before = Usage(1.0, 1.0)
-    assert judge(0.5, before, Usage(1.45, 1.0), 0.2, overslept_seconds=0.45) is Cause.COMPUTING
-    assert judge(0.5, before, Usage(1.1, 1.0), 0.2, overslept_seconds=0.45) is Cause.STARVED
+    assert judge_block(0.5, before, Usage(1.45, 1.0), 0.2, overslept_seconds=0.45) is Cause.COMPUTING
+    assert judge_block(0.5, before, Usage(1.1, 1.0), 0.2, overslept_seconds=0.45) is Cause.STARVED

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidemill.core.errors import FencedError, RemoteError, TidemillError, said, sound
+from tidemill.core.errors import FencedError, RemoteError, TidemillError, describe_error, sound
 
 
 def test_a_remote_error_may_be_tried_again_unless_it_says_otherwise() -> None:
@@ -21,8 +21,8 @@ def test_what_an_error_says_can_always_be_said() -> None:
         def __str__(self) -> str:
             raise RuntimeError("no words")
 
-    assert said(ValueError("no number")) == "ValueError: no number"
-    assert said(Mute()) == "Mute: its text cannot be read"
+    assert describe_error(ValueError("no number")) == "ValueError: no number"
+    assert describe_error(Mute()) == "Mute: its text cannot be read"
 
 
 def test_a_text_is_made_sound_for_every_encoder_and_left_alone_where_it_is() -> None:
@@ -30,4 +30,4 @@ def test_a_text_is_made_sound_for_every_encoder_and_left_alone_where_it_is() -> 
         assert sound(text) is text
     assert sound("\ud800.jpg") == "\\ud800.jpg"
     assert sound(b"caf\xe9".decode("utf-8", "surrogateescape")) == "caf\\udce9"
-    assert said(FileNotFoundError("\udcff ü")) == "FileNotFoundError: \\udcff ü"
+    assert describe_error(FileNotFoundError("\udcff ü")) == "FileNotFoundError: \\udcff ü"

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tidemill.core.ledger import Batch, Entry, Ledger, Outcome
+from tidemill.core.ledger import Batch, EntryOutcome, Ledger, LedgerEntry
 
 LANES = ("a", "b", "c")
 MEMBERS = 3
@@ -20,7 +20,7 @@ lanes = st.sampled_from(LANES)
 masks = st.integers(0, ALL)
 #: Bits beyond `ALL` are members that nobody has.
 some_members = st.integers(1, (ALL << 1) | 1)
-outcomes = st.sampled_from(Outcome)
+outcomes = st.sampled_from(EntryOutcome)
 picks = st.integers(0, 1000)
 
 step = st.one_of(
@@ -41,7 +41,7 @@ class Played:
     """A schedule that was played, and what was seen."""
 
     ledger: Ledger[str, int] = field(default_factory=Ledger)
-    entries: list[Entry[str, int]] = field(default_factory=list)
+    entries: list[LedgerEntry[str, int]] = field(default_factory=list)
     batches: list[Batch[str, int]] = field(default_factory=list)
     settled: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     abandoned: set[int] = field(default_factory=set)
@@ -68,7 +68,7 @@ class Played:
         if self.ledger.outstanding(batch.lane) != before:
             self.settled[batch.lane] += [entry.position for entry in batch.entries]
 
-    def outstanding(self, lane: str) -> list[Entry[str, int]]:
+    def outstanding(self, lane: str) -> list[LedgerEntry[str, int]]:
         gone = self.abandoned | set(self.settled[lane])
         return [entry for entry in self.entries if entry.lane == lane and entry.position not in gone]
 
@@ -106,7 +106,7 @@ def test_2_nothing_is_advanced_twice_and_a_watermark_never_moves_back(schedule: 
 def test_3_an_entry_resolves_each_member_once_and_nothing_else_changes_it(schedule: list[tuple]) -> None:
     played = Played()
     members: dict[int, int] = {}
-    first: dict[tuple[int, int], Outcome] = {}
+    first: dict[tuple[int, int], EntryOutcome] = {}
     for one in schedule:
         if one[0] == "resolve" and played.entries:
             entry = played.entries[one[1] % len(played.entries)]
@@ -118,7 +118,11 @@ def test_3_an_entry_resolves_each_member_once_and_nothing_else_changes_it(schedu
         if one[0] == "open":
             members[played.entries[-1].position] = one[2]
     for entry in played.entries:
-        by_outcome = {Outcome.ACKED: entry.acked, Outcome.FAILED: entry.failed, Outcome.REJECTED: entry.rejected}
+        by_outcome = {
+            EntryOutcome.ACKED: entry.acked,
+            EntryOutcome.FAILED: entry.failed,
+            EntryOutcome.REJECTED: entry.rejected,
+        }
         for bit in (1, 2, 4):
             found = [outcome for outcome, mask in by_outcome.items() if mask & bit]
             expected = first.get((entry.position, bit))
@@ -129,13 +133,13 @@ def test_3_an_entry_resolves_each_member_once_and_nothing_else_changes_it(schedu
 @given(st.lists(st.tuples(st.sampled_from(["publish", "join", "leave", "pull", "confirm"]), st.integers(0, 4))))
 def test_4_members_are_frozen_at_open_and_leaving_fails_what_was_never_pulled(script: list[tuple[str, int]]) -> None:
     ledger: Ledger[str, int] = Ledger()
-    entries: list[Entry[str, int]] = []
+    entries: list[LedgerEntry[str, int]] = []
     present: set[int] = set()
     pulled: dict[int, int] = {}  # member -> how many entries it has pulled or came too late for
     frozen: list[set[int]] = []
-    expected: dict[tuple[int, int], Outcome] = {}
+    expected: dict[tuple[int, int], EntryOutcome] = {}
 
-    def tell(index: int, member: int, outcome: Outcome) -> None:
+    def tell(index: int, member: int, outcome: EntryOutcome) -> None:
         ledger.resolve(entries[index], outcome, 1 << member)
         if member in frozen[index]:
             expected.setdefault((index, member), outcome)
@@ -152,19 +156,19 @@ def test_4_members_are_frozen_at_open_and_leaving_fails_what_was_never_pulled(sc
         elif action == "leave" and member in present:
             present.remove(member)
             for index in range(pulled[member], len(entries)):
-                tell(index, member, Outcome.FAILED)
+                tell(index, member, EntryOutcome.FAILED)
         elif action == "confirm":  # who left since may still confirm what it pulled
             for index in range(pulled.get(member, 0)):
-                tell(index, member, Outcome.ACKED)
+                tell(index, member, EntryOutcome.ACKED)
     for index, entry in enumerate(entries):
         touched = entry.pending | entry.acked | entry.failed | entry.rejected
         assert touched == sum(1 << member for member in frozen[index])
-        assert entry.acked == sum(1 << m for m in frozen[index] if expected.get((index, m)) is Outcome.ACKED)
-        assert entry.failed == sum(1 << m for m in frozen[index] if expected.get((index, m)) is Outcome.FAILED)
+        assert entry.acked == sum(1 << m for m in frozen[index] if expected.get((index, m)) is EntryOutcome.ACKED)
+        assert entry.failed == sum(1 << m for m in frozen[index] if expected.get((index, m)) is EntryOutcome.FAILED)
 
 
 @given(masks, st.lists(st.tuples(outcomes, some_members)))
-def test_5_an_outcome_that_nobody_accepted_is_not_clean(members: int, told: list[tuple[Outcome, int]]) -> None:
+def test_5_an_outcome_that_nobody_accepted_is_not_clean(members: int, told: list[tuple[EntryOutcome, int]]) -> None:
     ledger: Ledger[str, None] = Ledger()
     entry = ledger.open("lane", None, members)
     for outcome, member in told:
@@ -182,7 +186,7 @@ class Model:
     """One lane: what is outstanding, and how many of its head are in flight."""
 
     def __init__(self) -> None:
-        self.entries: list[tuple[Entry[str, int], set[int]]] = []
+        self.entries: list[tuple[LedgerEntry[str, int], set[int]]] = []
         self.in_flight: Batch[str, int] | None = None
 
 
@@ -191,7 +195,7 @@ class LedgerBesideModel(RuleBasedStateMachine):
         super().__init__()
         self.ledger: Ledger[str, int] = Ledger()
         self.model: dict[str, Model] = {}
-        self.entries: list[Entry[str, int]] = []
+        self.entries: list[LedgerEntry[str, int]] = []
         self.batches: list[Batch[str, int]] = []
 
     @rule(lane=lanes, members=masks)
@@ -204,7 +208,7 @@ class LedgerBesideModel(RuleBasedStateMachine):
         lane_model.entries.append((entry, {bit for bit in (1, 2, 4) if members & bit}))
 
     @rule(pick=picks, outcome=outcomes, member=some_members)
-    def resolve(self, pick: int, outcome: Outcome, member: int) -> None:
+    def resolve(self, pick: int, outcome: EntryOutcome, member: int) -> None:
         if self.entries:
             entry = self.entries[pick % len(self.entries)]
             self.ledger.resolve(entry, outcome, member)
@@ -359,9 +363,9 @@ def test_a_lane_without_entries_takes_no_memory() -> None:
 def test_an_entry_tells_what_it_waits_for() -> None:
     ledger: Ledger[str, int] = Ledger()
     entry = ledger.open("lane", 7, 0b101)
-    assert repr(entry) == "<Entry 1 of 'lane': 7, pending=0b101>"
-    ledger.resolve(entry, Outcome.REJECTED, 0b101)
-    assert repr(entry) == "<Entry 1 of 'lane': 7, resolved>"
+    assert repr(entry) == "<LedgerEntry 1 of 'lane': 7, pending=0b101>"
+    ledger.resolve(entry, EntryOutcome.REJECTED, 0b101)
+    assert repr(entry) == "<LedgerEntry 1 of 'lane': 7, resolved>"
 
 
 def test_members_are_a_bit_mask() -> None:
@@ -386,7 +390,7 @@ def test_one_lane_is_taken_at_a_time_the_one_that_waited_longest_first() -> None
 
 def test_an_entry_of_the_caller_is_resolved_when_the_caller_says_so() -> None:
     ledger: Ledger[str, int] = Ledger()
-    first, second = Entry[str, int](7, 10, 2), Entry[str, int](9, 11, 1)
+    first, second = LedgerEntry[str, int](7, 10, 2), LedgerEntry[str, int](9, 11, 1)
     for entry in (first, second):
         ledger.add("a", entry)
     second.pending = 0

@@ -14,7 +14,7 @@ from tidemill.pipeline import hooks
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ErrorAction, ExecutorTask, PrecomputedResult
 from tidemill.pipeline.handler.periodic import periodic
-from tidemill.pipeline.hooks import Calls, called
+from tidemill.pipeline.hooks import Calls, call_hook
 from tidemill.runtime import log as log_module
 from tidemill.runtime.messages import SourceMessage, place_of
 from tidemill.sinks.base import Refusal
@@ -156,11 +156,11 @@ async def test_what_cannot_be_awaited_is_named_and_the_hooks_own_errors_are_left
         len(7)
 
     with pytest.raises(TypeError, match="arrange gave an async generator; it has to be an `async def` without `yield`"):
-        await called(generating(), name="arrange")
+        await call_hook(generating(), name="arrange")
     with pytest.raises(TypeError, match="on_error gave a list"):
-        await called([], name="on_error")
+        await call_hook([], name="on_error")
     with pytest.raises(TypeError, match="has no len"):
-        await called(wrong(), name="arrange")
+        await call_hook(wrong(), name="arrange")
 
 
 # -- replacements -------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from tests.pipeline.conftest import message
 
 from tidemill.core.errors import HandlerError
 from tidemill.deadletters.writer import LetterKind
-from tidemill.pipeline.checks import checked_action, checked_tasks
+from tidemill.pipeline.checks import check_action, check_tasks
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ErrorAction, ExecutorTask, PrecomputedResult
 from tidemill.sinks.fields import check_choices, type_check
@@ -73,7 +73,7 @@ def task(**fields: Any) -> ExecutorTask:
 )
 def test_a_field_of_a_task_with_a_wrong_type_is_named_with_what_it_is_and_what_it_has_to_be(fields, said) -> None:
     with pytest.raises((TypeError, ValueError)) as raised:
-        checked_tasks("arrange", [task(), task(**fields)])
+        check_tasks("arrange", [task(), task(**fields)])
     assert str(raised.value).startswith(said)
 
 
@@ -87,7 +87,7 @@ def test_what_can_be_used_passes() -> None:
         task(source_offsets=range(3), timeout_seconds=0.5, binary_path=Name("x"), precomputed=PrecomputedResult(b"x")),
         task(timeout_seconds=float("inf"), metadata=None),
     ]
-    assert checked_tasks("arrange", tuple(tasks)) == tasks
+    assert check_tasks("arrange", tuple(tasks)) == tasks
 
 
 @pytest.mark.parametrize(
@@ -103,14 +103,14 @@ def test_what_can_be_used_passes() -> None:
 )
 def test_what_is_no_list_of_tasks_is_named(returned, said) -> None:
     with pytest.raises(TypeError) as raised:
-        checked_tasks("arrange", returned)
+        check_tasks("arrange", returned)
     assert str(raised.value).startswith(said)
 
 
 def test_what_on_error_may_return_is_said_where_it_returns_something_else() -> None:
-    assert checked_action("skip") is ErrorAction.SKIP
+    assert check_action("skip") is ErrorAction.SKIP
     with pytest.raises(TypeError, match=r"on_error must return an ErrorAction \(RETRY, SKIP, DLQ\) or a list of Exec"):
-        checked_action({"action": "skip"})
+        check_action({"action": "skip"})
 
 
 class Returning(Handler[bytes, Any]):

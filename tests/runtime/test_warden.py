@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.runtime.kept_warden import KeptWarden
 from tidemill.runtime import warden as warden_module
+from tidemill.runtime.kept_warden import KeptWarden
 from tidemill.runtime.warden import ENGINE_ID_VARIABLE, Warden, marked
 
 DEADLINE_SECONDS = 20.0

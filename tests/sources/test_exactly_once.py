@@ -408,7 +408,7 @@ async def test_a_revoke_ends_the_last_transaction_of_its_partitions_first(place)
 async def test_offsets_of_an_aborted_transaction_that_arrive_late_do_not_count_for_the_next(
     own_kafka, monkeypatch, hang_seconds
 ):
-    monkeypatch.setattr("tidemill.sources.transactor.HANG_SECONDS", hang_seconds)
+    monkeypatch.setattr("tidemill.sources.transactional_producer.HANG_SECONDS", hang_seconds)
     broker, (proxy,) = proxied_broker(own_kafka, 1)
     place = Place(broker, partitions=1)
 

@@ -14,7 +14,7 @@ from tests.sources.test_transactor import Moving, Producer, error
 from tidemill.config.settings import KafkaSettings, Settings
 from tidemill.sources.base import CommitStatus, Fatal, Outgoing
 from tidemill.sources.kafka import KafkaSource
-from tidemill.sources.transactor import Transactor
+from tidemill.sources.transactional_producer import TransactionalProducer
 
 KEPT, GONE = ("t", 0), ("t", 1)
 POSITIONS = [ck.TopicPartition(*KEPT), ck.TopicPartition(*GONE)]
@@ -62,7 +62,7 @@ class Side:
         self.events = Events()
 
     def open(self) -> None:
-        transactor = Transactor(KafkaSettings(), "id", {}, [])
+        transactor = TransactionalProducer(KafkaSettings(), "id", {}, [])
         transactor.open(lambda: False)
         self.source = KafkaSource(Settings(), "x", transactor)
         self.source._consumer, self.source._events = self.member, self.events  # type: ignore[assignment]
@@ -84,7 +84,7 @@ class Side:
 @pytest.fixture
 async def side(monkeypatch):
     made = Side()
-    monkeypatch.setattr("tidemill.sources.transactor.ck.Producer", made.kind)
+    monkeypatch.setattr("tidemill.sources.transactional_producer.ck.Producer", made.kind)
     made.open()
     await made.on_thread(made.source._on_assign, made.member, POSITIONS)
     return made

@@ -15,7 +15,7 @@ from tests.sources.kafka_proxy import END_TXN, TXN_OFFSET_COMMIT, KafkaProxy, pr
 from tidemill.config.settings import KafkaSettings
 from tidemill.core.delivery.transaction import Call, End
 from tidemill.sources.base import Outgoing
-from tidemill.sources.transactor import Transactor
+from tidemill.sources.transactional_producer import TransactionalProducer
 
 TP = ("t", 0)
 
@@ -70,7 +70,7 @@ class Site:
         self.consumer.subscribe(["t"], on_assign=lambda *_: assigned.append(True))
         self.until(lambda: assigned)
         kafka = KafkaSettings(brokers=self.proxy.address, exactly_once=True)
-        self.transactor = Transactor(kafka, "tid", {"reconnect.backoff.max.ms": 500}, [])
+        self.transactor = TransactionalProducer(kafka, "tid", {"reconnect.backoff.max.ms": 500}, [])
         self.transactor.open(lambda: False)
 
     def until(self, condition: Callable[[], Any]) -> Any:

@@ -12,10 +12,10 @@ import confluent_kafka as ck
 import pytest
 
 from tidemill.config.settings import KafkaSettings
-from tidemill.core.delivery.transaction import End, Verdict
+from tidemill.core.delivery.transaction import End, RecordVerdict
 from tidemill.sources.base import Fatal, Outgoing
 from tidemill.sources.place import is_member
-from tidemill.sources.transactor import Transactor
+from tidemill.sources.transactional_producer import TransactionalProducer
 from tidemill.testing.kafka import unique_name
 
 TP = ("t", 0)
@@ -65,25 +65,25 @@ class Consumer:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Transactor]:
-    def make(**script: list[Any]) -> Transactor:
+def made(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TransactionalProducer]:
+    def make(**script: list[Any]) -> TransactionalProducer:
         kind = type("Scripted", (Producer,), {"made": [], "script": script})
-        monkeypatch.setattr("tidemill.sources.transactor.ck.Producer", kind)
-        transactor = Transactor(KafkaSettings(), "id", {}, [5_000, 2_000_000])
+        monkeypatch.setattr("tidemill.sources.transactional_producer.ck.Producer", kind)
+        transactor = TransactionalProducer(KafkaSettings(), "id", {}, [5_000, 2_000_000])
         transactor.open(lambda: False)
         return transactor
 
     return make
 
 
-def through(transactor: Transactor, *records: Outgoing) -> Any:
+def through(transactor: TransactionalProducer, *records: Outgoing) -> Any:
     transactor.begin({TP: 7}, list(records))
     while (ended := transactor.step(Consumer())) is None:  # type: ignore[arg-type]
         assert transactor.fatal is None or not transactor.busy
     return ended
 
 
-def calls(transactor: Transactor) -> list[str]:
+def calls(transactor: TransactionalProducer) -> list[str]:
     return [name for name in transactor._producer.calls if name != "init_transactions"]  # type: ignore[attr-defined]
 
 
@@ -120,7 +120,7 @@ def test_a_record_that_cannot_even_be_handed_over_is_blamed(made) -> None:
     assert records[1].oversize
 
 
-def refusing(transactor: Transactor, *refused: Outgoing) -> Callable[[], None]:
+def refusing(transactor: TransactionalProducer, *refused: Outgoing) -> Callable[[], None]:
     def refuse() -> None:
         for record in refused:
             transactor._failed(record, ck.KafkaError(ck.KafkaError.INVALID_RECORD), None)
@@ -128,7 +128,7 @@ def refusing(transactor: Transactor, *refused: Outgoing) -> Callable[[], None]:
     return refuse
 
 
-def refused_later(transactor: Transactor, *refused: Outgoing) -> None:
+def refused_later(transactor: TransactionalProducer, *refused: Outgoing) -> None:
     def refuse() -> None:
         refusing(transactor, *refused)()
         raise error(ck.KafkaError.INVALID_RECORD, abort=True)
@@ -141,12 +141,12 @@ def test_guilt_is_judged_over_all_of_a_transaction(made) -> None:
     bad, innocent, fine = (Outgoing("out", None, value) for value in (b"bad", b"innocent", b"fine"))
     refused_later(transactor, bad, innocent)
     assert through(transactor, bad, innocent, fine)[0] is End.ABORTED
-    assert [record.verdict for record in (bad, innocent, fine)] == [Verdict.ALONE, Verdict.ALONE, None]
+    assert [record.verdict for record in (bad, innocent, fine)] == [RecordVerdict.ALONE, RecordVerdict.ALONE, None]
     bad.alone, bad.error = True, None
     innocent.alone, innocent.error = True, None
     refused_later(transactor, bad)
     assert through(transactor, bad, innocent, fine)[0] is End.ABORTED
-    assert bad.verdict is Verdict.REFUSED
+    assert bad.verdict is RecordVerdict.REFUSED
     assert innocent.error is None
 
 
@@ -156,7 +156,7 @@ def test_a_record_of_a_partition_that_went_meanwhile_still_counts_as_a_suspect(m
     begun(transactor, consumer, bad, innocent)
     transactor._producer.script["abort_transaction"] = [refusing(transactor, bad, innocent)]
     assert transactor.give_up(consumer, [TP], 1.0)[0][0] is End.ABORTED
-    assert innocent.verdict is Verdict.ALONE
+    assert innocent.verdict is RecordVerdict.ALONE
 
 
 def test_a_full_queue_is_waited_for_and_goes_on_where_it_was(made) -> None:
@@ -193,7 +193,7 @@ def test_what_is_fatal_ends_it_for_good(made, raised, reason) -> None:
 
 def test_a_transaction_that_grew_too_old_is_no_fencing(made, monkeypatch) -> None:
     transactor = made(commit_transaction=[error(ck.KafkaError.INVALID_PRODUCER_EPOCH, fatal=True)])
-    monkeypatch.setattr("tidemill.sources.transactor.TRANSACTION_SECONDS", 0.0)
+    monkeypatch.setattr("tidemill.sources.transactional_producer.TRANSACTION_SECONDS", 0.0)
     through(transactor)
     assert transactor.fatal is not None
     assert transactor.fatal[0] is Fatal.FAILED
@@ -206,8 +206,8 @@ def test_a_start_that_is_refused_is_told(made) -> None:
 
 
 def test_a_call_that_hangs_costs_its_producer_and_not_the_thread(made, monkeypatch) -> None:
-    monkeypatch.setattr("tidemill.sources.transactor.CALL_SECONDS", 0.02)
-    monkeypatch.setattr("tidemill.sources.transactor.HANG_SECONDS", 0.1)
+    monkeypatch.setattr("tidemill.sources.transactional_producer.CALL_SECONDS", 0.02)
+    monkeypatch.setattr("tidemill.sources.transactional_producer.HANG_SECONDS", 0.1)
     forever = threading.Event()
     transactor = made(send_offsets_to_transaction=[forever.wait])
     hung = transactor._producer
@@ -222,8 +222,8 @@ def test_a_call_that_hangs_costs_its_producer_and_not_the_thread(made, monkeypat
 
 
 def test_a_flush_that_a_failed_transaction_never_ends_is_aborted(made, monkeypatch) -> None:
-    monkeypatch.setattr("tidemill.sources.transactor.FLUSH_SECONDS", 0.05)
-    monkeypatch.setattr("tidemill.sources.transactor.CALL_SECONDS", 0.01)
+    monkeypatch.setattr("tidemill.sources.transactional_producer.FLUSH_SECONDS", 0.05)
+    monkeypatch.setattr("tidemill.sources.transactional_producer.CALL_SECONDS", 0.01)
     transactor = made(left=[1] * 1_000_000)
     transactor.begin({TP: 7}, [Outgoing("t", None, b"a"), Outgoing("t", None, b"b", alone=True)])
     deadline = time.monotonic() + 10
@@ -254,7 +254,7 @@ def again(count: int) -> list[Any]:
     return [error(ck.KafkaError._TIMED_OUT, retriable=True) for _ in range(count)]
 
 
-def begun(transactor: Transactor, consumer: Consumer, *records: Outgoing) -> None:
+def begun(transactor: TransactionalProducer, consumer: Consumer, *records: Outgoing) -> None:
     transactor.begin({TP: 10, OTHER: 20}, list(records))
     assert transactor.step(consumer) is None  # type: ignore[arg-type]
 
@@ -346,7 +346,7 @@ def test_a_commit_that_takes_too_long_goes_on_later_and_tells_nothing_of_what_wa
 def test_a_doomed_transaction_waits_for_the_answer_about_its_offsets_and_is_aborted_whatever_it_is(
     made, monkeypatch, answer
 ):
-    monkeypatch.setattr("tidemill.sources.transactor.CALL_SECONDS", 0.02)
+    monkeypatch.setattr("tidemill.sources.transactional_producer.CALL_SECONDS", 0.02)
     gate = threading.Event()
 
     def late() -> None:
@@ -366,12 +366,12 @@ def test_a_doomed_transaction_waits_for_the_answer_about_its_offsets_and_is_abor
 
 
 def test_a_doomed_transaction_whose_offsets_never_get_an_answer_costs_its_producer(made, monkeypatch):
-    monkeypatch.setattr("tidemill.sources.transactor.CALL_SECONDS", 0.02)
+    monkeypatch.setattr("tidemill.sources.transactional_producer.CALL_SECONDS", 0.02)
     forever = threading.Event()
     transactor, consumer = made(send_offsets_to_transaction=[forever.wait]), Moving()
     hung = transactor._producer
     begun(transactor, consumer)
-    monkeypatch.setattr("tidemill.sources.transactor.HANG_SECONDS", 0.1)
+    monkeypatch.setattr("tidemill.sources.transactional_producer.HANG_SECONDS", 0.1)
     assert transactor.give_up(consumer, [OTHER], 10.0) == [(End.ABORTED, {TP: 10, OTHER: 20})]
     assert transactor._producer is not hung
     assert transactor._producer.calls == ["init_transactions"], "its start is the abort"

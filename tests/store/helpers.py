@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tidemill.core.triggers.event_plan import Outcome
+from tidemill.core.triggers.event_plan import StoreOutcome
 from tidemill.store.database import Database
 from tidemill.store.queries.events import list_events
 from tidemill.store.queries.sessions import begin_session
@@ -74,9 +74,9 @@ class Outcomes:
     """Collects what `done` is called with."""
 
     def __init__(self) -> None:
-        self.all: list[tuple[object, Outcome]] = []
+        self.all: list[tuple[object, StoreOutcome]] = []
 
-    def of(self, key: object) -> Callable[[Outcome], None]:
+    def of(self, key: object) -> Callable[[StoreOutcome], None]:
         return lambda outcome: self.all.append((key, outcome))
 
     def told(self) -> Sequence[object]:

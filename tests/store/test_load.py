@@ -14,7 +14,7 @@ from tests.store.helpers import NOW_US, claim, new_session, registered
 
 from tidemill.core.triggers.event_plan import NewEvent, Stored
 from tidemill.core.triggers.group_commit import Standing
-from tidemill.services.triggerer.state_writer import CHUNK_COUNT, Mark, Marks
+from tidemill.services.triggerer.state_writer import CHUNK_COUNT, StateChange, StateWriter
 from tidemill.store.database import Database
 from tidemill.store.group_commit import EventStore
 from tidemill.store.opening import open_store
@@ -73,7 +73,7 @@ async def test_two_thousand_triggers_that_end_while_they_fire_meet_no_deadlock_a
     before = (counting.begun, counting.committed)
     standings: list[Standing] = []
     outcomes: list[object] = []
-    events, marks = EventStore(counting, standings.append), Marks(counting)
+    events, marks = EventStore(counting, standings.append), StateWriter(counting)
     events.start()
 
     async def live(some: list[int]) -> None:
@@ -89,7 +89,7 @@ async def test_two_thousand_triggers_that_end_while_they_fire_meet_no_deadlock_a
             for number in part:
                 for n in range(2):
                     events.add(number, tokens[number], str(n), f"{tokens[number]}-{n}", done)
-                marks.put(Mark(number, tokens[number], TriggerState.FINISHED))
+                marks.put(StateChange(number, tokens[number], TriggerState.FINISHED))
             for _ in range(2 * len(part)):
                 await stored.acquire()
             tokens.update(await claim(counting, *part, session=session))
@@ -115,10 +115,10 @@ async def test_thirty_thousand_endings_are_written_in_chunks_within_six_seconds(
     ids = list((await registered(counting, *[f"t{n}" for n in range(30_000)])).values())
     tokens = await claim(counting, *ids)
     before = counting.begun
-    marks = Marks(counting)
+    marks = StateWriter(counting)
     began = time.perf_counter()
     for number in ids:
-        marks.put(Mark(number, tokens[number], TriggerState.FAILED, None, "Traceback " * 30))
+        marks.put(StateChange(number, tokens[number], TriggerState.FAILED, None, "Traceback " * 30))
     await marks.settled()
     seconds = time.perf_counter() - began
 

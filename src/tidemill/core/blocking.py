@@ -37,7 +37,7 @@ class Usage:
     queued_seconds: float
 
 
-def judge(
+def judge_block(
     late_seconds: float, before: Usage, now: Usage, threshold_seconds: float, overslept_seconds: float = 0.0
 ) -> Cause:
     """Say why a loop is late that is later than the threshold.

@@ -72,7 +72,7 @@ def sound(text: str) -> str:
     return text
 
 
-def said(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return type and text of an error, sound; never raises, although a user's `__str__` may.
 
     Example:

@@ -32,7 +32,7 @@ LaneT = TypeVar("LaneT", bound=Hashable)
 ItemT = TypeVar("ItemT")
 
 
-class Outcome(enum.Enum):
+class EntryOutcome(enum.Enum):
     """How a member resolved an entry."""
 
     ACKED = "acked"
@@ -40,11 +40,11 @@ class Outcome(enum.Enum):
     REJECTED = "rejected"
 
 
-_ACKED = Outcome.ACKED
-_FAILED = Outcome.FAILED
+_ACKED = EntryOutcome.ACKED
+_FAILED = EntryOutcome.FAILED
 
 
-class Entry(Generic[LaneT, ItemT]):
+class LedgerEntry(Generic[LaneT, ItemT]):
     """One item in a lane. Read it; only the ledger changes it.
 
     Attributes:
@@ -59,7 +59,7 @@ class Entry(Generic[LaneT, ItemT]):
 
     __slots__ = ("acked", "failed", "item", "line", "pending", "position", "rejected")
 
-    line: Line[LaneT, ItemT]
+    line: LaneQueue[LaneT, ItemT]
 
     def __init__(self, position: int, item: ItemT, members: int) -> None:
         """Start without any resolution."""
@@ -88,7 +88,7 @@ class Entry(Generic[LaneT, ItemT]):
     def __repr__(self) -> str:
         """Show what matters while debugging."""
         state = f"pending={self.pending:#b}" if self.pending else "resolved"
-        return f"<Entry {self.position} of {self.lane!r}: {self.item!r}, {state}>"
+        return f"<LedgerEntry {self.position} of {self.lane!r}: {self.item!r}, {state}>"
 
 
 class Batch(Generic[LaneT, ItemT]):
@@ -100,7 +100,7 @@ class Batch(Generic[LaneT, ItemT]):
 
     __slots__ = ("_line", "entries")
 
-    def __init__(self, line: Line[LaneT, ItemT], entries: Sequence[Entry[LaneT, ItemT]]) -> None:
+    def __init__(self, line: LaneQueue[LaneT, ItemT], entries: Sequence[LedgerEntry[LaneT, ItemT]]) -> None:
         """Take the entries as they are."""
         self._line = line
         self.entries = entries
@@ -111,19 +111,19 @@ class Batch(Generic[LaneT, ItemT]):
         return self._line.lane
 
 
-class Line(Generic[LaneT, ItemT]):
+class LaneQueue(Generic[LaneT, ItemT]):
     """The outstanding entries of one lane, from its first entry until it is empty or abandoned."""
 
     __slots__ = ("abandoned", "entries", "in_flight", "lane")
 
     def __init__(self, lane: LaneT) -> None:
         self.lane = lane
-        self.entries: deque[Entry[LaneT, ItemT]] = deque()
+        self.entries: deque[LedgerEntry[LaneT, ItemT]] = deque()
         self.in_flight: Batch[LaneT, ItemT] | None = None
         self.abandoned = False
 
 
-Cut = Callable[[LaneT, Sequence[Entry[LaneT, ItemT]]], int]
+Cut = Callable[[LaneT, Sequence[LedgerEntry[LaneT, ItemT]]], int]
 
 
 class Ledger(Generic[LaneT, ItemT]):
@@ -145,14 +145,14 @@ class Ledger(Generic[LaneT, ItemT]):
     def __init__(self) -> None:
         """Start without lanes."""
         #: The lanes that have entries. For those who `add` so often that the call matters, and write out its body.
-        self.lines: dict[LaneT, Line[LaneT, ItemT]] = {}
+        self.lines: dict[LaneT, LaneQueue[LaneT, ItemT]] = {}
         # Lanes with a resolved head and nothing in flight, in the order in which they became so.
-        self._ready: dict[LaneT, Line[LaneT, ItemT]] = {}
+        self._ready: dict[LaneT, LaneQueue[LaneT, ItemT]] = {}
         self._position = 0
         #: How many entries of all lanes are not settled; only the ledger changes it.
         self.total = 0
 
-    def open(self, lane: LaneT, item: ItemT, members: int = 1) -> Entry[LaneT, ItemT]:
+    def open(self, lane: LaneT, item: ItemT, members: int = 1) -> LedgerEntry[LaneT, ItemT]:
         """Append an entry to a lane.
 
         Args:
@@ -166,11 +166,11 @@ class Ledger(Generic[LaneT, ItemT]):
         if members < 0:
             raise ValueError(f"members must be a bit mask, not {members}")
         self._position = position = self._position + 1
-        entry: Entry[LaneT, ItemT] = Entry(position, item, members)
+        entry: LedgerEntry[LaneT, ItemT] = LedgerEntry(position, item, members)
         self.add(lane, entry)
         return entry
 
-    def add(self, lane: LaneT, entry: Entry[LaneT, ItemT]) -> None:
+    def add(self, lane: LaneT, entry: LedgerEntry[LaneT, ItemT]) -> None:
         """Append an entry that the caller made; its positions are the caller's.
 
         Args:
@@ -187,12 +187,12 @@ class Ledger(Generic[LaneT, ItemT]):
         if not entry.pending and entries[0] is entry:
             self._ready[lane] = line
 
-    def start_line(self, lane: LaneT) -> Line[LaneT, ItemT]:
+    def start_line(self, lane: LaneT) -> LaneQueue[LaneT, ItemT]:
         """Begin a lane that has no entries; one must follow."""
-        line = self.lines[lane] = Line(lane)
+        line = self.lines[lane] = LaneQueue(lane)
         return line
 
-    def resolve(self, entry: Entry[LaneT, ItemT], outcome: Outcome = _ACKED, member: int = 1) -> None:
+    def resolve(self, entry: LedgerEntry[LaneT, ItemT], outcome: EntryOutcome = _ACKED, member: int = 1) -> None:
         """Note how a member dealt with an entry.
 
         A second resolution by the same member, one by somebody who is no member, and any of an abandoned lane
@@ -218,7 +218,7 @@ class Ledger(Generic[LaneT, ItemT]):
         if not entry.pending and line.entries[0] is entry:
             self._ready[line.lane] = line
 
-    def note_resolved(self, entry: Entry[LaneT, ItemT]) -> None:
+    def note_resolved(self, entry: LedgerEntry[LaneT, ItemT]) -> None:
         """Take notice that the caller brought `pending` of an entry to zero, which it may do once."""
         line = entry.line
         if not line.abandoned and line.entries[0] is entry:
@@ -295,7 +295,7 @@ class Ledger(Generic[LaneT, ItemT]):
         line = self.lines.get(lane)
         return 0 if line is None else len(line.entries)
 
-    def head(self, lane: LaneT) -> Entry[LaneT, ItemT] | None:
+    def head(self, lane: LaneT) -> LedgerEntry[LaneT, ItemT] | None:
         """Return the first entry of a lane that is not settled; unresolved, it is what the lane waits for."""
         line = self.lines.get(lane)
         return None if line is None else line.entries[0]
@@ -305,7 +305,7 @@ class Ledger(Generic[LaneT, ItemT]):
         return iter(self.lines)
 
 
-def _prefix(line: Line[LaneT, ItemT]) -> Sequence[Entry[LaneT, ItemT]]:
+def _prefix(line: LaneQueue[LaneT, ItemT]) -> Sequence[LedgerEntry[LaneT, ItemT]]:
     """Return the contiguous resolved entries at the head of a lane."""
     count = 0
     for entry in line.entries:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from tidemill.config.settings import Settings
-from tidemill.core.errors import said
+from tidemill.core.errors import describe_error
 from tidemill.pipeline.build import build_engine
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.reports.outcomes import Outcomes
@@ -80,7 +80,7 @@ class BoundedEngine:
         if outcomes.letters is not None and outcomes.letters.error is not None:
             return outcomes.letters.error
         if outcomes.error is not None:
-            return f"RemoteError: the outcomes cannot be written: {said(outcomes.error)}"
+            return f"RemoteError: the outcomes cannot be written: {describe_error(outcomes.error)}"
         if outcomes.complete and not outcomes.published:
             return "RemoteError: the outcomes were not written in time; is their disk slow, or away?"
         return None

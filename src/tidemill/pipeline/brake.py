@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tidemill.config.redaction import redact_text
-from tidemill.core.errors import TooManyFailuresError, said
+from tidemill.core.errors import TooManyFailuresError, describe_error
 from tidemill.core.pipeline.brake import TRIAL_SECONDS, Again, Brake, Effect, Hold, Off, On, TakeOne, Write
 from tidemill.sources.base import Fatal
 
 if TYPE_CHECKING:
     from tidemill.pipeline.engine import Engine
-    from tidemill.pipeline.partition import Lane
+    from tidemill.pipeline.partition import OwnedPartition
     from tidemill.pipeline.window import WindowRun
 
 #: Of what a failure says, this much is told.
@@ -78,7 +78,7 @@ class EngineBrake:
         """Start off."""
         self._engine = engine
         self._max_ratio = max_ratio
-        self._brake: Brake[Lane, Case] = Brake(max_ratio)
+        self._brake: Brake[OwnedPartition, Case] = Brake(max_ratio)
         self._timer: asyncio.TimerHandle | None = None
         self._why = ""
         #: Whether the engine fails when the brake comes on, instead of waiting.
@@ -126,11 +126,11 @@ class EngineBrake:
         if window.causes[0] is not _RELEASED:
             self._apply(self._brake.spoiled(spoiled, window.causes[0], self._now()))
 
-    def taken(self, lane: Lane, offset: int) -> None:
+    def taken(self, lane: OwnedPartition, offset: int) -> None:
         """Hear which message was taken to be tried."""
         self._brake.taken((lane, offset))
 
-    def abandon(self, lane: Lane) -> None:
+    def abandon(self, lane: OwnedPartition) -> None:
         """Forget what is held of a partition that was given up."""
         self._brake.abandon(lane)
         lane.held.clear()
@@ -196,7 +196,7 @@ class EngineBrake:
                 f"{self._why}: more than executor.max_failure_ratio ({self._max_ratio:g}) allows; mend that and run it "
                 "again, or set another ratio"
             )
-            self._engine.on_fatal(Fatal.FAILED, said(error))
+            self._engine.on_fatal(Fatal.FAILED, describe_error(error))
             return
         self._engine.log.error(
             "the brake is on: no new messages are taken, and what fails is held; tidemill release dead-letters it",

@@ -8,20 +8,20 @@ from typing import Any
 from tidemill.config.settings import Settings
 from tidemill.deadletters.writer import DeadLetters, KafkaDeadLetters
 from tidemill.pipeline.delivery.outbox import Outbox
-from tidemill.pipeline.delivery.transaction_buffer import Stage
-from tidemill.pipeline.delivery.transaction_sender import StagedLetters
+from tidemill.pipeline.delivery.transaction_buffer import TransactionBuffer
+from tidemill.pipeline.delivery.transaction_sender import TransactionalDeadLetters
 from tidemill.pipeline.engine import Engine
 from tidemill.pipeline.handler.base import Handler
-from tidemill.runtime.kept_warden import KeptWarden
 from tidemill.pipeline.reports.history import HistoryWriter
 from tidemill.pipeline.reports.report import Report
 from tidemill.pipeline.tasks.resident import build_executor
 from tidemill.runtime.identity import Identity
+from tidemill.runtime.kept_warden import KeptWarden
 from tidemill.runtime.warden import Warden
 from tidemill.sinks.build import build_sinks
 from tidemill.sources.base import Source
 from tidemill.sources.kafka import KafkaSource
-from tidemill.sources.transactor import Transactor
+from tidemill.sources.transactional_producer import TransactionalProducer
 
 
 def build_engine(
@@ -42,9 +42,9 @@ def build_engine(
         report: Where finished messages are reported; None: the history, if one is configured.
         letters: Where dead letters go; None: the dead-letter topic.
     """
-    stage = Stage() if settings.kafka.exactly_once else None
+    stage = TransactionBuffer() if settings.kafka.exactly_once else None
     if letters is None:
-        letters = KafkaDeadLetters(settings) if stage is None else StagedLetters(settings, stage)
+        letters = KafkaDeadLetters(settings) if stage is None else TransactionalDeadLetters(settings, stage)
     sinks, group = build_sinks(settings), settings.kafka.consumer_group
     outbox = Outbox(sinks, letters, handler.on_delivery_error, settings.delivery, stage, group=group)
     return Engine(
@@ -65,9 +65,11 @@ def build_history(settings: Settings, identity: Identity) -> HistoryWriter | Non
     return HistoryWriter(Path(settings.history.path), identity) if settings.history.path else None
 
 
-def _transactor(settings: Settings, identity: Identity, stage: Stage | None) -> Transactor | None:
+def _transactor(
+    settings: Settings, identity: Identity, stage: TransactionBuffer | None
+) -> TransactionalProducer | None:
     if stage is None:
         return None
     # The settings see to it that all sinks have the same.
     overrides = next((sink.client_config for sink in settings.sinks.kafka.values()), {})
-    return Transactor(settings.kafka, identity.instance_id, overrides, stage.limits)
+    return TransactionalProducer(settings.kafka, identity.instance_id, overrides, stage.limits)

@@ -21,7 +21,7 @@ _INPUT = frozenset({str, bytes, type(None)})
 _LISTS = frozenset({list, tuple})
 
 
-def checked_tasks(hook: str, tasks: Any) -> list[ExecutorTask]:
+def check_tasks(hook: str, tasks: Any) -> list[ExecutorTask]:
     """Return the tasks that a hook returned.
 
     Raises:
@@ -120,14 +120,14 @@ def _shown(value: object) -> str:
     return f"{type(value).__name__} ({repr(value)[:200]})"
 
 
-def checked_action(action: Any) -> ErrorAction | list[ExecutorTask]:
+def check_action(action: Any) -> ErrorAction | list[ExecutorTask]:
     """Return what `on_error` decided.
 
     Raises:
         TypeError: It returned neither an `ErrorAction` nor a list of tasks.
     """
     if isinstance(action, list):
-        return checked_tasks("on_error", action)
+        return check_tasks("on_error", action)
     try:
         return ErrorAction(action)
     except ValueError:
@@ -136,7 +136,7 @@ def checked_action(action: Any) -> ErrorAction | list[ExecutorTask]:
         raise TypeError(f"on_error must return {wanted}, not {_shown(action)}") from None
 
 
-def collected(value: Any) -> CollectResult | None:
+def check_collect_result(value: Any) -> CollectResult | None:
     """Return what a hook collected, None where there is nothing to deliver.
 
     Raises:

@@ -11,9 +11,9 @@ import asyncio
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from tidemill.core.ledger import Batch, Entry, Ledger
+from tidemill.core.ledger import Batch, Ledger, LedgerEntry
 from tidemill.core.retry import JITTER_BITS, Backoff
-from tidemill.pipeline.delivery.transaction_buffer import Stage
+from tidemill.pipeline.delivery.transaction_buffer import TransactionBuffer
 from tidemill.sources.base import CommitStatus, Outgoing, Source, TopicPartition, name_of
 
 #: Commits are collected for this long.
@@ -32,7 +32,7 @@ class Commits:
     """
 
     def __init__(
-        self, source: Source, settled: Callable[[TopicPartition, int], None], stage: Stage | None = None
+        self, source: Source, settled: Callable[[TopicPartition, int], None], stage: TransactionBuffer | None = None
     ) -> None:
         """Start with nothing outstanding."""
         self._stage = stage
@@ -53,11 +53,11 @@ class Commits:
         #: At the end: how many finished messages could not be committed, and will be reprocessed.
         self.failed = 0
 
-    def open(self, partition: TopicPartition, offset: int) -> Entry[TopicPartition, int]:
+    def open(self, partition: TopicPartition, offset: int) -> LedgerEntry[TopicPartition, int]:
         """Note a message that was taken in hand."""
         return self._ledger.open(partition, offset)
 
-    def resolve(self, entry: Entry[TopicPartition, int]) -> None:
+    def resolve(self, entry: LedgerEntry[TopicPartition, int]) -> None:
         """Note that a message left the pipeline; a commit follows within `COLLECT_SECONDS`."""
         self._ledger.resolve(entry)
         if self._timer is None:

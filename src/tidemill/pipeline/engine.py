@@ -18,22 +18,21 @@ from typing import Any
 import structlog
 
 from tidemill.config.settings import Settings
-from tidemill.core.errors import ConfigError, HandlerError, RemoteError, said, sound
-from tidemill.core.ledger import Entry
+from tidemill.core.errors import ConfigError, HandlerError, RemoteError, describe_error, sound
+from tidemill.core.ledger import LedgerEntry
 from tidemill.core.retry import Backoff
 from tidemill.deadletters.making import make_letter
 from tidemill.deadletters.writer import DeadLetters, LetterKind
 from tidemill.pipeline.brake import brake_of
-from tidemill.pipeline.checks import collected
+from tidemill.pipeline.checks import check_collect_result
 from tidemill.pipeline.commits import Commits
 from tidemill.pipeline.delivery.outbox import Outbox, Routed, payloads_of
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ExecutorError
 from tidemill.pipeline.handover import hand_over
-from tidemill.pipeline.hooks import HookRunner, called
+from tidemill.pipeline.hooks import HookRunner, call_hook
 from tidemill.pipeline.intake import Intake
-from tidemill.runtime.kept_warden import KeptWarden
-from tidemill.pipeline.partition import Lane
+from tidemill.pipeline.partition import OwnedPartition
 from tidemill.pipeline.reports.counters import Counters, Overridden, Slowest
 from tidemill.pipeline.reports.report import Report as Report
 from tidemill.pipeline.reports.snapshots import Snapshots
@@ -45,6 +44,7 @@ from tidemill.pipeline.window import WindowRun
 from tidemill.runtime.beats import Beat
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity
+from tidemill.runtime.kept_warden import KeptWarden
 from tidemill.runtime.log import limited
 from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
@@ -152,8 +152,8 @@ class Engine:
             await asyncio.wait({starting})
         if not starting.cancelled() and (error := starting.exception()) is not None:
             reason = StopReason.CONFIG if isinstance(error, ConfigError) else StopReason.FAILED
-            self._fatal = (reason, said(error))
-            self.log.error("the engine cannot start", error=said(error), exc_info=_unexpected(error))
+            self._fatal = (reason, describe_error(error))
+            self.log.error("the engine cannot start", error=describe_error(error), exc_info=_unexpected(error))
         elif self._subscribed:
             await stopping
         stopping.cancel()
@@ -182,9 +182,9 @@ class Engine:
         await self.letters.open()
         await self.services.open()
         try:
-            await called(self.handler.on_ready(self.settings, self.outbox.pg_pool), self.hooks.calls, "on_ready")
+            await call_hook(self.handler.on_ready(self.settings, self.outbox.pg_pool), self.hooks.calls, "on_ready")
         except Exception as error:
-            raise HandlerError(f"on_ready raised {said(error)}") from error
+            raise HandlerError(f"on_ready raised {describe_error(error)}") from error
         await may_subscribe()
         self._subscribed = True
         self.intake.start()
@@ -257,7 +257,7 @@ class Engine:
                 self.forget(lane)
         self._stop.set()
 
-    def forget(self, lane: Lane) -> None:
+    def forget(self, lane: OwnedPartition) -> None:
         """Give a partition up: what runs for it is killed, and late results change nothing."""
         lane.close()
         self.intake.forget(lane)
@@ -271,7 +271,7 @@ class Engine:
     async def partition_hook(self, hook: str, partitions: Sequence[TopicPartition]) -> None:
         """Call `on_assign` or `on_revoke`."""
         try:
-            await called(getattr(self.handler, hook)(partitions), self.hooks.calls, hook, _place, partitions)
+            await call_hook(getattr(self.handler, hook)(partitions), self.hooks.calls, hook, _place, partitions)
         except Exception as error:
             self.log.warning("a hook raised", hook=hook, exc_info=error)
 
@@ -279,9 +279,9 @@ class Engine:
 
     def resolved(
         self,
-        lane: Lane,
+        lane: OwnedPartition,
         message: SourceMessage,
-        entry: Entry[TopicPartition, int],
+        entry: LedgerEntry[TopicPartition, int],
         window: WindowRun | None,
         runs: Sequence[TaskRun],
         error: str | None = None,
@@ -296,22 +296,22 @@ class Engine:
         if self._report is not None:
             self._report.finished(message, window.started_at if window else None, runs, error)
 
-    def window_done(self, lane: Lane) -> None:
+    def window_done(self, lane: OwnedPartition) -> None:
         """Count a window out whose own hook has run, and whose payloads or letter are confirmed."""
         lane.window_done()
         if not lane.busy:
             self._changed.set()
 
-    def count_stuck(self, lane: Lane) -> None:
+    def count_stuck(self, lane: OwnedPartition) -> None:
         """Look again for how much of a partition a stop need not wait."""
         lane.count_stuck()
         self._changed.set()
 
     def reject(
         self,
-        lane: Lane,
+        lane: OwnedPartition,
         message: SourceMessage,
-        entry: Entry[TopicPartition, int],
+        entry: LedgerEntry[TopicPartition, int],
         kind: LetterKind,
         text: str,
     ) -> None:
@@ -366,7 +366,7 @@ class Engine:
             TypeError: The hook returned no CollectResult.
             ConfigError: A sink is ambiguous or unknown; nothing was delivered.
         """
-        collect = collected(value)
+        collect = check_collect_result(value)
         return [] if collect is None else self.outbox.route(collect)
 
     def warn(self, text: str, **details: object) -> None:

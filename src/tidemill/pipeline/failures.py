@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from tidemill.core.errors import said
+from tidemill.core.errors import describe_error
 from tidemill.deadletters.writer import LetterKind
 from tidemill.pipeline.brake import Case
 from tidemill.pipeline.handler.models import ErrorKind, ExecutorError
@@ -38,7 +38,7 @@ def arrange_failed(window: WindowRun, error: Exception) -> None:
     """Refuse a single message; split a window so that its other messages go on."""
     engine, messages = window.engine, window.messages
     if len(messages) == 1:
-        text = said(error)
+        text = describe_error(error)
         limited(engine.log, LOG_SECONDS, about=kind_of(text)).warning(
             "arrange raised", message=_label(window), error=text, partition=window.lane.name
         )
@@ -98,7 +98,7 @@ def hook_failed(
         _letter(window, LetterKind.HOOK, text, indexes, run, None, returned)
         then()
 
-    _fail(window, f"{hook}: {type(error).__name__}", said(error), indexes, again, write)
+    _fail(window, f"{hook}: {type(error).__name__}", describe_error(error), indexes, again, write)
 
 
 def window_hook_failed(window: WindowRun, error: Exception, returned: object) -> None:
@@ -114,12 +114,12 @@ def window_hook_failed(window: WindowRun, error: Exception, returned: object) ->
 
     again = functools.partial(engine.hooks.submit, window.window_hook)
     cause = f"{hook}: {type(error).__name__}"
-    _fail(window, cause, said(error), range(len(messages)), again, write, is_window=True)
+    _fail(window, cause, describe_error(error), range(len(messages)), again, write, is_window=True)
 
 
 def _refuse(window: WindowRun, kind: LetterKind, error: BaseException) -> None:
     """Take a message that gets no task, the only one of its window."""
-    engine, order, text = window.engine, window.lane.order, said(error)
+    engine, order, text = window.engine, window.lane.order, describe_error(error)
     if engine.brake is not None and order is not None:
         order.keep(window)
 
@@ -171,4 +171,4 @@ def _label(window: WindowRun) -> str:
     try:
         return window.engine.handler.message_label(message)
     except Exception as error:
-        return f"{message.topic}/{message.partition}/{message.offset} (message_label raised {said(error)})"
+        return f"{message.topic}/{message.partition}/{message.offset} (message_label raised {describe_error(error)})"

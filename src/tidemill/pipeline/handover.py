@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from tidemill.pipeline.partition import Lane
+from tidemill.pipeline.partition import OwnedPartition
 from tidemill.sources.base import TopicPartition
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ async def hand_over(engine: Engine, partitions: Sequence[TopicPartition]) -> Map
     return offsets
 
 
-def _left(lane: Lane) -> int:
+def _left(lane: OwnedPartition) -> int:
     return lane.handover.left if lane.handover is not None else 0
 
 

@@ -89,7 +89,7 @@ def nowhere(_: object) -> tuple[str, str]:
     return "", ""
 
 
-async def called(
+async def call_hook(
     hook: Awaitable[T], calls: Calls | None = None, name: str = "", place: Place = nowhere, what: Any = None
 ) -> T:
     """Await a hook of the user's; only who ends this task may cancel it.

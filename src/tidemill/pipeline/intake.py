@@ -12,13 +12,13 @@ from collections.abc import Collection
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tidemill.core.errors import said
-from tidemill.core.ledger import Entry
+from tidemill.core.errors import describe_error
+from tidemill.core.ledger import LedgerEntry
 from tidemill.core.pipeline.backpressure import Backpressure
 from tidemill.core.pipeline.window import Window
 from tidemill.deadletters.writer import LetterKind
-from tidemill.pipeline.key_order import Ordering
-from tidemill.pipeline.partition import Lane, Opened
+from tidemill.pipeline.key_order import OrderedTasks
+from tidemill.pipeline.partition import Opened, OwnedPartition
 from tidemill.pipeline.window import WindowRun
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sources.base import TopicPartition
@@ -55,14 +55,14 @@ class Intake:
         )
         # What is staged for a transaction waits for messages before it, not for a sink.
         self._counts_results = engine.outbox.stage is None
-        self.lanes: dict[TopicPartition, Lane] = {}
+        self.lanes: dict[TopicPartition, OwnedPartition] = {}
         #: Messages of all lanes that did not leave the pipeline yet.
         self.in_flight = 0
         self._names: list[str] | None = []
         # What the pump has to visit, in turn; and what it found without room, until that is looked at again.
-        self._news: dict[TopicPartition, Lane] = {}
-        self._starved: dict[TopicPartition, Lane] = {}
-        self._parking: dict[TopicPartition, Lane] = {}
+        self._news: dict[TopicPartition, OwnedPartition] = {}
+        self._starved: dict[TopicPartition, OwnedPartition] = {}
+        self._parking: dict[TopicPartition, OwnedPartition] = {}
         self._shares_grew = False
         self._pumping = False
         self._open = False
@@ -104,14 +104,14 @@ class Intake:
 
     def assign(self, partition: TopicPartition) -> None:
         """Take a partition on."""
-        lane = self.lanes[partition] = Lane(partition, self._limits)
+        lane = self.lanes[partition] = OwnedPartition(partition, self._limits)
         self._names = None
         if self._limits.order_by == "key":
-            lane.order = Ordering(partial(self._waits, lane), hooked=self._engine.has.on_message_complete)
+            lane.order = OrderedTasks(partial(self._waits, lane), hooked=self._engine.has.on_message_complete)
         self._load.assign(partition)
         self._visit(lane)
 
-    def forget(self, lane: Lane) -> None:
+    def forget(self, lane: OwnedPartition) -> None:
         """Drop a closed lane."""
         if self.lanes.pop(lane.partition, None) is not None:
             self.in_flight -= lane.unresolved
@@ -147,29 +147,29 @@ class Intake:
         lanes = self.lanes if self._limits.order_by == "key" else self._parking
         return sum(lane.held_back for lane in lanes.values())
 
-    def _room(self, lane: Lane) -> int:
+    def _room(self, lane: OwnedPartition) -> int:
         undelivered = lane.undelivered if self._counts_results else 0
         return self._load.room(lane.partition, lane.undelivered_bytes, undelivered)
 
     # -- how much ---------------------------------------------------------------------------------------------
 
-    def finished(self, lane: Lane) -> None:
+    def finished(self, lane: OwnedPartition) -> None:
         """Count a message whose tasks are over: it no longer counts against the watermarks."""
         self._load.finished(lane.partition, 1, 0)
         self._refill(lane)
 
-    def resolved(self, lane: Lane, message: SourceMessage) -> None:
+    def resolved(self, lane: OwnedPartition, message: SourceMessage) -> None:
         """Count a message out: its bytes are let go."""
         self.in_flight -= 1
         self._load.finished(lane.partition, 0, message.size_bytes)
         self._refill(lane)
 
-    def delivered(self, lane: Lane, size_bytes: int) -> None:
+    def delivered(self, lane: OwnedPartition, size_bytes: int) -> None:
         """Count a result out that waited for its sink."""
         lane.undelivered -= 1
         self._let_go(lane, size_bytes)
 
-    def _let_go(self, lane: Lane, size_bytes: int) -> None:
+    def _let_go(self, lane: OwnedPartition, size_bytes: int) -> None:
         """Let go on what waited for the bytes of results."""
         lane.undelivered_bytes -= size_bytes
         if lane.parked and not self.is_full(lane):
@@ -180,7 +180,7 @@ class Intake:
         if lane.starved:
             self._refill(lane)
 
-    def _waits(self, lane: Lane, count: int) -> None:
+    def _waits(self, lane: OwnedPartition, count: int) -> None:
         """Count messages that wait for their key, or ceased to: meanwhile they do not count against the watermarks."""
         self._load.waits(lane.partition, count)
         if lane.held:
@@ -194,7 +194,7 @@ class Intake:
         if lane is not None:
             self._let_go(lane, -size_bytes)
 
-    def is_full(self, lane: Lane) -> bool:
+    def is_full(self, lane: OwnedPartition) -> bool:
         """Tell whether so much of a partition waits for sinks that none of its tasks may start.
 
         Never with transactions: what is staged may wait for the very tasks that would be held.
@@ -216,7 +216,7 @@ class Intake:
         if lane is not None:
             self._refill(lane)
 
-    def _refill(self, lane: Lane) -> None:
+    def _refill(self, lane: OwnedPartition) -> None:
         if lane.partition not in self._news and self._engine.source.buffered(lane.partition):
             self._visit(lane)
 
@@ -229,7 +229,7 @@ class Intake:
             if lane is not None:
                 self._visit(lane)
 
-    def _visit(self, lane: Lane) -> None:
+    def _visit(self, lane: OwnedPartition) -> None:
         self._news[lane.partition] = lane
         self._soon()
 
@@ -265,7 +265,7 @@ class Intake:
                     self._close_window(lane, lane.windowing.idle(self._loop.time()))
             hungry = still
 
-    def _note_room(self, lane: Lane, room: int) -> None:
+    def _note_room(self, lane: OwnedPartition, room: int) -> None:
         lane.starved = room <= 0
         if lane.starved:
             self._starved[lane.partition] = lane
@@ -285,7 +285,7 @@ class Intake:
                 self._close_window(lane, lane.windowing.flush())
                 return
 
-    def _accept(self, lane: Lane, messages: list[SourceMessage]) -> None:
+    def _accept(self, lane: OwnedPartition, messages: list[SourceMessage]) -> None:
         now = self._loop.time()
         partition = lane.partition
         self._engine.counters.consumed += len(messages)
@@ -298,7 +298,7 @@ class Intake:
                 self._close_window(lane, lane.windowing.add((message, entry), message.size_bytes, now))
         self._set_linger(lane)
 
-    def _parsed(self, lane: Lane, message: SourceMessage, entry: Entry[TopicPartition, int]) -> bool:
+    def _parsed(self, lane: OwnedPartition, message: SourceMessage, entry: LedgerEntry[TopicPartition, int]) -> bool:
         """Set the payload; a message that cannot be read is dead-lettered and takes no further part."""
         engine = self._engine
         if message.value is None:
@@ -309,7 +309,7 @@ class Intake:
         try:
             message.payload = engine.handler.deserialize_message(message)
         except (Exception, SystemExit) as error:
-            text = said(error)
+            text = describe_error(error)
             if engine.settings.kafka.on_parse_error == "pass":
                 message.parse_error = text
                 return True
@@ -323,18 +323,18 @@ class Intake:
 
     # -- windows ----------------------------------------------------------------------------------------------
 
-    def _set_linger(self, lane: Lane) -> None:
+    def _set_linger(self, lane: OwnedPartition) -> None:
         due = lane.windowing.due
         if due is not None and lane.linger is None:
             lane.linger = self._loop.call_at(due, self._linger_over, lane)
 
-    def _linger_over(self, lane: Lane) -> None:
+    def _linger_over(self, lane: OwnedPartition) -> None:
         lane.linger = None
         if not lane.closed:
             self._close_window(lane, lane.windowing.expire(self._loop.time()))
             self._set_linger(lane)
 
-    def _close_window(self, lane: Lane, window: Window[Opened] | None) -> None:
+    def _close_window(self, lane: OwnedPartition, window: Window[Opened] | None) -> None:
         if window is None:
             return
         messages = [message for message, _ in window.items]
@@ -349,7 +349,7 @@ class Intake:
             lane.arranging = True
             self._engine.hooks.submit(self._arrange, lane)
 
-    async def _arrange(self, lane: Lane) -> None:
+    async def _arrange(self, lane: OwnedPartition) -> None:
         try:
             while lane.waiting:
                 lane.arranged = lane.waiting.popleft()

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Set
 from typing import TYPE_CHECKING
 
-from tidemill.core.ledger import Entry
+from tidemill.core.ledger import LedgerEntry
 from tidemill.core.pipeline.key_order import KeyOrder
 from tidemill.pipeline.handler.models import ExecutorTask
 from tidemill.pipeline.tasks.pool import TaskRun
@@ -30,7 +30,7 @@ _NOTHING = ExecutorTask("")
 _KEPT = 1_000
 
 
-class Ordering:
+class OrderedTasks:
     """Which tasks of a partition wait for their key.
 
     Args:
@@ -104,7 +104,7 @@ class Ordering:
         before = self._order.waiting_messages
         self._launch(self._order.done(run), before)
 
-    def message_ended(self, entry: Entry[TopicPartition, int]) -> None:
+    def message_ended(self, entry: LedgerEntry[TopicPartition, int]) -> None:
         """Launch what waited for the hook of a message."""
         before = self._order.waiting_messages
         self._launch(self._order.message_done(entry.position), before)

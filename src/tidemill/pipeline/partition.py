@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from tidemill.config.settings import ExecutorSettings
-from tidemill.core.ledger import Entry
+from tidemill.core.ledger import LedgerEntry
 from tidemill.core.pipeline.handover import Handover
 from tidemill.core.pipeline.window import Windowing
 from tidemill.pipeline.handler.models import ExecutorTask
@@ -16,14 +16,14 @@ from tidemill.runtime.messages import SourceMessage
 from tidemill.sources.base import TopicPartition, name_of
 
 if TYPE_CHECKING:
-    from tidemill.pipeline.key_order import Ordering
+    from tidemill.pipeline.key_order import OrderedTasks
     from tidemill.pipeline.tasks.pool import TaskRun
     from tidemill.pipeline.window import WindowRun
 
-Opened = tuple[SourceMessage, Entry[TopicPartition, int]]
+Opened = tuple[SourceMessage, LedgerEntry[TopicPartition, int]]
 
 
-class Lane:
+class OwnedPartition:
     """One owned partition.
 
     Attributes:
@@ -90,7 +90,7 @@ class Lane:
         self.windows = 0
         self.held: dict[int, int] = {}
         self.stuck = 0
-        self.order: Ordering | None = None
+        self.order: OrderedTasks | None = None
         self.closed = False
         self.handover: Handover | None = None
         self.handed_over: asyncio.Event | None = None

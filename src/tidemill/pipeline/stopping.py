@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
-from tidemill.runtime.kept_warden import KeptWarden
 from tidemill.pipeline.tasks.process import TaskExecutor
+from tidemill.runtime.kept_warden import KeptWarden
 
 if TYPE_CHECKING:
     from tidemill.pipeline.engine import Engine, Report

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from tidemill.core.ledger import Entry
+from tidemill.core.ledger import LedgerEntry
 from tidemill.core.pipeline.arrangement import Arrangement, Effect, MessageComplete, MessageResolved
 from tidemill.core.retry import Retry, decide
 from tidemill.pipeline import failures
-from tidemill.pipeline.checks import checked_action, checked_tasks
+from tidemill.pipeline.checks import check_action, check_tasks
 from tidemill.pipeline.delivery.outbox import Origin, Routed
 from tidemill.pipeline.handler.models import (
     ErrorAction,
@@ -29,7 +29,7 @@ from tidemill.pipeline.handler.models import (
     MessageGroup,
     PendingContext,
 )
-from tidemill.pipeline.hooks import called
+from tidemill.pipeline.hooks import call_hook
 from tidemill.pipeline.reports.failure_log import hook_raised
 from tidemill.pipeline.tasks.pool import TaskRun
 from tidemill.runtime.messages import SourceMessage, place_of
@@ -37,7 +37,7 @@ from tidemill.sources.base import TopicPartition
 
 if TYPE_CHECKING:
     from tidemill.pipeline.engine import Engine
-    from tidemill.pipeline.partition import Lane
+    from tidemill.pipeline.partition import OwnedPartition
 
 log = structlog.get_logger(__name__)
 
@@ -77,9 +77,9 @@ class WindowRun:
     def __init__(
         self,
         engine: Engine,
-        lane: Lane,
+        lane: OwnedPartition,
         messages: list[SourceMessage],
-        entries: Sequence[Entry[TopicPartition, int]],
+        entries: Sequence[LedgerEntry[TopicPartition, int]],
         arrived: float,
         *,
         is_parsed: bool = True,
@@ -110,8 +110,8 @@ class WindowRun:
         try:
             # A copy, here and below: what the handler does to its list must not change ours.
             hook = engine.handler.arrange(list(self.messages), PendingContext(lane.pending_tasks))
-            returned = await called(hook, engine.hooks.calls, "arrange", self._place)
-            tasks = checked_tasks("arrange", returned)
+            returned = await call_hook(hook, engine.hooks.calls, "arrange", self._place)
+            tasks = check_tasks("arrange", returned)
         except Exception as error:
             if not lane.closed and lane.handover is None:
                 failures.arrange_failed(self, error)
@@ -199,7 +199,7 @@ class WindowRun:
             returned = None
             try:
                 hook = engine.handler.on_task_complete(result)
-                returned = await called(hook, engine.hooks.calls, "on_task_complete", self._place, run)
+                returned = await call_hook(hook, engine.hooks.calls, "on_task_complete", self._place, run)
                 routed = engine.route(returned)
             except Exception as error:
                 again = functools.partial(engine.hooks.submit, self._task_hook, run, result)
@@ -223,7 +223,7 @@ class WindowRun:
             return
         try:
             hook = self.engine.handler.on_error(run.task, error)
-            action = checked_action(await called(hook, self.engine.hooks.calls, "on_error", self._place, run))
+            action = check_action(await call_hook(hook, self.engine.hooks.calls, "on_error", self._place, run))
         except Exception as raised:
             hook_raised(
                 self.engine.log,
@@ -360,7 +360,7 @@ class WindowRun:
         returned = None
         try:
             hook = engine.handler.on_message_complete(self._group(index))
-            returned = await called(hook, engine.hooks.calls, "on_message_complete", self._place, index)
+            returned = await call_hook(hook, engine.hooks.calls, "on_message_complete", self._place, index)
             routed = engine.route(returned)
         except Exception as error:
             again = functools.partial(engine.hooks.submit, self._message_hook, index)
@@ -409,7 +409,7 @@ class WindowRun:
         returned = None
         try:
             hook = engine.handler.on_window_complete(list(self.results), list(self.messages))
-            returned = await called(hook, engine.hooks.calls, "on_window_complete", self._place)
+            returned = await call_hook(hook, engine.hooks.calls, "on_window_complete", self._place)
             routed = engine.route(returned)
         except Exception as error:
             if not self.lane.closed:

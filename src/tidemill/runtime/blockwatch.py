@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from tidemill.core.blocking import Cause, Usage, judge
+from tidemill.core.blocking import Cause, Usage, judge_block
 
 #: The last frames of a stack are where it stands; more are of no use.
 _FRAMES = 12
@@ -99,7 +99,7 @@ class BlockWatch:
             before, self._usage = self._usage, usage
             late, self._beat_at = now - self._beat_at, now
         if late >= self._threshold + self._pulse and (found is None or found.cause is Cause.STARVED):
-            cause = judge(late, before, usage, self._threshold)
+            cause = judge_block(late, before, usage, self._threshold)
             if cause is Cause.COMPUTING:
                 # The watching thread could not run meanwhile.
                 found = Block(None, cause, late, "")
@@ -123,7 +123,7 @@ class BlockWatch:
             if late < self._threshold + self._pulse or told == since:
                 continue
             frame = sys._current_frames().get(self._ident)
-            cause = judge(late, before, self._read_usage(), self._threshold, overslept)
+            cause = judge_block(late, before, self._read_usage(), self._threshold, overslept)
             # Woken late, it finds the loop where it is now, and not where it was held up.
             unseen = cause is Cause.STARVED or overslept >= self._threshold
             block = Block(None if unseen else self._task_name(), cause, late, "" if unseen else _stack(frame))

@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypeVar
 
 import structlog
 
-from tidemill.core.errors import said
+from tidemill.core.errors import describe_error
 
 log = structlog.get_logger(__name__)
 
@@ -88,7 +88,7 @@ class EngineTasks:
 
     def fault(self, name: str, error: BaseException) -> None:
         """Name something of the engine that failed and that it cannot do without."""
-        self._tell(f"{name} failed: {said(error)}", error)
+        self._tell(f"{name} failed: {describe_error(error)}", error)
 
     def _kept_ended(self, task: asyncio.Task[Any]) -> None:
         self._ended(task, endless=True)

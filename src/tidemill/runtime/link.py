@@ -25,7 +25,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 import msgspec
 import structlog
 
-from tidemill.core.errors import InvariantError, RemoteError, said
+from tidemill.core.errors import InvariantError, RemoteError, describe_error
 from tidemill.runtime.beats import Beat, snapshot_after
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.link_messages import (
@@ -301,7 +301,7 @@ class EngineLink:
         try:
             self._send(Ended(summary))
         except Exception as error:
-            log.warning("a summary cannot be sent whole; it goes without its texts", error=said(error))
+            log.warning("a summary cannot be sent whole; it goes without its texts", error=describe_error(error))
             self._send(Ended(summary_without_texts(summary)))
         if self._writer is not None:
             self._writer.close()
@@ -395,7 +395,9 @@ class EngineLink:
         try:
             self._send(beat)
         except Exception as error:  # silence would be taken for the end of this engine
-            limited(log, 60.0).warning("a snapshot cannot be sent whole; it goes without its texts", error=said(error))
+            limited(log, 60.0).warning(
+                "a snapshot cannot be sent whole; it goes without its texts", error=describe_error(error)
+            )
             self._send(beat.without_texts())
 
 

@@ -18,7 +18,7 @@ import confluent_kafka as ck
 import structlog
 
 from tidemill.config.settings import KafkaSettings
-from tidemill.core.errors import ConfigError, InvariantError, said
+from tidemill.core.errors import ConfigError, InvariantError, describe_error
 from tidemill.runtime.kafka_client import CALL_SECONDS, LibraryLog, client_config, reason, scrubbed
 from tidemill.runtime.log import limited
 
@@ -240,7 +240,9 @@ class LoopProducer:
 
     def _failed(self, error: Exception) -> None:
         """Raise in the loop, which an engine watches: no record would be confirmed any more."""
-        raise InvariantError(f"the thread of the Kafka producer of {self._what} ended: {said(error)}") from error
+        raise InvariantError(
+            f"the thread of the Kafka producer of {self._what} ended: {describe_error(error)}"
+        ) from error
 
     def _poll(self) -> None:
         while not self._closing:

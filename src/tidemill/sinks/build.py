@@ -14,7 +14,7 @@ import pydantic
 
 from tidemill.config.settings import Settings
 from tidemill.config.sink_settings import BUILT_IN_TYPES
-from tidemill.core.errors import ConfigError, TidemillError, said
+from tidemill.core.errors import ConfigError, TidemillError, describe_error
 from tidemill.sinks.base import Sink
 
 GROUP = "tidemill.sinks"
@@ -75,7 +75,7 @@ def _custom(kind: str, name: str, options: Mapping[str, Any]) -> Sink:
     try:
         made = found[kind].load()
     except Exception as error:  # an import can raise anything
-        raise ConfigError(f"{place}: {found[kind].value} cannot be imported: {said(error)}") from error
+        raise ConfigError(f"{place}: {found[kind].value} cannot be imported: {describe_error(error)}") from error
     if not (isinstance(made, type) and issubclass(made, Sink)):
         raise ConfigError(f"{place}: {found[kind].value} is no subclass of tidemill.sinks.base.Sink")
     if made.type != kind:
@@ -93,4 +93,4 @@ def _made(made: type[Sink], place: str, name: str, options: dict[str, Any]) -> S
         problems = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors(include_url=False))
         raise ConfigError(f"{place}: {'; '.join(problems)}") from None
     except Exception as error:
-        raise ConfigError(f"{place} cannot be made: {said(error)}") from error
+        raise ConfigError(f"{place} cannot be made: {describe_error(error)}") from error

@@ -24,9 +24,9 @@ import msgspec
 
 from tidemill.config.redaction import PUBLIC_HEADERS, redact_text, url_secrets, without
 from tidemill.config.sink_settings import HttpSinkSettings
-from tidemill.core.delivery.http_delivery import Verdict, answer_text, judge, retry_after_seconds
+from tidemill.core.delivery.http_delivery import HttpVerdict, answer_text, judge_response, retry_after_seconds
 from tidemill.core.delivery.http_request import address, form, request_headers
-from tidemill.core.errors import ConfigError, RemoteError, said
+from tidemill.core.errors import ConfigError, RemoteError, describe_error
 from tidemill.core.retry import Backoff, GiveUp, decide
 from tidemill.sinks.base import CHECK, WAITS, Encoded, Refusal, Sink, closed_in, shortened, to_json
 from tidemill.sinks.payloads import HttpPayload
@@ -59,13 +59,13 @@ class _Outcome(msgspec.Struct, frozen=True):
         oversize: Whether the body is larger than the server takes.
     """
 
-    verdict: Verdict
+    verdict: HttpVerdict
     text: str = ""
     pause_seconds: float = 0.0
     oversize: bool = False
 
 
-_DELIVERED = _Outcome(Verdict.DELIVERED)
+_DELIVERED = _Outcome(HttpVerdict.DELIVERED)
 
 
 class _Request(msgspec.Struct, frozen=True, gc=False):
@@ -159,7 +159,7 @@ class HttpSink(Sink):
             raise RemoteError(f"{self.place}: {self._where}: {self._text(error)}; {CHECK} url") from None
 
     def _text(self, error: BaseException) -> str:
-        return without(said(error), self._secrets)
+        return without(describe_error(error), self._secrets)
 
     def encode(self, payload: HttpPayload) -> Encoded:
         """Return the request.
@@ -231,7 +231,7 @@ class HttpSink(Sink):
                     group.create_task(self._work(batch, outcomes, indexes))
         known = [outcome for outcome in outcomes if outcome is not None]
         # In one order nothing gets through while this one does not, whoever is at fault; those not sent did not fail.
-        failing = (Verdict.OVERLOADED,) if self._order is None else (Verdict.OVERLOADED, Verdict.AGAIN)
+        failing = (HttpVerdict.OVERLOADED,) if self._order is None else (HttpVerdict.OVERLOADED, HttpVerdict.AGAIN)
         if len(known) == len(batch) and all(outcome.verdict in failing for outcome in known):
             raise RemoteError(f"{self.place}: {known[0].text}")
         return [_answer(outcome) for outcome in outcomes]
@@ -249,7 +249,7 @@ class HttpSink(Sink):
             while (pause := self._not_before - time.monotonic()) > 0:  # noqa: ASYNC110
                 await asyncio.sleep(pause)
             outcome = await self._request(item.body, again=attempt > 1)
-            if outcome.verdict in (Verdict.DELIVERED, Verdict.REFUSED):
+            if outcome.verdict in (HttpVerdict.DELIVERED, HttpVerdict.REFUSED):
                 return outcome
             # All of them wait: the server asked to be left alone, not to be sent something else.
             self._not_before = max(self._not_before, time.monotonic() + outcome.pause_seconds)
@@ -281,17 +281,17 @@ class HttpSink(Sink):
                     await answer.aclose()
         except TimeoutError:
             text = f"{self._where}: no answer within {settings.timeout_seconds:g} s"
-            return _Outcome(Verdict.OVERLOADED, text)
+            return _Outcome(HttpVerdict.OVERLOADED, text)
         except httpx.LocalProtocolError as error:
             # Nothing was sent, and the same will never be.
-            return _Outcome(Verdict.REFUSED, f"{self._where}: {self._text(error)}")
+            return _Outcome(HttpVerdict.REFUSED, f"{self._where}: {self._text(error)}")
         except (httpx.TransportError, httpx.StreamError, OSError) as error:
-            return _Outcome(Verdict.OVERLOADED, f"{self._where}: {self._text(error)}")
+            return _Outcome(HttpVerdict.OVERLOADED, f"{self._where}: {self._text(error)}")
         return self._judged(wanted, answer, content, again=again)
 
     def _judged(self, wanted: _Request, answer: httpx.Response, content: bytes, *, again: bool) -> _Outcome:
-        verdict = judge(answer.status_code, deleting=wanted.method == "DELETE", again=again)
-        if verdict is Verdict.DELIVERED:
+        verdict = judge_response(answer.status_code, deleting=wanted.method == "DELETE", again=again)
+        if verdict is HttpVerdict.DELIVERED:
             return _DELIVERED
         headers = answer.headers
         body = answer_text(content, headers.get("content-type"), headers.get("content-encoding"))
@@ -334,9 +334,9 @@ async def _content(answer: httpx.Response) -> bytes:
 def _answer(outcome: _Outcome | None) -> Refusal | None:
     if outcome is None:
         return WAITS
-    if outcome.verdict is Verdict.DELIVERED:
+    if outcome.verdict is HttpVerdict.DELIVERED:
         return None
-    return Refusal(outcome.text, outcome.verdict is not Verdict.REFUSED, outcome.oversize)
+    return Refusal(outcome.text, outcome.verdict is not HttpVerdict.REFUSED, outcome.oversize)
 
 
 def _behind_proxy(where: str, host: str) -> Any:

@@ -23,7 +23,7 @@ from pymongo.asynchronous.mongo_client import AsyncMongoClient
 
 from tidemill.config.redaction import redact, redact_text, url_secrets, without
 from tidemill.config.sink_settings import MongoSinkSettings
-from tidemill.core.errors import ConfigError, RemoteError, said
+from tidemill.core.errors import ConfigError, RemoteError, describe_error
 from tidemill.sinks.base import CHECK, Answers, Encoded, Refusal, Sink, closed_in, plain, shortened
 from tidemill.sinks.mongo_filter import finds_anything
 from tidemill.sinks.payloads import MongoPayload
@@ -179,7 +179,7 @@ class MongoSink(Sink):
 
     def _text(self, error: BaseException) -> str:
         # Behind it the client says everything that it knows about all servers.
-        return without(said(error).partition(", Timeout: ")[0].partition(", full error: ")[0], self._secrets)
+        return without(describe_error(error).partition(", Timeout: ")[0].partition(", full error: ")[0], self._secrets)
 
     # -- payloads -----------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ import structlog
 from tidemill.config.redaction import redact_text, url_secrets, without
 from tidemill.config.sink_settings import PostgresSinkSettings
 from tidemill.core.delivery.sql_plan import Operation, Row, Shape
-from tidemill.core.errors import ConfigError, RemoteError, said
+from tidemill.core.errors import ConfigError, RemoteError, describe_error
 from tidemill.sinks.base import CHECK, Answers, Encoded, Refusal, Sink, closed_in, plain, shortened
 from tidemill.sinks.payloads import PostgresPayload
 from tidemill.sinks.postgres_values import named, row_key, sound_values
@@ -126,7 +126,7 @@ class PostgresSink(Sink):
                 )
 
     def _text(self, error: BaseException) -> str:
-        text = said(error)
+        text = describe_error(error)
         if isinstance(error, asyncpg.PostgresError):
             # Its own text ends with the detail, whatever that says.
             detail = error.detail if error.detail and error.sqlstate not in _ROW_IN_DETAIL else ""

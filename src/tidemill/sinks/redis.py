@@ -18,7 +18,7 @@ from redis.backoff import NoBackoff
 
 from tidemill.config.redaction import redact_text, url_secrets, without
 from tidemill.config.sink_settings import RedisSinkSettings
-from tidemill.core.errors import ConfigError, RemoteError, said
+from tidemill.core.errors import ConfigError, RemoteError, describe_error
 from tidemill.sinks.base import CHECK, Answers, Encoded, Refusal, Sink, closed_in, shortened
 from tidemill.sinks.payloads import RedisPayload
 from tidemill.sinks.redis_commands import MAX_VALUE_BYTES, Command, command_of, operation_of
@@ -96,7 +96,7 @@ class RedisSink(Sink):
 
     def _text(self, error: BaseException) -> str:
         # The client puts the command, data included, before what the server said.
-        kind, _, text = said(error).partition(": ")
+        kind, _, text = describe_error(error).partition(": ")
         return without(f"{kind}: {text.rpartition(' caused error: ')[2]}", self._secrets)
 
     # -- payloads -----------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from tidemill.core.delivery.transaction import Verdict
+from tidemill.core.delivery.transaction import RecordVerdict
 from tidemill.runtime.messages import SourceMessage
 
 TopicPartition = tuple[str, int]
@@ -59,7 +59,7 @@ class Outgoing(msgspec.Struct, eq=False):
     attempts: int = 0
     error: str | None = None
     oversize: bool = False
-    verdict: Verdict | None = None
+    verdict: RecordVerdict | None = None
     headers: Sequence[tuple[str, bytes | None]] = ()
     partition: int = -1
     timestamp: int = 0

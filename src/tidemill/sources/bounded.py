@@ -16,7 +16,7 @@ from typing import Protocol
 
 import structlog
 
-from tidemill.core.errors import InvariantError, said
+from tidemill.core.errors import InvariantError, describe_error
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sources.base import CommitStatus, Fatal, Records, SourceEvents, TopicPartition
 
@@ -28,7 +28,7 @@ BUFFER_MESSAGES = 4_000
 CLOSE_SECONDS = 10.0
 
 
-class Reader(Protocol):
+class RecordReader(Protocol):
     """What a bounded source reads; all of it is called on the source's thread, but for the two reports."""
 
     def open(self) -> None:
@@ -56,7 +56,7 @@ class BoundedSource:
         max_bytes: How much may wait in the buffers.
     """
 
-    def __init__(self, reader: Reader, max_bytes: int) -> None:
+    def __init__(self, reader: RecordReader, max_bytes: int) -> None:
         """Prepare; nothing is read before `start`."""
         self._reader = reader
         self._max_bytes = max_bytes
@@ -175,7 +175,7 @@ class BoundedSource:
             self._read()
         except Exception as error:
             log.exception("the reader failed")
-            self._tell(self._events.on_fatal, Fatal.FAILED, f"the messages cannot be read: {said(error)}")
+            self._tell(self._events.on_fatal, Fatal.FAILED, f"the messages cannot be read: {describe_error(error)}")
         finally:
             self._reader.close()
             self._closed.set()

@@ -37,7 +37,7 @@ from tidemill.sources.gaps import count_deleted
 from tidemill.sources.lag import LagWatch
 from tidemill.sources.membership import consumer_config, leave_group
 from tidemill.sources.place import member_of
-from tidemill.sources.transactor import Transactor
+from tidemill.sources.transactional_producer import TransactionalProducer
 
 log = structlog.get_logger(__name__)
 
@@ -84,7 +84,7 @@ class KafkaSource:
         transactor: Commits offsets together with records, if that is wanted.
     """
 
-    def __init__(self, settings: Settings, instance_id: str, transactor: Transactor | None = None) -> None:
+    def __init__(self, settings: Settings, instance_id: str, transactor: TransactionalProducer | None = None) -> None:
         """Prepare; nothing is connected before `start`."""
         self._transactor = transactor
         self._over = False
@@ -350,7 +350,7 @@ class KafkaSource:
             return
         self._committer.send(self._consumer, self._to_commit)
 
-    def _transact(self, transactor: Transactor) -> None:
+    def _transact(self, transactor: TransactionalProducer) -> None:
         """Go on with the open transaction, or begin one with everything that waits."""
         if not transactor.busy and self._to_commit:
             offsets, self._to_commit = self._to_commit, {}

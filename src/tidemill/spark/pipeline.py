@@ -41,7 +41,7 @@ from tidemill.spark.engine.process import ABANDONED_SECONDS, DEFAULT_FACTORY, En
 from tidemill.spark.foreground import StartStoppedError, running, signals_noted, unless_stopped
 from tidemill.spark.live.group_monitor import GroupWatch
 from tidemill.spark.live.jobs import engine_error
-from tidemill.spark.live.supervisor import LiveSlots
+from tidemill.spark.live.supervisor import Supervisor
 from tidemill.spark.preflight import (
     StartUp,
     engine_count,
@@ -119,7 +119,7 @@ class Pipeline:
         self._limits = limits
         # Its put() may be called from a signal handler, unlike Event.set().
         self._wakes: queue.SimpleQueue[_Wake] = queue.SimpleQueue()
-        self._live: LiveSlots | None = None
+        self._live: Supervisor | None = None
         self._finished: RunFinished | None = None
         self._error: BaseException | None = None
         self._drained_at: float | None = None
@@ -230,7 +230,7 @@ class Pipeline:
                 slot, job_token, worker, address, settings, packed, self._log_context, self._factory, folders
             )
 
-        live = LiveSlots(spark, worker, count, make_job, self._on_finished, self._times(settings), partitions)
+        live = Supervisor(spark, worker, count, make_job, self._on_finished, self._times(settings), partitions)
         control = pipeline_socket(self._found_by, worker, live.release)
         host = "127.0.0.1" if is_local(settings.spark) else spark.driver_host
         spark.watch(lambda: self._wakes.put(_Wake.SPARK_LOST))
@@ -271,7 +271,7 @@ class Pipeline:
 
     # -- while engines run -----------------------------------------------------------------------------------
 
-    def _supervise(self, live: LiveSlots) -> ExitCode:
+    def _supervise(self, live: Supervisor) -> ExitCode:
         signals = 0
         while True:
             wake = self._wakes.get()

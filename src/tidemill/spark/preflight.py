@@ -19,7 +19,14 @@ import structlog
 
 from tidemill.config.loading import NO_TOPIC, validated
 from tidemill.config.settings import KafkaSettings, Settings, SparkSettings
-from tidemill.core.errors import ConfigError, HandlerError, RemoteError, SinkNotConfiguredError, TidemillError, said
+from tidemill.core.errors import (
+    ConfigError,
+    HandlerError,
+    RemoteError,
+    SinkNotConfiguredError,
+    TidemillError,
+    describe_error,
+)
 from tidemill.pipeline.handler.base import HOOKS, SYNCHRONOUS_HOOKS, Handler, overrides
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.kafka_client import TopicAdmin, client_config
@@ -226,7 +233,7 @@ def refuse_shared_group(settings: Settings, worker: str) -> None:
     try:
         others = other_topics(settings, own_prefix)
     except (ck.KafkaException, struct.error, UnicodeDecodeError) as error:
-        log.info("the members of the consumer group cannot be looked at", error=said(error))
+        log.info("the members of the consumer group cannot be looked at", error=describe_error(error))
         return
     if others:
         topic, members = min(others.items())

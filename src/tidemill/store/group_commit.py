@@ -23,7 +23,7 @@ from sqlalchemy import Connection
 
 from tidemill.core.errors import RemoteError
 from tidemill.core.retry import JITTER_BITS
-from tidemill.core.triggers.event_plan import NewEvent, Outcome, Plan, Refusal, Refused
+from tidemill.core.triggers.event_plan import NewEvent, Plan, Refusal, Refused, StoreOutcome
 from tidemill.core.triggers.group_commit import Batch, CommitLimits, GroupCommit, Standing
 from tidemill.runtime.log import limited
 from tidemill.store.database import Database
@@ -31,7 +31,7 @@ from tidemill.store.queries.events import store_events
 
 log = structlog.get_logger(__name__)
 
-Done = Callable[[Outcome], None]
+Done = Callable[[StoreOutcome], None]
 
 #: What an event costs in memory beyond its payload, about.
 _EVENT_BYTES = 200
@@ -245,7 +245,7 @@ class EventStore:
             self._on_standing(standing)
 
 
-def _call(done: Done, outcome: Outcome) -> None:
+def _call(done: Done, outcome: StoreOutcome) -> None:
     try:
         done(outcome)
     except Exception:

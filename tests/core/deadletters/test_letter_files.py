@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill.core.deadletters.letter_files import (
-    Entry,
+    JournalEntry,
     counts,
     journal_entries,
     journal_text,
@@ -19,7 +19,7 @@ from tidemill.core.deadletters.letter_files import (
     unfinished_pattern,
 )
 
-ENTRIES = st.builds(Entry, st.text(), st.text(), st.integers(0, 2**40), st.text())
+ENTRIES = st.builds(JournalEntry, st.text(), st.text(), st.integers(0, 2**40), st.text())
 
 
 def test_a_name_is_that_of_one_run_and_one_part() -> None:
@@ -51,12 +51,12 @@ def test_letters_count_unless_their_part_will_be_or_was_done_again(outcomes_id, 
 
 
 @given(st.lists(ENTRIES))
-def test_the_last_entry_of_a_file_holds(entries: list[Entry]) -> None:
+def test_the_last_entry_of_a_file_holds(entries: list[JournalEntry]) -> None:
     assert journal_entries(journal_text(entries)) == {each.file: each for each in entries}
 
 
 @given(st.lists(ENTRIES, min_size=1), st.data())
-def test_a_journal_that_is_torn_anywhere_has_all_lines_before(entries: list[Entry], data: st.DataObject) -> None:
+def test_a_journal_that_is_torn_anywhere_has_all_lines_before(entries: list[JournalEntry], data: st.DataObject) -> None:
     *before, last = entries
     text, line = journal_text(before), journal_text([last])
     torn = line[: data.draw(st.integers(0, len(line) - 1))]
@@ -68,4 +68,4 @@ def test_a_journal_that_is_torn_anywhere_has_all_lines_before(entries: list[Entr
 )
 def test_a_line_that_is_not_understood_is_named(line: str) -> None:
     with pytest.raises(ValueError, match="line 2 is not an entry of a redrive"):
-        journal_entries(journal_text([Entry("a", "m", 1, "")]) + line + "\n")
+        journal_entries(journal_text([JournalEntry("a", "m", 1, "")]) + line + "\n")

@@ -21,7 +21,7 @@ from tidemill.core.deadletters.redrive import (
     Target,
     Why,
     identity,
-    judge,
+    judge_letter,
 )
 
 LETTER = Facts(
@@ -103,11 +103,13 @@ def test_the_same_letters_to_the_same_place_are_the_same_redrive() -> None:
     ],
 )
 def test_a_letter_is_sent_or_there_is_a_reason(facts: Facts, target: Target, why: Why | None) -> None:
-    assert judge(facts, Criteria(), target, max_redrives=3) is why
+    assert judge_letter(facts, Criteria(), target, max_redrives=3) is why
 
 
 def test_what_is_not_asked_for_has_no_other_reason() -> None:
-    assert judge(Facts("1", "task", redrives=9), Criteria(kinds=("parse",)), Target.SOURCE, 3) is Why.NOT_SELECTED
+    assert (
+        judge_letter(Facts("1", "task", redrives=9), Criteria(kinds=("parse",)), Target.SOURCE, 3) is Why.NOT_SELECTED
+    )
 
 
 # -- the cursor -----------------------------------------------------------------------------------------------

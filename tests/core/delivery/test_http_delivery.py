@@ -11,7 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.core.delivery.http_delivery import MAX_TEXT_BYTES, Verdict, answer_text, judge, retry_after_seconds
+from tidemill.core.delivery.http_delivery import (
+    MAX_TEXT_BYTES,
+    HttpVerdict,
+    answer_text,
+    judge_response,
+    retry_after_seconds,
+)
 
 DATE = "Sun, 06 Nov 1994 08:49:37 GMT"
 AT = datetime.datetime(1994, 11, 6, 8, 49, 37, tzinfo=datetime.UTC).timestamp()
@@ -19,9 +25,9 @@ AT = datetime.datetime(1994, 11, 6, 8, 49, 37, tzinfo=datetime.UTC).timestamp()
 
 @given(st.integers(100, 999))
 def test_only_what_may_pass_is_sent_again(status: int) -> None:
-    verdict = judge(status)
-    assert (verdict is Verdict.DELIVERED) == (200 <= status < 300)
-    assert (verdict in (Verdict.AGAIN, Verdict.OVERLOADED)) == (status >= 500 or status in (408, 425, 429))
+    verdict = judge_response(status)
+    assert (verdict is HttpVerdict.DELIVERED) == (200 <= status < 300)
+    assert (verdict in (HttpVerdict.AGAIN, HttpVerdict.OVERLOADED)) == (status >= 500 or status in (408, 425, 429))
 
 
 @given(st.integers(0, 10**12), st.floats(0, 1e6))
@@ -63,16 +69,16 @@ def test_no_text_breaks_it(header: str, date: str) -> None:
 @pytest.mark.parametrize(
     ("status", "deleting", "again", "verdict"),
     [
-        (404, True, True, Verdict.DELIVERED),
-        (404, True, False, Verdict.REFUSED),
-        (404, False, True, Verdict.REFUSED),
-        (410, True, False, Verdict.DELIVERED),
-        (410, False, True, Verdict.REFUSED),
-        (409, True, True, Verdict.REFUSED),
+        (404, True, True, HttpVerdict.DELIVERED),
+        (404, True, False, HttpVerdict.REFUSED),
+        (404, False, True, HttpVerdict.REFUSED),
+        (410, True, False, HttpVerdict.DELIVERED),
+        (410, False, True, HttpVerdict.REFUSED),
+        (409, True, True, HttpVerdict.REFUSED),
     ],
 )
-def test_what_is_gone_was_deleted(status: int, deleting: bool, again: bool, verdict: Verdict) -> None:
-    assert judge(status, deleting=deleting, again=again) is verdict
+def test_what_is_gone_was_deleted(status: int, deleting: bool, again: bool, verdict: HttpVerdict) -> None:
+    assert judge_response(status, deleting=deleting, again=again) is verdict
 
 
 PLAIN = "sch\u00f6n ".encode() * 3

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidemill.core.delivery.pending_records import Staged, StagedState, Staging
+from tidemill.core.delivery.pending_records import PendingRecords, Staged, StagedState
 from tidemill.core.ledger import Ledger
 
 
@@ -16,7 +16,7 @@ def results(taken: Any) -> list[str]:
 
 
 def test_what_is_not_staged_holds_nothing() -> None:
-    staging: Staging[str, str] = Staging()
+    staging: PendingRecords[str, str] = PendingRecords()
     assert staging.cut("p", [1, 2, 3]) == 3
     assert staging.take("p", 3) == ()
     assert staging.settle("p") == ()
@@ -26,7 +26,7 @@ def test_what_is_not_staged_holds_nothing() -> None:
 
 
 def test_a_result_of_one_message_goes_with_it() -> None:
-    staging: Staging[str, str] = Staging()
+    staging: PendingRecords[str, str] = PendingRecords()
     for position in (1, 2, 3):
         staging.stage("p", position, position, f"r{position}")
     assert staging.cut("p", [1, 2]) == 2
@@ -37,7 +37,7 @@ def test_a_result_of_one_message_goes_with_it() -> None:
 
 
 def test_a_result_of_several_messages_holds_the_first_until_the_last_may_go() -> None:
-    staging: Staging[str, str] = Staging()
+    staging: PendingRecords[str, str] = PendingRecords()
     staging.stage("p", 2, 5, "wide")
     staging.stage("p", 2, 3, "narrow")
     staging.stage("p", 1, 1, "r1")
@@ -47,7 +47,7 @@ def test_a_result_of_several_messages_holds_the_first_until_the_last_may_go() ->
 
 
 def test_overlapping_results_hold_each_other() -> None:
-    staging: Staging[str, str] = Staging()
+    staging: PendingRecords[str, str] = PendingRecords()
     staging.stage("p", 1, 3, "a")
     staging.stage("p", 3, 6, "b")
     assert staging.cut("p", [1, 2, 3, 4]) == 0
@@ -55,7 +55,7 @@ def test_overlapping_results_hold_each_other() -> None:
 
 
 def test_an_aborted_transaction_is_offered_again_before_what_came_later() -> None:
-    staging: Staging[str, str] = Staging()
+    staging: PendingRecords[str, str] = PendingRecords()
     staging.stage("p", 1, 1, "r1")
     staging.take("p", 1)
     staging.stage("p", 1, 1, "later")
@@ -64,7 +64,7 @@ def test_an_aborted_transaction_is_offered_again_before_what_came_later() -> Non
 
 
 def test_an_undecided_result_holds_its_messages_and_all_behind_until_it_is_decided() -> None:
-    staging: Staging[str, str] = Staging()
+    staging: PendingRecords[str, str] = PendingRecords()
     first, second = staging.stage("p", 2, 2, "bad"), staging.stage("p", 3, 3, "worse")
     staging.take("p", 3)
     staging.retry("p")
@@ -79,7 +79,7 @@ def test_an_undecided_result_holds_its_messages_and_all_behind_until_it_is_decid
 
 
 def test_what_is_not_undecided_cannot_be_decided() -> None:
-    staging: Staging[str, str] = Staging()
+    staging: PendingRecords[str, str] = PendingRecords()
     staged = staging.stage("p", 1, 1, "r")
     staging.again(staged)
     staging.drop(staged)
@@ -109,7 +109,7 @@ class Schedule:
 
     def __init__(self) -> None:
         self.ledger: Ledger[str, int] = Ledger()
-        self.staging: Staging[str, int] = Staging()
+        self.staging: PendingRecords[str, int] = PendingRecords()
         self.entries: list[Any] = []
         self.spans: dict[int, tuple[int, int]] = {}
         self.withheld: list[Staged[str, int]] = []

@@ -5,45 +5,57 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.core.delivery.transaction import Answer, Call, End, Fence, Transaction, Verdict, fenced, following, judged
+from tidemill.core.delivery.transaction import (
+    Call,
+    End,
+    Fence,
+    RecordVerdict,
+    Transaction,
+    TransactionAnswer,
+    fenced,
+    following,
+    judge_records,
+)
 
 
 def test_a_transaction_that_goes_well_makes_each_call_once() -> None:
     course: list[Call | End] = [Call.BEGIN]
     while isinstance(call := course[-1], Call):
-        course.append(following(call, Answer.DONE))
+        course.append(following(call, TransactionAnswer.DONE))
     assert course == [Call.BEGIN, Call.SEND, Call.OFFSETS, Call.COMMIT, End.COMMITTED]
 
 
-@given(st.lists(st.sampled_from(Answer), max_size=30))
-def test_every_course_keeps_the_rules_of_a_transactional_producer(answers: list[Answer]) -> None:
+@given(st.lists(st.sampled_from(TransactionAnswer), max_size=30))
+def test_every_course_keeps_the_rules_of_a_transactional_producer(answers: list[TransactionAnswer]) -> None:
     call: Call | End = Call.BEGIN
     for answer in answers:
         if isinstance(call, End):
             break
         after = following(call, answer)
-        if answer is Answer.AGAIN:
+        if answer is TransactionAnswer.AGAIN:
             assert after is call, "what can be tried again is the same call"
-        if answer is Answer.FATAL:
+        if answer is TransactionAnswer.FATAL:
             assert after is End.FATAL
         if after is End.COMMITTED:
-            assert (call, answer) == (Call.COMMIT, Answer.DONE)
+            assert (call, answer) == (Call.COMMIT, TransactionAnswer.DONE)
         if after is End.ABORTED:
-            assert (call, answer) == (Call.ABORT, Answer.DONE)
+            assert (call, answer) == (Call.ABORT, TransactionAnswer.DONE)
         if call is Call.ABORT:
             assert after in (Call.ABORT, End.ABORTED, End.FATAL)
         call = after
 
 
 def test_an_abort_that_requires_an_abort_is_the_end() -> None:
-    assert following(Call.ABORT, Answer.ABORT) is End.FATAL
-    assert following(Call.SEND, Answer.ABORT) is Call.ABORT
+    assert following(Call.ABORT, TransactionAnswer.ABORT) is End.FATAL
+    assert following(Call.SEND, TransactionAnswer.ABORT) is Call.ABORT
 
 
 def at(call: Call) -> Transaction[str]:
     transaction = Transaction({"a": 10, "b": 20})
     while transaction.call is not call:
-        assert transaction.answered(Answer.DONE if call is not Call.ABORT else Answer.ABORT) is None
+        assert (
+            transaction.answered(TransactionAnswer.DONE if call is not Call.ABORT else TransactionAnswer.ABORT) is None
+        )
     return transaction
 
 
@@ -52,9 +64,9 @@ def test_a_lane_given_up_before_its_offsets_were_accepted_dooms_its_transaction(
         transaction = at(call)
         assert transaction.give_up(["b", "x"]) is None
         assert transaction.call is Call.ABORT
-        assert transaction.answered(Answer.AGAIN) is None
+        assert transaction.answered(TransactionAnswer.AGAIN) is None
         assert transaction.call is Call.ABORT
-        assert transaction.answered(Answer.DONE) is End.ABORTED
+        assert transaction.answered(TransactionAnswer.DONE) is End.ABORTED
 
 
 def test_a_transaction_that_has_not_begun_ends_with_its_lane() -> None:
@@ -64,8 +76,8 @@ def test_a_transaction_that_has_not_begun_ends_with_its_lane() -> None:
 def test_a_transaction_whose_offsets_were_accepted_is_finished_although_a_lane_is_given_up() -> None:
     transaction = at(Call.COMMIT)
     assert transaction.give_up({"a"}) is None
-    assert transaction.answered(Answer.AGAIN) is None
-    assert transaction.answered(Answer.DONE) is End.COMMITTED
+    assert transaction.answered(TransactionAnswer.AGAIN) is None
+    assert transaction.answered(TransactionAnswer.DONE) is End.COMMITTED
 
 
 def test_a_lane_that_is_given_up_is_no_concern_of_a_transaction_without_it() -> None:
@@ -81,11 +93,11 @@ def test_the_end_tells_nothing_of_forgotten_lanes() -> None:
     assert transaction.offsets == {"b": 20}
 
 
-@given(st.lists(st.one_of(st.sampled_from(Answer), st.just("give up")), max_size=30))
-def test_nothing_of_a_lane_that_was_given_up_in_time_is_ever_committed(steps: list[Answer | str]) -> None:
+@given(st.lists(st.one_of(st.sampled_from(TransactionAnswer), st.just("give up")), max_size=30))
+def test_nothing_of_a_lane_that_was_given_up_in_time_is_ever_committed(steps: list[TransactionAnswer | str]) -> None:
     transaction, doomed = Transaction({"a": 10}), False
     for step in steps:
-        if isinstance(step, Answer):
+        if isinstance(step, TransactionAnswer):
             end = transaction.answered(step)
         else:
             doomed = doomed or transaction.call is not Call.COMMIT
@@ -102,7 +114,7 @@ def test_a_producer_whose_transaction_grew_too_old_was_not_replaced() -> None:
 
 @given(st.lists(st.booleans(), max_size=10))
 def test_only_what_failed_alone_is_to_blame(alone: list[bool]) -> None:
-    verdicts = judged(alone)
+    verdicts = judge_records(alone)
     assert len(verdicts) == len(alone)
     for was_alone, verdict in zip(alone, verdicts, strict=True):
-        assert (verdict is Verdict.REFUSED) == (was_alone or len(alone) == 1)
+        assert (verdict is RecordVerdict.REFUSED) == (was_alone or len(alone) == 1)

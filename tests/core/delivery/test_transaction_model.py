@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tidemill.core.delivery.transaction import Answer, Call, End, Transaction
+from tidemill.core.delivery.transaction import Call, End, Transaction, TransactionAnswer
 
 PARTITIONS = ("a", "b", "c")
 LENGTH = 12
@@ -32,7 +32,7 @@ class Request:
 
     def __init__(self, place: Place, offsets: dict[str, int]) -> None:
         self.place, self.offsets = place, offsets
-        self.answer: Answer | None = None
+        self.answer: TransactionAnswer | None = None
 
 
 class Coordinators:
@@ -53,9 +53,9 @@ class Coordinators:
     def take_offsets(self, producer: str, request: Request) -> None:
         if request.place.member in self.members and request.place.generation == self.generation:
             self.pending.setdefault(producer, {}).update(request.offsets)
-            request.answer = Answer.DONE
+            request.answer = TransactionAnswer.DONE
         else:
-            request.answer = Answer.ABORT
+            request.answer = TransactionAnswer.ABORT
 
     def end(self, producer: str, *, commit: bool) -> None:
         offsets, records = self.pending.pop(producer, {}), self.written.pop(producer, [])
@@ -106,34 +106,36 @@ class Member:
         if end is not None:
             self.ended(end)
 
-    def asked(self, call: Call) -> Answer:
+    def asked(self, call: Call) -> TransactionAnswer:
         brokers, chance = self.brokers, self.chance
         if call is Call.SEND:
             brokers.written[self.name] = list(self.records)
-            return chance.choices((Answer.DONE, Answer.AGAIN, Answer.ABORT), (6, 3, 1))[0]
+            return chance.choices(
+                (TransactionAnswer.DONE, TransactionAnswer.AGAIN, TransactionAnswer.ABORT), (6, 3, 1)
+            )[0]
         if call is Call.OFFSETS:
             return self.handed_over()
         if call in (Call.COMMIT, Call.ABORT):
-            if call is Call.ABORT and self.request is not None and self.handed_over() is Answer.AGAIN:
-                return Answer.AGAIN
+            if call is Call.ABORT and self.request is not None and self.handed_over() is TransactionAnswer.AGAIN:
+                return TransactionAnswer.AGAIN
             if chance.random() < 0.6:
                 brokers.end(self.name, commit=call is Call.COMMIT)
                 # The answer may get lost; the same call again finds it done.
-                return chance.choice((Answer.DONE, Answer.AGAIN))
-            return Answer.AGAIN
-        return Answer.DONE
+                return chance.choice((TransactionAnswer.DONE, TransactionAnswer.AGAIN))
+            return TransactionAnswer.AGAIN
+        return TransactionAnswer.DONE
 
-    def handed_over(self) -> Answer:
+    def handed_over(self) -> TransactionAnswer:
         assert self.transaction is not None
         if self.request is None:
             self.request = Request(self.taken, dict(self.transaction.offsets))
-            return Answer.AGAIN
+            return TransactionAnswer.AGAIN
         request = self.request
         if self.chance.random() < 0.1:
             self.request = None  # its answer is lost, or it never arrived
-            return Answer.AGAIN
+            return TransactionAnswer.AGAIN
         if request.answer is None:
-            return Answer.AGAIN
+            return TransactionAnswer.AGAIN
         self.request = None
         return request.answer
 
@@ -170,7 +172,7 @@ class Member:
 class LeftBehind(Member):
     """One that goes on with what it gave up, and hands it over with the place that it has by then."""
 
-    def handed_over(self) -> Answer:
+    def handed_over(self) -> TransactionAnswer:
         self.taken = self.place
         return super().handed_over()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.core.pipeline.periodic import OnError, Outcome, Periodic, Scope, Sleep, Stop
+from tidemill.core.pipeline.periodic import OnError, Periodic, PeriodicOutcome, Scope, Sleep, Stop
 
 declared = st.builds(Periodic, st.floats(0.001, 1e6), st.sampled_from(OnError), st.sampled_from(Scope))
 
@@ -16,11 +16,11 @@ def test_an_engine_sleeps_first_and_those_of_the_pipeline_run_in_slot_0_only(hoo
     assert hook.first(slot) == (Sleep(hook.seconds) if runs_here else Stop())
 
 
-@given(declared, st.lists(st.sampled_from(Outcome), max_size=20))
-def test_it_goes_on_until_an_error_that_stops_it(hook: Periodic, outcomes: list[Outcome]) -> None:
+@given(declared, st.lists(st.sampled_from(PeriodicOutcome), max_size=20))
+def test_it_goes_on_until_an_error_that_stops_it(hook: Periodic, outcomes: list[PeriodicOutcome]) -> None:
     for outcome in outcomes:
         step = hook.after(outcome)
-        if outcome is Outcome.RAISED and hook.on_error is OnError.STOP:
+        if outcome is PeriodicOutcome.RAISED and hook.on_error is OnError.STOP:
             assert step == Stop()
             break
         assert step == Sleep(hook.seconds)

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tidemill.core.pipeline.write_behind import Batch, Entry, Known, Load, WriteBehind
+from tidemill.core.pipeline.write_behind import Batch, CacheEntry, Known, Load, WriteBehind
 
 KEYS = st.sampled_from("abcdef")
 
@@ -22,12 +22,12 @@ class MemoryBesideModel(RuleBasedStateMachine):
         self.size = size
         self.cache = WriteBehind(size)
         self.now = 0.0
-        self.store = {key: Entry(value) for key, value in rows.items()}
+        self.store = {key: CacheEntry(value) for key, value in rows.items()}
         self.latest = dict(self.store)
         newest = list(self.store.items())[-size:]
         self.cache.start(newest, everything=len(rows) <= size)
         self.batch: Batch | None = None
-        self.loads: list[tuple[Load, Entry | None]] = []
+        self.loads: list[tuple[Load, CacheEntry | None]] = []
         self.count = 0
 
     def check(self, key: str, found: bytes | Known) -> None:
@@ -41,7 +41,7 @@ class MemoryBesideModel(RuleBasedStateMachine):
     @rule(key=KEYS, ttl=st.sampled_from([math.inf, 1.0, 5.0]))
     def set(self, key: str, ttl: float) -> None:
         self.count += 1
-        entry = Entry(b"%d" % self.count, self.now + ttl)
+        entry = CacheEntry(b"%d" % self.count, self.now + ttl)
         self.cache.set(key, entry)
         self.latest[key] = entry
         assert self.cache.get(key, self.now) == entry.data, "reading back is immediate"
@@ -110,10 +110,10 @@ def test_the_least_recently_used_entry_goes_first_and_is_asked_of_the_store() ->
     cache = WriteBehind(2)
     cache.start([], everything=True)
     assert cache.get("a", 0) is Known.ABSENT, "the store was empty, so nobody asks it"
-    cache.set("a", Entry(b"1"))
-    cache.set("b", Entry(b"2"))
+    cache.set("a", CacheEntry(b"1"))
+    cache.set("b", CacheEntry(b"2"))
     cache.get("a", 0)
-    cache.set("c", Entry(b"3"))
+    cache.set("c", CacheEntry(b"3"))
     assert cache.peek("b", 0) == b"2", "it left the memory, but the store does not have it yet"
     cache.take()
     assert cache.peek("b", 0) == b"2"
@@ -123,14 +123,14 @@ def test_the_least_recently_used_entry_goes_first_and_is_asked_of_the_store() ->
 
 def test_an_entry_counts_until_its_time_and_peek_does_not_make_it_younger() -> None:
     cache = WriteBehind(2)
-    cache.set("a", Entry(b"1", 10.0))
+    cache.set("a", CacheEntry(b"1", 10.0))
     assert cache.peek("a", 9.9) == b"1"
     assert cache.peek("a", 10.0) is Known.ABSENT
     assert cache.get("a", 10.0) is Known.ABSENT
-    cache.set("b", Entry(b"2"))
-    cache.set("c", Entry(b"3"))
+    cache.set("b", CacheEntry(b"2"))
+    cache.set("c", CacheEntry(b"3"))
     cache.peek("b", 0)
-    cache.set("d", Entry(b"4"))
+    cache.set("d", CacheEntry(b"4"))
     cache.take()
     cache.written()
     assert cache.peek("b", 0) is Known.UNKNOWN
@@ -138,8 +138,8 @@ def test_an_entry_counts_until_its_time_and_peek_does_not_make_it_younger() -> N
 
 def test_what_left_the_memory_before_it_was_written_comes_back_into_it() -> None:
     cache = WriteBehind(1)
-    cache.set("a", Entry(b"1"))
-    cache.set("b", Entry(b"2"))
+    cache.set("a", CacheEntry(b"1"))
+    cache.set("b", CacheEntry(b"2"))
     assert cache.get("a", 0) == b"1"
     assert (cache.get("b", 0), len(cache)) == (b"2", 1)
 
@@ -150,31 +150,31 @@ def test_a_change_that_is_lost_does_not_leave_an_older_one_behind(taken: bool) -
     cache.delete("a")
     cache.take()
     cache.failed()
-    cache.set("a", Entry(b"1"))
+    cache.set("a", CacheEntry(b"1"))
     cache.take()
-    cache.set("a", Entry(b"2"))
-    cache.set("b", Entry(b"3"))
+    cache.set("a", CacheEntry(b"2"))
+    cache.set("b", CacheEntry(b"3"))
     assert cache.lost == 1
     assert cache.get("a", 0) is Known.ABSENT, "the latest is lost; the one on its way to the store is older"
     cache.written() if taken else cache.failed()
     assert cache.get("a", 0) is Known.ABSENT
-    assert cache.take() == Batch(clear=True, changes={"b": Entry(b"3")})
+    assert cache.take() == Batch(clear=True, changes={"b": CacheEntry(b"3")})
 
 
 def test_while_the_store_fails_the_oldest_changes_are_lost_and_the_store_is_emptied_before_it_is_written() -> None:
     cache = WriteBehind(2)
-    cache.set("a", Entry(b"1"))
-    cache.set("b", Entry(b"2"))
+    cache.set("a", CacheEntry(b"1"))
+    cache.set("b", CacheEntry(b"2"))
     assert cache.is_full
     cache.take()
     cache.failed()
     assert not cache.is_full, "there is no hurry while the store takes nothing"
-    cache.set("a", Entry(b"3"))
+    cache.set("a", CacheEntry(b"3"))
     assert (cache.lost, cache.unwritten) == (0, 2)
-    cache.set("c", Entry(b"4"))
+    cache.set("c", CacheEntry(b"4"))
     assert (cache.lost, cache.unwritten) == (1, 2)
     assert cache.peek("b", 0) is Known.ABSENT, "the store may have an older one"
-    assert cache.take() == Batch(clear=True, changes={"a": Entry(b"3"), "c": Entry(b"4")})
+    assert cache.take() == Batch(clear=True, changes={"a": CacheEntry(b"3"), "c": CacheEntry(b"4")})
     assert cache.take() is None
     assert cache.peek("b", 0) is Known.ABSENT
     cache.written()
@@ -188,12 +188,12 @@ def test_a_load_that_was_overtaken_counts_for_nothing() -> None:
     cache = WriteBehind(1)
     first, second = cache.load("a"), cache.load("a")
     assert first is second
-    cache.set("a", Entry(b"new"))
-    assert cache.loaded(first, Entry(b"old"), 0) == b"new"
-    cache.set("b", Entry(b"other"))
+    cache.set("a", CacheEntry(b"new"))
+    assert cache.loaded(first, CacheEntry(b"old"), 0) == b"new"
+    cache.set("b", CacheEntry(b"other"))
     cache.take()
     cache.written()
-    assert cache.loaded(second, Entry(b"old"), 0) is Known.UNKNOWN, "ask again"
+    assert cache.loaded(second, CacheEntry(b"old"), 0) is Known.UNKNOWN, "ask again"
     third = cache.load("a")
-    assert cache.loaded(third, Entry(b"new"), 0) == b"new"
+    assert cache.loaded(third, CacheEntry(b"new"), 0) == b"new"
     assert cache.loaded(cache.load("z"), None, 0) is Known.ABSENT

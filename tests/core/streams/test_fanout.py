@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.core.streams.fanout import CHUNK, Fanout, Reader
-from tidemill.core.streams.lazy_min import Lowest
+from tidemill.core.streams.fanout import CHUNK, Fanout, LogReader
+from tidemill.core.streams.lazy_min import LazyMin
 
 steps = st.lists(
     st.one_of(
@@ -24,7 +24,7 @@ steps = st.lists(
 )
 
 
-def read(log: Fanout, reader: Reader, count: int) -> list:
+def read(log: Fanout, reader: LogReader, count: int) -> list:
     found = []
     while len(found) < count:
         for item in reader.unread:
@@ -39,7 +39,7 @@ def read(log: Fanout, reader: Reader, count: int) -> list:
 @given(steps, st.integers(1, 3 * CHUNK))
 def test_readers_see_what_a_list_each_would_hold(script: list[tuple], max_backlog: int) -> None:
     log: Fanout = Fanout(max_backlog)
-    readers: list[tuple[Reader, list]] = []
+    readers: list[tuple[LogReader, list]] = []
     published = 0
     for step in script:
         if step[0] == "publish":
@@ -53,7 +53,7 @@ def test_readers_see_what_a_list_each_would_hold(script: list[tuple], max_backlo
                     log.leave(reader)
                 readers = [pair for pair in readers if pair[0] not in late]
         elif step[0] == "join":
-            reader: Reader = Reader(published)
+            reader: LogReader = LogReader(published)
             log.join(reader)
             readers.append((reader, []))
         elif step[0] == "skip" and not readers:
@@ -78,7 +78,7 @@ class Item:
 
 def test_what_everybody_has_read_is_freed() -> None:
     log: Fanout = Fanout(1000)
-    readers = [Reader(n) for n in range(2)]
+    readers = [LogReader(n) for n in range(2)]
     for reader in readers:
         log.join(reader)
     items = [Item() for _ in range(2 * CHUNK)]
@@ -94,7 +94,7 @@ def test_what_everybody_has_read_is_freed() -> None:
 
 def test_who_has_left_keeps_nothing_alive_and_has_nothing_more() -> None:
     log: Fanout = Fanout(1000)
-    reader: Reader = Reader("a")
+    reader: LogReader = LogReader("a")
     log.join(reader)
     item = Item()
     watched = weakref.ref(item)
@@ -115,7 +115,7 @@ def test_a_backlog_below_one_is_refused() -> None:
 def test_the_lowest_is_the_one_that_a_scan_finds(script: list[tuple[str, int]]) -> None:
     keys: dict[int, int] = {}
     inside: set[int] = set()
-    lowest: Lowest[int] = Lowest(keys.get)
+    lowest: LazyMin[int] = LazyMin(keys.get)
     for what, who in script:
         if what == "add":
             keys.setdefault(who, who % 7) if who % 5 else None
@@ -141,7 +141,7 @@ def test_the_lowest_is_the_one_that_a_scan_finds(script: list[tuple[str, int]]) 
 
 def test_members_that_are_out_are_swept_out() -> None:
     keys = dict.fromkeys(range(100), 1)
-    lowest: Lowest[int] = Lowest(keys.get)
+    lowest: LazyMin[int] = LazyMin(keys.get)
     for who in range(100):
         lowest.add(who)
     for who in range(1, 100):

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tidemill.core.ledger import Batch
 from tidemill.core.streams.group import StreamGroup
 from tidemill.core.streams.members import Blame, Cause, Member, Refusal, StreamLimits
-from tidemill.core.streams.pending_events import Bindings
+from tidemill.core.streams.pending_events import PendingEvents
 
 TIMEOUT = 10.0
 NAMES = ("a", "b", "c", "d")
@@ -40,12 +40,12 @@ class Group(StreamGroup):
         self,
         max_backlog: int = 100,
         max_outstanding: int = 1000,
-        bindings: Bindings | None = None,
+        bindings: PendingEvents | None = None,
         seat_seconds: float = 0.0,
         seat_full_seconds: float = 5.0,
     ) -> None:
         self.shell = Shell()
-        self.bindings = bindings or Bindings()
+        self.bindings = bindings or PendingEvents()
         super().__init__(
             StreamLimits(max_backlog, TIMEOUT, max_outstanding, seat_seconds, seat_full_seconds),
             self.bindings,
@@ -856,7 +856,7 @@ def test_closing_gives_up_what_is_not_resolved_and_leaves_the_rest_to_be_taken()
 
 
 def test_numbers_are_unique_over_all_groups_and_confirmed_together() -> None:
-    bindings = Bindings()
+    bindings = PendingEvents()
     groups = [Group(bindings=bindings) for _ in range(2)]
     members = [group.join("a") for group in groups]
     seqs = []
@@ -871,7 +871,7 @@ def test_numbers_are_unique_over_all_groups_and_confirmed_together() -> None:
 
 
 def test_numbers_that_are_done_take_no_room() -> None:
-    bindings = Bindings()
+    bindings = PendingEvents()
     group = Group(bindings=bindings)
     member, other = group.join("a"), group.join("b")
     group.send("e1")
@@ -992,7 +992,7 @@ def test_what_is_refused_is_found_behind_older_events_that_still_wait() -> None:
 
 
 def test_a_key_binds_for_the_group_that_it_means_last_and_a_member_for_its_own() -> None:
-    bindings = Bindings()
+    bindings = PendingEvents()
     first, second = Group(bindings=bindings), Group(bindings=bindings)
     members = first.join("a"), second.join("a")
     for group, member in zip((first, second), members, strict=True):

@@ -11,7 +11,7 @@ import pytest
 
 from tidemill.core.streams.group import StreamGroup
 from tidemill.core.streams.members import Cause, Member, StreamLimits
-from tidemill.core.streams.pending_events import Bindings
+from tidemill.core.streams.pending_events import PendingEvents
 
 TIMEOUT = 1000.0
 BACKLOG = 20
@@ -29,7 +29,7 @@ class Crowded:
     """
 
     def __init__(self, outstanding: int) -> None:
-        self.bindings = Bindings()
+        self.bindings = PendingEvents()
         self.group: StreamGroup[str, int, int] = StreamGroup(
             StreamLimits(BACKLOG, TIMEOUT, 10**6), self.bindings, Home()
         )

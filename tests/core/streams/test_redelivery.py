@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from tidemill.core.retry import Backoff
 from tidemill.core.streams.offset_metadata import decode_note, encode_note
 from tidemill.core.streams.redelivery import Redelivery
-from tidemill.core.streams.redelivery_items import Commit, Delivery, RedeliveryLimits, Skip, Verdict, verdict
+from tidemill.core.streams.redelivery_items import (
+    Commit,
+    Delivery,
+    RedeliveryLimits,
+    RedeliveryVerdict,
+    Skip,
+    judge_outcome,
+)
 
 HALF = 1 << 31
 Log = Redelivery[str, int]
@@ -34,12 +41,12 @@ def admitted(log: Log, offset: int, lane: str = "a") -> Delivery[str, int]:
 
 
 def fail(log: Log, delivery: Delivery[str, int], now: float = 0.0, *who: str) -> bool:
-    return log.resolve(delivery, Verdict.FAILED, now, HALF, who)
+    return log.resolve(delivery, RedeliveryVerdict.FAILED, now, HALF, who)
 
 
 def clean(log: Log, *deliveries: Delivery[str, int]) -> None:
     for delivery in deliveries:
-        assert log.resolve(delivery, Verdict.CLEAN, 0.0, 0) is False
+        assert log.resolve(delivery, RedeliveryVerdict.CLEAN, 0.0, 0) is False
 
 
 def floors(log: Log) -> dict[str, int]:
@@ -49,19 +56,19 @@ def floors(log: Log) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("counts", "expected"),
     [
-        ((1, 0, 0), Verdict.CLEAN),
-        ((5, 1, 0), Verdict.FAILED),
-        ((5, 1, 1), Verdict.REJECTED),
-        ((0, 0, 1), Verdict.REJECTED),
-        ((0, 0, 0), Verdict.UNSEEN),
-        ((0, 2, 0, 1), Verdict.FAILED),
-        ((0, 2, 0, 2), Verdict.UNREAD),
-        ((5, 1, 0, 1), Verdict.UNREAD),
-        ((0, 1, 1, 1), Verdict.REJECTED),
+        ((1, 0, 0), RedeliveryVerdict.CLEAN),
+        ((5, 1, 0), RedeliveryVerdict.FAILED),
+        ((5, 1, 1), RedeliveryVerdict.REJECTED),
+        ((0, 0, 1), RedeliveryVerdict.REJECTED),
+        ((0, 0, 0), RedeliveryVerdict.UNSEEN),
+        ((0, 2, 0, 1), RedeliveryVerdict.FAILED),
+        ((0, 2, 0, 2), RedeliveryVerdict.UNREAD),
+        ((5, 1, 0, 1), RedeliveryVerdict.UNREAD),
+        ((0, 1, 1, 1), RedeliveryVerdict.REJECTED),
     ],
 )
 def test_a_reject_outweighs_a_failure_a_failure_what_was_left_unread_and_that_any_number_of_acks(counts, expected):
-    assert verdict(*counts) is expected
+    assert judge_outcome(*counts) is expected
 
 
 def test_clean_offsets_move_the_floor_in_order_only():
@@ -104,7 +111,7 @@ def test_a_redelivery_waits_for_its_backoff():
 
 
 def unread(log: Log, delivery: Delivery[str, int], now: float = 0.0, *who: str) -> bool:
-    return log.resolve(delivery, Verdict.UNREAD, now, HALF, who)
+    return log.resolve(delivery, RedeliveryVerdict.UNREAD, now, HALF, who)
 
 
 @pytest.mark.parametrize("resolve", [fail, unread])
@@ -213,14 +220,14 @@ def test_only_failures_count_of_an_offset_that_is_also_left_unread():
 
 def test_an_offset_that_nobody_looked_at_waits_for_somebody_to_join_and_counts_as_no_failure():
     log, (a,) = log_of(0, who=("t",))
-    assert log.resolve(a, Verdict.UNSEEN, 0.0, HALF) is False
+    assert log.resolve(a, RedeliveryVerdict.UNSEEN, 0.0, HALF) is False
     assert log.take(50.0) == []
     assert log.overdue(60.0).missing == frozenset()
     log.joined("u")
     (again,) = log.take(50.0)
     assert (again.failures, again.unread) == (0, 1)
     log.joined("v")
-    log.resolve(again, Verdict.UNSEEN, 50.0, HALF)
+    log.resolve(again, RedeliveryVerdict.UNSEEN, 50.0, HALF)
     assert log.due() == 52.0, "somebody joined since: only the backoff counts, and it grows"
     (third,) = log.take(52.0)
     fail(log, third, 52.0)
@@ -244,7 +251,7 @@ def test_an_offset_is_dead_lettered_after_its_last_redelivery_failed():
 
 def test_a_rejected_offset_is_dead_lettered_at_once_and_holds_the_floor_until_that_is_confirmed():
     log, (a, b) = log_of(0, 1)
-    assert log.resolve(a, Verdict.REJECTED, 0.0, 0) is True
+    assert log.resolve(a, RedeliveryVerdict.REJECTED, 0.0, 0) is True
     clean(log, b)
     assert floors(log) == {"a": 0}
     assert log.open == 1
@@ -279,7 +286,7 @@ def test_a_lane_that_went_away_takes_its_redeliveries_and_its_outcomes_along():
     log.left("t")
     fail(log, a, 0.0, "t")
     fail(log, b, 0.0)
-    assert log.resolve(c, Verdict.REJECTED, 0.0, 0) is True
+    assert log.resolve(c, RedeliveryVerdict.REJECTED, 0.0, 0) is True
     log.revoke("a")
     log.revoke("a")
     clean(log, a, b)
@@ -403,7 +410,7 @@ SUBSCRIBERS = ("t", "u", "v")
 PARTITION = st.lists(st.sampled_from((True, True, False)), min_size=1, max_size=40)
 
 
-@pytest.mark.parametrize("kind", [Verdict.FAILED, Verdict.UNREAD])
+@pytest.mark.parametrize("kind", [RedeliveryVerdict.FAILED, RedeliveryVerdict.UNREAD])
 def test_what_others_accepted_is_clean_once_all_who_did_not_are_gone_for_good(kind):
     log, (first, second) = log_of(0, 1, who=("a", "b"))
     log.left("a"), log.joined("a")
@@ -423,7 +430,7 @@ def test_what_others_accepted_is_clean_once_all_who_did_not_are_gone_for_good(ki
 def test_what_fails_because_of_who_was_gone_by_then_is_clean_if_others_accepted_it():
     log, (delivery,) = log_of(0, who=("a",))
     log.gone("a")
-    log.resolve(delivery, Verdict.FAILED, 0.0, HALF, ("a",), accepted=True)
+    log.resolve(delivery, RedeliveryVerdict.FAILED, 0.0, HALF, ("a",), accepted=True)
     assert log.open == 0
 
 
@@ -431,14 +438,14 @@ def test_who_is_gone_after_a_redelivery_or_a_revoke_changes_nothing():
     log, (delivery, other) = log_of(0, 1, who=("a",))
     log.left("a"), log.joined("a")
     for one in (delivery, other):
-        log.resolve(one, Verdict.FAILED, 0.0, HALF, ("a",), accepted=True)
+        log.resolve(one, RedeliveryVerdict.FAILED, 0.0, HALF, ("a",), accepted=True)
     [again, _] = log.take(1000.0)
     log.gone("a")
     assert log.open == 2
-    log.resolve(again, Verdict.CLEAN, 1000.0, HALF)
+    log.resolve(again, RedeliveryVerdict.CLEAN, 1000.0, HALF)
     assert log.open == 1
     log.joined("b")
-    log.resolve(admitted(log, 2), Verdict.FAILED, 0.0, HALF, ("b",), accepted=True)
+    log.resolve(admitted(log, 2), RedeliveryVerdict.FAILED, 0.0, HALF, ("b",), accepted=True)
     log.revoke("a")
     log.gone("b")
     assert log.open == 0
@@ -537,16 +544,16 @@ class World:
         delivery, members, sent_at = self.flying.pop(self.chance.randrange(len(self.flying)))
         awaited: frozenset[str] = frozenset()
         if not members:
-            result = Verdict.UNSEEN
+            result = RedeliveryVerdict.UNSEEN
         elif kind == "reject":
-            result = Verdict.REJECTED
+            result = RedeliveryVerdict.REJECTED
         elif kind in ("fail", "unread"):
-            result = Verdict.FAILED if kind == "fail" else Verdict.UNREAD
+            result = RedeliveryVerdict.FAILED if kind == "fail" else RedeliveryVerdict.UNREAD
             awaited = frozenset(self.chance.sample(sorted(members), self.chance.randint(1, len(members))))
         else:
-            result = Verdict.CLEAN
+            result = RedeliveryVerdict.CLEAN
             self.done.add(delivery.offset)
-        if result in (Verdict.FAILED, Verdict.REJECTED):
+        if result in (RedeliveryVerdict.FAILED, RedeliveryVerdict.REJECTED):
             self.blamed.add(delivery.offset)
         early = self.chance.random() < 0.5
         if early:

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill.core.supervision.slot_events import Ending
-from tidemill.core.supervision.slot_group import Begin, Consume, DrainSlot, Go, Roster, RunFinished
+from tidemill.core.supervision.slot_group import Begin, Consume, DrainSlot, Go, RunFinished, SlotGroup
 
 
 def test_slot_0_is_ready_before_the_others_begin_and_all_subscribe_together() -> None:
-    roster = Roster(4)
+    roster = SlotGroup(4)
     assert roster.connected(3) == []
     assert roster.connected(2) == []
     assert roster.connected(0) == [Begin(0)]
@@ -49,7 +49,7 @@ def test_a_slot_without_partitions_is_waited_for_5_seconds() -> None:
 
 
 def test_a_slot_that_is_not_ready_holds_up_the_others_for_5_seconds() -> None:
-    roster = Roster(3)
+    roster = SlotGroup(3)
     assert roster.due is None
     assert roster.tick(50.0) == []
     for slot in (0, 1):
@@ -62,7 +62,7 @@ def test_a_slot_that_is_not_ready_holds_up_the_others_for_5_seconds() -> None:
 
 
 def test_a_slot_alone_waits_for_nobody() -> None:
-    roster = Roster(1)
+    roster = SlotGroup(1)
     roster.connected(0)
     assert not roster.holding
     assert roster.ready(0, 100.0) == [Go(0)]
@@ -95,9 +95,9 @@ def test_nobody_is_let_go_on_by_time_or_partitions_while_the_pipeline_drains() -
     assert roster.tick(200.0) == []
 
 
-def subscribed(slots: int, partitions: int | None = None) -> Roster:
+def subscribed(slots: int, partitions: int | None = None) -> SlotGroup:
     """Return a roster whose slots all subscribed, slot 0 being ready at 100."""
-    roster = Roster(slots, partitions)
+    roster = SlotGroup(slots, partitions)
     for slot in range(slots):
         roster.connected(slot)
     for slot in range(slots):
@@ -106,7 +106,7 @@ def subscribed(slots: int, partitions: int | None = None) -> Roster:
 
 
 def test_a_drain_goes_to_every_slot_and_nothing_begins_after_it() -> None:
-    roster = Roster(2)
+    roster = SlotGroup(2)
     roster.connected(1)
     assert roster.drain() == [DrainSlot(0), DrainSlot(1)]
     assert roster.draining
@@ -118,7 +118,7 @@ def test_a_drain_goes_to_every_slot_and_nothing_begins_after_it() -> None:
 
 
 def test_a_slot_that_finished_for_a_reason_of_its_own_ends_the_pipeline_for_that_reason() -> None:
-    roster = Roster(3)
+    roster = SlotGroup(3)
     assert roster.finished(1, Ending.FENCED, "taken") == [DrainSlot(0), DrainSlot(2)]
     assert roster.finished(1, Ending.FENCED, "taken") == []
     assert roster.finished(0, Ending.CRASHED, "later") == []
@@ -138,7 +138,7 @@ calls = st.lists(
 def test_a_run_ends_once_after_its_last_slot_and_nobody_overtakes_slot_0(
     slots: int, script: list[tuple[str, int, Ending]]
 ) -> None:
-    roster = Roster(slots)
+    roster = SlotGroup(slots)
     ready_0 = False
     ready: set[int] = set()
     gone: set[int] = set()

@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.core.triggers.http_poll import Answer, judge, retry_after_seconds
+from tidemill.core.triggers.http_poll import PollAnswer, judge_answer, retry_after_seconds
 
 
 @pytest.mark.parametrize("status", [200, 404, 401, 503, 302])
 def test_a_status_that_is_waited_for_is_expected_whatever_it_is(status):
-    assert judge(status, {status}) is Answer.EXPECTED
+    assert judge_answer(status, {status}) is PollAnswer.EXPECTED
 
 
 @pytest.mark.parametrize(
     ("status", "answer"),
     [
-        (202, Answer.NOT_YET),
-        (404, Answer.NOT_YET),
-        (409, Answer.NOT_YET),
-        (408, Answer.FAILED),
-        (429, Answer.FAILED),
-        (500, Answer.FAILED),
-        (503, Answer.FAILED),
-        (301, Answer.REFUSED),
-        (400, Answer.REFUSED),
-        (401, Answer.REFUSED),
-        (403, Answer.REFUSED),
+        (202, PollAnswer.NOT_YET),
+        (404, PollAnswer.NOT_YET),
+        (409, PollAnswer.NOT_YET),
+        (408, PollAnswer.FAILED),
+        (429, PollAnswer.FAILED),
+        (500, PollAnswer.FAILED),
+        (503, PollAnswer.FAILED),
+        (301, PollAnswer.REFUSED),
+        (400, PollAnswer.REFUSED),
+        (401, PollAnswer.REFUSED),
+        (403, PollAnswer.REFUSED),
     ],
 )
 def test_other_statuses_are_waited_out_tried_again_or_refused(status, answer):
-    assert judge(status, {200}) is answer
+    assert judge_answer(status, {200}) is answer
 
 
 @pytest.mark.parametrize(

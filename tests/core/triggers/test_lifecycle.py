@@ -9,10 +9,10 @@ from tidemill.core.triggers.lifecycle import (
     HEALTHY_SECONDS,
     CancelReason,
     Ending,
+    EndVerdict,
     Next,
     Restart,
     TriggerLife,
-    Verdict,
 )
 
 MOST = (1 << 32) - 1
@@ -21,33 +21,33 @@ SHORTEST, LONGEST = BACKOFF.initial_seconds, BACKOFF.maximum_seconds
 
 @pytest.mark.parametrize("restart", [Restart.ON_FAILURE, Restart.NEVER])
 def test_who_fired_and_returned_is_finished(restart):
-    assert TriggerLife(restart).ended(Ending.RETURNED, 1, 0.0, 0) == Next(Verdict.FINISHED, None, anew=True)
+    assert TriggerLife(restart).ended(Ending.RETURNED, 1, 0.0, 0) == Next(EndVerdict.FINISHED, None, anew=True)
 
 
 def test_with_always_it_runs_again_from_its_beginning_after_a_pause():
     following = TriggerLife(Restart.ALWAYS).ended(Ending.RETURNED, 3, 5.0, 0)
-    assert following == Next(Verdict.FINISHED, SHORTEST, anew=True)
+    assert following == Next(EndVerdict.FINISHED, SHORTEST, anew=True)
 
 
 @pytest.mark.parametrize("events", [0, 1])
 def test_with_always_who_took_an_event_from_its_stream_and_returned_begins_again_at_once(events):
     life = TriggerLife(Restart.ALWAYS)
     life.ended(Ending.RAISED, 0, 0.0, MOST)
-    assert life.ended(Ending.RETURNED, events, 0.0, MOST, taken=1) == Next(Verdict.FINISHED, 0.0, anew=True)
+    assert life.ended(Ending.RETURNED, events, 0.0, MOST, taken=1) == Next(EndVerdict.FINISHED, 0.0, anew=True)
     # It worked, so the pauses start over.
     assert life.ended(Ending.RAISED, events, 0.0, MOST, taken=1).pause_seconds == pytest.approx(SHORTEST)
 
 
 @pytest.mark.parametrize("restart", [Restart.ON_FAILURE, Restart.NEVER])
 def test_without_always_who_took_an_event_and_fired_nothing_has_failed(restart):
-    assert TriggerLife(restart).ended(Ending.RETURNED, 0, 0.0, 0, taken=1).verdict is Verdict.FAILED
+    assert TriggerLife(restart).ended(Ending.RETURNED, 0, 0.0, 0, taken=1).verdict is EndVerdict.FAILED
 
 
 @pytest.mark.parametrize(("ending", "events"), [(Ending.RAISED, 0), (Ending.RAISED, 5), (Ending.RETURNED, 0)])
 def test_who_raised_or_fired_nothing_has_failed(ending, events):
-    assert TriggerLife(Restart.NEVER).ended(ending, events, 0.0, 0) == Next(Verdict.FAILED)
+    assert TriggerLife(Restart.NEVER).ended(ending, events, 0.0, 0) == Next(EndVerdict.FAILED)
     again = TriggerLife(Restart.ON_FAILURE).ended(ending, events, 0.0, 0)
-    assert (again.verdict, again.anew) == (Verdict.FAILED, False)
+    assert (again.verdict, again.anew) == (EndVerdict.FAILED, False)
     assert again.pause_seconds is not None
 
 
@@ -66,8 +66,8 @@ def test_who_was_cancelled_runs_again_only_after_a_timeout(restart, reason):
     following = TriggerLife(restart).cancelled(reason, 0)
     runs_again = reason is CancelReason.TIMEOUT and restart is not Restart.NEVER
     assert (following.pause_seconds is not None) is runs_again
-    expected = {CancelReason.TIMEOUT: Verdict.FAILED, CancelReason.DONE: Verdict.FINISHED}
-    assert following.verdict is expected.get(reason, Verdict.CANCELLED)
+    expected = {CancelReason.TIMEOUT: EndVerdict.FAILED, CancelReason.DONE: EndVerdict.FINISHED}
+    assert following.verdict is expected.get(reason, EndVerdict.CANCELLED)
 
 
 @given(

@@ -3,11 +3,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.core.triggers.pausable_clock import HeldClock
+from tidemill.core.triggers.pausable_clock import PausableClock
 
 
 def test_it_goes_on_where_it_was_held():
-    clock = HeldClock()
+    clock = PausableClock()
     assert clock.read(5.0) == 5.0
     clock.hold(10.0)
     clock.hold(12.0)
@@ -19,7 +19,7 @@ def test_it_goes_on_where_it_was_held():
 
 @given(st.lists(st.tuples(st.sampled_from(["hold", "release", "read"]), st.integers(0, 100))))
 def test_it_counts_exactly_the_time_in_which_it_was_not_held(steps):
-    clock, now, counted, held = HeldClock(), 0, 0, False
+    clock, now, counted, held = PausableClock(), 0, 0, False
     for what, seconds in steps:
         now += seconds
         counted += 0 if held else seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.core.triggers.stable_files import Settling, Version
+from tidemill.core.triggers.stable_files import StableFiles, Version
 
 
 def version(number: int) -> Version:
@@ -13,7 +13,7 @@ def version(number: int) -> Version:
 
 
 def test_a_file_is_told_once_when_it_has_not_changed_for_long_enough():
-    settling = Settling(2.0)
+    settling = StableFiles(2.0)
     assert settling.due() is None
     settling.see("a", version(1), 0.0)
     settling.see("a", version(2), 1.0)
@@ -29,7 +29,7 @@ def test_a_file_is_told_once_when_it_has_not_changed_for_long_enough():
 
 
 def test_a_file_that_changes_after_it_was_told_is_told_again():
-    settling = Settling(0.0)
+    settling = StableFiles(0.0)
     settling.see("a", version(1), 0.0)
     assert settling.take(0.0) == [("a", version(1))]
     settling.see("a", version(2), 1.0)
@@ -37,14 +37,14 @@ def test_a_file_that_changes_after_it_was_told_is_told_again():
 
 
 def test_what_is_known_is_not_told_before_it_changes():
-    settling = Settling(1.0)
+    settling = StableFiles(1.0)
     settling.know_all({"a": version(1), "b": version(1)}, 0.0)
     settling.see_all({"a": version(1), "b": version(2)}, 1.0)
     assert settling.take(5.0) == [("b", version(2))]
 
 
 def test_a_file_that_went_is_forgotten():
-    settling = Settling(1.0)
+    settling = StableFiles(1.0)
     settling.see("a", version(1), 0.0)
     settling.see("b", version(1), 0.0)
     settling.see("a", None, 0.5)
@@ -57,7 +57,7 @@ def test_a_file_that_went_is_forgotten():
 
 
 def test_the_older_file_comes_first_and_then_the_smaller_name():
-    settling = Settling(1.0)
+    settling = StableFiles(1.0)
     settling.see_all({"c": version(1), "b": version(2), "a": version(2)}, 0.0)
     assert [path for path, _ in settling.take(1.0)] == ["c", "a", "b"]
 
@@ -71,7 +71,7 @@ def test_the_older_file_comes_first_and_then_the_smaller_name():
     )
 )
 def test_whatever_happens_versions_are_told_once_and_never_too_early(steps):
-    settling = Settling(1.0)
+    settling = StableFiles(1.0)
     there: dict[str, tuple[Version, float]] = {}
     told: set[tuple[str, Version, float]] = set()
     now = 0.0

@@ -12,18 +12,18 @@ from tests.services.triggerer.hosted import DID
 from tests.services.triggerer.hosts import spec, until
 
 from tidemill.core.retry import Backoff
-from tidemill.core.triggers.event_plan import Outcome, Refusal, Refused, Stored
+from tidemill.core.triggers.event_plan import Refusal, Refused, Stored, StoreOutcome
 from tidemill.core.triggers.group_commit import Standing
 from tidemill.core.triggers.lifecycle import CancelReason
 from tidemill.services.triggerer.run import TriggerRun
-from tidemill.services.triggerer.state_writer import Mark
+from tidemill.services.triggerer.state_writer import StateChange
 from tidemill.store.records import TriggerSpec, TriggerState
 from tidemill.triggers.streams.manager import SharedStreamManager
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
 
-class Place:
+class RunServices:
     """A host of one trigger, whose store answers by hand."""
 
     standing = Standing.OPEN
@@ -32,18 +32,18 @@ class Place:
     def __init__(self) -> None:
         self.manager = SharedStreamManager(seat_seconds=60.0)
         self.events = self
-        self.marks: list[Mark] = []
-        self.unanswered: list[Callable[[Outcome], None]] = []
+        self.marks: list[StateChange] = []
+        self.unanswered: list[Callable[[StoreOutcome], None]] = []
 
     def add(
-        self, trigger_id: int, token: int, payload: str, identity: str | None, done: Callable[[Outcome], None]
+        self, trigger_id: int, token: int, payload: str, identity: str | None, done: Callable[[StoreOutcome], None]
     ) -> None:
         self.unanswered.append(done)
 
     async def wait_open(self) -> None:
         return
 
-    def mark(self, mark: Mark) -> None:
+    def mark(self, mark: StateChange) -> None:
         self.marks.append(mark)
 
     async def note_made(self, runs: Iterable[TriggerRun]) -> None:
@@ -63,7 +63,7 @@ async def end(run: TriggerRun, task: asyncio.Task[None]) -> None:
 
 
 async def test_one_that_is_cancelled_before_its_first_step_is_cleaned_up_all_the_same() -> None:
-    place = Place()
+    place = RunServices()
     run, task = place.run(spec("counts", hosted.Counting, then="wait"))
     await end(run, task)
     assert DID["counts"] == ["on_kill", "cleanup"]
@@ -82,7 +82,7 @@ async def test_one_that_ends_for_its_timeout_does_not_run_again_if_it_is_cancell
             await cleaned.wait()
 
     monkeypatch.setattr(hosted, "Slow", Slow, raising=False)
-    place = Place()
+    place = RunServices()
     run, task = place.run(spec("slow", Slow, "on-failure", then="wait"))
     await until(lambda: DID["slow"] == ["run", "yielded"])
     run.cancel(CancelReason.TIMEOUT)
@@ -108,7 +108,7 @@ async def test_a_refused_event_is_not_blamed_on_the_raw_event_that_its_trigger_i
     }
     for name, method in told.items():
         monkeypatch.setattr(upstream, name, method, raising=False)
-    place = Place()
+    place = RunServices()
     run, task = place.run(spec("shares", hosted.Sharing, "on-failure", upstream=upstream.name, stuck_on=1))
     upstream.items.put_nowait(0)
     upstream.items.put_nowait(1)
@@ -124,7 +124,7 @@ async def test_a_refused_event_is_not_blamed_on_the_raw_event_that_its_trigger_i
 
 
 async def test_one_that_is_stopped_while_its_last_event_is_refused_says_that_it_was_stopped() -> None:
-    place = Place()
+    place = RunServices()
     run, task = place.run(spec("counts", hosted.Counting))
     await until(lambda: place.unanswered and DID["counts"][-1:] == ["cleanup"])
     await asyncio.sleep(0)
@@ -136,7 +136,7 @@ async def test_one_that_is_stopped_while_its_last_event_is_refused_says_that_it_
 
 
 async def test_one_that_finishes_reports_so_when_its_last_event_is_stored() -> None:
-    place = Place()
+    place = RunServices()
     _, task = place.run(spec("counts", hosted.Counting))
     await until(lambda: DID["counts"][-1:] == ["cleanup"])
     assert not place.marks

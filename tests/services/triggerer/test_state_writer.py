@@ -11,7 +11,7 @@ from tests.store.helpers import claim, registered
 
 from tidemill.core.errors import RemoteError
 from tidemill.core.retry import Backoff
-from tidemill.services.triggerer.state_writer import CHUNK_COUNT, Mark, Marks
+from tidemill.services.triggerer.state_writer import CHUNK_COUNT, StateChange, StateWriter
 from tidemill.store.database import Database
 from tidemill.store.queries.triggers import find_triggers
 from tidemill.store.records import TriggerState
@@ -65,15 +65,15 @@ async def states(line: Limited, count: int) -> set[TriggerState]:
     return {record.state for record in records}
 
 
-def quick(line: Limited) -> Marks:
-    return Marks(line, Backoff(0.001, 0.002))
+def quick(line: Limited) -> StateWriter:
+    return StateWriter(line, Backoff(0.001, 0.002))
 
 
 async def test_a_chunk_that_takes_too_long_is_halved_until_it_does_not(line: Limited, database: Database) -> None:
     tokens, line.limit = await running(database, 100), 30
     marks = quick(line)
     for number, token in tokens.items():
-        marks.put(Mark(number, token, TriggerState.FINISHED))
+        marks.put(StateChange(number, token, TriggerState.FINISHED))
     await marks.settled()
 
     assert line.sizes[:3] == [100, 50, 25]
@@ -84,7 +84,7 @@ async def test_after_an_outage_chunks_grow_again(line: Limited, database: Databa
     tokens, line.failures = await running(database, 300), 20
     marks = quick(line)
     for number, token in tokens.items():
-        marks.put(Mark(number, token, TriggerState.FINISHED))
+        marks.put(StateChange(number, token, TriggerState.FINISHED))
     await marks.settled()
 
     assert line.sizes[20:25] == [1, 2, 4, 8, 16]
@@ -96,7 +96,7 @@ async def test_a_report_that_is_refused_keeps_no_other_from_being_written(line: 
     [unlucky, *others] = tokens
     marks = quick(line)
     for number, token in tokens.items():
-        marks.put(Mark(number, token, TriggerState.FAILED, None, "bad" if number == unlucky else "good"))
+        marks.put(StateChange(number, token, TriggerState.FAILED, None, "bad" if number == unlucky else "good"))
     await marks.settled()
 
     records = await line.read(lambda c: find_triggers(c, [f"t{n}" for n in range(20)]))
@@ -109,9 +109,9 @@ async def test_the_last_report_of_a_trigger_counts(line: Limited, database: Data
     marks = quick(line)
     for state in (TriggerState.FINISHED, TriggerState.FAILED, TriggerState.RUNNING, TriggerState.CANCELLED):
         for number, token in tokens.items():
-            marks.put(Mark(number, token, state))
+            marks.put(StateChange(number, token, state))
     for number, token in tokens.items():
-        marks.put(Mark(number, token - 1, TriggerState.FINISHED))
+        marks.put(StateChange(number, token - 1, TriggerState.FINISHED))
     await marks.settled()
 
     assert await states(line, 3) == {TriggerState.CANCELLED}

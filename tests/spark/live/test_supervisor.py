@@ -24,7 +24,7 @@ from tidemill.pipeline.reports.history import HistoryStatus, HistoryWriter
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.link_messages import LinkAddress
 from tidemill.spark.engine.process import EngineJob
-from tidemill.spark.live.supervisor import LiveSlots
+from tidemill.spark.live.supervisor import Supervisor
 from tidemill.spark.progress import EngineStatus
 from tidemill.spark.session.packaging import pack_handler
 from tidemill.spark.session.session import Spark
@@ -80,7 +80,7 @@ class Running:
             return EngineJob(slot, job_token, "w", address, settings, packed, {}, f"fake_engine:{factory}")
 
         self.ends: queue.SimpleQueue[RunFinished] = queue.SimpleQueue()
-        self.live = LiveSlots(spark, "w", count, make_job, self.ends.put, SlotLimits(**limits))
+        self.live = Supervisor(spark, "w", count, make_job, self.ends.put, SlotLimits(**limits))
         self.live.start()
 
     def engine(self, slot: int) -> EngineStatus:

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from tidemill.triggers.streams.manager import AdvanceItem, AdvanceOutcome, SharedStreamProducer
-from tidemill.triggers.streams.observer import Attendance
+from tidemill.triggers.streams.observer import SubscriberObserver
 
 CLEAN = AdvanceOutcome(1, 0, 0)
 FAILED = AdvanceOutcome(1, 1, 0)
@@ -102,7 +102,7 @@ class AckPlace(Place):
 
     def open(self) -> Pulled:
         self.producer = producer = self.make()
-        if isinstance(producer, Attendance):
+        if isinstance(producer, SubscriberObserver):
             producer.subscriber_joined("t")
         return Pulled(producer.open_stream(), producer.aclose)
 

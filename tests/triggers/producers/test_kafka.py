@@ -27,7 +27,7 @@ from tidemill.triggers.producers.kafka import AbsentSubscriberError, KafkaStream
 from tidemill.triggers.producers.kafka_member import member_id
 from tidemill.triggers.streams.api import LIST_NAME
 from tidemill.triggers.streams.manager import AdvanceItem, AdvanceOutcome
-from tidemill.triggers.streams.observer import Attendance
+from tidemill.triggers.streams.observer import SubscriberObserver
 
 CLEAN = AdvanceOutcome(1, 0, 0)
 FAILED = AdvanceOutcome(2, 1, 0)
@@ -426,7 +426,7 @@ def test_a_list_that_changes_hands_keeps_its_member_whatever_the_hosts_are_calle
 
 
 def test_the_producer_is_told_who_is_there():
-    assert issubclass(KafkaStreamProducer, Attendance)
+    assert issubclass(KafkaStreamProducer, SubscriberObserver)
 
 
 async def test_a_stream_that_was_never_opened_closes_at_once():

@@ -75,7 +75,7 @@ def counts(name: str, written_for: str, outcomes_id: str | None, named: str | No
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class JournalEntry:
     """How far a redrive is in one file.
 
     Attributes:
@@ -91,7 +91,7 @@ class Entry:
     note: str
 
 
-def journal_text(entries: Iterable[Entry]) -> str:
+def journal_text(entries: Iterable[JournalEntry]) -> str:
     """Return entries as lines of a journal."""
     return "".join(
         json.dumps(
@@ -103,23 +103,23 @@ def journal_text(entries: Iterable[Entry]) -> str:
     )
 
 
-def journal_entries(text: str) -> dict[str, Entry]:
+def journal_entries(text: str) -> dict[str, JournalEntry]:
     """Return the last entry of each file.
 
     Raises:
         ValueError: A line is not that of a journal; the text says which.
 
     Example:
-        >>> journal_entries(journal_text([Entry("a", "m", 3, "")]) + '{"torn')
-        {'a': Entry(file='a', mark='m', position=3, note='')}
+        >>> journal_entries(journal_text([JournalEntry("a", "m", 3, "")]) + '{"torn')
+        {'a': JournalEntry(file='a', mark='m', position=3, note='')}
     """
     *lines, _torn = text.split("\n")
-    found: dict[str, Entry] = {}
+    found: dict[str, JournalEntry] = {}
     for number, line in enumerate(lines, 1):
         try:
             content = json.loads(line)
             known = content["tidemill"] == _VERSION
-            entry = Entry(
+            entry = JournalEntry(
                 str(content["file"]), str(content["mark"]), max(0, int(content["position"])), str(content["note"])
             )
         except (ValueError, TypeError, KeyError):

@@ -140,7 +140,7 @@ def identity(topic: str, brokers: str, target: str, criteria: Criteria) -> str:
     return hashlib.sha256(words.encode()).hexdigest()[:16]
 
 
-def judge(facts: Facts, criteria: Criteria, target: Target, max_redrives: int) -> Why | None:
+def judge_letter(facts: Facts, criteria: Criteria, target: Target, max_redrives: int) -> Why | None:
     """Return why a letter is not sent, None if it is.
 
     Example:

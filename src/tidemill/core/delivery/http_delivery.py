@@ -26,7 +26,7 @@ _DATES = (
 )
 
 
-class Verdict(enum.Enum):
+class HttpVerdict(enum.Enum):
     """What becomes of a payload after an answer."""
 
     DELIVERED = "delivered"
@@ -35,7 +35,7 @@ class Verdict(enum.Enum):
     OVERLOADED = "overloaded"
 
 
-def judge(status: int, *, deleting: bool = False, again: bool = False) -> Verdict:
+def judge_response(status: int, *, deleting: bool = False, again: bool = False) -> HttpVerdict:
     """Return what a status means.
 
     Args:
@@ -48,10 +48,10 @@ def judge(status: int, *, deleting: bool = False, again: bool = False) -> Verdic
         ['delivered', 'refused', 'refused', 'again', 'again', 'overloaded']
     """
     if 200 <= status < 300 or (deleting and (status == 410 or (status == 404 and again))):
-        return Verdict.DELIVERED
+        return HttpVerdict.DELIVERED
     if status in _OVERLOADED:
-        return Verdict.OVERLOADED
-    return Verdict.AGAIN if status >= 500 or status in _PASSING else Verdict.REFUSED
+        return HttpVerdict.OVERLOADED
+    return HttpVerdict.AGAIN if status >= 500 or status in _PASSING else HttpVerdict.REFUSED
 
 
 def answer_text(content: bytes, content_type: str | None = None, content_encoding: str | None = None) -> str:

@@ -30,7 +30,7 @@ class StagedState(enum.Enum):
 
 
 class Staged(Generic[LaneT, ResultT]):
-    """One result and its span. Read it; only `Staging` changes it.
+    """One result and its span. Read it; only `PendingRecords` changes it.
 
     Attributes:
         lane: Its lane.
@@ -61,11 +61,11 @@ class _Line(Generic[LaneT, ResultT]):
         self.in_flight: list[Staged[LaneT, ResultT]] = []
 
 
-class Staging(Generic[LaneT, ResultT]):
+class PendingRecords(Generic[LaneT, ResultT]):
     """Lanes of staged results.
 
     Example:
-        >>> staging: Staging[str, str] = Staging()
+        >>> staging: PendingRecords[str, str] = PendingRecords()
         >>> _ = staging.stage("a", 10, 10, "one"), staging.stage("a", 11, 14, "of two")
         >>> staging.cut("a", [10, 11, 12])
         1

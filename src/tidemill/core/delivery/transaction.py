@@ -32,7 +32,7 @@ class Call(enum.Enum):
     ABORT = "abort"
 
 
-class Answer(enum.Enum):
+class TransactionAnswer(enum.Enum):
     """What it says."""
 
     DONE = "done"
@@ -58,20 +58,20 @@ _NEXT: dict[Call, Call | End] = {
 }
 
 
-def following(call: Call, answer: Answer) -> Call | End:
+def following(call: Call, answer: TransactionAnswer) -> Call | End:
     """Return what follows an answer.
 
     Example:
-        >>> following(Call.OFFSETS, Answer.AGAIN)
+        >>> following(Call.OFFSETS, TransactionAnswer.AGAIN)
         <Call.OFFSETS: 'offsets'>
-        >>> following(Call.COMMIT, Answer.ABORT)
+        >>> following(Call.COMMIT, TransactionAnswer.ABORT)
         <Call.ABORT: 'abort'>
     """
-    if answer is Answer.DONE:
+    if answer is TransactionAnswer.DONE:
         return _NEXT[call]
-    if answer is Answer.AGAIN:
+    if answer is TransactionAnswer.AGAIN:
         return call
-    if answer is Answer.ABORT and call is not Call.ABORT:
+    if answer is TransactionAnswer.ABORT and call is not Call.ABORT:
         return Call.ABORT
     return End.FATAL
 
@@ -100,12 +100,12 @@ class Transaction(Generic[LaneT]):
 
     Example:
         >>> transaction = Transaction({"a": 10, "b": 20})
-        >>> transaction.answered(Answer.DONE), transaction.call
+        >>> transaction.answered(TransactionAnswer.DONE), transaction.call
         (None, <Call.SEND: 'send'>)
         >>> transaction.give_up({"b"}), transaction.call
         (None, <Call.ABORT: 'abort'>)
         >>> transaction.forget({"b"})
-        >>> transaction.answered(Answer.DONE), transaction.offsets
+        >>> transaction.answered(TransactionAnswer.DONE), transaction.offsets
         (<End.ABORTED: 'aborted'>, {'a': 10})
     """
 
@@ -117,7 +117,7 @@ class Transaction(Generic[LaneT]):
         self.lanes = frozenset(offsets)
         self.offsets = dict(offsets)
 
-    def answered(self, answer: Answer) -> End | None:
+    def answered(self, answer: TransactionAnswer) -> End | None:
         """Take the answer to `call`; return how the transaction ended, if it did."""
         return self._go_on(following(self.call, answer))
 
@@ -159,14 +159,14 @@ def fenced(open_seconds: float, timeout_seconds: float) -> Fence:
     return Fence.EXPIRED if open_seconds >= 0.9 * timeout_seconds else Fence.REPLACED
 
 
-class Verdict(enum.Enum):
+class RecordVerdict(enum.Enum):
     """What becomes of a result that the brokers will not take."""
 
     ALONE = "alone"
     REFUSED = "refused"
 
 
-def judged(alone: Sequence[bool]) -> list[Verdict]:
+def judge_records(alone: Sequence[bool]) -> list[RecordVerdict]:
     """Judge the results of one aborted transaction that brokers refused for what they are.
 
     Args:
@@ -177,9 +177,9 @@ def judged(alone: Sequence[bool]) -> list[Verdict]:
 
     Example:
         >>> judged([False, False])
-        [<Verdict.ALONE: 'alone'>, <Verdict.ALONE: 'alone'>]
+        [<RecordVerdict.ALONE: 'alone'>, <RecordVerdict.ALONE: 'alone'>]
         >>> judged([False])
-        [<Verdict.REFUSED: 'refused'>]
+        [<RecordVerdict.REFUSED: 'refused'>]
     """
     only = len(alone) == 1
-    return [Verdict.REFUSED if only or was_alone else Verdict.ALONE for was_alone in alone]
+    return [RecordVerdict.REFUSED if only or was_alone else RecordVerdict.ALONE for was_alone in alone]

@@ -24,7 +24,7 @@ class Scope(enum.StrEnum):
     PIPELINE = "pipeline"
 
 
-class Outcome(enum.Enum):
+class PeriodicOutcome(enum.Enum):
     """How a run ended."""
 
     RETURNED = "returned"
@@ -68,8 +68,8 @@ class Periodic:
             return Stop()
         return Sleep(self.seconds)
 
-    def after(self, outcome: Outcome) -> Sleep | Stop:
+    def after(self, outcome: PeriodicOutcome) -> Sleep | Stop:
         """Return what follows a run."""
-        if outcome is Outcome.RAISED and self.on_error is OnError.STOP:
+        if outcome is PeriodicOutcome.RAISED and self.on_error is OnError.STOP:
             return Stop()
         return Sleep(self.seconds)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CacheEntry:
     """A value as bytes, and the time from which it does not count any more (infinity: never)."""
 
     data: bytes
@@ -48,7 +48,7 @@ class Batch:
     """
 
     clear: bool
-    changes: Mapping[str, Entry | None]
+    changes: Mapping[str, CacheEntry | None]
 
 
 class Load:
@@ -86,11 +86,11 @@ class WriteBehind:
     def __init__(self, max_entries: int) -> None:
         """Start empty, over a store of which nothing is known."""
         self._max = max_entries
-        self._memory: OrderedDict[str, Entry] = OrderedDict()
-        self._changes: dict[str, Entry | None] = {}
+        self._memory: OrderedDict[str, CacheEntry] = OrderedDict()
+        self._changes: dict[str, CacheEntry | None] = {}
         self._in_flight: Batch | None = None
         #: The changes of the batch in flight that still count: later losses take theirs with them.
-        self._underway: dict[str, Entry | None] = {}
+        self._underway: dict[str, CacheEntry | None] = {}
         self._loads: dict[str, Load] = {}
         self._complete = False
         self._failing = False
@@ -112,7 +112,7 @@ class WriteBehind:
         """Whether so many changes wait that they should not wait for their time."""
         return len(self._changes) >= self._max and not self._failing
 
-    def start(self, newest: Iterable[tuple[str, Entry]], everything: bool) -> None:
+    def start(self, newest: Iterable[tuple[str, CacheEntry]], everything: bool) -> None:
         """Take over what the store had.
 
         Args:
@@ -148,7 +148,7 @@ class WriteBehind:
         self._remember(key, entry)
         return entry.data
 
-    def _unsaved(self, key: str) -> Entry | Known:
+    def _unsaved(self, key: str) -> CacheEntry | Known:
         """Look among the changes: the latest first."""
         for changes in (self._changes, self._underway):
             if key in changes:
@@ -165,7 +165,7 @@ class WriteBehind:
             load.readers += 1
         return load
 
-    def loaded(self, load: Load, entry: Entry | None, now: float) -> bytes | Known:
+    def loaded(self, load: Load, entry: CacheEntry | None, now: float) -> bytes | Known:
         """End a read of the store; return what counts, or UNKNOWN if the store has to be asked again.
 
         Args:
@@ -182,7 +182,7 @@ class WriteBehind:
             self._remember(load.key, entry)
         return self.get(load.key, now)
 
-    def _remember(self, key: str, entry: Entry) -> None:
+    def _remember(self, key: str, entry: CacheEntry) -> None:
         self._memory[key] = entry
         self._memory.move_to_end(key)
         if len(self._memory) > self._max:
@@ -191,7 +191,7 @@ class WriteBehind:
 
     # -- writing ----------------------------------------------------------------------------------------------
 
-    def set(self, key: str, entry: Entry) -> None:
+    def set(self, key: str, entry: CacheEntry) -> None:
         """Keep an entry, and have it written."""
         self._remember(key, entry)
         self._change(key, entry)
@@ -201,7 +201,7 @@ class WriteBehind:
         self._memory.pop(key, None)
         self._change(key, None)
 
-    def _change(self, key: str, entry: Entry | None) -> None:
+    def _change(self, key: str, entry: CacheEntry | None) -> None:
         load = self._loads.pop(key, None)
         if load is not None:
             load.overtaken = True

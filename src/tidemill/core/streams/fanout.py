@@ -18,12 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from operator import length_hint
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
-from tidemill.core.streams.lazy_min import Lowest
+from tidemill.core.streams.lazy_min import LazyMin
 
 ItemT = TypeVar("ItemT")
-ReaderT = TypeVar("ReaderT", bound="Reader")  # type: ignore[type-arg]
+ReaderT = TypeVar("ReaderT", bound="LogReader[Any]")
 
 #: Items of a chunk. A slow reader keeps at most this many alive that it has read.
 CHUNK: Final = 256
@@ -40,7 +40,7 @@ class _Chunk(Generic[ItemT]):
         self.next: _Chunk[ItemT] | None = None
 
 
-class Reader(Generic[ItemT]):
+class LogReader(Generic[ItemT]):
     """A place in the log.
 
     Attributes:
@@ -89,7 +89,7 @@ class Fanout(Generic[ItemT, ReaderT]):
 
     Example:
         >>> log = Fanout(max_backlog=2)
-        >>> reader = Reader("a")
+        >>> reader = LogReader("a")
         >>> log.join(reader)
         >>> log.publish("x"), log.more(reader), list(reader.unread)
         ((), True, ['x'])
@@ -102,7 +102,7 @@ class Fanout(Generic[ItemT, ReaderT]):
         if max_backlog < 1:
             raise ValueError(f"max_backlog must be at least 1, not {max_backlog}")
         self._max_backlog = max_backlog
-        self._slowest: Lowest[ReaderT, int] = Lowest(_bounded_position)
+        self._slowest: LazyMin[ReaderT, int] = LazyMin(_bounded_position)
         self._tail: _Chunk[ItemT] = _Chunk(0)
         #: The chunk that is written to, and how many more items can be published before one must `look`. For those
         #: who publish so often that the call matters, and write out the body of `publish`.
@@ -125,7 +125,7 @@ class Fanout(Generic[ItemT, ReaderT]):
         self.room = 1
         self.size += 1
 
-    def follow(self, reader: Reader[ItemT]) -> None:
+    def follow(self, reader: LogReader[ItemT]) -> None:
         """Let somebody read along from now on who is not counted and may be as slow as can be."""
         self._close_chunk()
         reader._place(self._tail)
@@ -137,7 +137,7 @@ class Fanout(Generic[ItemT, ReaderT]):
         reader._place(_Chunk(reader.position))
         self._slowest.note_out()
 
-    def freeze(self, reader: Reader[ItemT]) -> None:
+    def freeze(self, reader: LogReader[ItemT]) -> None:
         """Give a reader nothing more to read; its position stays what it is."""
         reader._place(_Chunk(reader.position))
 
@@ -153,7 +153,7 @@ class Fanout(Generic[ItemT, ReaderT]):
         """Let every reader need `more` before it reads what is published from now on."""
         self._close_chunk()
 
-    def skip_to_end(self, reader: Reader[ItemT]) -> None:
+    def skip_to_end(self, reader: LogReader[ItemT]) -> None:
         """Let a reader go on with what is published from now on."""
         self._close_chunk()
         reader._place(self._tail)
@@ -179,7 +179,7 @@ class Fanout(Generic[ItemT, ReaderT]):
         self._close_chunk()
         self._tail.base += 1
 
-    def more(self, reader: Reader[ItemT]) -> bool:
+    def more(self, reader: LogReader[ItemT]) -> bool:
         """Give a reader that has taken all of `unread` what came after it; tell whether there was anything."""
         chunk = reader._chunk
         if not reader._fresh:
@@ -217,5 +217,5 @@ class Fanout(Generic[ItemT, ReaderT]):
         return late
 
 
-def _bounded_position(reader: Reader[ItemT]) -> int | None:
+def _bounded_position(reader: LogReader[ItemT]) -> int | None:
     return reader.position if reader.present and not reader.exempt else None

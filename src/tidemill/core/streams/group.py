@@ -2,11 +2,11 @@
 
 Events are fanned out to the members that are present (`publish`); each member reads them in order, at its own pace,
 from one shared log (`core.fanout`). The event that a member read last is its *window*; requesting the next one moves it
-past. What a member derives from its window is bound to it by a number (`Bindings`) until it is confirmed as stored. An
-event waits for two things: for the crowd, all of whose places in the log must be behind it, and for each number bound
-to it. `Sent.pending` counts these, whatever the number of members; so an event costs the same for one member and for a
-thousand, and a delivery from which nothing was derived costs nothing here. What is resolved goes through the ledger,
-which hands it out per lane as batches to advance.
+past. What a member derives from its window is bound to it by a number (`PendingEvents`) until it is confirmed as
+stored. An event waits for two things: for the crowd, all of whose places in the log must be behind it, and for each
+number bound to it. `Sent.pending` counts these, whatever the number of members; so an event costs the same for one
+member and for a thousand, and a delivery from which nothing was derived costs nothing here. What is resolved goes
+through the ledger, which hands it out per lane as batches to advance.
 
 A member that will come back keeps a seat (`core.stream_seats`): it stays present, and what is published waits for it.
 
@@ -32,9 +32,9 @@ from collections.abc import Collection, Hashable, Sequence
 from itertools import islice
 from typing import Final, Generic, TypeVar
 
-from tidemill.core.ledger import Batch, Entry, Ledger
-from tidemill.core.streams.fanout import Fanout, Reader
-from tidemill.core.streams.lazy_min import Lowest
+from tidemill.core.ledger import Batch, Ledger, LedgerEntry
+from tidemill.core.streams.fanout import Fanout, LogReader
+from tidemill.core.streams.lazy_min import LazyMin
 from tidemill.core.streams.members import (
     Blame,
     Cause,
@@ -46,7 +46,7 @@ from tidemill.core.streams.members import (
     Sent,
     StreamLimits,
 )
-from tidemill.core.streams.pending_events import Bindings
+from tidemill.core.streams.pending_events import PendingEvents
 from tidemill.core.streams.seats import Seats
 
 LaneT = TypeVar("LaneT", bound=Hashable)
@@ -95,13 +95,13 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         "members",
     )
 
-    def __init__(self, limits: StreamLimits, bindings: Bindings, home: Home) -> None:
+    def __init__(self, limits: StreamLimits, bindings: PendingEvents, home: Home) -> None:
         """Start without members."""
         if limits.max_outstanding < 1:
             raise ValueError(f"max_outstanding must be at least 1, not {limits.max_outstanding}")
         self._limits: Final = limits
         self._bindings = bindings
-        #: Binds a number to the event that a member is on; see `Bindings`.
+        #: Binds a number to the event that a member is on; see `PendingEvents`.
         self.bind = bindings.bind
         self._home = home
         self._fanout: Fanout[Sent[LaneT, PayloadT, EventT], Member[LaneT, PayloadT, EventT]] = Fanout(
@@ -110,19 +110,19 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         self._ledger: Ledger[LaneT, PayloadT] = Ledger()
         self._in_flight = 0
         # Who is last in the log; of these, who can be too late; and who has the oldest unconfirmed number.
-        self._laggards: Lowest[Member[LaneT, PayloadT, EventT], int] = Lowest(_moved)
-        self._timed: Lowest[Member[LaneT, PayloadT, EventT], int] = Lowest(_timed)
-        self._holders: Lowest[Member[LaneT, PayloadT, EventT], float] = Lowest(_carried)
+        self._laggards: LazyMin[Member[LaneT, PayloadT, EventT], int] = LazyMin(_moved)
+        self._timed: LazyMin[Member[LaneT, PayloadT, EventT], int] = LazyMin(_timed)
+        self._holders: LazyMin[Member[LaneT, PayloadT, EventT], float] = LazyMin(_carried)
         self._seats = Seats(limits.seat_full_seconds)
         # Reads behind everybody, what everybody has moved past.
-        self._crowd: Reader[Sent[LaneT, PayloadT, EventT]] = Reader("the crowd")
+        self._crowd: LogReader[Sent[LaneT, PayloadT, EventT]] = LogReader("the crowd")
         self._fanout.follow(self._crowd)
         # The position of the next event, in the log and here.
         self._next = 0
         # Nothing has been held since before this.
         self._oldest = math.inf
         # Who failed on what, and why (None: it never read it), until it is settled.
-        self._blame: dict[Entry[LaneT, PayloadT], dict[Hashable, str | None]] = {}
+        self._blame: dict[LedgerEntry[LaneT, PayloadT], dict[Hashable, str | None]] = {}
         # Who was on an event when the reading ended.
         self._on_event: list[Member[LaneT, PayloadT, EventT]] = []
         self._stopped = self._closed = False
@@ -386,7 +386,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         self._in_flight += batch is not None
         return batch
 
-    def blame(self, entry: Entry[LaneT, PayloadT]) -> Blame:
+    def blame(self, entry: LedgerEntry[LaneT, PayloadT]) -> Blame:
         """Return who failed on an event that is not settled, or rejected it, and who never read it."""
         found = self._blame.get(entry, {})
         failures = {name: error for name, error in found.items() if error is not None}
@@ -415,7 +415,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
 
     # -- inside
 
-    def _who_holds(self, sent: Entry[LaneT, PayloadT]) -> tuple[Hashable, ...]:
+    def _who_holds(self, sent: LedgerEntry[LaneT, PayloadT]) -> tuple[Hashable, ...]:
         on_it = [member for member in self.members.values() if member.moved <= sent.position]
         unconfirmed = [m for m in self._holders.members if any(one is sent for one in m.carried.values())]
         return tuple(dict.fromkeys(member.name for member in (*on_it, *unconfirmed)))

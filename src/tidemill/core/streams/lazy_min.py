@@ -21,7 +21,7 @@ KeyT = TypeVar("KeyT", bound=float)
 _SWEEP_FROM = 16
 
 
-class Lowest(Generic[MemberT, KeyT]):
+class LazyMin(Generic[MemberT, KeyT]):
     """Members by a key that only rises.
 
     Args:
@@ -29,7 +29,7 @@ class Lowest(Generic[MemberT, KeyT]):
 
     Example:
         >>> keys = {"a": 3, "b": 1}
-        >>> lowest = Lowest(keys.get)
+        >>> lowest = LazyMin(keys.get)
         >>> lowest.add("a"), lowest.add("b")
         (None, None)
         >>> keys["b"] = 7

@@ -13,9 +13,9 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from tidemill.core.ledger import Entry, Ledger
-from tidemill.core.streams.fanout import Reader
-from tidemill.core.streams.lazy_min import Lowest
+from tidemill.core.ledger import Ledger, LedgerEntry
+from tidemill.core.streams.fanout import LogReader
+from tidemill.core.streams.lazy_min import LazyMin
 
 LaneT = TypeVar("LaneT", bound=Hashable)
 EventT = TypeVar("EventT")
@@ -70,7 +70,7 @@ class Blame(NamedTuple):
     unread: tuple[Hashable, ...]
 
 
-class Sent(Entry[LaneT, PayloadT], Generic[LaneT, PayloadT, EventT]):
+class Sent(LedgerEntry[LaneT, PayloadT], Generic[LaneT, PayloadT, EventT]):
     """An event that was fanned out. `item` is what its producer wants back.
 
     Attributes:
@@ -97,13 +97,13 @@ class Home(Protocol):
 
 
 class Refuses(Protocol):
-    """What `Bindings` needs of the group of a member."""
+    """What `PendingEvents` needs of the group of a member."""
 
     def refuse(self, member: Any, seq: int, error: str | None) -> None:
         """Fail the event that a number is bound to."""
 
 
-class Member(Reader[Sent[LaneT, PayloadT, EventT]], Generic[LaneT, PayloadT, EventT]):
+class Member(LogReader[Sent[LaneT, PayloadT, EventT]], Generic[LaneT, PayloadT, EventT]):
     """A subscriber in a group that acknowledges.
 
     Attributes:
@@ -127,7 +127,7 @@ class Member(Reader[Sent[LaneT, PayloadT, EventT]], Generic[LaneT, PayloadT, Eve
         group: Refuses,
         home: Home,
         ledger: Ledger[LaneT, PayloadT],
-        holders: Lowest[Member[LaneT, PayloadT, EventT], float],
+        holders: LazyMin[Member[LaneT, PayloadT, EventT], float],
     ) -> None:
         """Be on no event."""
         super().__init__(name)

@@ -1,7 +1,7 @@
 """The numbers that stand for what subscribers derived from events, until it is confirmed as stored.
 
-One `Bindings` serves all groups of a manager. Its two verbs are called for every trigger event, which is why they are
-written flat, why whose a number is stands in a list and not in a dict, and why the common case, a number that is
+One `PendingEvents` serves all groups of a manager. Its two verbs are called for every trigger event, which is why they
+are written flat, why whose a number is stands in a list and not in a dict, and why the common case, a number that is
 confirmed while its subscriber is still on the event, leaves no trace on the event.
 
 Invariants:
@@ -22,7 +22,7 @@ from tidemill.core.streams.members import Member
 _TRIM_FROM: Final = 1024
 
 
-class Bindings:
+class PendingEvents:
     """Numbers, and whose they are."""
 
     __slots__ = ("_first", "_groups", "_last", "_owners", "_recent", "_recent_key")

@@ -30,7 +30,15 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from tidemill.core.intervals import Intervals
-from tidemill.core.streams.redelivery_items import Commit, Delivery, Overdue, RedeliveryLimits, Skip, Verdict, Waiting
+from tidemill.core.streams.redelivery_items import (
+    Commit,
+    Delivery,
+    Overdue,
+    RedeliveryLimits,
+    RedeliveryVerdict,
+    Skip,
+    Waiting,
+)
 
 LaneT = TypeVar("LaneT", bound=Hashable)
 HeldT = TypeVar("HeldT")
@@ -83,11 +91,11 @@ class Redelivery(Generic[LaneT, HeldT]):
         >>> log.assign("a")
         >>> first, second = log.admit("a", 7, b"x"), log.admit("a", 8, b"y")
         >>> assert isinstance(first, Delivery) and isinstance(second, Delivery)
-        >>> log.resolve(second, Verdict.CLEAN, 0.0, 0)
+        >>> log.resolve(second, RedeliveryVerdict.CLEAN, 0.0, 0)
         False
         >>> log.commits()
         [Commit(lane='a', floor=7, clean=((8, 9),), failures=())]
-        >>> log.resolve(first, Verdict.FAILED, 0.0, 0)
+        >>> log.resolve(first, RedeliveryVerdict.FAILED, 0.0, 0)
         False
         >>> [given.offset for given in log.take(0.0)]
         [7]
@@ -181,7 +189,7 @@ class Redelivery(Generic[LaneT, HeldT]):
     def resolve(
         self,
         delivery: Delivery[LaneT, HeldT],
-        verdict: Verdict,
+        verdict: RedeliveryVerdict,
         now: float,
         bits: int,
         awaited: Collection[Hashable] = (),
@@ -204,12 +212,12 @@ class Redelivery(Generic[LaneT, HeldT]):
         if delivery.resolved or state is None or state.open.get(delivery.offset) is not delivery:
             return False
         delivery.resolved = True
-        if verdict is Verdict.CLEAN:
+        if verdict is RedeliveryVerdict.CLEAN:
             self._done(state, delivery)
             return False
-        if verdict is Verdict.REJECTED:
+        if verdict is RedeliveryVerdict.REJECTED:
             return True
-        if verdict in (Verdict.UNREAD, Verdict.UNSEEN):
+        if verdict in (RedeliveryVerdict.UNREAD, RedeliveryVerdict.UNSEEN):
             delivery.unread += 1
         else:
             delivery.unread = 0
@@ -321,7 +329,7 @@ class Redelivery(Generic[LaneT, HeldT]):
     def _wait(
         self,
         delivery: Delivery[LaneT, HeldT],
-        verdict: Verdict,
+        verdict: RedeliveryVerdict,
         now: float,
         bits: int,
         awaited: Collection[Hashable],
@@ -331,7 +339,7 @@ class Redelivery(Generic[LaneT, HeldT]):
         waiting.missing = {who for who in awaited if self._expected(who, delivery)}
         for who in waiting.missing:
             self._missing.setdefault(who, []).append(waiting)
-        if verdict is Verdict.UNSEEN and self._joined <= delivery.number:
+        if verdict is RedeliveryVerdict.UNSEEN and self._joined <= delivery.number:
             waiting.anybody = True
             self._unseen.append(waiting)
         if waiting.held_up:

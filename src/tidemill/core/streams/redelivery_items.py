@@ -32,7 +32,7 @@ class RedeliveryLimits:
     max_open_bytes: int = 64 * 1024 * 1024
 
 
-class Verdict(enum.Enum):
+class RedeliveryVerdict(enum.Enum):
     """How a delivery ended.
 
     Attributes:
@@ -50,7 +50,7 @@ class Verdict(enum.Enum):
     UNSEEN = "unseen"
 
 
-def verdict(acked: int, failed: int, rejected: int, unread: int = 0) -> Verdict:
+def judge_outcome(acked: int, failed: int, rejected: int, unread: int = 0) -> RedeliveryVerdict:
     """Return what this many subscribers make of an event; a reject outweighs a failure, which outweighs the rest.
 
     Args:
@@ -61,15 +61,15 @@ def verdict(acked: int, failed: int, rejected: int, unread: int = 0) -> Verdict:
 
     Example:
         >>> verdict(acked=2, failed=1, rejected=0), verdict(acked=2, failed=1, rejected=0, unread=1)
-        (<Verdict.FAILED: 'failed'>, <Verdict.UNREAD: 'unread'>)
+        (<RedeliveryVerdict.FAILED: 'failed'>, <RedeliveryVerdict.UNREAD: 'unread'>)
     """
     if rejected:
-        return Verdict.REJECTED
+        return RedeliveryVerdict.REJECTED
     if failed > unread:
-        return Verdict.FAILED
+        return RedeliveryVerdict.FAILED
     if failed:
-        return Verdict.UNREAD
-    return Verdict.CLEAN if acked else Verdict.UNSEEN
+        return RedeliveryVerdict.UNREAD
+    return RedeliveryVerdict.CLEAN if acked else RedeliveryVerdict.UNSEEN
 
 
 class Skip(enum.Enum):

@@ -34,7 +34,7 @@ class Go:
 
 @dataclass(frozen=True, slots=True)
 class Consume:
-    """Let the engines of all slots take messages; see `Roster.holding`."""
+    """Let the engines of all slots take messages; see `SlotGroup.holding`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ HOLD_SECONDS = 5.0
 _CLEAN = (Ending.DRAINED, Ending.ABSENT)
 
 
-class Roster:
+class SlotGroup:
     """The slots of one pipeline.
 
     Args:

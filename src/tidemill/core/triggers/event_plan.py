@@ -88,7 +88,7 @@ class Refused:
     detail: str = ""
 
 
-Outcome = Stored | Duplicate | Refused
+StoreOutcome = Stored | Duplicate | Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Plan:
     """
 
     rows: list[EventRow]
-    outcomes: list[Outcome]
+    outcomes: list[StoreOutcome]
     counters: dict[int, Counter]
 
     def landed(self, found: EventRow | None) -> bool:
@@ -137,7 +137,7 @@ def make_plan(
     next_index = {trigger_id: counter.next_index for trigger_id, counter in counters.items()}
     seen = dict(known)
     rows: list[EventRow] = []
-    outcomes: list[Outcome] = []
+    outcomes: list[StoreOutcome] = []
     for event in events:
         trigger_id, token, payload, identity, created_us = event
         counter = counters.get(trigger_id)

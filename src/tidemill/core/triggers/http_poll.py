@@ -15,7 +15,7 @@ _NOT_YET = frozenset({404, 409, 410, 423, 425})
 _PASSING = frozenset({408, 429})
 
 
-class Answer(enum.Enum):
+class PollAnswer(enum.Enum):
     """What to do about an answer."""
 
     EXPECTED = "expected"
@@ -24,7 +24,7 @@ class Answer(enum.Enum):
     REFUSED = "refused"
 
 
-def judge(status: int, expected: Collection[int]) -> Answer:
+def judge_answer(status: int, expected: Collection[int]) -> PollAnswer:
     """Return what a status means.
 
     Args:
@@ -36,12 +36,12 @@ def judge(status: int, expected: Collection[int]) -> Answer:
         ['expected', 'not yet', 'failed', 'refused']
     """
     if status in expected:
-        return Answer.EXPECTED
+        return PollAnswer.EXPECTED
     if 200 <= status < 300 or status in _NOT_YET:
-        return Answer.NOT_YET
+        return PollAnswer.NOT_YET
     if status >= 500 or status in _PASSING:
-        return Answer.FAILED
-    return Answer.REFUSED
+        return PollAnswer.FAILED
+    return PollAnswer.REFUSED
 
 
 def retry_after_seconds(header: str | None, maximum_seconds: float) -> float:

@@ -55,7 +55,7 @@ class _Test:
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class JsonCondition:
     """A condition; made by `parse_condition`."""
 
     tests: tuple[_Test, ...]
@@ -70,7 +70,7 @@ class Condition:
         return all(test.holds(document) for test in self.tests)
 
 
-def parse_condition(where: Mapping[str, object]) -> Condition:
+def parse_condition(where: Mapping[str, object]) -> JsonCondition:
     """Return a condition.
 
     Args:
@@ -89,7 +89,7 @@ def parse_condition(where: Mapping[str, object]) -> Condition:
             tests += [_parse_test(path, steps, str(name), operand) for name, operand in expected.items()]
         else:
             tests.append(_Test(steps, "eq", expected))
-    return Condition(tuple(tests))
+    return JsonCondition(tuple(tests))
 
 
 def same(one: object, other: object) -> bool:

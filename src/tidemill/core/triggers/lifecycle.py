@@ -52,7 +52,7 @@ class Ending(enum.Enum):
     RAISED = "raised"
 
 
-class Verdict(enum.Enum):
+class EndVerdict(enum.Enum):
     """What a trigger is now."""
 
     FINISHED = "finished"
@@ -70,7 +70,7 @@ class Next:
         anew: Whether it begins from what it was given, or goes on with what it had been made of.
     """
 
-    verdict: Verdict
+    verdict: EndVerdict
     pause_seconds: float | None = None
     anew: bool = False
 
@@ -103,22 +103,22 @@ class TriggerLife:
         """
         if ending is Ending.RETURNED and taken and self.restart is Restart.ALWAYS:
             self._failures = 0
-            return Next(Verdict.FINISHED, 0.0, anew=True)
+            return Next(EndVerdict.FINISHED, 0.0, anew=True)
         if seconds >= HEALTHY_SECONDS:
             self._failures = 0
         failed = ending is Ending.RAISED or not events
         if not failed:
             # One that finishes at once, for ever, must not spin either.
             pause = self._pause(bits) if self.restart is Restart.ALWAYS else None
-            return Next(Verdict.FINISHED, pause, anew=True)
+            return Next(EndVerdict.FINISHED, pause, anew=True)
         pause = None if self.restart is Restart.NEVER else self._pause(bits)
-        return Next(Verdict.FAILED, pause)
+        return Next(EndVerdict.FAILED, pause)
 
     def cancelled(self, reason: CancelReason, bits: int) -> Next:
         """Decide what follows a run that was cancelled."""
         if reason is CancelReason.TIMEOUT:
-            return Next(Verdict.FAILED, None if self.restart is Restart.NEVER else self._pause(bits))
-        return Next(Verdict.FINISHED if reason is CancelReason.DONE else Verdict.CANCELLED)
+            return Next(EndVerdict.FAILED, None if self.restart is Restart.NEVER else self._pause(bits))
+        return Next(EndVerdict.FINISHED if reason is CancelReason.DONE else EndVerdict.CANCELLED)
 
     def _pause(self, bits: int) -> float:
         self._failures += 1

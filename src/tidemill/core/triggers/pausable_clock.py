@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 
-class HeldClock:
+class PausableClock:
     """Turns readings of a monotonic clock into those of one that was held now and then.
 
     Invariants: it never goes backwards; while it is held it stands still; holding it twice is holding it.
 
     Example:
-        >>> clock = HeldClock()
+        >>> clock = PausableClock()
         >>> clock.hold(10.0)
         >>> clock.read(14.0)
         10.0

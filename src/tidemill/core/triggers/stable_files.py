@@ -39,7 +39,7 @@ class _Seen:
 
 
 @dataclass(slots=True)
-class Settling:
+class StableFiles:
     """What is known of a folder.
 
     Args:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tidemill.core.deadletters.letter_files import Entry, journal_entries, journal_text
+from tidemill.core.deadletters.letter_files import JournalEntry, journal_entries, journal_text
 from tidemill.core.errors import ConfigError, FencedError, InvariantError, RemoteError
 from tidemill.deadletters.redrive.history import GROUP_PREFIX
 from tidemill.deadletters.redrive.producer import Outgoing, Refusals
@@ -25,7 +25,7 @@ def journal_path(folder: Path, name: str) -> Path:
     return folder / f"{_PREFIX}{name.removeprefix(GROUP_PREFIX)}{_SUFFIX}"
 
 
-def journals(folder: Path) -> Iterator[dict[str, Entry]]:
+def journals(folder: Path) -> Iterator[dict[str, JournalEntry]]:
     """Yield what each redrive keeps; a journal that cannot be read tells nothing."""
     for path in sorted(folder.glob(f"{_PREFIX}*{_SUFFIX}")):
         try:
@@ -34,7 +34,7 @@ def journals(folder: Path) -> Iterator[dict[str, Entry]]:
             continue
 
 
-def read_journal(path: Path) -> dict[str, Entry]:
+def read_journal(path: Path) -> dict[str, JournalEntry]:
     """Return what one redrive keeps, nothing if it never ran.
 
     Raises:
@@ -114,7 +114,7 @@ class FolderCursor:
         """
         if records or self._fd is None:
             raise InvariantError("a cursor in a file sends nothing, and saves nothing before it is open")
-        entries = [Entry(*self._file_of(number), at, self._note(number, at)) for number, at in positions.items()]
+        entries = [JournalEntry(*self._file_of(number), at, self._note(number, at)) for number, at in positions.items()]
         data = journal_text(entries).encode()
         try:
             while data:

@@ -23,7 +23,7 @@ from tidemill.core.deadletters.redrive import (
     Tally,
     Target,
     Why,
-    judge,
+    judge_letter,
 )
 from tidemill.core.deadletters.redrive_record import RedriveRecord, decode_record
 from tidemill.core.errors import ConfigError
@@ -228,7 +228,7 @@ class Redrive:
         order = self._order
         facts = facts_of(letter, text=bool(order.criteria.text))
         self._names.met(facts.sink_type, facts.sink_name)
-        why = judge(facts, order.criteria, order.target, self._max_redrives)
+        why = judge_letter(facts, order.criteria, order.target, self._max_redrives)
         if why is None and self._recent.seen(letter.letter_id):
             why = Why.TWICE
         if why is not None:

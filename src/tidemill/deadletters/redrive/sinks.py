@@ -20,7 +20,7 @@ import msgspec
 from tidemill.config.settings import Settings
 from tidemill.core.deadletters.redrive import Why
 from tidemill.core.delivery.culprit import Fault, Witnesses, fault_of, parts_of
-from tidemill.core.errors import RemoteError, TidemillError, said
+from tidemill.core.errors import RemoteError, TidemillError, describe_error
 from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.deadletters.opening import RedriveCursor
 from tidemill.deadletters.payloads import PayloadLostError, restored_fields
@@ -102,7 +102,7 @@ class SinkTarget:
         except PayloadLostError as error:
             raise NotSentError(Why.LOST, f"a payload for {label}: {error}") from None
         except Exception as error:  # what a sink says about a payload that it cannot encode
-            raise NotSentError(Why.REFUSED, f"{label}: {said(error)}") from None
+            raise NotSentError(Why.REFUSED, f"{label}: {describe_error(error)}") from None
         size = sum(each.size_bytes for each in content)
         return Item(letter, partition, offset, content, len(content), size, label)
 
@@ -115,7 +115,7 @@ class SinkTarget:
         except TimeoutError:
             raise RemoteError(f"{label}: no connection within {ANSWER_SECONDS:g} s") from None
         except Exception as error:
-            raise RemoteError(f"{label}: {said(error)}") from error
+            raise RemoteError(f"{label}: {describe_error(error)}") from error
         self._connected.append(sink)
 
     def send(self, items: Sequence[Item], positions: Positions) -> Unsent:
@@ -183,7 +183,7 @@ class SinkTarget:
                     todo.extendleft(reversed(parts_of(part, is_part=is_part)))
                     is_part = True
                     continue
-                trouble = said(error) if fault.may_be_a_payload else str(error)
+                trouble = describe_error(error) if fault.may_be_a_payload else str(error)
                 guilty = fault.may_be_a_payload and witnesses.guilty(part[0], fault)
                 in_a_row += fault is Fault.UNKNOWN and not guilty
                 found = [Refusal(trouble, retryable=not guilty)] * len(part)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from tidemill.core.errors import RemoteError, said
+from tidemill.core.errors import RemoteError, describe_error
 from tidemill.deadletters.files import LetterFile, LetterRow, LettersPlace, check_letters_folder, row_of
 from tidemill.deadletters.writer import Letter
 from tidemill.runtime.engine_tasks import EngineTasks
@@ -132,7 +132,7 @@ class FileDeadLetters:
             return count, size
 
     def _failed(self, error: Exception) -> None:
-        self.error = f"RemoteError: dead letters cannot be written to {self._path}: {said(error)}"
+        self.error = f"RemoteError: dead letters cannot be written to {self._path}: {describe_error(error)}"
 
     def stalled(self) -> str | None:
         """Say how many letters wait for the disk, and for how long."""

@@ -25,16 +25,16 @@ from tidemill.core.errors import (
     RemoteError,
     SinkNotConfiguredError,
     TidemillError,
-    said,
+    describe_error,
 )
 from tidemill.core.retry import Backoff
 from tidemill.deadletters.making import make_letter
 from tidemill.deadletters.writer import DeadLetters, LetterKind, payload_json
 from tidemill.pipeline.delivery.idempotency import name_payloads
-from tidemill.pipeline.delivery.transaction_buffer import Stage
-from tidemill.pipeline.delivery.transaction_sender import Stager
+from tidemill.pipeline.delivery.transaction_buffer import TransactionBuffer
+from tidemill.pipeline.delivery.transaction_sender import TransactionSender
 from tidemill.pipeline.handler.models import DeliveryAction, DeliveryError, ExecutorTask
-from tidemill.pipeline.hooks import Calls, called
+from tidemill.pipeline.hooks import Calls, call_hook
 from tidemill.pipeline.reports.failure_log import hook_raised
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.messages import SourceMessage, place_of
@@ -52,7 +52,7 @@ from tidemill.sinks.payloads import (
     RedisPayload,
 )
 from tidemill.sinks.sending.batch_sender import (
-    Batcher,
+    BatchSender,
     DeliveryLane,
     Entry,
     Failure,
@@ -79,7 +79,7 @@ _FIELDS: Sequence[tuple[str, str, type[Any]]] = (
 
 DeliveryHook = Callable[[DeliveryError], Awaitable[DeliveryAction]]
 #: What stands in front of a sink.
-Courier = Batcher | Stager
+Sender = BatchSender | TransactionSender
 
 
 class Origin(msgspec.Struct):
@@ -101,7 +101,7 @@ class Origin(msgspec.Struct):
 class Routed(msgspec.Struct, gc=False):
     """A payload whose sink is known."""
 
-    courier: Courier
+    courier: Sender
     payload: Any
 
 
@@ -124,7 +124,7 @@ class Outbox:
         letters: DeadLetters,
         on_delivery_error: DeliveryHook | None = None,
         settings: DeliverySettings | None = None,
-        stage: Stage | None = None,
+        stage: TransactionBuffer | None = None,
         *,
         connect_seconds: float = CONNECT_SECONDS,
         group: str = "",
@@ -150,13 +150,15 @@ class Outbox:
         self._idle: asyncio.Event | None = None
         self._closed = False
 
-    def _courier(self, sink: Sink) -> Courier:
+    def _courier(self, sink: Sink) -> Sender:
         limits = limits_of(self._settings)
         if self.stage is None:
-            return Batcher(sink, limits, self._settings.timeout_seconds, self._ask, self._gave_up, self._changed)
+            return BatchSender(sink, limits, self._settings.timeout_seconds, self._ask, self._gave_up, self._changed)
         if sink.type != "kafka":
             raise ConfigError(f"{sink.place}: with kafka.exactly_once all sinks have to be Kafka")
-        return Stager(cast("KafkaSink", sink), self.stage, limits.max_retries, self._ask, self._gave_up, self._changed)
+        return TransactionSender(
+            cast("KafkaSink", sink), self.stage, limits.max_retries, self._ask, self._gave_up, self._changed
+        )
 
     # -- counts ------------------------------------------------------------------------------------------------
 
@@ -207,7 +209,7 @@ class Outbox:
         for courier in self._all:
             courier.start(self.tasks)
 
-    async def _connect(self, courier: Courier) -> None:
+    async def _connect(self, courier: Sender) -> None:
         try:
             async with asyncio.timeout(self._connect_seconds):
                 await courier.connect()
@@ -216,7 +218,7 @@ class Outbox:
         except TimeoutError:
             raise RemoteError(f"{courier.label}: no connection within {self._connect_seconds:g} s") from None
         except Exception as error:
-            raise RemoteError(f"{courier.label}: {said(error)}") from error
+            raise RemoteError(f"{courier.label}: {describe_error(error)}") from error
 
     async def flush(self, deadline_seconds: float) -> None:
         """Wait until nothing is in hand, letters included, or the deadline is over."""
@@ -276,7 +278,7 @@ class Outbox:
                 routed.append(Routed(self._courier_of(kind or payload.type, payload.sink), payload))
         return routed
 
-    def _courier_of(self, kind: str, name: str) -> Courier:
+    def _courier_of(self, kind: str, name: str) -> Sender:
         named = self._couriers.get(kind)
         place = f"sinks.{kind}" if kind in BUILT_IN_TYPES else f"sinks.custom.{kind or '<type>'}"
         if not named:
@@ -306,7 +308,7 @@ class Outbox:
 
     # -- what sinks refuse -------------------------------------------------------------------------------------
 
-    def _ask(self, courier: Courier, question: Question) -> None:
+    def _ask(self, courier: Sender, question: Question) -> None:
         if self._closed:
             return
         if self._hook is None:
@@ -316,7 +318,7 @@ class Outbox:
         self._hooks.add(task)
         task.add_done_callback(self._hooks.discard)
 
-    async def _asked(self, hook: DeliveryHook, courier: Courier, question: Question) -> None:
+    async def _asked(self, hook: DeliveryHook, courier: Sender, question: Question) -> None:
         error = DeliveryError(
             courier.sink.name,
             courier.sink.type,
@@ -325,7 +327,7 @@ class Outbox:
             question.attempts,
         )
         try:
-            action = DeliveryAction(await called(hook(error), self.calls, "on_delivery_error", _place, question))
+            action = DeliveryAction(await call_hook(hook(error), self.calls, "on_delivery_error", _place, question))
         except Exception as raised:
             event = "on_delivery_error raised, or returned no DeliveryAction; dead-lettering"
             hook_raised(log, "on_delivery_error", raised, event, sink=courier.label)
@@ -337,7 +339,7 @@ class Outbox:
         else:
             self._drop(courier, question, action)
 
-    def _drop(self, courier: Courier, question: Question, action: DeliveryAction) -> None:
+    def _drop(self, courier: Sender, question: Question, action: DeliveryAction) -> None:
         # What was abandoned meanwhile belongs to whoever has the partition now.
         items = [item for item in question.items if not item.gone]
         courier.decided(question, Decision.DROP)
@@ -349,10 +351,10 @@ class Outbox:
             self._dead_letter(courier, items, question.error, question.oversize, question.attempts)
         self._changed()
 
-    def _gave_up(self, courier: Courier, failure: Failure) -> None:
+    def _gave_up(self, courier: Sender, failure: Failure) -> None:
         self._dead_letter(courier, failure.items, failure.error, failure.oversize, failure.attempts)
 
-    def _dead_letter(self, courier: Courier, items: Sequence[Entry], error: str, oversize: bool, attempts: int) -> None:
+    def _dead_letter(self, courier: Sender, items: Sequence[Entry], error: str, oversize: bool, attempts: int) -> None:
         """Write one letter per submission."""
         by_submission: dict[Submission, list[Any]] = {}
         for item in items:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from tidemill.core.delivery.pending_records import Staged, StagedState, Staging
-from tidemill.core.delivery.transaction import Verdict
-from tidemill.core.ledger import Entry
+from tidemill.core.delivery.pending_records import PendingRecords, Staged, StagedState
+from tidemill.core.delivery.transaction import RecordVerdict
+from tidemill.core.ledger import LedgerEntry
 from tidemill.sources.base import Outgoing, TopicPartition
 
 StagedRecord = Staged[TopicPartition, Outgoing]
@@ -24,7 +24,7 @@ class Owner(Protocol):
         """So many records went out."""
 
     def refused(self, records: Sequence[StagedRecord]) -> None:
-        """The brokers will never take these; they are withheld until `Stage.again` or `Stage.drop`."""
+        """The brokers will never take these; they are withheld until `again` or `drop`."""
 
 
 class Position(Protocol):
@@ -43,7 +43,7 @@ class Position(Protocol):
         """Its offset."""
 
 
-class Stage:
+class TransactionBuffer:
     """What waits for its transaction, per partition.
 
     Attributes:
@@ -54,19 +54,19 @@ class Stage:
 
     def __init__(self) -> None:
         """Start empty."""
-        self._staging: Staging[TopicPartition, Outgoing] = Staging()
+        self._staging: PendingRecords[TopicPartition, Outgoing] = PendingRecords()
         self.limits: list[int] = []
         self.charge: Callable[[TopicPartition, int], None] = lambda partition, size_bytes: None
         self.changed: Callable[[], None] = lambda: None
 
     def put(self, sources: Sequence[Position], record: Outgoing) -> StagedRecord:
-        """Stage a record for its messages, which are of one partition."""
+        """TransactionBuffer a record for its messages, which are of one partition."""
         partition = (sources[0].topic, sources[0].partition)
         offsets = [source.offset for source in sources]
         self.charge(partition, record.size_bytes)
         return self._staging.stage(partition, min(offsets), max(offsets), record)
 
-    def cut(self, partition: TopicPartition, entries: Sequence[Entry[TopicPartition, int]]) -> int:
+    def cut(self, partition: TopicPartition, entries: Sequence[LedgerEntry[TopicPartition, int]]) -> int:
         """Return how many of these resolved messages may be committed now."""
         return self._staging.cut(partition, [entry.item for entry in entries])
 
@@ -103,7 +103,7 @@ class Stage:
             if verdict is None:
                 continue
             blamed += 1
-            if verdict is Verdict.ALONE:
+            if verdict is RecordVerdict.ALONE:
                 record.alone = True
                 record.error = None
             else:

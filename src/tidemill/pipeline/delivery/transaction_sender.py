@@ -1,8 +1,8 @@
 """A Kafka sink and the dead letters under `kafka.exactly_once`: they stage what they are given instead of sending it.
 
-`Stager` stands where a `Batcher` would, `StagedLetters` where `KafkaDeadLetters` would. A payload counts as settled as
-soon as it is staged: from then on it is bound to its messages, which cannot be committed without it. What the brokers
-refuse is asked about and decided as ever; until then it withholds its messages.
+`TransactionSender` stands where a `BatchSender` would, `TransactionalDeadLetters` where `KafkaDeadLetters` would. A
+payload counts as settled as soon as it is staged: from then on it is bound to its messages, which cannot be committed
+without it. What the brokers refuse is asked about and decided as ever; until then it withholds its messages.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import structlog
 from tidemill.config.settings import Settings
 from tidemill.core.delivery.pending_records import StagedState
 from tidemill.core.delivery.send_items import Ask, Decision, GaveUp, Item, State
-from tidemill.core.errors import InvariantError, said, sound
+from tidemill.core.errors import InvariantError, describe_error, sound
 from tidemill.deadletters.writer import RECORD_OVERHEAD_BYTES, Letter, encode_letter, letter_topic_limit
-from tidemill.pipeline.delivery.transaction_buffer import Stage, StagedRecord
+from tidemill.pipeline.delivery.transaction_buffer import StagedRecord, TransactionBuffer
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.kafka_client import client_config
 from tidemill.runtime.log import limited
 from tidemill.runtime.producer import FullRecord
 from tidemill.runtime.progress import SinkStats
 from tidemill.sinks.base import Encoded
-from tidemill.sinks.sending.batch_sender import DeliveryLane, Entry, Failure, Parcel, Question, Submission
+from tidemill.sinks.sending.batch_sender import DeliveryLane, Entry, Failure, Question, QueuedPayload, Submission
 from tidemill.sources.base import Outgoing
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 
-class Stager:
+class TransactionSender:
     """One Kafka sink whose payloads go out with their messages' offsets.
 
     Args:
@@ -51,10 +51,10 @@ class Stager:
     def __init__(
         self,
         sink: KafkaSink,
-        stage: Stage,
+        stage: TransactionBuffer,
         max_retries: int,
-        ask: Callable[[Stager, Question], None],
-        gave_up: Callable[[Stager, Failure], None],
+        ask: Callable[[TransactionSender, Question], None],
+        gave_up: Callable[[TransactionSender, Failure], None],
         settled: Callable[[], None],
     ) -> None:
         """Start empty."""
@@ -90,11 +90,11 @@ class Stager:
         self._loop = asyncio.get_running_loop()
 
     def add(self, payload: Any, lane: DeliveryLane, submission: Submission) -> None:
-        """Stage a payload; one that can never be sent is asked about, in a later turn of the loop."""
+        """TransactionBuffer a payload; one that can never be sent is asked about, in a later turn of the loop."""
         try:
             encoded = self.sink.encode(payload)
         except Exception as error:  # a user's data can raise anything
-            self._refuse(payload, lane, submission, said(error), oversize=False)
+            self._refuse(payload, lane, submission, describe_error(error), oversize=False)
             return
         if self._limit is not None and encoded.size_bytes > self._limit:
             text = f"topic {self.sink.topic}: {encoded.size_bytes} bytes are more than the {self._limit} it takes"
@@ -107,14 +107,14 @@ class Stager:
         if not submission.origin.sources:
             raise InvariantError(f"{self.label}: a result of no message cannot go out with one")
         key, value, headers, partition, timestamp = FullRecord(*encoded.body)
-        parcel = Parcel(payload, encoded, submission)
+        parcel = QueuedPayload(payload, encoded, submission)
         record = Outgoing(
             self.sink.topic, key, value, self, parcel, headers=headers, partition=partition, timestamp=timestamp
         )
         self._stage.put(submission.origin.sources, record)
 
     def _refuse(self, payload: Any, lane: DeliveryLane, submission: Submission, text: str, *, oversize: bool) -> None:
-        item: Entry = Item(lane, None, 0, Parcel(payload, None, submission))
+        item: Entry = Item(lane, None, 0, QueuedPayload(payload, None, submission))
         item.state = State.ASKED
         self._asked[item] = None
         self._note_error(text, 1)
@@ -132,11 +132,11 @@ class Stager:
         """Ask about what the brokers will never take, or give it up if it was retried often enough."""
         for staged in records:
             record = staged.result
-            parcel: Parcel = record.ref
+            parcel: QueuedPayload = record.ref
             error = record.error or ""
             # Its submission is settled: another one stands for the decision, and lets the messages go.
             submission = Submission(parcel.submission.origin, 1, partial(self._stage.drop, staged))
-            item: Entry = Item(staged.lane, None, 0, Parcel(parcel.payload, parcel.encoded, submission))
+            item: Entry = Item(staged.lane, None, 0, QueuedPayload(parcel.payload, parcel.encoded, submission))
             self._note_error(error, 1)
             if record.attempts > self._max_retries:
                 item.state = State.GONE
@@ -182,7 +182,7 @@ class Stager:
         self._asked.clear()
 
 
-class StagedLetters:
+class TransactionalDeadLetters:
     """Dead letters that go out with the offsets of the messages they are about.
 
     Args:
@@ -190,7 +190,7 @@ class StagedLetters:
         stage: Where they wait.
     """
 
-    def __init__(self, settings: Settings, stage: Stage) -> None:
+    def __init__(self, settings: Settings, stage: TransactionBuffer) -> None:
         """Prepare; nothing is connected before `open`."""
         self._topic = settings.dlq_topic
         self._admin_config = client_config(settings.kafka, settings.dlq_brokers, {})
@@ -213,7 +213,7 @@ class StagedLetters:
             self._stage.limits.append(limit)
 
     def put(self, letter: Letter, done: Callable[[], None]) -> None:
-        """Stage a letter; `done` is called in a later turn of the loop."""
+        """TransactionBuffer a letter; `done` is called in a later turn of the loop."""
         body = encode_letter(letter, self._limit - RECORD_OVERHEAD_BYTES)
         self._stage.put(letter.sources, Outgoing(self._topic, None, body, self, letter))
         asyncio.get_running_loop().call_soon(done)

@@ -24,7 +24,7 @@ import structlog
 
 from tidemill.config.settings import CacheSettings
 from tidemill.core.errors import HandlerError, RemoteError
-from tidemill.core.pipeline.write_behind import Entry, Known, WriteBehind
+from tidemill.core.pipeline.write_behind import CacheEntry, Known, WriteBehind
 from tidemill.pipeline.handler.cache_file import CacheFile
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.log import limited
@@ -78,7 +78,7 @@ class Cache:
         found = self._known.get(_key(key), time.time())
         while found is Known.UNKNOWN:
             load = self._known.load(key)
-            entry: Entry | None = None
+            entry: CacheEntry | None = None
             try:
                 entry = await self._in_thread(self._file.read, key)
                 self._problems.pop("read", None)
@@ -114,7 +114,7 @@ class Cache:
             data = self._encode(value)
         except (msgspec.MsgspecError, OverflowError, TypeError) as error:
             raise TypeError(f"the value of {key!r} cannot be kept in the cache: {error}") from error
-        self._known.set(_key(key), Entry(data, expires_at))
+        self._known.set(_key(key), CacheEntry(data, expires_at))
         self._changed()
 
     def delete(self, key: str) -> None:

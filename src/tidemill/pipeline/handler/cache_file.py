@@ -19,7 +19,7 @@ from typing import TypeVar
 import structlog
 
 from tidemill.core.errors import RemoteError
-from tidemill.core.pipeline.write_behind import Batch, Entry
+from tidemill.core.pipeline.write_behind import Batch, CacheEntry
 
 log = structlog.get_logger(__name__)
 
@@ -48,7 +48,7 @@ class CacheFile:
         self.path = path
         self._db: sqlite3.Connection | None = None
 
-    def newest(self, limit: int, now: float) -> tuple[list[tuple[str, Entry]], bool]:
+    def newest(self, limit: int, now: float) -> tuple[list[tuple[str, CacheEntry]], bool]:
         """Return the entries written last, oldest first, and whether they are all there are.
 
         Raises:
@@ -56,7 +56,7 @@ class CacheFile:
         """
         return self._tried("read", lambda db: _newest(db, limit, now))
 
-    def read(self, key: str) -> Entry | None:
+    def read(self, key: str) -> CacheEntry | None:
         """Return an entry, expired or not.
 
         Raises:
@@ -121,7 +121,7 @@ class CacheFile:
         )
 
 
-def _newest(db: sqlite3.Connection, limit: int, now: float) -> tuple[list[tuple[str, Entry]], bool]:
+def _newest(db: sqlite3.Connection, limit: int, now: float) -> tuple[list[tuple[str, CacheEntry]], bool]:
     rows = db.execute(
         "SELECT key, data, expires_at FROM entries WHERE expires_at IS NULL OR expires_at > ? "
         "ORDER BY rowid DESC LIMIT ?",
@@ -130,13 +130,13 @@ def _newest(db: sqlite3.Connection, limit: int, now: float) -> tuple[list[tuple[
     return [(key, _entry(data, until)) for key, data, until in reversed(rows[:limit])], len(rows) <= limit
 
 
-def _read(db: sqlite3.Connection, key: str) -> Entry | None:
+def _read(db: sqlite3.Connection, key: str) -> CacheEntry | None:
     row = db.execute("SELECT data, expires_at FROM entries WHERE key = ?", (key,)).fetchone()
     return None if row is None else _entry(*row)
 
 
-def _entry(data: bytes, until: float | None) -> Entry:
-    return Entry(data, math.inf if until is None else until)
+def _entry(data: bytes, until: float | None) -> CacheEntry:
+    return CacheEntry(data, math.inf if until is None else until)
 
 
 def _write(db: sqlite3.Connection, batch: Batch, now: float) -> None:

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 import structlog
 
-from tidemill.core.errors import HandlerError, said
-from tidemill.core.pipeline.periodic import OnError, Outcome, Periodic, Scope, Sleep
-from tidemill.pipeline.hooks import Calls, called
+from tidemill.core.errors import HandlerError, describe_error
+from tidemill.core.pipeline.periodic import OnError, Periodic, PeriodicOutcome, Scope, Sleep
+from tidemill.pipeline.hooks import Calls, call_hook
 from tidemill.runtime.engine_tasks import EngineTasks
 
 log = structlog.get_logger(__name__)
@@ -139,14 +139,14 @@ class PeriodicRunner:
             await asyncio.sleep(step.seconds)
             self.runs += 1
             try:
-                await called(getattr(self._handler, name)(), self._calls, name)
-                outcome = Outcome.RETURNED
+                await call_hook(getattr(self._handler, name)(), self._calls, name)
+                outcome = PeriodicOutcome.RETURNED
             except Exception as error:
-                outcome = Outcome.RAISED
+                outcome = PeriodicOutcome.RAISED
                 self.errors += 1
                 log.exception("a periodic hook raised", hook=name, then=hook.on_error.value)
                 if hook.on_error is OnError.STOP:
-                    self.stopped[name] = said(error)
+                    self.stopped[name] = describe_error(error)
             after = hook.after(outcome)
             if not isinstance(after, Sleep):
                 return

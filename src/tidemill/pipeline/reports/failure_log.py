@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tidemill.core.errors import said, sound
+from tidemill.core.errors import describe_error, sound
 from tidemill.deadletters.making import last_words
 from tidemill.pipeline.handler.models import ExecutorError
 from tidemill.runtime.log import kind_of, limited
@@ -51,6 +51,6 @@ def log_task(log: Any, run: TaskRun, error: ExecutorError, why: str = "") -> Non
 
 def hook_raised(log: Any, hook: str, error: Exception, event: str = "a hook raised", **details: object) -> str:
     """Log what a hook raised, and return it in words."""
-    text = said(error)
+    text = describe_error(error)
     limited(log, LOG_SECONDS, about=(hook, kind_of(text))).warning(event, hook=hook, exc_info=error, **details)
     return f"{hook}: {text}"

@@ -73,7 +73,7 @@ class Executor:
 
     Args:
         settings: Output caps, grace and environment.
-        engine_id: Marks every process for the warden.
+        engine_id: StateWriter every process for the warden.
         environ: What the engine was started with.
     """
 

@@ -34,7 +34,7 @@ class TooMuchError(Exception):
     """An answer is larger than outputs may be."""
 
 
-class Answer(msgspec.Struct):
+class ResidentAnswer(msgspec.Struct):
     """What a program answered.
 
     Attributes:
@@ -74,10 +74,10 @@ class _RequestHeader(msgspec.Struct):
     args: Sequence[str]
 
 
-class Reader(Protocol):
+class FrameReader(Protocol):
     """Puts one copy's answers together from the chunks that arrive."""
 
-    def feed(self, chunk: bytes) -> list[Answer]:
+    def feed(self, chunk: bytes) -> list[ResidentAnswer]:
         """Take a chunk; return the answers that it completes.
 
         Raises:
@@ -110,7 +110,7 @@ class JsonLines:
             raise ValueError(f"stdin is not UTF-8 ({error}): set executor.resident.framing to length") from None
         return self._encode(_Request(number, _texts(args), text)) + b"\n"
 
-    def reader(self) -> Reader:
+    def reader(self) -> FrameReader:
         """Return a reader for a new copy."""
         return _LineReader(self._max_bytes)
 
@@ -135,7 +135,7 @@ class LengthFrames:
             raise ValueError(f"a request of {size} bytes is too long for a frame")
         return b"".join((_LENGTH.pack(size), header, b"\n", stdin))
 
-    def reader(self) -> Reader:
+    def reader(self) -> FrameReader:
         """Return a reader for a new copy."""
         return _FrameReader(self._max_bytes)
 
@@ -169,7 +169,7 @@ class _LineReader:
     def is_amid(self) -> bool:
         return bool(self._chunks)
 
-    def feed(self, chunk: bytes) -> list[Answer]:
+    def feed(self, chunk: bytes) -> list[ResidentAnswer]:
         if not chunk.endswith(b"\n"):
             self._chunks.append(chunk)
             self._size += len(chunk)
@@ -189,7 +189,7 @@ class _LineReader:
             self._chunks, self._size = [rest], len(rest)
         return [self._answer(line) for line in lines]
 
-    def _answer(self, line: bytes) -> Answer:
+    def _answer(self, line: bytes) -> ResidentAnswer:
         try:
             found = self._decode(line)
             stdout = _output(found.stdout)
@@ -197,7 +197,7 @@ class _LineReader:
             raise FramingError(f"it wrote {_shown(line)}, which is no answer: {error}") from None
         if len(stdout) > self._max_bytes:
             raise TooMuchError
-        return Answer(found.id, stdout, found.stderr, found.exit_code)
+        return ResidentAnswer(found.id, stdout, found.stderr, found.exit_code)
 
 
 def _output(raw: msgspec.Raw) -> bytes:
@@ -220,10 +220,10 @@ class _FrameReader:
     def is_amid(self) -> bool:
         return bool(self._buffer)
 
-    def feed(self, chunk: bytes) -> list[Answer]:
+    def feed(self, chunk: bytes) -> list[ResidentAnswer]:
         buffer = self._buffer
         buffer += chunk
-        answers: list[Answer] = []
+        answers: list[ResidentAnswer] = []
         start = 0
         while len(buffer) - start >= _LENGTH.size:
             (size,) = _LENGTH.unpack_from(buffer, start)
@@ -237,7 +237,7 @@ class _FrameReader:
         del buffer[:start]
         return answers
 
-    def _answer(self, frame: bytes) -> Answer:
+    def _answer(self, frame: bytes) -> ResidentAnswer:
         header, feed, stdout = frame.partition(b"\n")
         try:
             found = self._decode(header)
@@ -247,7 +247,7 @@ class _FrameReader:
             raise FramingError(f"its frame {_shown(header)} has no line feed after the JSON")
         if len(stdout) > self._max_bytes:
             raise TooMuchError
-        return Answer(found.id, stdout, found.stderr, found.exit_code)
+        return ResidentAnswer(found.id, stdout, found.stderr, found.exit_code)
 
 
 def _shown(data: bytes) -> str:

@@ -21,7 +21,7 @@ from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.log import limited
 
 if TYPE_CHECKING:
-    from tidemill.pipeline.partition import Lane
+    from tidemill.pipeline.partition import OwnedPartition
     from tidemill.pipeline.window import WindowRun
 
 log = structlog.get_logger(__name__)
@@ -78,7 +78,7 @@ class TaskPool:
         self,
         executor: TaskExecutor,
         settings: ExecutorSettings,
-        is_full: Callable[[Lane], bool],
+        is_full: Callable[[OwnedPartition], bool],
         park: Callable[[TaskRun], None],
         tasks: EngineTasks,
     ) -> None:
@@ -210,7 +210,7 @@ class TaskPool:
         self._pause = None
         self._dispatch()
 
-    def withdraw(self, lane: Lane) -> list[TaskRun]:
+    def withdraw(self, lane: OwnedPartition) -> list[TaskRun]:
         """Take what does not run out of the queue and out of its backoff; return it."""
         waiting = [run for run in self._retrying if run.window.lane is lane]
         for run in waiting:
@@ -222,7 +222,7 @@ class TaskPool:
         heapq.heapify(self._queue)
         return waiting
 
-    def abandon(self, lane: Lane) -> None:
+    def abandon(self, lane: OwnedPartition) -> None:
         """Kill what runs for a closed lane and forget what waits."""
         assert lane.closed
         theirs = [run for run in self._running if run.window.lane is lane]

@@ -28,7 +28,7 @@ from tidemill.core.pipeline.residents import Effect, Ending, Give, Residents, Re
 from tidemill.core.retry import Backoff
 from tidemill.pipeline.handler.models import ErrorKind
 from tidemill.pipeline.tasks.executor import Executor
-from tidemill.pipeline.tasks.framing import Answer, FramingError, TooMuchError, framing_of
+from tidemill.pipeline.tasks.framing import FramingError, ResidentAnswer, TooMuchError, framing_of
 from tidemill.pipeline.tasks.process import Done, ProcessOutcome, Run, TaskExecutor, check_limit
 from tidemill.pipeline.tasks.resident_process import Copy, Job, Tail
 from tidemill.runtime.log import limited
@@ -284,7 +284,7 @@ class ResidentExecutor:
         for answer in answers:
             self._answered(copy, answer)
 
-    def _answered(self, copy: Copy, answer: Answer) -> None:
+    def _answered(self, copy: Copy, answer: ResidentAnswer) -> None:
         now = time.monotonic()
         job = copy.jobs.popleft()
         stderr = copy.stderr.take() + answer.stderr.encode("utf-8", "replace")

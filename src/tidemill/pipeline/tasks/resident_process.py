@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 from tidemill.pipeline.handler.models import ErrorKind
-from tidemill.pipeline.tasks.framing import Reader
+from tidemill.pipeline.tasks.framing import FrameReader
 from tidemill.pipeline.tasks.process import Done, Run
 
 _CHUNK_BYTES = 65536
@@ -90,7 +90,7 @@ class Copy:
     def __init__(
         self,
         number: int,
-        reader: Reader,
+        reader: FrameReader,
         stderr: Tail,
         loop: asyncio.AbstractEventLoop,
         broken: Callable[[Copy], None],

@@ -25,14 +25,14 @@ from tidemill.config.triggerer_settings import TriggererSettings
 from tidemill.core.retry import Backoff
 from tidemill.core.triggers.group_commit import CommitLimits, Standing
 from tidemill.core.triggers.lifecycle import BACKOFF, CancelReason
-from tidemill.core.triggers.pausable_clock import HeldClock
+from tidemill.core.triggers.pausable_clock import PausableClock
 from tidemill.services.triggerer.admission import Admission
 from tidemill.services.triggerer.listing import Changes, continued, is_another, runs_now
-from tidemill.services.triggerer.loading import TriggerError, written_down
+from tidemill.services.triggerer.loading import TriggerError, serialize_trigger
 from tidemill.services.triggerer.loop_watch import watch_loop
 from tidemill.services.triggerer.run import TriggerRun
 from tidemill.services.triggerer.sessions import Ownership, SessionEndedError
-from tidemill.services.triggerer.state_writer import Marks
+from tidemill.services.triggerer.state_writer import StateWriter
 from tidemill.services.triggerer.turns import Turns
 from tidemill.store.database import Database
 from tidemill.store.group_commit import EventStore
@@ -89,7 +89,7 @@ class TriggerHost:
         self._admission = Admission(database, ownership)
         self._backoff = backoff
         self._monotonic = clock
-        self._clock = HeldClock()
+        self._clock = PausableClock()
         self.tokens: dict[int, int] = {}
         self.manager = SharedStreamManager(
             max_subscriber_queue=settings.shared_stream_subscriber_queue_size,
@@ -104,7 +104,7 @@ class TriggerHost:
         # An outage has to be noticed long before anybody is too late because of it.
         stall_seconds = min(STALL_SECONDS, settings.shared_stream_ack_timeout / 4)
         self.events = EventStore(database, self._on_standing, CommitLimits(stall_seconds=stall_seconds))
-        self._marks = Marks(database)
+        self._marks = StateWriter(database)
         self.mark = self._marks.put
         self._runs: dict[str, TriggerRun] = {}
         #: Whether the store said that another process owns what ran here.
@@ -333,7 +333,7 @@ class TriggerHost:
             if run.trigger is None:
                 continue
             try:
-                found = written_down(run.trigger)
+                found = serialize_trigger(run.trigger)
             except TriggerError as error:
                 log.warning(
                     "what serialize() returned cannot be kept; a restart creates the trigger as it is listed",

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from tidemill.core.errors import HandlerError, said
+from tidemill.core.errors import HandlerError, describe_error
 from tidemill.services.triggerer.trigger_list import kwargs_text
 from tidemill.store.content import check_identity, check_payload
 from tidemill.triggers.base import BaseTrigger, TriggerEvent
@@ -39,7 +39,8 @@ def make_trigger(name: str, classpath: str, kwargs: str) -> BaseTrigger:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         raise TriggerError(
-            f"the module {module_name!r} of {classpath} cannot be imported: {said(error)}; start the host where it can"
+            f"the module {module_name!r} of {classpath} cannot be imported: {describe_error(error)}; start the "
+            "host where it can"
         ) from error
     cls = getattr(module, class_name, None)
     if cls is None:
@@ -49,12 +50,12 @@ def make_trigger(name: str, classpath: str, kwargs: str) -> BaseTrigger:
     try:
         trigger = cls(**json.loads(kwargs))
     except (Exception, SystemExit) as error:
-        raise TriggerError(f"{classpath} cannot be created with its kwargs: {said(error)}") from error
+        raise TriggerError(f"{classpath} cannot be created with its kwargs: {describe_error(error)}") from error
     trigger.trigger_id = name
     return trigger
 
 
-def written_down(trigger: BaseTrigger) -> tuple[str, str]:
+def serialize_trigger(trigger: BaseTrigger) -> tuple[str, str]:
     """Return classpath and kwargs (JSON text) that make the same trigger again.
 
     Raises:
@@ -66,7 +67,7 @@ def written_down(trigger: BaseTrigger) -> tuple[str, str]:
     except (Exception, SystemExit) as error:
         raise TriggerError(
             f"serialize() of {type(trigger).__name__} has to return a classpath and kwargs that JSON can hold: "
-            f"{said(error)}"
+            f"{describe_error(error)}"
         ) from error
 
 

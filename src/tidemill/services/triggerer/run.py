@@ -27,14 +27,14 @@ from typing import Any
 import structlog
 
 from tidemill.config.redaction import redact_text
-from tidemill.core.errors import said
+from tidemill.core.errors import describe_error
 from tidemill.core.retry import JITTER_BITS, Backoff
-from tidemill.core.triggers.event_plan import Outcome, Refusal, Refused
+from tidemill.core.triggers.event_plan import Refusal, Refused, StoreOutcome
 from tidemill.core.triggers.group_commit import Standing
-from tidemill.core.triggers.lifecycle import BACKOFF, CancelReason, Ending, Next, Restart, TriggerLife, Verdict
+from tidemill.core.triggers.lifecycle import BACKOFF, CancelReason, Ending, EndVerdict, Next, Restart, TriggerLife
 from tidemill.services.triggerer.loading import TriggerError, identity_of, make_trigger, payload_of
-from tidemill.services.triggerer.run_services import Place
-from tidemill.services.triggerer.state_writer import Mark
+from tidemill.services.triggerer.run_services import RunServices
+from tidemill.services.triggerer.state_writer import StateChange
 from tidemill.store.records import TriggerSpec, TriggerState
 from tidemill.triggers.base import BaseEventTrigger, BaseTrigger
 from tidemill.triggers.streams.manager import Routed, route
@@ -48,9 +48,9 @@ END_SECONDS = 30.0
 _BURST = 64
 
 _STATES = {
-    Verdict.FINISHED: TriggerState.FINISHED,
-    Verdict.FAILED: TriggerState.FAILED,
-    Verdict.CANCELLED: TriggerState.CANCELLED,
+    EndVerdict.FINISHED: TriggerState.FINISHED,
+    EndVerdict.FAILED: TriggerState.FAILED,
+    EndVerdict.CANCELLED: TriggerState.CANCELLED,
 }
 #: Why a run is cancelled that goes on elsewhere, or later.
 _ELSEWHERE = (CancelReason.HAND_OVER, CancelReason.SHUTDOWN)
@@ -110,7 +110,7 @@ class TriggerRun:
 
     def __init__(
         self,
-        place: Place,
+        place: RunServices,
         spec: TriggerSpec,
         number: int,
         token: int,
@@ -251,7 +251,7 @@ class TriggerRun:
             self._leave(for_good=True)
             if self.reason is not CancelReason.HAND_OVER:
                 reason = self.reason.value if self.reason is not None else None
-                self._place.mark(Mark(self._number, self._token, TriggerState.CANCELLED, reason))
+                self._place.mark(StateChange(self._number, self._token, TriggerState.CANCELLED, reason))
 
     # -- its life ---------------------------------------------------------------------------------------------
 
@@ -306,7 +306,7 @@ class TriggerRun:
                 left = _BURST
                 await asyncio.sleep(0)
 
-    def _settle(self, seq: int | None, outcome: Outcome) -> None:
+    def _settle(self, seq: int | None, outcome: StoreOutcome) -> None:
         """Take that an event is stored, or never will be."""
         self._pending -= 1
         if not isinstance(outcome, Refused):
@@ -321,7 +321,7 @@ class TriggerRun:
         fault = RefusedEventError(f"an event is refused by the store: {outcome.reason.value}. {outcome.detail}")
         fenced = outcome.reason is Refusal.FENCED
         if seq is not None:
-            self._place.manager.refuse_persisted((seq,), None if fenced else said(fault))
+            self._place.manager.refuse_persisted((seq,), None if fenced else describe_error(fault))
         if fenced:
             self._place.note_fenced()
             self.cancel(CancelReason.HAND_OVER)
@@ -353,13 +353,13 @@ class TriggerRun:
             await self._bounded("on_kill", trigger.on_kill)
         if trigger is not None:
             await self._bounded("cleanup", trigger.cleanup)
-        if following.verdict is Verdict.FINISHED:
+        if following.verdict is EndVerdict.FINISHED:
             await self._all_stored()
             if self._fault is not None:
                 following, reason = self._decide(Ending.RAISED), self.reason
         self._trigger = self._routed = None
         self._leave(for_good=following.pause_seconds is None)
-        unsure = following.verdict is Verdict.FINISHED and self._pending
+        unsure = following.verdict is EndVerdict.FINISHED and self._pending
         # The last word has another host, or nobody yet, or the call that left this one behind.
         if not (self.reason is CancelReason.HAND_OVER or unsure or self._abandoned or following.pause_seconds == 0):
             self._report(following, reason)
@@ -367,11 +367,11 @@ class TriggerRun:
 
     def _let_go(self, following: Next, reason: CancelReason | None) -> None:
         """Fail the raw event that it is on, unless it has finished, and leave its stream or keep a seat there."""
-        finished = following.verdict is Verdict.FINISHED
+        finished = following.verdict is EndVerdict.FINISHED
         comes_back = self._succeeded or following.pause_seconds is not None
         if not finished and (comes_back or reason in _ELSEWHERE):
             fault = self._fault if reason is None and not isinstance(self._fault, RefusedEventError) else None
-            self._fail_held(said(fault) if fault is not None else None)
+            self._fail_held(describe_error(fault) if fault is not None else None)
         if comes_back or (finished and reason is None):
             # Until it is known whether it runs again, nothing is to pass it by.
             self._keep_seat()
@@ -406,7 +406,7 @@ class TriggerRun:
 
     def _report(self, following: Next, reason: CancelReason | None) -> None:
         error = None
-        if following.verdict is Verdict.FAILED:
+        if following.verdict is EndVerdict.FAILED:
             fault = self._fault or TriggerError("the trigger ended without having fired an event")
             if reason is CancelReason.TIMEOUT:
                 fault = TriggerError("the trigger failed its shared stream, and did not end for 30 s; it was cancelled")
@@ -422,7 +422,7 @@ class TriggerRun:
         elif reason is not CancelReason.SHUTDOWN:
             log.info("a trigger ended", trigger=self.spec.name, verdict=following.verdict.value, reason=reason)
         said = reason.value if reason is not None else None
-        self._place.mark(Mark(self._number, self._token, _STATES[following.verdict], said, error))
+        self._place.mark(StateChange(self._number, self._token, _STATES[following.verdict], said, error))
 
     async def _begins_anew(self, following: Next) -> bool:
         """Wait for the next run; tell whether there is one."""
@@ -439,13 +439,13 @@ class TriggerRun:
         if self.reason is not None:
             self._leave(for_good=True)
             if self.reason is not CancelReason.HAND_OVER:
-                self._place.mark(Mark(self._number, self._token, TriggerState.CANCELLED, self.reason.value))
+                self._place.mark(StateChange(self._number, self._token, TriggerState.CANCELLED, self.reason.value))
             return False
         text = _told(error) if error is not None else None
         if following.pause_seconds or text != self._stored_error:
             # One that begins again at once, event by event, has been running all the time.
             self._stored_error = text
-            self._place.mark(Mark(self._number, self._token, TriggerState.RUNNING, None, text))
+            self._place.mark(StateChange(self._number, self._token, TriggerState.RUNNING, None, text))
         self._fault = None
         self.fired = 0
         if following.anew:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
-from tidemill.core.triggers.event_plan import Outcome
+from tidemill.core.triggers.event_plan import StoreOutcome
 from tidemill.core.triggers.group_commit import Standing
-from tidemill.services.triggerer.state_writer import Mark
+from tidemill.services.triggerer.state_writer import StateChange
 from tidemill.triggers.streams.manager import SharedStreamManager
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ class Events(Protocol):
         """Whether to go on."""
 
     def add(
-        self, trigger_id: int, token: int, payload: str, identity: str | None, done: Callable[[Outcome], None]
+        self, trigger_id: int, token: int, payload: str, identity: str | None, done: Callable[[StoreOutcome], None]
     ) -> None:
         """Accept an event; `done` is called once."""
 
@@ -30,7 +30,7 @@ class Events(Protocol):
         """Wait until the next event may be made."""
 
 
-class Place(Protocol):
+class RunServices(Protocol):
     """What a run needs of its host."""
 
     manager: SharedStreamManager
@@ -46,7 +46,7 @@ class Place(Protocol):
     def note_fenced(self) -> None:
         """Take that another process has claimed a trigger that runs here."""
 
-    def mark(self, mark: Mark) -> None:
+    def mark(self, mark: StateChange) -> None:
         """Have a report written."""
 
     async def note_made(self, runs: Iterable[TriggerRun]) -> None:

@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 CHUNK_COUNT = 1_000
 
 
-class Mark(NamedTuple):
+class StateChange(NamedTuple):
     """What a trigger is from now on; see `TriggerReport`."""
 
     trigger_id: int
@@ -39,7 +39,7 @@ class Mark(NamedTuple):
     error: str | None = None
 
 
-class Marks:
+class StateWriter:
     """Reports that wait to be written.
 
     Args:
@@ -54,7 +54,7 @@ class Marks:
         self._waiting: list[TriggerReport] = []
         self._task: asyncio.Task[None] | None = None
 
-    def put(self, mark: Mark) -> None:
+    def put(self, mark: StateChange) -> None:
         """Accept a report; it is written soon."""
         number, token, state, reason, error = mark
         self._waiting.append(TriggerReport(number, token, state, time.time_ns() // 1000, reason, error))

@@ -20,7 +20,7 @@ from tidemill.core.delivery.breaker import BreakerState
 from tidemill.core.delivery.culprit import Fault, fault_of
 from tidemill.core.delivery.send_items import Ask, Decision, Delivered, GaveUp, Item, Limits
 from tidemill.core.delivery.send_queue import SendQueue
-from tidemill.core.errors import InvariantError, RemoteError, said, sound
+from tidemill.core.errors import InvariantError, RemoteError, describe_error, sound
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.log import limited
 from tidemill.runtime.progress import SinkStats
@@ -66,7 +66,7 @@ class Submission:
                 asyncio.get_running_loop().call_exception_handler(context)
 
 
-class Parcel(msgspec.Struct):
+class QueuedPayload(msgspec.Struct):
     """What travels with an item through `core.outbox`: the payload, its wire form, and whose it is."""
 
     payload: Any
@@ -74,12 +74,12 @@ class Parcel(msgspec.Struct):
     submission: Submission
 
 
-Entry = Item[DeliveryLane, Parcel]
-Question = Ask[DeliveryLane, Parcel]
-Failure = GaveUp[DeliveryLane, Parcel]
+Entry = Item[DeliveryLane, QueuedPayload]
+Question = Ask[DeliveryLane, QueuedPayload]
+Failure = GaveUp[DeliveryLane, QueuedPayload]
 
 
-class Batcher:
+class BatchSender:
     """One sink, its line and its task.
 
     Args:
@@ -96,14 +96,14 @@ class Batcher:
         sink: Sink,
         limits: Limits,
         timeout_seconds: float,
-        ask: Callable[[Batcher, Question], None],
-        gave_up: Callable[[Batcher, Failure], None],
+        ask: Callable[[BatchSender, Question], None],
+        gave_up: Callable[[BatchSender, Failure], None],
         settled: Callable[[], None],
     ) -> None:
         """Start empty, without a task."""
         self.sink = sink
         self.stats = SinkStats()
-        self._queue: SendQueue[DeliveryLane, Parcel] = SendQueue(
+        self._queue: SendQueue[DeliveryLane, QueuedPayload] = SendQueue(
             replace(
                 limits,
                 max_count=sink.max_batch_count,
@@ -148,14 +148,14 @@ class Batcher:
         try:
             ready = encoded(self.sink, payload)
         except Exception as error:  # a user's data can raise anything
-            text = said(error)
-            item = Item(lane, None, 0, Parcel(payload, None, submission))
+            text = describe_error(error)
+            item = Item(lane, None, 0, QueuedPayload(payload, None, submission))
             question = self._queue.refuse(item, text, now)
             self._note_error(text, 1)
             self._loop.call_soon(self._ask, self, question)
             return
         submission.origin.size_bytes += ready.size_bytes
-        item = Item(lane, ready.key, ready.size_bytes, Parcel(payload, ready, submission))
+        item = Item(lane, ready.key, ready.size_bytes, QueuedPayload(payload, ready, submission))
         self._queue.add(item, now)
         if self._breaker is not BreakerState.CLOSED and (shed := self._queue.shed(now)):
             self._loop.call_soon(self._apply, shed)
@@ -202,7 +202,7 @@ class Batcher:
         try:
             answers = await self._answers([item.value.encoded for item in batch])  # type: ignore[misc]
         except Exception as error:
-            text = str(error) if isinstance(error, RemoteError) else said(error)
+            text = str(error) if isinstance(error, RemoteError) else describe_error(error)
             retryable = error.retryable if isinstance(error, RemoteError) else True
             fault = fault_of(error)
             if fault is Fault.PLACE:
@@ -256,7 +256,7 @@ class Batcher:
         stats.last_error_at = time.time()
         limited(log, 10.0).warning(event, sink=self.label, payloads=count, error=text[:2000])
 
-    def _apply(self, effects: Sequence[Delivered[DeliveryLane, Parcel] | Question | Failure]) -> None:
+    def _apply(self, effects: Sequence[Delivered[DeliveryLane, QueuedPayload] | Question | Failure]) -> None:
         for effect in effects:
             if isinstance(effect, Delivered):
                 self.stats.delivered_count += 1
@@ -309,7 +309,7 @@ class Batcher:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self.sink.close()
         except Exception as error:
-            log.warning("a sink could not be closed", sink=self.label, error=said(error))
+            log.warning("a sink could not be closed", sink=self.label, error=describe_error(error))
 
 
 def checked(answers: Any, batch: Sequence[Encoded], label: str) -> Sequence[Refusal | None]:

@@ -27,7 +27,7 @@ import structlog
 from pyspark import cloudpickle
 
 from tidemill.config.settings import Settings
-from tidemill.core.errors import RemoteError, said
+from tidemill.core.errors import RemoteError, describe_error
 from tidemill.runtime.beats import Beat, whole_beat
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity, new_engine_id
@@ -145,7 +145,7 @@ def _summary_of(job: EngineJob) -> EngineSummary:
 
 def failed_summary(job: EngineJob, error: BaseException, reason: StopReason = StopReason.FAILED) -> EngineSummary:
     """Return the summary of an engine that an error ended."""
-    return EngineSummary(job.slot, reason, said(error))
+    return EngineSummary(job.slot, reason, describe_error(error))
 
 
 def _imported(factory: str) -> EngineMaker:

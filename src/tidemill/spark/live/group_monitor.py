@@ -13,7 +13,7 @@ from typing import Self
 import structlog
 
 from tidemill.config.settings import Settings
-from tidemill.core.errors import said
+from tidemill.core.errors import describe_error
 from tidemill.core.supervision.orphan_partitions import OwnerWatch
 from tidemill.runtime.log import limited
 from tidemill.sources.membership import GroupViewer, distribute_again
@@ -73,7 +73,7 @@ class GroupWatch:
                         self._mend(named)
             except Exception as error:
                 # Brokers that are down are told of by the engines, and may let nobody look at groups (ACLs).
-                limited(log, 600.0).info("the consumer group cannot be looked at", error=said(error))
+                limited(log, 600.0).info("the consumer group cannot be looked at", error=describe_error(error))
 
     def _mend(self, partitions: list[int]) -> None:
         log.warning(

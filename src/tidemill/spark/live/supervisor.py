@@ -22,7 +22,7 @@ from tidemill.core.supervision import slot_events
 from tidemill.core.supervision import slot_group as roster
 from tidemill.core.supervision.slot import Slot, SlotLimits
 from tidemill.core.supervision.slot_events import Ending, ReportKind
-from tidemill.core.supervision.slot_group import Roster, RunFinished
+from tidemill.core.supervision.slot_group import RunFinished, SlotGroup
 from tidemill.runtime.link import LinkServer
 from tidemill.runtime.link_messages import (
     Begin,
@@ -52,12 +52,12 @@ JobMaker = Callable[[int, int, LinkAddress], EngineJob]
 class _Caller(msgspec.Struct, frozen=True):
     """An engine on a link."""
 
-    seat: Seat
+    seat: SupervisedSlot
     run_token: int
     hello: Hello
 
 
-class Seat:
+class SupervisedSlot:
     """One slot with what the shell knows of it. Changed on the link's loop only, read from anywhere."""
 
     def __init__(self, number: int, limits: SlotLimits, jobs: JobThread) -> None:
@@ -97,7 +97,7 @@ class Seat:
         )
 
 
-class LiveSlots:
+class Supervisor:
     """Keeps the engines of a pipeline running until it is drained or fails.
 
     Args:
@@ -127,9 +127,9 @@ class LiveSlots:
         self._on_finished = on_finished
         self._limits = limits
         self._count = count
-        self._roster = Roster(count, partitions)
+        self._roster = SlotGroup(count, partitions)
         self._roster_timer: asyncio.TimerHandle | None = None
-        self._seats: Sequence[Seat] = ()
+        self._seats: Sequence[SupervisedSlot] = ()
         self._callers: dict[int, _Caller] = {}
         self._partition_sums = PartitionSums()
         self._paused = False
@@ -150,7 +150,7 @@ class LiveSlots:
         self._loop = self._server.loop
         self._address = self._server.start()
         self._seats = [
-            Seat(number, self._limits, JobThread(self._spark, number, self._loop, self._on_job_ended))
+            SupervisedSlot(number, self._limits, JobThread(self._spark, number, self._loop, self._on_job_ended))
             for number in range(self._count)
         ]
         self._loop.call_soon_threadsafe(self._start)
@@ -280,7 +280,7 @@ class LiveSlots:
                 return
         self._end_job(seat, ended)
 
-    def _end_job(self, seat: Seat, ended: slot_events.JobEnded) -> None:
+    def _end_job(self, seat: SupervisedSlot, ended: slot_events.JobEnded) -> None:
         if ended.ending is Ending.CRASHED and seat.summary is not None:
             # The job could not bring the summary back, the link did.
             outcome = outcome_of(seat.summary)
@@ -313,7 +313,7 @@ class LiveSlots:
 
     # -- effects, on the loop --------------------------------------------------------------------------------
 
-    def _feed(self, seat: Seat, event: slot_events.Input) -> None:
+    def _feed(self, seat: SupervisedSlot, event: slot_events.Input) -> None:
         for effect in seat.slot.feed(event, self._loop.time()):
             self._apply(seat, effect)
         if seat.timer is not None:
@@ -321,7 +321,7 @@ class LiveSlots:
         due = seat.slot.due
         seat.timer = None if due is None else self._loop.call_at(due, self._feed, seat, slot_events.Tick())
 
-    def _apply(self, seat: Seat, effect: slot_events.Effect) -> None:
+    def _apply(self, seat: SupervisedSlot, effect: slot_events.Effect) -> None:
         match effect:
             case slot_events.SubmitJob(job_token):
                 self._submit(seat, job_token)
@@ -341,7 +341,7 @@ class LiveSlots:
                 seat.ended = ending
                 self._carry_out(self._roster.finished(seat.number, ending, error))
 
-    def _submit(self, seat: Seat, job_token: int) -> None:
+    def _submit(self, seat: SupervisedSlot, job_token: int) -> None:
         if self._exiting:
             return
         if seat.progress is not None:
@@ -350,7 +350,7 @@ class LiveSlots:
         seat.starts += 1
         seat.jobs.submit(self._make_job(seat.number, job_token, self._address))
 
-    def _admit(self, seat: Seat, run_token: int) -> None:
+    def _admit(self, seat: SupervisedSlot, run_token: int) -> None:
         link = seat.links[run_token]
         seat.hello = hello = self._callers[link].hello
         seat.last_seen = time.monotonic()
@@ -382,11 +382,11 @@ class LiveSlots:
         self._roster_timer = None
         self._carry_out(self._roster.tick(self._loop.time()))
 
-    def _send_to_slot(self, seat: Seat, command: Command) -> None:
+    def _send_to_slot(self, seat: SupervisedSlot, command: Command) -> None:
         if seat.link is not None:
             self._server.send(seat.link, command)
 
-    def _send(self, seat: Seat, run_token: int, frame: Command | Refused) -> None:
+    def _send(self, seat: SupervisedSlot, run_token: int, frame: Command | Refused) -> None:
         link = seat.links.get(run_token)
         if link is not None:
             self._server.send(link, frame)

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from tidemill.core.triggers.stable_files import Settling, Version
+from tidemill.core.triggers.stable_files import StableFiles, Version
 from tidemill.triggers.base import BaseTrigger, TriggerEvent
 from tidemill.triggers.builtin.identities import file_identity
 
@@ -56,7 +56,7 @@ class FileTrigger(BaseTrigger):
         Raises:
             OSError: The place of the file cannot be looked at.
         """
-        settling = Settling(self.settle_seconds)
+        settling = StableFiles(self.settle_seconds)
         while True:
             # In a thread: a network's file system may take long.
             settling.see(self.path, await asyncio.to_thread(version_of, self.path), time.monotonic())

@@ -20,7 +20,7 @@ import msgspec
 from tidemill.config.redaction import redact_text
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.retry import JITTER_BITS, Backoff, GiveUp, decide
-from tidemill.core.triggers.http_poll import Answer, judge, retry_after_seconds
+from tidemill.core.triggers.http_poll import PollAnswer, judge_answer, retry_after_seconds
 from tidemill.core.triggers.json_condition import parse_condition
 from tidemill.triggers.base import BaseTrigger, TriggerEvent
 from tidemill.triggers.builtin.arguments import from_environment
@@ -128,11 +128,11 @@ class HttpTrigger(BaseTrigger):
         failures = 0
         while True:
             answered = await self._ask(headers, params)
-            found = self._judge(answered) if isinstance(answered, _Answered) else Answer.FAILED
+            found = self._judge(answered) if isinstance(answered, _Answered) else PollAnswer.FAILED
             if isinstance(found, TriggerEvent):
                 yield found
                 return
-            if found is Answer.NOT_YET:
+            if found is PollAnswer.NOT_YET:
                 failures = 0
                 spread = 1 + _SPREAD * (2 * random.getrandbits(JITTER_BITS) / (1 << JITTER_BITS) - 1)
                 await asyncio.sleep(self._kwargs["poll_seconds"] * spread)
@@ -140,24 +140,24 @@ class HttpTrigger(BaseTrigger):
                 failures += 1
                 await self._back_off(failures, answered)
 
-    def _judge(self, answered: _Answered) -> TriggerEvent | Answer:
-        answer = judge(answered.status, self._expected)
-        if answer is Answer.REFUSED:
+    def _judge(self, answered: _Answered) -> TriggerEvent | PollAnswer:
+        answer = judge_answer(answered.status, self._expected)
+        if answer is PollAnswer.REFUSED:
             raise RemoteError(
                 f"{self._shown_url} answered with status {answered.status}, which asking again does not change; "
                 f"correct the address or the credentials, or expect that status",
                 retryable=False,
             )
-        if answer is not Answer.EXPECTED:
+        if answer is not PollAnswer.EXPECTED:
             return answer
         try:
             body = msgspec.json.decode(answered.body)
         except (ValueError, RecursionError):
             if self._condition is not None:
-                return Answer.NOT_YET
+                return PollAnswer.NOT_YET
             body = text_of(answered.body)
         if self._condition is not None and not self._condition.holds(body):
-            return Answer.NOT_YET
+            return PollAnswer.NOT_YET
         payload = {"url": self._shown_url, "status": answered.status, "body": body}
         return TriggerEvent(payload, identity=self._identity(answered))
 

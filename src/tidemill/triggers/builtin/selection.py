@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
-from tidemill.core.triggers.json_condition import Condition, parse_condition
+from tidemill.core.triggers.json_condition import JsonCondition, parse_condition
 from tidemill.triggers.builtin.arguments import load_callable
 from tidemill.triggers.builtin.identities import mark_of
 
@@ -82,7 +82,7 @@ class Selection:
         self.mark: Final = mark_of(self._selecting(apply, keys))
         self.rejects_invalid: Final = on_invalid == "reject"
         self._keys = None if keys is None else frozenset(one.encode() for one in keys)
-        self._condition: Condition | None = None if where is None else parse_condition(where)
+        self._condition: JsonCondition | None = None if where is None else parse_condition(where)
         self._json = value_format == "json" or where is not None
         self._value_is_json = value_format == "json"
         self._apply = None if apply is None else load_callable(apply)

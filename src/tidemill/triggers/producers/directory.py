@@ -23,8 +23,8 @@ from typing import Literal
 import msgspec
 import structlog
 
-from tidemill.core.errors import ConfigError, said
-from tidemill.core.triggers.stable_files import Settling, Version
+from tidemill.core.errors import ConfigError, describe_error
+from tidemill.core.triggers.stable_files import StableFiles, Version
 
 log = structlog.get_logger(__name__)
 
@@ -150,7 +150,7 @@ class _Watch:
     def __init__(self, settings: DirectorySettings) -> None:
         self._settings = settings
         self._loop = asyncio.get_running_loop()
-        self._settling = Settling(settings.settle_seconds)
+        self._settling = StableFiles(settings.settle_seconds)
         self._bell = asyncio.Event()
         self._news: set[str] = set()
         self._thread: _WatchThread | None = None
@@ -265,7 +265,7 @@ class _WatchThread:
                 "a folder cannot be watched; it is looked at now and then instead",
                 path=self._settings.path,
                 every_seconds=self._settings.rescan_seconds,
-                error=said(error),
+                error=describe_error(error),
             )
         finally:
             self._tell(self._began.set)

@@ -10,8 +10,8 @@ stream ends and the broker gives it again; only failures and rejects lead to dea
 so that no lane waits for another. Clean offsets above the floor, and how often others failed, are kept as a note beside
 the committed offset: the next producer of the group goes on there.
 
-The manager of the stream has to call the methods of `Attendance`. While it does not pull (its store is away, too much
-is outstanding) the time for redeliveries stands still.
+The manager of the stream has to call the methods of `SubscriberObserver`. While it does not pull (its store is away, too
+much is outstanding) the time for redeliveries stands still.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import FencedError, RemoteError, TidemillError
 from tidemill.core.streams.offset_metadata import decode_note, encode_note
 from tidemill.core.streams.redelivery import Redelivery
-from tidemill.core.streams.redelivery_items import Commit, Delivery, RedeliveryLimits, Skip, verdict
+from tidemill.core.streams.redelivery_items import Commit, Delivery, RedeliveryLimits, Skip, judge_outcome
 from tidemill.deadletters.writer import DeadLetters, KafkaDeadLetters
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sources.base import CommitStatus, Fatal, NotedSource, TopicPartition
@@ -169,7 +169,7 @@ class KafkaStreamProducer(SharedStreamProducer):
         now = self._time()
         for delivery, outcome in batch:
             blame = self._blame.pop(delivery.number, _NOBODY)
-            ended = verdict(*outcome, unread=blame.left_unread)
+            ended = judge_outcome(*outcome, unread=blame.left_unread)
             bits = random.getrandbits(32)
             if self._log.resolve(delivery, ended, now, bits, blame.names, outcome.acked > 0):
                 self._write(delivery, outcome, blame)
@@ -194,19 +194,19 @@ class KafkaStreamProducer(SharedStreamProducer):
         """Say why nothing comes or goes, if that is known."""
         return self._letters.stalled() or self._source.stalled()
 
-    # -- Attendance -------------------------------------------------------------------------------------------
+    # -- SubscriberObserver -------------------------------------------------------------------------------------------
 
     def subscriber_joined(self, trigger_id: Hashable) -> None:
-        """See `Attendance`."""
+        """See `SubscriberObserver`."""
         self._log.joined(trigger_id)
         self._wake.set()
 
     def subscriber_left(self, trigger_id: Hashable) -> None:
-        """See `Attendance`."""
+        """See `SubscriberObserver`."""
         self._log.left(trigger_id)
 
     def subscriber_gone(self, trigger_id: Hashable) -> None:
-        """See `Attendance`."""
+        """See `SubscriberObserver`."""
         self._log.gone(trigger_id)
         self._wake.set()
         self._commit_soon()
@@ -214,7 +214,7 @@ class KafkaStreamProducer(SharedStreamProducer):
     def event_failed(
         self, broker_payload: Event, failures: Mapping[Hashable, str], unread: Collection[Hashable]
     ) -> None:
-        """See `Attendance`."""
+        """See `SubscriberObserver`."""
         blame = self._blame.setdefault(broker_payload.number, Blame())
         blame.failures.update(failures)
         blame.unread.update(unread)

@@ -22,9 +22,9 @@ from typing import Any
 
 import structlog
 
-from tidemill.core.errors import ConfigError, RemoteError, said
+from tidemill.core.errors import ConfigError, RemoteError, describe_error
 from tidemill.core.retry import JITTER_BITS, Backoff
-from tidemill.core.streams.redelivery_items import Verdict, verdict
+from tidemill.core.streams.redelivery_items import RedeliveryVerdict, judge_outcome
 from tidemill.core.triggers.leases import Leases
 from tidemill.runtime.log import limited
 from tidemill.triggers.producers.backlog import Backlog
@@ -130,14 +130,14 @@ class SqsStreamProducer(SharedStreamProducer):
         """
         self._check()
         for held, outcome in batch:
-            ended = verdict(*outcome)
-            if ended is Verdict.CLEAN:
+            ended = judge_outcome(*outcome)
+            if ended is RedeliveryVerdict.CLEAN:
                 self._doomed.add(held)
-            elif ended is Verdict.REJECTED and self._reject_queue is not None:
+            elif ended is RedeliveryVerdict.REJECTED and self._reject_queue is not None:
                 self._rejected.add(held)
             else:
                 self._let_go(held)
-                if ended is Verdict.REJECTED:
+                if ended is RedeliveryVerdict.REJECTED:
                     limited(log, _LOG_SECONDS).warning(
                         "a message was rejected, but there is no reject_queue; it will come again",
                         queue=held.message.queue,
@@ -187,7 +187,7 @@ class SqsStreamProducer(SharedStreamProducer):
         except Exception as error:
             # The next pull or advance raises it.
             self._error = error
-            log.warning("a stream over SQS failed", queue=self._settings.queue, error=said(error))
+            log.warning("a stream over SQS failed", queue=self._settings.queue, error=describe_error(error))
 
     def _check(self) -> None:
         if self._error is not None:

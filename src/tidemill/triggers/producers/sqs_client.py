@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tidemill.config.redaction import redact_text
-from tidemill.core.errors import ConfigError, TidemillError, said
+from tidemill.core.errors import ConfigError, TidemillError, describe_error
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -295,5 +295,5 @@ async def _faults(call: str, queue: str) -> AsyncIterator[None]:
         text = redact_text(f"SQS: {call} on {queue!r} failed: {code}: {detail.get('Message', '')}")
         raise Fault(text, passing=passing, missing="NonExistentQueue" in code or "QueueDoesNotExist" in code) from None
     except (BotoCoreError, OSError, TimeoutError) as error:
-        text = redact_text(f"SQS: {call} on {queue!r} failed: {said(error)}")
+        text = redact_text(f"SQS: {call} on {queue!r} failed: {describe_error(error)}")
         raise Fault(text, passing=type(error).__name__ not in _LASTING) from None

@@ -21,7 +21,7 @@ from typing import Any, Final
 from tidemill.core.ledger import Batch
 from tidemill.core.streams.group import StreamGroup
 from tidemill.core.streams.members import Cause, Forced, LaneReport
-from tidemill.core.streams.pending_events import Bindings
+from tidemill.core.streams.pending_events import PendingEvents
 from tidemill.triggers.streams.api import (
     LIST_NAME,
     AckTimeout,
@@ -31,7 +31,7 @@ from tidemill.triggers.streams.api import (
     StreamEnded,
 )
 from tidemill.triggers.streams.life import Life, Stream, StreamSettings, overflow_of, wake_all
-from tidemill.triggers.streams.observer import Attendance
+from tidemill.triggers.streams.observer import SubscriberObserver
 from tidemill.triggers.streams.subscription import AckSubscription, Bell, Subscription
 
 #: How long subscribers may finish the events that they are on, and have them stored, when the reading has ended.
@@ -63,7 +63,7 @@ class AckStream:
         on_closed: Callable[[Stream], None],
         on_deserted: Callable[[Stream], None],
         log: Any,
-        bindings: Bindings,
+        bindings: PendingEvents,
         list_name: str = "",
     ) -> None:
         """Do nothing yet."""
@@ -75,7 +75,7 @@ class AckStream:
         self._settings = settings
         self._make_producer = make_producer
         self._producer: SharedStreamProducer | None = None
-        self._attendance: Attendance | None = None
+        self._attendance: SubscriberObserver | None = None
         self._source: AsyncIterator[Any] | None = None
         self._log = log
         self._on_end = on_end
@@ -184,7 +184,7 @@ class AckStream:
             await asyncio.sleep(self._settings.cohort_grace_period)
         LIST_NAME.set(self._list_name)
         self._producer = producer = self._make_producer()
-        if isinstance(producer, Attendance):
+        if isinstance(producer, SubscriberObserver):
             self._attendance = producer
             for trigger_id in self.group.members:
                 producer.subscriber_joined(trigger_id)
@@ -314,7 +314,7 @@ class AckStream:
             self._drained.ring()
             await self.pump.wait()
 
-    def _tell_failures(self, attendance: Attendance, batch: Batch[Hashable, Any]) -> None:
+    def _tell_failures(self, attendance: SubscriberObserver, batch: Batch[Hashable, Any]) -> None:
         for entry in batch.entries:
             if entry.failed or entry.rejected:
                 blame = self.group.blame(entry)

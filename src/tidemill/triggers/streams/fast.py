@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Hashable
 from typing import Any
 
-from tidemill.core.streams.fanout import Fanout, Reader
+from tidemill.core.streams.fanout import Fanout, LogReader
 from tidemill.triggers.streams.life import Life, Stream, StreamSettings, overflow_of, wake_all
 from tidemill.triggers.streams.subscription import FastSubscription, Subscription
 
@@ -44,7 +44,7 @@ class FastStream:
         self._log = log
         self._on_end = on_end
         self._on_closed = on_closed
-        self._fanout: Fanout[Any, Reader[Any]] = Fanout(settings.max_subscriber_queue)
+        self._fanout: Fanout[Any, LogReader[Any]] = Fanout(settings.max_subscriber_queue)
         self._waiting: dict[Subscription, None] = {}
         self._life = Life(key, self._poll, self._close, self._end, log, settings.step_seconds)
         self.start = self._life.start
@@ -54,7 +54,7 @@ class FastStream:
 
     def subscribe(self, trigger_id: Any) -> FastSubscription:
         """Let a trigger read what comes from now on."""
-        reader: Reader[Any] = Reader(trigger_id)
+        reader: LogReader[Any] = LogReader(trigger_id)
         self._fanout.join(reader)
         subscription = FastSubscription(reader, self._fanout.more, self._waiting)
         self.subscriptions[trigger_id] = subscription
@@ -92,7 +92,7 @@ class FastStream:
                 left = burst
                 await asyncio.sleep(0)
 
-    def _overflow(self, reader: Reader[Any]) -> None:
+    def _overflow(self, reader: LogReader[Any]) -> None:
         subscription = self.subscriptions[reader.name]
         assert isinstance(subscription, FastSubscription)
         self._drop(subscription)

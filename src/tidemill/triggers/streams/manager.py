@@ -24,7 +24,7 @@ from typing import Any, Final
 import structlog
 
 from tidemill.core.streams.members import LaneReport, Refusal
-from tidemill.core.streams.pending_events import Bindings
+from tidemill.core.streams.pending_events import PendingEvents
 from tidemill.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 from tidemill.triggers.streams.ack import AckStream
 from tidemill.triggers.streams.api import (
@@ -159,7 +159,7 @@ class SharedStreamManager:
             may_open,
         )
         self._list_name = list_name
-        self._bindings = Bindings()
+        self._bindings = PendingEvents()
         # Called for every trigger event: without a call in between. They are documented where they are.
         self.bind_pending_event = self._bindings.bind_pending_event
         self.confirm_persisted = self._bindings.confirm_persisted

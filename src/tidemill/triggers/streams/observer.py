@@ -1,8 +1,8 @@
 """Who subscribes to a shared stream, as a producer may want to know it.
 
 An outcome counts failures and names nobody, which is all that a broker with a visibility timeout needs. A producer that
-gives events again by itself has to wait for those who failed: it implements `Attendance`, and the manager of its
-stream calls these methods, on the loop and in the order in which things happen. They may not block or raise.
+gives events again by itself has to wait for those who failed: it implements `SubscriberObserver`, and the manager of
+its stream calls these methods, on the loop and in the order in which things happen. They may not block or raise.
 
 A trigger that keeps a seat while it is away is told of as one that left and subscribed again at once: what it failed
 before that can be given again at once, and waits in its seat.
@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 
 
 @runtime_checkable
-class Attendance(Protocol):
+class SubscriberObserver(Protocol):
     """What a manager tells a producer that has these methods, beside `advance`."""
 
     def subscriber_joined(self, trigger_id: Hashable) -> None:

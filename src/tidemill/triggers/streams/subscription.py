@@ -17,7 +17,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
 
-from tidemill.core.streams.fanout import Reader
+from tidemill.core.streams.fanout import LogReader
 from tidemill.core.streams.group import StreamGroup
 from tidemill.core.streams.members import Member, Refusal, Sent
 
@@ -99,7 +99,7 @@ class FastSubscription:
     __slots__ = ("_from", "_more", "_unread", "_waiting", "end", "reader")
 
     def __init__(
-        self, reader: Reader[Any], more: Callable[[Reader[Any]], bool], waiting: dict[Subscription, None]
+        self, reader: LogReader[Any], more: Callable[[LogReader[Any]], bool], waiting: dict[Subscription, None]
     ) -> None:
         """Read nothing yet."""
         self.reader = reader
@@ -169,7 +169,7 @@ class AckSubscription:
         self._waiting = waiting
         self._pump = pump
         self._from = member.position
-        #: Let the event that it is on wait for what was derived from it; see `Bindings.bind_pending_event`.
+        #: Let the event that it is on wait for what was derived from it; see `PendingEvents.bind_pending_event`.
         self.bind: Callable[[], int | None] = partial(group.bind, member)
 
     @property

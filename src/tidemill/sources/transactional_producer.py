@@ -33,7 +33,7 @@ import confluent_kafka as ck
 import structlog
 
 from tidemill.config.settings import KafkaSettings
-from tidemill.core.delivery.transaction import Answer, Call, End, Fence, Transaction, fenced, judged
+from tidemill.core.delivery.transaction import Call, End, Fence, Transaction, TransactionAnswer, fenced, judge_records
 from tidemill.runtime.kafka_client import BackgroundCall, LibraryLog, reason, scrubbed
 from tidemill.runtime.log import limited
 from tidemill.runtime.producer import producer_config, too_large, worth_retrying
@@ -71,7 +71,7 @@ _REPEATABLE = frozenset({Call.OFFSETS, Call.COMMIT, Call.ABORT})
 _REBALANCED = frozenset({ck.KafkaError.ILLEGAL_GENERATION, ck.KafkaError.UNKNOWN_MEMBER_ID})
 
 
-class Transactor:
+class TransactionalProducer:
     """One producer and the transaction that it has open.
 
     Args:
@@ -134,9 +134,9 @@ class Transactor:
         self._producer = self._make()
         while not ended() and self.fatal is None:
             answer = self._asked(lambda: self._producer.init_transactions(CALL_SECONDS))
-            if answer is Answer.DONE:
+            if answer is TransactionAnswer.DONE:
                 return
-            if answer is not Answer.AGAIN:
+            if answer is not TransactionAnswer.AGAIN:
                 self._end_for_good(f"no transactions: {self.trouble}")
 
     def _make(self) -> ck.Producer:
@@ -173,7 +173,7 @@ class Transactor:
                 return self._ended(end)
             if transaction.call is Call.ABORT is not call:
                 self._say_aborted()
-            if answer is Answer.AGAIN:
+            if answer is TransactionAnswer.AGAIN:
                 return None
         return None
 
@@ -233,7 +233,7 @@ class Transactor:
         assert self._transaction is not None
         offsets = self._transaction.offsets
         suspects = [record for record in self._records if record.error is not None]
-        for record, verdict in zip(suspects, judged([each.alone for each in suspects]), strict=True):
+        for record, verdict in zip(suspects, judge_records([each.alone for each in suspects]), strict=True):
             record.verdict = verdict
         self._transaction, self._records = None, []
         if end is End.FATAL:
@@ -248,7 +248,7 @@ class Transactor:
             return CALL_SECONDS
         return min(CALL_SECONDS, max(_SHORTEST_SECONDS, self._deadline - time.monotonic()))
 
-    def _carry_out(self, call: Call, consumer: ck.Consumer) -> Answer:
+    def _carry_out(self, call: Call, consumer: ck.Consumer) -> TransactionAnswer:
         if call is Call.BEGIN:
             return self._begin(consumer)
         if call is Call.SEND:
@@ -258,19 +258,19 @@ class Transactor:
         if call is Call.ABORT:
             return self._abort()
         self._producer.commit_transaction(self._patience())
-        return Answer.DONE
+        return TransactionAnswer.DONE
 
-    def _begin(self, consumer: ck.Consumer) -> Answer:
+    def _begin(self, consumer: ck.Consumer) -> TransactionAnswer:
         place: Any = consumer.consumer_group_metadata()
         if not is_member(place):
-            return Answer.AGAIN  # its partitions are lost; the consumer's callback says so in a moment
+            return TransactionAnswer.AGAIN  # its partitions are lost; the consumer's callback says so in a moment
         if any(member not in (None, member_of(place)) for member in self._members):
             # Somebody else may have them by now, and nothing says when: only a new start gets them, or others, anew.
             self._end_for_good(
                 "the group expelled this engine while it stood still, and took it in again as a new member; what it "
                 "has in flight is another member's"
             )
-            return Answer.FATAL
+            return TransactionAnswer.FATAL
         self._place = place
         if self._may_be_repeated:
             log.debug("a call took long enough to have been repeated; the producer is replaced")
@@ -278,9 +278,9 @@ class Transactor:
             self._may_be_repeated = False
         self._start_replacement()
         self._producer.begin_transaction()
-        return Answer.DONE
+        return TransactionAnswer.DONE
 
-    def _hand_over(self) -> Answer:
+    def _hand_over(self) -> TransactionAnswer:
         if self._handing is None:
             assert self._transaction is not None
             offsets = self._transaction.offsets
@@ -290,21 +290,21 @@ class Transactor:
             self._handing = BackgroundCall("tidemill-offsets", call)
         return self._handed_over(self._handing)
 
-    def _handed_over(self, handing: BackgroundCall) -> Answer:
+    def _handed_over(self, handing: BackgroundCall) -> TransactionAnswer:
         if handing.ended.wait(self._patience()):
             self._handing = None
             if handing.error is None:
-                return Answer.DONE
+                return TransactionAnswer.DONE
             if _may_still_arrive(handing.error):
                 self._replace()
             raise handing.error
         self.trouble = "no answer about the offsets"
         if time.monotonic() - handing.began < HANG_SECONDS:
-            return Answer.AGAIN
+            return TransactionAnswer.AGAIN
         log.warning("the call that hands offsets over hangs; its producer is replaced")
         self._handing = None
         self._replace()
-        return Answer.ABORT
+        return TransactionAnswer.ABORT
 
     def _replace(self) -> None:
         # The last reference to the old one goes on another thread: it waits there for the client's own threads.
@@ -313,15 +313,15 @@ class Transactor:
         BackgroundCall("tidemill-old-producer", old.clear)
         self._replaced = True
 
-    def _abort(self) -> Answer:
+    def _abort(self) -> TransactionAnswer:
         """Abort, after the answer to offsets that are being handed over: a producer makes one call at a time.
 
         The answer itself does not matter: what was accepted is aborted, too.
         """
         if self._handing is not None:
             try:
-                if self._handed_over(self._handing) is Answer.AGAIN:
-                    return Answer.AGAIN
+                if self._handed_over(self._handing) is TransactionAnswer.AGAIN:
+                    return TransactionAnswer.AGAIN
             except ck.KafkaException as error:
                 log.debug("offsets of a transaction that is aborted were rejected", error=reason(error))
         if self._start_replacement():
@@ -329,7 +329,7 @@ class Transactor:
             self._may_be_repeated = False
         else:
             self._producer.abort_transaction(self._patience())
-        return Answer.DONE
+        return TransactionAnswer.DONE
 
     def _start_replacement(self) -> bool:
         """Let a new producer raise the epoch and abort what the old one left open; return whether there is one."""
@@ -339,7 +339,7 @@ class Transactor:
         self._replaced = False
         return True
 
-    def _send(self) -> Answer:
+    def _send(self) -> TransactionAnswer:
         """Hand records over from where the last call ended; one that has to go alone waits for those around it."""
         produce, failed = self._producer.produce, self._failed
         records = self._records
@@ -353,25 +353,25 @@ class Transactor:
                 produce(record.topic, record.value, record.key, on_delivery=partial(failed, record), **_more(record))
             except BufferError:
                 self._producer.poll(self._patience())
-                return Answer.AGAIN
+                return TransactionAnswer.AGAIN
             except ck.KafkaException as error:
                 if error.args[0].fatal():
                     raise
                 # It is too large itself, or one before it failed and took the transaction with it.
                 failed(record, error.args[0], None)
                 self.trouble = record.error or self.trouble or scrubbed(reason(error), self._config)
-                return Answer.ABORT
+                return TransactionAnswer.ABORT
             self._sent += 1
-        return Answer.DONE
+        return TransactionAnswer.DONE
 
-    def _flushing(self) -> Answer:
+    def _flushing(self) -> TransactionAnswer:
         now = time.monotonic()
         if self._flush_began is None:
             self._flush_began = now - CALL_SECONDS
         if now - self._flush_began < FLUSH_SECONDS:
-            return Answer.AGAIN
+            return TransactionAnswer.AGAIN
         self._flush_began = None
-        return Answer.ABORT
+        return TransactionAnswer.ABORT
 
     def _failed(self, record: Outgoing, error: ck.KafkaError | None, message: ck.Message | None) -> None:
         if error is None:
@@ -383,27 +383,27 @@ class Transactor:
             record.error = text
             record.oversize = too_large(error)
 
-    def _asked(self, call: Callable[[], Answer | None]) -> Answer:
+    def _asked(self, call: Callable[[], TransactionAnswer | None]) -> TransactionAnswer:
         try:
-            return call() or Answer.DONE
+            return call() or TransactionAnswer.DONE
         except ck.KafkaException as raised:
             error = raised.args[0]
             self.trouble = scrubbed(reason(raised), self._config)
             if error.code() in _FENCED or error.code() == ck.KafkaError.FENCED_INSTANCE_ID:
                 self._fence(error)
-                return Answer.FATAL
+                return TransactionAnswer.FATAL
             if error.fatal():
-                return Answer.FATAL
+                return TransactionAnswer.FATAL
             if error.txn_requires_abort():
                 self._rebalanced = error.code() in _REBALANCED
-                return Answer.ABORT
+                return TransactionAnswer.ABORT
             if error.retriable() or error.code() == ck.KafkaError._TIMED_OUT:
-                return Answer.AGAIN
-            return Answer.FATAL
+                return TransactionAnswer.AGAIN
+            return TransactionAnswer.FATAL
         except BaseException as raised:  # of any type: what the call did is not known, so nothing may follow it
             log.exception("an unexpected error in a transaction")
             self.trouble = scrubbed(f"{type(raised).__name__}: {raised}", self._config)
-            return Answer.FATAL
+            return TransactionAnswer.FATAL
 
     def _fence(self, error: ck.KafkaError) -> None:
         replaced = error.code() == ck.KafkaError.FENCED_INSTANCE_ID or (
