@@ -153,9 +153,7 @@ class PipelineProcess:
         self.log_path = config.with_suffix(".log")
         env = {**os.environ, "WORKER_ID": worker, "CHAOS_MARK": self.mark, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
         handler = f"tests.chaos.handlers:{handler}"
-        self.process = self._launched(
-            [sys.executable, "-m", "tidemill", "run", str(config), "--handler", handler], env
-        )
+        self.process = self._launched([sys.executable, "-m", "tidemill", "run", str(config), "--handler", handler], env)
 
     def _launched(self, command: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
         with open(self.log_path, "ab") as log:
