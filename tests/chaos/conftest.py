@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import pytest
 import yaml
 from confluent_kafka.admin import AdminClient
 from tests.sinks.conftest import database, http_double, mongo, postgres, valkey
+from tests.spark.terminal import Command
 
 __all__ = ["database", "http_double", "mongo", "postgres", "valkey"]
 
@@ -127,7 +129,9 @@ class Site:
         assert set(seen) == set(range(self.fed))
         return Counter({n: times - 1 for n, times in seen.items() if times > 1})
 
-    def start(self, worker: str = "w1", *, engines: int = 2, handler: str = "Work", **config: Any) -> PipelineProcess:
+    def start(
+        self, worker: str = "w1", *, engines: int = 2, handler: str = "Work", in_shell: bool = False, **config: Any
+    ) -> PipelineProcess:
         config.setdefault("kafka", {}).update(
             brokers=self.bootstrap, source_topic=self.topic, consumer_group=self.group
         )
@@ -135,7 +139,7 @@ class Site:
         config.setdefault("spark", {}).setdefault("engines", engines)
         path = self.folder / f"{worker}.yaml"
         path.write_text(yaml.safe_dump(config))
-        process = PipelineProcess(self, path, worker, handler)
+        process = (ShellPipeline if in_shell else PipelineProcess)(self, path, worker, handler)
         self.running.append(process)
         return process
 
@@ -148,24 +152,25 @@ class PipelineProcess:
         self.mark = uuid.uuid4().hex
         self.log_path = config.with_suffix(".log")
         env = {**os.environ, "WORKER_ID": worker, "CHAOS_MARK": self.mark, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+        handler = f"tests.chaos.handlers:{handler}"
+        self.process = self._launched([sys.executable, "-m", "tidemill", "run", str(config), "--handler", handler], env)
+
+    def _launched(self, command: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
         with open(self.log_path, "ab") as log:
-            self.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "tidemill",
-                    "run",
-                    str(config),
-                    "--handler",
-                    f"tests.chaos.handlers:{handler}",
-                ],
-                cwd=site.folder,
+            return subprocess.Popen(
+                command,
+                cwd=self.site.folder,
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
+
+    @property
+    def driver(self) -> int:
+        """Return the process of `tidemill run`."""
+        return self.process.pid
 
     @property
     def log(self) -> str:
@@ -218,6 +223,48 @@ class PipelineProcess:
                     os.kill(pid, signal.SIGKILL)
             self.process.poll()
         self.process.wait(10)
+
+
+class ShellPipeline(PipelineProcess):
+    """One `tidemill run` that was typed into a shell with job control, on a terminal."""
+
+    def _launched(self, command: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
+        # Wide enough for a log line above the status line, which begins with the same words.
+        wide = {**env, "COLUMNS": "1000", "TERM": "xterm"}
+        self.shell = Command(("-im",), wide, self.site.folder, terminal=True, program=("/bin/sh",))
+        self.shell.type(shlex.join(command) + "\n")
+        return self.shell.process
+
+    @property
+    def driver(self) -> int:
+        """Return the process of `tidemill run`."""
+        (found,) = [pid for pid, command in self.marked().items() if " -m tidemill run " in command]
+        return found
+
+    @property
+    def log(self) -> str:
+        return self.shell.said
+
+    def ctrl_c(self) -> None:
+        self.shell.interrupt()
+
+    def ctrl_z(self) -> None:
+        self.shell.type("\x1a")
+
+    def fg(self) -> None:
+        """Type the command that lets it go on in the foreground."""
+        self.shell.type("fg\n")
+
+    def wait(self, seconds: float = 60.0) -> int:
+        """Wait for the end of the command, and of the shell; return the command's exit code."""
+        wait_for(lambda: not [1 for command in self.marked().values() if "-m tidemill" in command], seconds, "its end")
+        # What is typed before a program has left the terminal may be thrown away.
+        self.shell.type("exit $?\n")
+        return self.process.wait(10)
+
+    def end(self) -> None:
+        super().end()
+        self.shell.close()
 
 
 @pytest.fixture

@@ -19,23 +19,32 @@ from pathlib import Path
 
 
 class Command:
-    """`tidemill ARGUMENTS` in a session of its own.
+    """`tidemill ARGUMENTS`, or another program, in a session of its own.
 
     Args:
         arguments: Of the command.
         env: Its environment.
         folder: Where it runs.
         terminal: Whether it has a terminal, on which it is the process in the foreground.
+        program: What is run with these arguments.
     """
 
-    def __init__(self, arguments: Sequence[str], env: Mapping[str, str], folder: Path, *, terminal: bool) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        env: Mapping[str, str],
+        folder: Path,
+        *,
+        terminal: bool,
+        program: Sequence[str] = (sys.executable, "-m", "tidemill"),
+    ) -> None:
         self.mark = f"TEST_RUN={uuid.uuid4().hex}"
         name, _, value = self.mark.partition("=")
         self._ours, theirs = pty.openpty() if terminal else os.pipe()
         self.terminal = terminal
         self.started_at = time.monotonic()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tidemill", *arguments],
+            [*program, *arguments],
             cwd=folder,
             env={**env, name: value},
             stdin=theirs if terminal else subprocess.DEVNULL,
@@ -66,10 +75,14 @@ class Command:
             assert time.monotonic() < deadline, self.said
             time.sleep(0.01)
 
+    def type(self, keys: str) -> None:
+        """Press keys on the terminal."""
+        os.write(self._ours, keys.encode())
+
     def interrupt(self) -> None:
         """Press Ctrl-C."""
         if self.terminal:
-            os.write(self._ours, b"\x03")
+            self.type("\x03")
         else:
             os.killpg(self.process.pid, signal.SIGINT)
 

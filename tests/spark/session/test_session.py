@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 import zipfile
 from pathlib import Path
 
@@ -63,6 +65,31 @@ def test_engines_are_the_smaller_of_partitions_and_cores(
 def test_engines_that_would_never_get_a_core_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"local\[2\].*only 2 cores"):
         engine_count(SparkSettings(master="local[2]", engines=3), 8)
+
+
+def test_a_local_jvm_that_stood_still_holds_it_against_nobody() -> None:
+    conf = {
+        # What Spark says of itself: two minutes, ten seconds, a minute, sixty times.
+        "spark.network.timeout": "3s",
+        "spark.executor.heartbeatInterval": "1s",
+        "spark.network.timeoutInterval": "1ms",
+        "spark.executor.heartbeat.maxFailures": "3",
+    }
+    spark = Spark(SparkSettings(conf=conf), "test", 1)
+    ended = threading.Event()
+    try:
+        spark.start()
+        spark.watch(ended.set)
+        assert spark.jvm_pid is not None
+        for _ in range(2):
+            os.kill(spark.jvm_pid, signal.SIGSTOP)
+            time.sleep(4.5)  # the standstill itself is what is tested
+            os.kill(spark.jvm_pid, signal.SIGCONT)
+            # Three heartbeats that fail end it.
+            assert not ended.wait(5), "the JVM ended itself"
+        assert spark.context.parallelize([1, 2], 2).sum() == 3
+    finally:
+        spark.stop()
 
 
 def test_the_package_travels_as_a_zip_that_python_imports_from(tmp_path: Path) -> None:

@@ -63,6 +63,14 @@ DEFAULTS = {
     "spark.python.task.killTimeout": "200ms",
     "spark.deploy.maxExecutorRetries": "-1",
 }
+#: The same with a local master. Such a JVM misses its own heartbeats only while it is stopped or its host is suspended;
+#: after 120 s of that (`spark.network.timeout`) it would drop its only executor, and exit 60 heartbeats later.
+LOCAL = {
+    **DEFAULTS,
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.storage.blockManagerHeartbeatTimeoutMs": "3650d",
+}
 #: What engines cannot do without: their supervisor alone restarts them, each in a process of its own.
 REQUIRED = {
     "spark.scheduler.mode": "FAIR",
@@ -97,16 +105,13 @@ def spark_conf(settings: SparkSettings, app_name: str, engines: int) -> dict[str
         >>> spark_conf(SparkSettings(), "demo", 2)["spark.master"]
         'local[3]'
     """
-    conf = {**DEFAULTS, "spark.app.name": app_name, **settings.conf, **REQUIRED}
+    conf = {**(LOCAL if is_local(settings) else DEFAULTS), "spark.app.name": app_name, **settings.conf, **REQUIRED}
     if not is_local(settings):
         # Other hosts may have their Python elsewhere; and what forks the workers there imports the shipped code too.
         conf["spark.pyspark.python"] = settings.conf.get("spark.pyspark.python", sys.executable)
         own = settings.conf.get(_EXECUTOR_PATH, "")
         conf[_EXECUTOR_PATH] = f"{PACKAGE_ZIP}:{own}" if own else PACKAGE_ZIP
     conf["spark.master"] = f"local[{engines + 1}]" if settings.master == "local" else settings.master
-    if is_local(settings):
-        conf.setdefault("spark.driver.host", "127.0.0.1")
-        conf.setdefault("spark.driver.bindAddress", "127.0.0.1")
     log4j = Path(str(importlib.resources.files("tidemill.spark") / "log4j2.properties"))
     options = conf.get("spark.driver.extraJavaOptions", "")
     if "log4j" not in options:
