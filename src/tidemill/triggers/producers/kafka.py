@@ -10,8 +10,8 @@ stream ends and the broker gives it again; only failures and rejects lead to dea
 so that no lane waits for another. Clean offsets above the floor, and how often others failed, are kept as a note beside
 the committed offset: the next producer of the group goes on there.
 
-The manager of the stream has to call the methods of `SubscriberObserver`. While it does not pull (its store is away, too
-much is outstanding) the time for redeliveries stands still.
+The manager of the stream has to call the methods of `SubscriberObserver`. While it does not pull (its store is away,
+too much is outstanding) the time for redeliveries stands still.
 """
 
 from __future__ import annotations
