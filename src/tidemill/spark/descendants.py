@@ -80,6 +80,15 @@ def kill_tree(root: int) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+def kill_below(root: int, pid: int) -> bool:
+    """Kill a process if it is below another one; tell whether it was."""
+    if pid not in _below(root):
+        return False
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    return True
+
+
 def _below(root: int) -> list[int]:
     children = defaultdict(list)
     with contextlib.suppress(FileNotFoundError):
