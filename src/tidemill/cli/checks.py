@@ -19,7 +19,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from tidemill.config.redaction import redact_text
-from tidemill.config.settings import ExecutorSettings, FilesystemSinkSettings, KafkaSettings, Settings
+from tidemill.config.settings import ExecutorSettings, KafkaSettings, Settings
+from tidemill.config.sink_settings import FilesystemSinkSettings
 from tidemill.core.errors import ConfigError, HandlerError, RemoteError, TidemillError
 from tidemill.runtime.folders import user_cache_folder, writable_cache_folder
 from tidemill.runtime.java import find_java

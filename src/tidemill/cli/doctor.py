@@ -85,7 +85,7 @@ def _examine_remote(settings: Settings) -> Iterator[Finding]:
 
 def _examine_sinks(settings: Settings, source: Cluster) -> Iterator[Finding]:
     from tidemill.cli.checks import Cluster, Finding, check_folder, check_sink, checked
-    from tidemill.config.sink_settings import BUILT_IN_TYPES
+    from tidemill.config.sink_types import sink_section
     from tidemill.core.errors import SinkNotConfiguredError
 
     if settings.sinks.is_empty():
@@ -100,5 +100,4 @@ def _examine_sinks(settings: Settings, source: Cluster) -> Iterator[Finding]:
         yield checked(f"sinks.filesystem.{name}", lambda f=folder: check_folder(f))  # type: ignore[misc]
     for kind, named in settings.sinks.by_type().items():
         for name in named if kind not in ("kafka", "filesystem") else ():
-            place = f"sinks.{kind if kind in BUILT_IN_TYPES else f'custom.{kind}'}.{name}"
-            yield checked(place, lambda k=kind, n=name: check_sink(settings, k, n))  # type: ignore[misc]
+            yield checked(f"{sink_section(kind)}.{name}", lambda k=kind, n=name: check_sink(settings, k, n))  # type: ignore[misc]

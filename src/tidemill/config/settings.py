@@ -21,9 +21,7 @@ from pydantic import (
 
 from tidemill.config.kafka_names import check_group, check_topic, check_topic_or_empty, refuse_owned
 from tidemill.config.section import NonEmpty, Section
-from tidemill.config.sink_settings import FilesystemSinkSettings as FilesystemSinkSettings
-from tidemill.config.sink_settings import KafkaSinkSettings as KafkaSinkSettings
-from tidemill.config.sink_settings import SinksSettings
+from tidemill.config.sinks_settings import SinksSettings
 from tidemill.config.triggerer_settings import StoreSettings, TriggererSettings
 
 Topic = Annotated[str, AfterValidator(check_topic)]
