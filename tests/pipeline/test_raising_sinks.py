@@ -11,7 +11,8 @@ from typing import Any
 import pydantic
 import pytest
 
-from tidemill.config.settings import DeliverySettings, Settings
+from tidemill.config.delivery_settings import DeliverySettings
+from tidemill.config.settings import Settings
 from tidemill.config.sink_settings import FilesystemSinkSettings, MongoSinkSettings, RedisSinkSettings
 from tidemill.core.deadletters.redrive import Why
 from tidemill.core.errors import RemoteError

@@ -17,7 +17,7 @@ from tests.docs.snippets import ROOT, blocks
 from tests.sinks.servers import HttpDouble, MongoServer, ValkeyServer
 from tests.store.server import PostgresServer
 
-from tidemill.config.settings import KafkaSettings
+from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.config.sink_settings import (
     FilesystemSinkSettings,
     HttpSinkSettings,

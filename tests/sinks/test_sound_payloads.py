@@ -12,7 +12,7 @@ import pytest
 from tests.sinks.servers import HttpDouble
 from tests.store.server import PostgresServer
 
-from tidemill.config.settings import KafkaSettings
+from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.config.sink_settings import HttpSinkSettings, KafkaSinkSettings, PostgresSinkSettings
 from tidemill.sinks.base import Sink
 from tidemill.sinks.http import HttpSink

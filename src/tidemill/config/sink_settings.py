@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from tidemill.config.kafka_names import check_topic, refuse_owned
-from tidemill.config.section import NonEmpty, Section
+from tidemill.config.section import NonEmpty, Section, to_upper
 
 #: librdkafka's keys that tidemill sets itself, and what to use instead.
 OWNED_SINK_KEYS: Mapping[str, str] = {
@@ -33,10 +33,6 @@ _DATABASE_REFUSED = re.compile(r'[/\\. "$\x00]')
 
 def _sink_client_config(value: dict[str, Any]) -> dict[str, Any]:
     return refuse_owned(value, OWNED_SINK_KEYS)
-
-
-def _upper(value: object) -> object:
-    return value.upper() if isinstance(value, str) else value
 
 
 def _address(value: str, schemes: tuple[str, ...], example: str) -> str:
@@ -201,7 +197,7 @@ class HttpSinkSettings(SinkSection):
     url: Annotated[NonEmpty, AfterValidator(_http_url)] = Field(
         description="Where requests go, or what the paths of payloads are below of."
     )
-    method: Annotated[Literal["POST", "PUT", "PATCH"], BeforeValidator(_upper)] = Field(
+    method: Annotated[Literal["POST", "PUT", "PATCH"], BeforeValidator(to_upper)] = Field(
         "POST", description="How, unless a payload says otherwise."
     )
     timeout_seconds: PositiveFloat = Field(30.0, description="A request that is not answered for so long has failed.")

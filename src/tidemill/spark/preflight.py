@@ -17,8 +17,9 @@ from typing import Any, TypeVar
 import confluent_kafka as ck
 import structlog
 
+from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.config.loading import NO_TOPIC, validated
-from tidemill.config.settings import KafkaSettings, Settings, SparkSettings
+from tidemill.config.settings import Settings, SparkSettings
 from tidemill.core.errors import (
     ConfigError,
     HandlerError,

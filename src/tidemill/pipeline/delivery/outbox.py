@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 import structlog
 
-from tidemill.config.settings import DeliverySettings
+from tidemill.config.delivery_settings import DeliverySettings
 from tidemill.config.sink_types import SINK_TYPES, load_class, sink_section
 from tidemill.core.delivery.send_items import Decision, Limits, WhenOpen
 from tidemill.core.errors import (
