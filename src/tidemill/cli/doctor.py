@@ -43,13 +43,13 @@ def doctor(
 def examine(config: Path | None, handler: str | None) -> Iterator[Finding]:
     """Yield what each check finds, as soon as it is known."""
     from tidemill.cli.checks import Finding, check_cache_folder, check_handler, check_java, check_spark, checked
-    from tidemill.config.loading import load_settings, named_source
+    from tidemill.config.loading import describe_source, load_settings
     from tidemill.core.errors import ConfigError
 
     settings: Settings | None = None
     try:
         settings = load_settings(config)
-        yield Finding("configuration", named_source(config))
+        yield Finding("configuration", describe_source(config))
     except ConfigError as error:
         yield Finding("configuration", str(error), error)
     yield checked("Java", check_java)

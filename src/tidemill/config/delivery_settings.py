@@ -12,37 +12,43 @@ from tidemill.config.section import Section
 
 
 class DeliveryBackoffSettings(RetryBackoffSettings):
-    """How long a sink is left alone after a failure: full jitter below an exponential bound."""
+    """How long a sink is not tried after a failure: full jitter below an exponential bound."""
 
     initial_seconds: PositiveFloat = Field(0.1, description="The bound after the first failure.")
-    max_seconds: PositiveFloat = Field(10.0, description="The bound grows no further than this.")
-    multiplier: float = Field(2.0, ge=1, description="By how much the bound grows with each failure.")
+    max_seconds: PositiveFloat = Field(10.0, description="The bound stops growing here.")
+    multiplier: float = Field(2.0, ge=1, description="Factor by which the bound grows with each failure.")
 
 
 class BreakerSettings(Section):
-    """The circuit breaker of each sink: after some failures in a row it is spared, then probed."""
+    """The circuit breaker of each sink: after several failures in a row, the sink is left alone, then probed."""
 
-    failures: PositiveInt = Field(5, description="So many failures in a row open it.")
-    open_seconds: PositiveFloat = Field(5.0, description="How long it stays open at most before one payload is tried.")
+    failures: PositiveInt = Field(5, description="This many failures in a row open it.")
+    open_seconds: PositiveFloat = Field(
+        5.0, description="How long it stays open, at most, before one payload is tried."
+    )
     when_open: Literal["hold", "dlq"] = Field(
-        "hold", description="hold: what waits for the sink holds its partitions; dlq: it becomes dead letters at once."
+        "hold",
+        description="hold: payloads wait for the sink, and hold up their partitions; dlq: they become dead letters "
+        "at once.",
     )
 
 
 class DeliverySettings(Section):
-    """How results get to sinks that are slow, down or refuse."""
+    """How results are delivered to sinks that are slow or down, or refuse them."""
 
     max_seconds: PositiveFloat = Field(
-        600.0, description="A payload is tried again for so long before `on_delivery_error` is asked."
+        600.0, description="How long a payload is retried before `on_delivery_error` is called."
     )
     max_retries: PositiveInt = Field(
-        20, description="Tries after `on_delivery_error` said RETRY, within max_seconds once more; then a dead letter."
+        20,
+        description="Retries after `on_delivery_error` returned RETRY, within another max_seconds; then a dead letter.",
     )
     timeout_seconds: PositiveFloat = Field(
-        60.0, description="A sink that does not answer a batch for so long has failed, unless it has a time of its own."
+        60.0,
+        description="A sink that does not answer a batch in this time has failed, unless it has a timeout of its own.",
     )
     retry_backoff: DeliveryBackoffSettings = Field(
-        default_factory=DeliveryBackoffSettings, description="How long a sink is left alone after a failure."
+        default_factory=DeliveryBackoffSettings, description="How long a sink is not tried after a failure."
     )
     breaker: BreakerSettings = Field(default_factory=BreakerSettings, description="The circuit breaker of each sink.")
 
@@ -51,21 +57,21 @@ class DeadLetterSettings(Section):
     """Where messages go that could not be processed."""
 
     topic: Annotated[str, AfterValidator(check_topic_or_empty)] = Field(
-        "", description="'' means <source_topic>_dlq; made if it does not exist."
+        "", description="'' means <source_topic>_dlq; created if it does not exist."
     )
-    brokers: str = Field("", description="'' means those of kafka.")
+    brokers: str = Field("", description="'' means kafka.brokers.")
     on_send_failure: Literal["stall", "drop"] = Field(
         "stall",
-        description="When the topic does not take a letter: stall lets the partition wait until it does; drop gives "
-        "the letter up, logged and counted.",
+        description="When a letter cannot be written: stall makes the partition wait until it can be; drop discards "
+        "the letter, which is logged and counted.",
     )
     max_redrives: NonNegativeInt = Field(
-        3, description="A message that was dead-lettered and sent again so often is not sent again any more."
+        3, description="A message that was redriven this many times is not redriven again."
     )
     path: str = Field(
         "",
         description="For bounded runs only: a folder for dead letters, as Parquet files, instead of a topic; on a "
-        "cluster one that all hosts share.",
+        "cluster, one that all hosts share.",
     )
 
     @model_validator(mode="after")

@@ -10,11 +10,11 @@ from tidemill.config.section import Section
 
 
 class RetryBackoffSettings(Section):
-    """How long a failed task waits before it runs again: full jitter below an exponential bound."""
+    """How long a failed task waits before it is retried: full jitter below an exponential bound."""
 
     initial_seconds: PositiveFloat = Field(0.5, description="The bound before the first retry.")
-    max_seconds: PositiveFloat = Field(30.0, description="The bound grows no further than this.")
-    multiplier: float = Field(2.0, ge=1, description="By how much the bound grows with each retry.")
+    max_seconds: PositiveFloat = Field(30.0, description="The bound stops growing here.")
+    multiplier: float = Field(2.0, ge=1, description="Factor by which the bound grows with each retry.")
 
     @model_validator(mode="after")
     def _check_bounds(self) -> Self:
@@ -30,23 +30,21 @@ class ResidentSettings(Section):
 
     args: list[str] = Field(default_factory=list, description="The arguments that each copy is started with.")
     framing: Literal["json", "length"] = Field(
-        "json", description="json: one line each way; length: frames with a length before them, for binary data."
+        "json", description="json: one line each way; length: length-prefixed frames, for binary data."
     )
-    recycle_after_tasks: NonNegativeInt = Field(
-        0, description="A copy that did so many tasks is replaced; 0: it lives on."
-    )
+    recycle_after_tasks: NonNegativeInt = Field(0, description="A copy is replaced after this many tasks; 0: never.")
     send_ahead: NonNegativeInt = Field(
         0,
-        description="With every copy busy, so many more tasks are sent to each: fast for short tasks, which a long one "
-        "before them holds up.",
+        description="While all copies are busy, each is sent up to this many more tasks: faster for short tasks, "
+        "but a long one delays those sent after it.",
     )
 
 
 class ExecutorSettings(Section):
-    """How tasks are run and how much may be in hand."""
+    """How tasks run and how much may be in flight."""
 
-    binary_path: str = Field("", description="The program of tasks that name none.")
-    max_executors: PositiveInt = Field(4, description="Processes at the same time, per engine.")
+    binary_path: str = Field("", description="The program of tasks that do not name one.")
+    max_executors: PositiveInt = Field(4, description="Concurrent processes, per engine.")
     mode: Literal["process", "resident"] = Field(
         "process",
         description="process: each task is a process; resident: max_executors copies of binary_path stay alive and are "
@@ -56,35 +54,35 @@ class ExecutorSettings(Section):
         default_factory=ResidentSettings, description="How copies are kept alive and fed, in the mode resident."
     )
     task_timeout_seconds: PositiveFloat = Field(
-        120.0, description="Wall-clock limit of a task that has none of its own."
+        120.0, description="Wall-clock limit of tasks without a limit of their own."
     )
-    term_grace_seconds: NonNegativeFloat = Field(5.0, description="Between SIGTERM and SIGKILL.")
-    window_size: PositiveInt = Field(100, description="Most messages handed to `arrange` at once.")
-    window_max_bytes: PositiveInt = Field(8 * 1024 * 1024, description="Most bytes handed to `arrange` at once.")
+    term_grace_seconds: NonNegativeFloat = Field(5.0, description="Time between SIGTERM and SIGKILL.")
+    window_size: PositiveInt = Field(100, description="The most messages passed to `arrange` at once.")
+    window_max_bytes: PositiveInt = Field(8 * 1024 * 1024, description="The most bytes passed to `arrange` at once.")
     window_linger_ms: NonNegativeInt = Field(0, description="0: a window closes as soon as nothing more is waiting.")
     max_queued_bytes: PositiveInt = Field(
         64 * 1024 * 1024,
-        description="Bytes in hand, per engine, of messages and of results that wait for a sink; beyond, it reads no "
-        "more.",
+        description="Bytes in flight, per engine: messages, and results waiting for a sink; above this, it stops "
+        "reading.",
     )
-    max_retries: NonNegativeInt = Field(3, description="How often a failed task runs again.")
+    max_retries: NonNegativeInt = Field(3, description="How often a failed task is retried.")
     retry_backoff: RetryBackoffSettings = Field(
-        default_factory=RetryBackoffSettings, description="How long a failed task waits before it runs again."
+        default_factory=RetryBackoffSettings, description="How long a failed task waits before it is retried."
     )
     max_replacements: NonNegativeInt = Field(
-        10, description="How often in a row `on_error` may answer with other tasks; then a dead letter."
+        10, description="How many times in a row `on_error` may replace a task; then a dead letter."
     )
     drain_timeout_seconds: NonNegativeFloat = Field(
-        30.0, description="At a stop: how long what is in flight may take to finish."
+        30.0, description="How long work in flight may take to finish at a stop."
     )
     backpressure_high_multiplier: PositiveInt = Field(
-        32, description="Times max_executors: messages in hand, per engine, beyond which it reads no more."
+        32, description="Times max_executors: messages in flight, per engine, above which it stops reading."
     )
     backpressure_low_multiplier: PositiveInt = Field(
-        4, description="Times max_executors: messages in hand below which it reads again."
+        4, description="Times max_executors: messages in flight below which it reads again."
     )
     max_uncommitted: PositiveInt = Field(
-        10_000, description="Messages read and not committed, per partition: what a crash can repeat at most."
+        10_000, description="Messages read but not committed, per partition: the most that a crash can repeat."
     )
     max_stdout_bytes: PositiveInt = Field(16 * 1024 * 1024, description="A task that prints more fails.")
     max_stderr_bytes: PositiveInt = Field(1024 * 1024, description="A task that prints more fails.")
@@ -106,19 +104,20 @@ class ExecutorSettings(Section):
     )
     order_by: Literal["none", "key"] = Field(
         "none",
-        description="key: a task starts once those of earlier messages of its partition with its key are done, retries "
-        "and hooks included.",
+        description="key: a task starts once the tasks of earlier messages with the same key in its partition are "
+        "done, retries and hooks included.",
     )
     max_failure_ratio: float | None = Field(
         None,
         gt=0,
         lt=1,
-        description="The brake: when more than this share of the last 200 finished messages failed (of 50 at least), "
-        "the engine takes no more and holds what fails, until a trial succeeds or `tidemill release`; null: no brake.",
+        description="The brake: if more than this share of the last 200 finished messages failed (and at least 50 have "
+        "finished), the engine stops taking messages and holds those that fail, until a trial succeeds or "
+        "`tidemill release` is run; null: no brake.",
     )
-    offload_threads: PositiveInt = Field(4, description="Blocking calls of `self.offload` at a time, per engine.")
+    offload_threads: PositiveInt = Field(4, description="Concurrent blocking calls of `self.offload`, per engine.")
     block_seconds: NonNegativeFloat = Field(
-        0.5, description="A hook that holds up the event loop for longer is named in the log; 0: nobody looks."
+        0.5, description="A hook that blocks the event loop for longer is named in the log; 0: never."
     )
 
     @model_validator(mode="after")

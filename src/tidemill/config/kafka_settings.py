@@ -18,10 +18,10 @@ OWNED_SOURCE_KEYS: Mapping[str, str] = {
     "bootstrap.servers": "set kafka.brokers",
     "metadata.broker.list": "set kafka.brokers",
     "group.id": "set kafka.consumer_group",
-    "group.instance.id": "it is made of kafka.consumer_group, the worker's name and the engine's number",
+    "group.instance.id": "it is built from kafka.consumer_group, the worker's name and the engine's number",
     "group.protocol": "it is always classic",
-    "enable.auto.commit": "it is always false: tidemill commits what is done",
-    "enable.auto.offset.store": "it is always false: tidemill commits what is done",
+    "enable.auto.commit": "it is always false: tidemill commits finished offsets",
+    "enable.auto.offset.store": "it is always false: tidemill commits finished offsets",
     "auto.offset.reset": "it is always earliest",
     "partition.assignment.strategy": "it is always cooperative-sticky",
     "session.timeout.ms": "set kafka.session_timeout_ms",
@@ -37,31 +37,31 @@ def _source_client_config(value: dict[str, Any]) -> dict[str, Any]:
 class KafkaSettings(Section):
     """The source topic and the consumer group."""
 
-    brokers: NonEmpty = Field("localhost:9092", description="host:port of one or more brokers, with commas.")
-    source_topic: Topic = Field("input-events", description="The topic to read; it has to exist.")
+    brokers: NonEmpty = Field("localhost:9092", description="host:port of one or more brokers, separated by commas.")
+    source_topic: Topic = Field("input-events", description="The topic to read; it must exist.")
     consumer_group: Group = Field("tidemill-workers", description="The group that shares its partitions.")
-    max_poll_records: PositiveInt = Field(100, description="Messages taken from the consumer at once.")
+    max_poll_records: PositiveInt = Field(100, description="Messages taken from the consumer at a time.")
     max_poll_interval_ms: PositiveInt = Field(
-        300_000, description="An engine that does not poll for so long loses its partitions."
+        300_000, description="An engine that does not poll for this long loses its partitions."
     )
     session_timeout_ms: PositiveInt = Field(
-        45_000, description="An engine that is not heard of for so long loses its partitions."
+        45_000, description="An engine without a heartbeat for this long loses its partitions."
     )
     heartbeat_interval_ms: PositiveInt = Field(
-        3_000, description="How often an engine is heard of; below session_timeout_ms."
+        3_000, description="Time between an engine's heartbeats; below session_timeout_ms."
     )
     on_parse_error: Literal["dlq", "pass"] = Field(
-        "dlq", description="pass: hand the message to `arrange` with payload None and parse_error set."
+        "dlq", description="pass: give the message to `arrange` with payload None and parse_error set."
     )
     exactly_once: bool = Field(
         False,
-        description="Results, dead letters and offsets in one transaction; all sinks have to be Kafka, on the same "
+        description="Results, dead letters and offsets in one transaction; all sinks must be Kafka sinks on the same "
         "brokers.",
     )
     revoke_timeout_seconds: NonNegativeFloat | None = Field(
         None,
-        description="At a rebalance: how long running tasks of partitions that move to another engine may take to "
-        "finish. Default: executor.drain_timeout_seconds. With 10 s more it may not exceed max_poll_interval_ms.",
+        description="How long running tasks of partitions that move to another engine may take to finish, at a "
+        "rebalance. Default: executor.drain_timeout_seconds. Plus 10 s, it may not exceed max_poll_interval_ms.",
     )
     client_config: Annotated[dict[str, Any], AfterValidator(_source_client_config)] = Field(
         default_factory=dict,

@@ -21,19 +21,19 @@ class LoggingSettings(Section):
     """What is logged, and how."""
 
     level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], BeforeValidator(to_upper)] = Field(
-        "INFO", description="The least level that is logged."
+        "INFO", description="The lowest level that is logged."
     )
-    format: Literal["json", "console"] = Field("json", description="console is for people.")
+    format: Literal["json", "console"] = Field("json", description="console is for people to read.")
 
 
 class SparkSettings(Section):
-    """Where the engines live."""
+    """Where the engines run."""
 
     master: NonEmpty = Field("local", description="local means local[engines + 1].")
     engines: PositiveInt | None = Field(None, description="Default: the smaller of partitions and cores.")
-    conf: dict[str, str] = Field(default_factory=dict, description="Passed to Spark as it is.")
+    conf: dict[str, str] = Field(default_factory=dict, description="Passed to Spark unchanged.")
     start_timeout_seconds: PositiveFloat = Field(
-        120.0, description="How long Spark may take to start, its JVM included."
+        120.0, description="How long Spark may take to start, including its JVM."
     )
 
 
@@ -44,18 +44,18 @@ class HistorySettings(Section):
 
 
 class CacheSettings(Section):
-    """What handlers keep under `self.cache`: a memory over a file per engine."""
+    """What handlers keep in `self.cache`: in memory, backed by one file per engine."""
 
     enabled: bool = Field(False, description="Whether engines have a cache.")
     path: NonEmpty = Field(
         "cache", description="The folder of the files `<engine>-cache.db`; relative to the driver's directory."
     )
-    flush_interval_seconds: PositiveFloat = Field(3.0, description="How often what was set is written to the file.")
+    flush_interval_seconds: PositiveFloat = Field(3.0, description="How often changes are written to the file.")
     max_memory_entries: PositiveInt = Field(10_000, description="Entries in memory; others are read from the file.")
 
 
 class Settings(Section):
-    """Everything that can be told, to a pipeline and to a trigger host: one file may be for both."""
+    """All settings of pipelines and trigger hosts: one file can serve both."""
 
     kafka: KafkaSettings = Field(default_factory=KafkaSettings)
     executor: ExecutorSettings = Field(default_factory=ExecutorSettings)
@@ -69,21 +69,23 @@ class Settings(Section):
     store: StoreSettings = Field(default_factory=StoreSettings)
     triggerer: TriggererSettings = Field(default_factory=TriggererSettings)
     worker_name_env: NonEmpty = Field(
-        "WORKER_ID", description="The variable with this worker's name; without it, the name of the host."
+        "WORKER_ID", description="The variable with this worker's name; without it, the host name."
     )
     cluster_name: str = Field("", description="A name for this installation, shown in logs.")
-    cluster_name_env: str = Field("", description="A variable with that name, which then wins.")
+    cluster_name_env: str = Field(
+        "", description="The variable with that name; if it is set, it wins over cluster_name."
+    )
 
     @model_validator(mode="after")
     def _check_topics(self) -> Self:
-        # With the same brokers a letter would come back as a message, for ever.
+        # On the same brokers every letter would come back as a message, forever.
         if self.dlq_topic == self.kafka.source_topic and self.dlq_brokers == self.kafka.brokers:
             raise ValueError(f"dlq.topic may not be the source topic ({self.kafka.source_topic})")
         return self
 
     @model_validator(mode="after")
     def _check_exactly_once(self) -> Self:
-        if self.kafka.exactly_once and (problems := transaction_problems(self)):
+        if self.kafka.exactly_once and (problems := find_transaction_problems(self)):
             raise ValueError(
                 "kafka.exactly_once puts results, dead letters and offsets into one transaction of one producer: "
                 f"{'; '.join(problems)}; change that, or set kafka.exactly_once to false"
@@ -92,16 +94,16 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _check_revoke_time(self) -> Self:
-        # Trigger hosts read this section too, and have no revokes that wait: what nobody set is checked by pipelines.
-        told = "revoke_timeout_seconds" in self.kafka.model_fields_set
-        told |= "drain_timeout_seconds" in self.executor.model_fields_set
-        if told and (problem := revoke_problem(self)):
+        # Trigger hosts read these sections too, and do not wait for tasks: defaults are checked by pipelines only.
+        is_set = "revoke_timeout_seconds" in self.kafka.model_fields_set
+        is_set |= "drain_timeout_seconds" in self.executor.model_fields_set
+        if is_set and (problem := find_revoke_problem(self)):
             raise ValueError(problem)
         return self
 
     @property
     def revoke_timeout_seconds(self) -> float:
-        """How long running tasks of revoked partitions are waited for."""
+        """How long an engine waits for running tasks of revoked partitions."""
         seconds = self.kafka.revoke_timeout_seconds
         return self.executor.drain_timeout_seconds if seconds is None else seconds
 
@@ -116,12 +118,12 @@ class Settings(Section):
         return self.dlq.brokers or self.kafka.brokers
 
 
-#: On top of what tasks may take, an engine needs this long at most to give partitions up.
+#: Beyond the time that tasks may take, an engine needs up to this long to give up partitions.
 REVOKE_MARGIN_SECONDS = 10.0
 
 
-def revoke_problem(settings: Settings) -> str | None:
-    """Say why an engine could be expelled from its group while it waits for tasks of revoked partitions."""
+def find_revoke_problem(settings: Settings) -> str | None:
+    """Return why an engine could be expelled from its group while it waits for tasks of revoked partitions."""
     seconds, limit_ms = settings.revoke_timeout_seconds, settings.kafka.max_poll_interval_ms
     if (seconds + REVOKE_MARGIN_SECONDS) * 1000 <= limit_ms:
         return None
@@ -131,27 +133,27 @@ def revoke_problem(settings: Settings) -> str | None:
     return (
         f"kafka.revoke_timeout_seconds ({seconds:g}{where}) and {REVOKE_MARGIN_SECONDS:g} s may not exceed "
         f"kafka.max_poll_interval_ms ({limit_ms}), or the group would expel an engine that waits for its tasks; "
-        "lower the one or raise the other"
+        "lower one or raise the other"
     )
 
 
-def transaction_problems(settings: Settings) -> list[str]:
-    """Return what stands in the way of one transaction for everything that a pipeline writes."""
+def find_transaction_problems(settings: Settings) -> list[str]:
+    """Return why not everything that a pipeline writes can be in one transaction."""
     problems = []
     own = ("", settings.kafka.brokers)
     for kind, named in settings.sinks.by_type().items():
-        problems += [f"sinks.{kind}.{name} is no Kafka sink" for name in (named if kind != "kafka" else ())]
+        problems += [f"sinks.{kind}.{name} is not a Kafka sink" for name in (named if kind != "kafka" else ())]
     for name, sink in settings.sinks.kafka.items():
         if sink.brokers not in own:
             problems.append(f"sinks.kafka.{name} is on other brokers ({sink.brokers}) than kafka ({own[1]})")
     if settings.dlq.brokers not in own:
         problems.append(f"dlq is on other brokers ({settings.dlq.brokers}) than kafka ({own[1]})")
     if settings.dlq.on_send_failure == "drop":
-        problems.append("dlq.on_send_failure is drop, but no letter can be dropped out of a transaction")
+        problems.append("dlq.on_send_failure is drop, but a letter cannot be dropped from a transaction")
     configs = {name: sink.client_config for name, sink in settings.sinks.kafka.items()}
     first = next(iter(configs), "")
     problems += [
-        f"sinks.kafka.{name} has another client_config than sinks.kafka.{first}"
+        f"sinks.kafka.{name} has a different client_config from sinks.kafka.{first}"
         for name, config in configs.items()
         if config != configs[first]
     ]

@@ -14,7 +14,7 @@ import tidemill
 from tidemill import CollectResult, ConfigError, ExecutorTask, Handler, LinesPayload, PrecomputedResult
 from tidemill.cli.checks import check_sink
 from tidemill.config.loading import load_settings
-from tidemill.config.schema import settings_schema
+from tidemill.config.schema import build_schema
 from tidemill.deadletters.payloads import payload_json
 from tidemill.deadletters.redrive.sinks import payload_of
 from tidemill.sinks.build import build_sink
@@ -36,7 +36,7 @@ def prove_settings() -> None:
     settings = load_settings(None, {"TIDEMILL_SINKS__LINES__OTHER__PATH": "other"}, {"sinks": SINKS})
     assert settings.sinks.lines["other"].path == "other"
     assert list(settings.sinks.by_type()) == ["lines"]
-    assert settings_schema()["$defs"]["LinesSinkSettings"]["required"] == ["path"]
+    assert build_schema()["$defs"]["LinesSinkSettings"]["required"] == ["path"]
     for sinks, problem in (
         ({"lines": {"out": {"pth": "x"}}}, "sinks.lines.out.pth: unknown key; did you mean path"),
         ({"custom": {"lines": {"out": {}}}}, "move it to sinks.lines"),
