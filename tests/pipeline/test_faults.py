@@ -10,7 +10,7 @@ import pytest
 from tests.faults import FaultyProxy, LineServer, LineSink
 from tests.pipeline.conftest import P0, Rig, message
 
-from tidemill.config.settings import DeliverySettings
+from tidemill.config.delivery_settings import DeliverySettings
 from tidemill.core.errors import RemoteError
 from tidemill.deadletters.writer import LetterKind
 from tidemill.pipeline.delivery.outbox import Origin, Outbox

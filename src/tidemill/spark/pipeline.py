@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import structlog
 
 from tidemill.config.loading import load_settings
-from tidemill.config.settings import Settings, revoke_problem
+from tidemill.config.settings import Settings, find_revoke_problem
 from tidemill.core.errors import ConfigError, FencedError, RemoteError, TidemillError
 from tidemill.core.supervision.slot import SlotLimits
 from tidemill.core.supervision.slot_events import Ending
@@ -186,7 +186,7 @@ class Pipeline:
         self._configure_logs(settings, worker)
         refuse_no_sinks(settings)
         refuse_letter_files(settings)
-        if problem := revoke_problem(settings):
+        if problem := find_revoke_problem(settings):
             raise ConfigError(problem)
         warn_without_topic(configured, settings)
         # What no engine could make is told before any of them is started.

@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from tidemill.config.settings import FilesystemSinkSettings, KafkaSinkSettings, Settings
+from tidemill.config.settings import Settings
+from tidemill.config.sink_settings import FilesystemSinkSettings, KafkaSinkSettings
 from tidemill.core.errors import HandlerError, TidemillError
 from tidemill.deadletters.writer import Letter
 from tidemill.pipeline.delivery.outbox import Outbox

@@ -554,7 +554,7 @@ def test_a_letter_for_a_sink_that_is_not_configured_or_without_its_payload_is_na
         ),
         (strange.letter_id, Why.LOST, tally.failed[2][2]),
     ]
-    assert "it is no KafkaPayload" in tally.failed[2][2]
+    assert "it is not a KafkaPayload" in tally.failed[2][2]
 
 
 def test_a_payload_that_is_refused_again_is_named_and_the_others_arrive(place: Place) -> None:

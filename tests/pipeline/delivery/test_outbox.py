@@ -10,13 +10,10 @@ from typing import Any
 
 import pytest
 
-from tidemill.config.settings import (
-    DeliverySettings,
-    FilesystemSinkSettings,
-    KafkaSettings,
-    KafkaSinkSettings,
-    Settings,
-)
+from tidemill.config.delivery_settings import DeliverySettings
+from tidemill.config.kafka_settings import KafkaSettings
+from tidemill.config.settings import Settings
+from tidemill.config.sink_settings import FilesystemSinkSettings, KafkaSinkSettings
 from tidemill.core.errors import AmbiguousSinkError, ConfigError, RemoteError, SinkNotConfiguredError
 from tidemill.deadletters.writer import KafkaDeadLetters, LetterKind, decode_letter
 from tidemill.pipeline.delivery.outbox import Origin, Outbox

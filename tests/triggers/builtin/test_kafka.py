@@ -208,5 +208,5 @@ def test_its_claim_is_topic_and_group_whatever_else_it_is_given():
     ],
 )
 def test_what_cannot_be_meant_is_refused(topic_name, kwargs):
-    with pytest.raises(ValueError, match=r"is no topic name|is no usable group name|may not be"):
+    with pytest.raises(ValueError, match=r"is not a valid topic name|is not a usable group name|may not be"):
         KafkaTrigger(topic_name, **kwargs)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 import structlog
 
-from tidemill.config.settings import DeliverySettings
-from tidemill.config.sink_settings import BUILT_IN_TYPES
+from tidemill.config.delivery_settings import DeliverySettings
+from tidemill.config.sink_types import SINK_TYPES, load_class, sink_section
 from tidemill.core.delivery.send_items import Decision, Limits, WhenOpen
 from tidemill.core.errors import (
     AmbiguousSinkError,
@@ -41,16 +41,7 @@ from tidemill.runtime.messages import SourceMessage, place_of
 from tidemill.runtime.progress import SinkStats
 from tidemill.sinks.base import Sink
 from tidemill.sinks.fields import type_check
-from tidemill.sinks.payloads import (
-    CollectResult,
-    CustomPayload,
-    FilePayload,
-    HttpPayload,
-    KafkaPayload,
-    MongoPayload,
-    PostgresPayload,
-    RedisPayload,
-)
+from tidemill.sinks.payloads import CollectResult, CustomPayload
 from tidemill.sinks.sending.batch_sender import (
     BatchSender,
     DeliveryLane,
@@ -68,12 +59,7 @@ log = structlog.get_logger(__name__)
 CONNECT_SECONDS = 30.0
 #: Field of `CollectResult`, type of sink, and the class of its payloads; those of custom sinks name their type.
 _FIELDS: Sequence[tuple[str, str, type[Any]]] = (
-    ("kafka", "kafka", KafkaPayload),
-    ("postgres", "postgres", PostgresPayload),
-    ("mongo", "mongo", MongoPayload),
-    ("http", "http", HttpPayload),
-    ("redis", "redis", RedisPayload),
-    ("files", "filesystem", FilePayload),
+    *((kind.field, kind.name, load_class(kind.payload)) for kind in SINK_TYPES.values()),
     ("custom", "", CustomPayload),
 )
 
@@ -280,7 +266,7 @@ class Outbox:
 
     def _courier_of(self, kind: str, name: str) -> Sender:
         named = self._couriers.get(kind)
-        place = f"sinks.{kind}" if kind in BUILT_IN_TYPES else f"sinks.custom.{kind or '<type>'}"
+        place = sink_section(kind or "<type>")
         if not named:
             raise SinkNotConfiguredError(f"no sink of type {kind!r} is configured; add {place}.<name>")
         if name:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from typing import Any
 
 from tidemill.config.kafka_names import check_group, check_topic, check_topic_or_empty, refuse_owned
-from tidemill.config.settings import OWNED_SOURCE_KEYS
+from tidemill.config.kafka_settings import OWNED_SOURCE_KEYS
 from tidemill.runtime.messages import SourceMessage
 from tidemill.triggers.base import BaseEventTrigger, TriggerEvent
 from tidemill.triggers.builtin.arguments import from_environment
