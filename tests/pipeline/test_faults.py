@@ -12,7 +12,7 @@ from tests.pipeline.conftest import P0, Rig, message
 
 from tidemill.config.settings import DeliverySettings
 from tidemill.core.errors import RemoteError
-from tidemill.deadletters.writer import LetterKind
+from tidemill.deadletters.letter import LetterKind
 from tidemill.pipeline.delivery.outbox import Origin, Outbox
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import DeliveryAction, DeliveryError, ExecutorTask, PrecomputedResult

@@ -10,7 +10,7 @@ import msgspec
 
 from tidemill.config.settings import FilesystemSinkSettings, KafkaSinkSettings, Settings
 from tidemill.core.errors import HandlerError, TidemillError
-from tidemill.deadletters.writer import Letter
+from tidemill.deadletters.letter import Letter
 from tidemill.pipeline.delivery.outbox import Outbox
 from tidemill.pipeline.engine import Engine
 from tidemill.pipeline.handler.base import Handler

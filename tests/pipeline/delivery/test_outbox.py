@@ -18,7 +18,8 @@ from tidemill.config.settings import (
     Settings,
 )
 from tidemill.core.errors import AmbiguousSinkError, ConfigError, RemoteError, SinkNotConfiguredError
-from tidemill.deadletters.writer import KafkaDeadLetters, LetterKind, decode_letter
+from tidemill.deadletters.letter import LetterKind, decode_letter
+from tidemill.deadletters.writer import KafkaDeadLetters
 from tidemill.pipeline.delivery.outbox import Origin, Outbox
 from tidemill.pipeline.handler.models import DeliveryAction, DeliveryError, ExecutorTask
 from tidemill.runtime.broker import EmbeddedBroker

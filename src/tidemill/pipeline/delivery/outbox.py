@@ -28,8 +28,9 @@ from tidemill.core.errors import (
     describe_error,
 )
 from tidemill.core.retry import Backoff
-from tidemill.deadletters.making import make_letter
-from tidemill.deadletters.writer import DeadLetters, LetterKind, payload_json
+from tidemill.deadletters.letter import Letter, LetterKind
+from tidemill.deadletters.payloads import payload_json
+from tidemill.deadletters.writer import DeadLetters
 from tidemill.pipeline.delivery.idempotency import name_payloads
 from tidemill.pipeline.delivery.transaction_buffer import TransactionBuffer
 from tidemill.pipeline.delivery.transaction_sender import TransactionSender
@@ -363,10 +364,10 @@ class Outbox:
             courier.stats.dead_lettered += len(payloads)
             self._letters_open += 1
             origin: Origin = submission.origin
-            letter = make_letter(
+            letter = Letter.about(
+                origin.sources,
                 LetterKind.OVERSIZE if oversize else LetterKind.DELIVERY,
                 error,
-                origin.sources,
                 attempts=attempts,
                 payloads=[payload_json(payload) for payload in payloads],
                 sink=(courier.sink.type, courier.sink.name),

@@ -19,7 +19,8 @@ from tidemill.config.settings import Settings
 from tidemill.core.delivery.pending_records import StagedState
 from tidemill.core.delivery.send_items import Ask, Decision, GaveUp, Item, State
 from tidemill.core.errors import InvariantError, describe_error, sound
-from tidemill.deadletters.writer import RECORD_OVERHEAD_BYTES, Letter, encode_letter, letter_topic_limit
+from tidemill.deadletters.letter import Letter, encode_letter
+from tidemill.deadletters.writer import RECORD_OVERHEAD_BYTES, letter_topic_limit
 from tidemill.pipeline.delivery.transaction_buffer import StagedRecord, TransactionBuffer
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.kafka_client import client_config
