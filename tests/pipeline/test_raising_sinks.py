@@ -20,7 +20,8 @@ from tidemill.deadletters.payloads import payload_json
 from tidemill.deadletters.redrive import sinks as redrive_sinks
 from tidemill.deadletters.redrive.sinks import SinkTarget, payload_of
 from tidemill.deadletters.redrive.targets import Item
-from tidemill.pipeline.delivery.outbox import Origin, Outbox
+from tidemill.pipeline.delivery.outbox import Outbox
+from tidemill.pipeline.delivery.routing import Origin
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sinks.base import Encoded, Refusal, Sink, to_json
 from tidemill.sinks.files import FilesystemSink

@@ -26,7 +26,8 @@ from tidemill.deadletters.writer import DeadLetters
 from tidemill.pipeline.brake import brake_of
 from tidemill.pipeline.checks import check_collect_result
 from tidemill.pipeline.commits import Commits
-from tidemill.pipeline.delivery.outbox import Outbox, Routed, payloads_of
+from tidemill.pipeline.delivery.outbox import Outbox
+from tidemill.pipeline.delivery.routing import Routed, encode_payloads
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ExecutorError
 from tidemill.pipeline.handover import hand_over
@@ -345,7 +346,7 @@ class Engine:
             error: How it failed, if it did.
             refused: What a hook returned that is not delivered, if that is why.
         """
-        payloads = payloads_of(refused) if isinstance(refused, CollectResult) else ()
+        payloads = encode_payloads(refused) if isinstance(refused, CollectResult) else ()
         letter = Letter.about(
             messages,
             kind,

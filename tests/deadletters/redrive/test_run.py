@@ -38,7 +38,8 @@ from tidemill.deadletters.redrive import run as redrive_module
 from tidemill.deadletters.redrive import sinks as redrive_sinks
 from tidemill.deadletters.redrive.run import Order, Redrive
 from tidemill.deadletters.redrive.targets import Item
-from tidemill.pipeline.delivery.outbox import Origin, Outbox
+from tidemill.pipeline.delivery.outbox import Outbox
+from tidemill.pipeline.delivery.routing import Origin
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import DeliveryAction, ErrorAction, ExecutorTask
 from tidemill.runtime.broker import EmbeddedBroker, free_port
