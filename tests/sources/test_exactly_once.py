@@ -17,7 +17,7 @@ from tests.sources.kafka_proxy import END_TXN, TXN_OFFSET_COMMIT, Fault, When, p
 from tidemill.config.loading import load_settings
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError
-from tidemill.deadletters.writer import LetterKind, decode_letter
+from tidemill.deadletters.letter import LetterKind, decode_letter
 from tidemill.pipeline.build import build_engine
 from tidemill.pipeline.engine import Engine
 from tidemill.pipeline.handler.base import Handler

@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 
 from tidemill.config.settings import Settings
 from tidemill.core.delivery.transaction import End
-from tidemill.deadletters.writer import decode_letter
+from tidemill.deadletters.letter import decode_letter
 from tidemill.pipeline.build import build_engine
 from tidemill.pipeline.engine import Engine
 from tidemill.pipeline.handler.base import Handler

@@ -11,7 +11,7 @@ import msgspec
 from tidemill.config.settings import Settings
 from tidemill.config.sink_settings import FilesystemSinkSettings, KafkaSinkSettings
 from tidemill.core.errors import HandlerError, TidemillError
-from tidemill.deadletters.writer import Letter
+from tidemill.deadletters.letter import Letter
 from tidemill.pipeline.delivery.outbox import Outbox
 from tidemill.pipeline.engine import Engine
 from tidemill.pipeline.handler.base import Handler

@@ -11,7 +11,7 @@ import pytest
 from tests.triggers.builtin.triggers_contract import first, made_again
 
 from tidemill.core.errors import ConfigError
-from tidemill.deadletters.writer import LetterKind, decode_letter
+from tidemill.deadletters.letter import LetterKind, decode_letter
 from tidemill.testing.kafka import committed_offsets, consume, produce, unique_name, wait_for_committed
 from tidemill.triggers.base import TriggerEvent
 from tidemill.triggers.builtin.kafka import KafkaTrigger

@@ -17,7 +17,7 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import FencedError, RemoteError
 from tidemill.core.retry import Backoff
 from tidemill.core.streams.redelivery_items import RedeliveryLimits
-from tidemill.deadletters.writer import LetterKind, decode_letter, encode_letter
+from tidemill.deadletters.letter import LetterKind, decode_letter, encode_letter
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sources.base import CommitStatus, Fatal
 from tidemill.testing.kafka import committed_offsets, consume, unique_name, wait_for_committed

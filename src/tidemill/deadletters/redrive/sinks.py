@@ -23,10 +23,10 @@ from tidemill.core.deadletters.redrive import Why
 from tidemill.core.delivery.culprit import Fault, Witnesses, fault_of, parts_of
 from tidemill.core.errors import RemoteError, TidemillError, describe_error
 from tidemill.core.retry import JITTER_BITS, Backoff
+from tidemill.deadletters.letter import Letter
 from tidemill.deadletters.opening import RedriveCursor
 from tidemill.deadletters.payloads import PayloadLostError, restored_fields
 from tidemill.deadletters.redrive.targets import Item, NotSentError, Positions, Unsent
-from tidemill.deadletters.writer import Letter
 from tidemill.sinks.base import Encoded, Refusal, Sink, encoded
 from tidemill.sinks.build import build_sinks
 from tidemill.sinks.sending.batch_sender import checked
