@@ -16,7 +16,7 @@ from tidemill.deadletters.making import make_letter
 from tidemill.deadletters.writer import Letter, LetterKind
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sources.base import TopicPartition
-from tidemill.triggers.streams.api import AdvanceOutcome
+from tidemill.triggers.shared_stream import AdvanceOutcome
 
 #: Of what one trigger raised.
 MAX_ERROR_CHARACTERS: Final = 500
