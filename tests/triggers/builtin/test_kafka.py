@@ -16,7 +16,7 @@ from tidemill.testing.kafka import committed_offsets, consume, produce, unique_n
 from tidemill.triggers.base import TriggerEvent
 from tidemill.triggers.builtin.kafka import KafkaTrigger
 from tidemill.triggers.producers.kafka import kafka_claim
-from tidemill.triggers.streams.manager import SharedStreamManager, route
+from tidemill.triggers.shared_stream import SharedStreamManager, route
 
 
 class Topic:
