@@ -322,7 +322,7 @@ class Spark:
                 return
             with Descendants(self._jvm.pid) as local:
                 self._stop(local)
-                if left := local.left(WORKERS_END_SECONDS):
+                if left := local.wait(WORKERS_END_SECONDS):
                     log.warning("processes that Spark started are still there", pids=left)
 
     def _stop(self, local: Descendants | None = None) -> None:
