@@ -18,8 +18,10 @@ from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.progress import EngineProgress, SinkStats
 from tidemill.spark.preflight import engine_count
 from tidemill.spark.progress import summed
+from tidemill.spark.session.conf import spark_conf
 from tidemill.spark.session.jvm import standard_error_pipe
-from tidemill.spark.session.session import Spark, _package_zip, spark_conf
+from tidemill.spark.session.packaging import _package_zip
+from tidemill.spark.session.session import Spark
 
 
 def test_local_has_one_core_more_than_engines() -> None:
