@@ -23,7 +23,7 @@ from tidemill.core.delivery.culprit import Fault, Witnesses, fault_of, parts_of
 from tidemill.core.errors import RemoteError, TidemillError, describe_error
 from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.deadletters.letter import Letter
-from tidemill.deadletters.opening import RedriveCursor
+from tidemill.deadletters.redrive.cursor import RedriveCursor
 from tidemill.deadletters.payloads import PayloadLostError, restored_fields
 from tidemill.deadletters.redrive.targets import Item, NotSentError, Positions, Unsent
 from tidemill.sinks import payloads
