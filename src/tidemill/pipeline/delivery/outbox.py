@@ -34,8 +34,7 @@ from tidemill.pipeline.delivery.idempotency import name_payloads
 from tidemill.pipeline.delivery.transaction_buffer import TransactionBuffer
 from tidemill.pipeline.delivery.transaction_sender import TransactionSender
 from tidemill.pipeline.handler.models import DeliveryAction, DeliveryError, ExecutorTask
-from tidemill.pipeline.hooks import Calls, call_hook
-from tidemill.pipeline.reports.failure_log import hook_raised
+from tidemill.pipeline.hooks import Calls, call_hook, log_hook_error
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.messages import SourceMessage, place_of
 from tidemill.runtime.progress import SinkStats
@@ -330,7 +329,7 @@ class Outbox:
             action = DeliveryAction(await call_hook(hook(error), self.calls, "on_delivery_error", _place, question))
         except Exception as raised:
             event = "on_delivery_error raised, or returned no DeliveryAction; dead-lettering"
-            hook_raised(log, "on_delivery_error", raised, event, sink=courier.label)
+            log_hook_error(log, "on_delivery_error", raised, event, sink=courier.label)
             action = DeliveryAction.DLQ
         if self._closed:
             return
