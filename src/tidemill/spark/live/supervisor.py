@@ -23,7 +23,6 @@ from tidemill.core.supervision import slot_group as roster
 from tidemill.core.supervision.slot import Slot, SlotLimits
 from tidemill.core.supervision.slot_events import Ending, ReportKind
 from tidemill.core.supervision.slot_group import RunFinished, SlotGroup
-from tidemill.runtime.link import LinkServer
 from tidemill.runtime.link_messages import (
     Begin,
     Command,
@@ -38,6 +37,7 @@ from tidemill.runtime.link_messages import (
     Resume,
     Welcome,
 )
+from tidemill.runtime.link_server import LinkServer
 from tidemill.runtime.progress import EngineProgress, EngineSummary, brake_name
 from tidemill.spark.engine.process import EngineJob
 from tidemill.spark.live.jobs import JobOutcome, JobThread, job_group, outcome_of
