@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
+from tests.until import LIMIT_SECONDS, until
 
 from tidemill.config.settings import Settings
 from tidemill.pipeline.delivery.outbox import Outbox
@@ -58,10 +59,8 @@ class Rig:
         self._task = asyncio.ensure_future(self.engine.run(at_once))
         return self
 
-    async def until(self, condition: Callable[[], object], seconds: float = 10.0) -> None:
-        async with asyncio.timeout(seconds):
-            while not condition():
-                await asyncio.sleep(0.002)
+    async def until(self, condition: Callable[[], object], seconds: float = LIMIT_SECONDS) -> None:
+        await until(condition, seconds)
 
     async def committed(self, offset: int, partition: TopicPartition = P0) -> None:
         await self.until(lambda: self.source.committed.get(partition) == offset)
