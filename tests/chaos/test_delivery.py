@@ -19,7 +19,7 @@ from tests.chaos.every_sink import REFUSED_EVERY, EverySink
 from tests.faults import FaultyProxy
 from tests.until import wait_until
 
-from tidemill.deadletters.writer import Letter, LetterKind, decode_letter
+from tidemill.deadletters.letter import Letter, LetterKind, decode_letter
 
 #: Which engine is killed when, and which sink is cut off when, follow from it.
 SEED = 5

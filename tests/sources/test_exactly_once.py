@@ -18,7 +18,7 @@ from tests.until import LIMIT_SECONDS, until
 from tidemill.config.loading import load_settings
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError
-from tidemill.deadletters.writer import LetterKind, decode_letter
+from tidemill.deadletters.letter import LetterKind, decode_letter
 from tidemill.pipeline.build import build_engine
 from tidemill.pipeline.engine import Engine
 from tidemill.pipeline.handler.base import Handler
@@ -477,13 +477,13 @@ async def test_an_engine_that_waits_for_its_transactions_can_be_stopped(own_kafk
 @pytest.mark.parametrize(
     ("more", "text"),
     [
-        ({"sinks": {"filesystem": {"f": {"base_path": "x"}}}}, r"sinks\.filesystem\.f is no Kafka sink"),
+        ({"sinks": {"filesystem": {"f": {"base_path": "x"}}}}, r"sinks\.filesystem\.f is not a Kafka sink"),
         ({"dlq": {"on_send_failure": "drop"}}, r"dlq\.on_send_failure is drop"),
         ({"sinks": {"kafka": {"o": {"topic": "o", "brokers": "other:1"}}}}, r"sinks\.kafka\.o is on other brokers"),
         ({"dlq": {"brokers": "other:1"}}, r"dlq is on other brokers \(other:1\)"),
         (
             {"sinks": {"kafka": {"a": {"topic": "a"}, "b": {"topic": "b", "client_config": {"linger.ms": 1}}}}},
-            r"sinks\.kafka\.b has another client_config than sinks\.kafka\.a",
+            r"sinks\.kafka\.b has a different client_config from sinks\.kafka\.a",
         ),
         ({"kafka": {"client_config": {"isolation.level": "read_uncommitted"}}}, r"isolation\.level read_uncommitted"),
     ],

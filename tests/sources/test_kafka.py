@@ -19,7 +19,7 @@ from tests.until import LIMIT_SECONDS, until
 
 from tidemill.config.settings import Settings
 from tidemill.core.delivery.transaction import End
-from tidemill.deadletters.writer import decode_letter
+from tidemill.deadletters.letter import decode_letter
 from tidemill.pipeline.build import build_engine
 from tidemill.pipeline.engine import Engine
 from tidemill.pipeline.handler.base import Handler

@@ -21,12 +21,13 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, HandlerError, RemoteError, describe_error, sound
 from tidemill.core.ledger import LedgerEntry
 from tidemill.core.retry import Backoff
-from tidemill.deadletters.making import make_letter
-from tidemill.deadletters.writer import DeadLetters, LetterKind
+from tidemill.deadletters.letter import Letter, LetterKind
+from tidemill.deadletters.writer import DeadLetters
 from tidemill.pipeline.brake import brake_of
 from tidemill.pipeline.checks import check_collect_result
 from tidemill.pipeline.commits import Commits
-from tidemill.pipeline.delivery.outbox import Outbox, Routed, payloads_of
+from tidemill.pipeline.delivery.outbox import Outbox
+from tidemill.pipeline.delivery.routing import Routed, encode_payloads
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ExecutorError
 from tidemill.pipeline.handover import hand_over
@@ -345,11 +346,11 @@ class Engine:
             error: How it failed, if it did.
             refused: What a hook returned that is not delivered, if that is why.
         """
-        payloads = payloads_of(refused) if isinstance(refused, CollectResult) else ()
-        letter = make_letter(
+        payloads = encode_payloads(refused) if isinstance(refused, CollectResult) else ()
+        letter = Letter.about(
+            messages,
             kind,
             text,
-            messages,
             payloads=payloads,
             attempts=max(1, run.attempts) if run is not None else 1,
             task_id=run.task.task_id if run is not None else None,

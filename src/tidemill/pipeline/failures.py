@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tidemill.core.errors import describe_error
-from tidemill.deadletters.writer import LetterKind
+from tidemill.deadletters.letter import LetterKind
 from tidemill.pipeline.brake import Case
 from tidemill.pipeline.handler.models import ErrorKind, ExecutorError
 from tidemill.pipeline.reports.failure_log import LOG_SECONDS, hook_raised, log_task, task_text

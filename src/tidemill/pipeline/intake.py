@@ -16,7 +16,7 @@ from tidemill.core.errors import describe_error
 from tidemill.core.ledger import LedgerEntry
 from tidemill.core.pipeline.backpressure import Backpressure
 from tidemill.core.pipeline.window import Window
-from tidemill.deadletters.writer import LetterKind
+from tidemill.deadletters.letter import LetterKind
 from tidemill.pipeline.key_order import OrderedTasks
 from tidemill.pipeline.partition import Opened, OwnedPartition
 from tidemill.pipeline.window import WindowRun

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from tidemill.config.settings import ExecutorSettings
+from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.core.ledger import LedgerEntry
 from tidemill.core.pipeline.handover import Handover
 from tidemill.core.pipeline.window import Windowing

@@ -22,6 +22,8 @@ END_SECONDS = 2.5
 CLOSE_SECONDS = 0.8
 #: Hooks may take this long to end once they are cancelled.
 HOOK_SECONDS = 1.0
+#: Hooks that have not returned for this long are named at the end of the drain timeout.
+UNRETURNED_SECONDS = 1.0
 #: A step that comes too late still gets this long.
 LATE_SECONDS = 0.3
 
@@ -101,7 +103,11 @@ class Stopping:
                 await engine.idle()
         except TimeoutError:
             left = sum(lane.unresolved for lane in engine.intake.lanes.values())
-            engine.log.warning("the drain timeout is over; what is left is redelivered", messages=left)
+            engine.log.warning(
+                "the drain timeout is over; what is left is redelivered",
+                messages=left,
+                **({"hooks": unreturned} if (unreturned := engine.hooks.calls.unreturned(UNRETURNED_SECONDS)) else {}),
+            )
         await engine.outbox.flush(max(0.0, self._drained_by - self._loop.time()))
 
     async def _end_work(self) -> None:

@@ -20,7 +20,7 @@ from tidemill.core.pipeline.arrangement import Arrangement, Effect, MessageCompl
 from tidemill.core.retry import Retry, decide
 from tidemill.pipeline import failures
 from tidemill.pipeline.checks import check_action, check_tasks
-from tidemill.pipeline.delivery.outbox import Origin, Routed
+from tidemill.pipeline.delivery.routing import Origin, Routed
 from tidemill.pipeline.handler.models import (
     ErrorAction,
     ExecutorError,

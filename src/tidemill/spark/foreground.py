@@ -5,7 +5,8 @@ waits on that queue alone; whatever can block (a handler's `on_startup`, brokers
 that a request to end is noticed at every moment.
 
 Invariant: after a wish to end, the waiting thread goes on within `END_SECONDS`, whatever the other one hangs in. That
-one is a daemon: it does not keep the process alive.
+one is a daemon: it does not keep the process alive. The end of a start has that one deadline for all its steps; what
+is left of Spark then is killed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import enum
 import queue
 import signal
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from types import FrameType
@@ -34,8 +36,10 @@ log = structlog.get_logger(__name__)
 ResultT = TypeVar("ResultT")
 WordT = TypeVar("WordT")
 
-#: How long a step of the start may take to end after it was told to.
+#: How long a start may take to end after it was told to, all its steps together.
 END_SECONDS = 1.0
+#: How long it may take to tidy up what was killed.
+KILLED_SECONDS = 0.3
 NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -62,12 +66,14 @@ class StartStoppedError(Exception):
 
     Attributes:
         at_once: Whether it was asked for twice.
+        deadline: The `time.monotonic()` at which everything else has to have ended, too.
     """
 
-    def __init__(self, *, at_once: bool) -> None:
+    def __init__(self, *, at_once: bool, deadline: float) -> None:
         """Say how."""
         super().__init__("ended on request")
         self.at_once = at_once
+        self.deadline = deadline
 
 
 def unless_stopped(
@@ -76,6 +82,7 @@ def unless_stopped(
     done: WordT,
     abort: Callable[[], None],
     ignored: Collection[WordT] = (),
+    deadline: float | None = None,
 ) -> ResultT:
     """Run one step of a start or a stop in another thread and return its result.
 
@@ -85,9 +92,11 @@ def unless_stopped(
         done: What the other thread puts there when it has ended.
         abort: Called in this thread when the step is to end; must not block.
         ignored: Words that may arrive and are no wish to end.
+        deadline: The `time.monotonic()` at which the step is ended unasked, and not waited for.
 
     Raises:
         StartStoppedError: A wish to end came first; the step has ended, was given `END_SECONDS`, or a second wish came.
+            Or the deadline has passed.
     """
     result: Future[ResultT] = Future()
 
@@ -99,15 +108,26 @@ def unless_stopped(
         words.put(done)
 
     threading.Thread(target=run, name="tidemill-start", daemon=True).start()
-    # An earlier step that was given up may say only now that it has ended.
-    while (word := words.get()) in ignored or (word is done and not result.done()):
-        pass
+    try:
+        # An earlier step that was given up may say only now that it has ended.
+        while (word := words.get(timeout=_until(deadline))) in ignored or (word is done and not result.done()):
+            pass
+    except queue.Empty:
+        abort()
+        raise StartStoppedError(at_once=False, deadline=time.monotonic()) from None
     if word is done:
         return result.result()
+    deadline = time.monotonic() + END_SECONDS
     abort()
-    with contextlib.suppress(queue.Empty):
-        raise StartStoppedError(at_once=words.get(timeout=END_SECONDS) is not done)
-    raise StartStoppedError(at_once=False)
+    try:
+        at_once = words.get(timeout=_until(deadline)) is not done
+    except queue.Empty:
+        at_once = False
+    raise StartStoppedError(at_once=at_once, deadline=deadline)
+
+
+def _until(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
 @contextlib.contextmanager
@@ -124,16 +144,19 @@ def running(spark: Spark, words: queue.SimpleQueue[WordT], done: WordT, ignored:
         StartStoppedError: The start was ended.
         TidemillError: Spark does not start.
     """
+    deadline: float | None = None
     try:
         unless_stopped(spark.start, words, done, spark.abort)
         yield
     except StartStoppedError as stopped:
-        if stopped.at_once:
+        deadline = stopped.deadline
+        if stopped.at_once or deadline <= time.monotonic():
             spark.kill()
+            deadline = time.monotonic() + KILLED_SECONDS
         raise
     finally:
         with contextlib.suppress(StartStoppedError):
-            unless_stopped(spark.stop, words, done, spark.kill, ignored)
+            unless_stopped(spark.stop, words, done, spark.kill, ignored, deadline)
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from typing import Any
 import structlog
 
 from tidemill.config.loading import load_settings
-from tidemill.config.settings import Settings, revoke_problem
+from tidemill.config.settings import Settings, find_revoke_problem
 from tidemill.core.errors import ConfigError, FencedError, RemoteError
 from tidemill.core.supervision.slot import SlotLimits
 from tidemill.core.supervision.slot_events import Ending
@@ -59,6 +59,8 @@ log = structlog.get_logger(__name__)
 
 #: A stop takes no longer than its drain timeout and this, whatever is away; the rest of 5 s is for Spark.
 STOP_SECONDS = 4.0
+#: Of that, an engine may take this much beyond its drain timeout; `pipeline.stopping` has it end a little earlier.
+ENGINE_END_SECONDS = 3.0
 #: Leaving the group for an engine that could not takes no longer.
 LEAVE_SECONDS = 10.0
 
@@ -147,7 +149,7 @@ class Pipeline:
         foreground.configure_logs(settings, worker)
         refuse_no_sinks(settings)
         refuse_letter_files(settings)
-        if problem := revoke_problem(settings):
+        if problem := find_revoke_problem(settings):
             raise ConfigError(problem)
         warn_without_topic(configured, settings)
         # What no engine could make is told before any of them is started.
@@ -207,7 +209,7 @@ class Pipeline:
             (log.warning if left else log.info)(
                 f"the pipeline is drained{left}",
                 messages_done=done.messages_done,
-                lag=sum(done.lag.values()),
+                **lag_fields(done),
                 in_flight=done.in_flight,
                 dead_lettered=done.dead_lettered,
                 letters_dropped=done.letters_dropped,
@@ -218,7 +220,7 @@ class Pipeline:
         if self._limits is not None:
             return self._limits
         lost = RECONNECT_SECONDS + ABANDONED_SECONDS + settings.executor.drain_timeout_seconds
-        return SlotLimits(lost_seconds=lost)
+        return SlotLimits(lost_seconds=lost, drain_seconds=settings.executor.drain_timeout_seconds + ENGINE_END_SECONDS)
 
     # -- while engines run -----------------------------------------------------------------------------------
 
@@ -235,7 +237,7 @@ class Pipeline:
                     now = live.progress()
                     log.info(
                         "draining: nothing more is read; a second signal stops at once",
-                        lag=sum(now.lag.values()),
+                        **lag_fields(now),
                         in_flight=now.in_flight,
                     )
                     live.drain()
@@ -288,12 +290,27 @@ class Pipeline:
                 f"{settings.kafka.consumer_group!r}; give one of them another name: "
                 f"{settings.worker_name_env}=..."
             )
-        if finished.ending is Ending.CRASHED:
+        if finished.ending is Ending.OVERDUE:
             raise RemoteError(
-                f"the engine of slot {finished.slot} was lost: {finished.error}; look at how much memory this host has "
-                "left, and at native libraries that the handler loads"
+                f"slot {finished.slot} had {finished.error} and was killed; what it had not committed will be "
+                "reprocessed by the next run (if a hook held up its event loop, the log names it)"
             )
+        if finished.ending is Ending.CRASHED:
+            raise RemoteError(f"the engine of slot {finished.slot} was lost: {finished.error}; {_advice(finished)}")
         raise engine_error(f"the engine of slot {finished.slot}", finished.error or finished.ending.value)
+
+
+def lag_fields(progress: PipelineProgress) -> dict[str, int | None]:
+    """Return the lag as fields of a log line: null as long as no engine knows one, which is not 0."""
+    unknown = len(set(progress.partitions) - progress.lag.keys())
+    fields: dict[str, int | None] = {"lag": sum(progress.lag.values()) if progress.lag else None}
+    return fields | {"partitions_without_lag": unknown} if unknown else fields
+
+
+def _advice(finished: RunFinished) -> str:
+    if "Cannot run program" in (finished.error or ""):
+        return "look whether this user may execute that program, and every folder above it"
+    return "look at how much memory this host has left, and at native libraries that the handler loads"
 
 
 def refuse_uncommitted(done: PipelineProgress) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from tests.until import until
 
-from tidemill.config.settings import ExecutorSettings
+from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.pipeline.handler.models import ErrorKind
 from tidemill.pipeline.tasks.executor import Executor, ProcessOutcome, Run
 from tidemill.runtime.processes import find_children, list_processes, read_command, read_environment

@@ -21,7 +21,7 @@ from tests.sinks.conftest import proxy
 from tests.store.server import PostgresServer
 from tests.until import wait_until
 
-from tidemill.config.settings import KafkaSettings
+from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.runtime.broker import free_port
 from tidemill.runtime.exitcode import ExitCode
 

@@ -16,7 +16,8 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.until import wait_until
 
-from tidemill.config.settings import ExecutorSettings, Settings
+from tidemill.config.executor_settings import ExecutorSettings
+from tidemill.config.settings import Settings
 from tidemill.core.supervision.slot import SlotLimits
 from tidemill.core.supervision.slot_events import Ending
 from tidemill.core.supervision.slot_group import RunFinished

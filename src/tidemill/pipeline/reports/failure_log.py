@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tidemill.core.errors import describe_error, sound
-from tidemill.deadletters.making import last_words
+from tidemill.deadletters.letter import last_words
 from tidemill.pipeline.handler.models import ExecutorError
 from tidemill.runtime.log import kind_of, limited
 

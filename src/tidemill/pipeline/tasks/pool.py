@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from tidemill.config.settings import ExecutorSettings
+from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.pipeline.handler.models import ErrorKind, ExecutorError, ExecutorResult, ExecutorTask
 from tidemill.pipeline.tasks.process import ProcessOutcome, TaskExecutor
 from tidemill.runtime.engine_tasks import EngineTasks

@@ -27,6 +27,8 @@ log = structlog.get_logger(__name__)
 
 #: How long a stopped JVM may take to end before it is killed.
 JVM_END_SECONDS = 10.0
+#: For how long a killed JVM is waited for.
+KILLED_WAIT_SECONDS = 0.5
 #: How often to look whether the JVM says where it listens.
 _LOOK_SECONDS = 0.05
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -122,7 +124,9 @@ def kill_launch(jvm: subprocess.Popen[bytes]) -> None:
     """Kill a JVM that no engine runs below yet, with what its launcher started."""
     if jvm.poll() is None:
         kill_tree(jvm.pid)
-        jvm.wait()
+        # Nothing it holds keeps this process: what the kernel has not taken down yet it takes down without a wait.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            jvm.wait(KILLED_WAIT_SECONDS)
 
 
 @contextlib.contextmanager

@@ -79,3 +79,12 @@ def kill_tree(root: int) -> None:
     for pid in seen:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def kill_below(root: int, pid: int) -> bool:
+    """Kill a process if it is below another one; tell whether it was."""
+    if pid not in find_descendants(root):
+        return False
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    return True

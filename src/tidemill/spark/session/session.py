@@ -33,7 +33,7 @@ from tidemill.spark.session.jvm import (
     launch,
 )
 from tidemill.spark.session.packaging import ship_package
-from tidemill.spark.session.process_tree import Descendants
+from tidemill.spark.session.process_tree import Descendants, kill_below
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -219,6 +219,11 @@ class Spark:
             # A Spark that is being stopped refuses, and ends the job all the same.
             if not self._stopping.is_set():
                 log.warning("a Spark job could not be cancelled", job_group=job_group, error=_first_line(error))
+
+    def kill_worker(self, pid: int) -> None:
+        """Kill a Python worker, if it runs below this process's JVM; its warden ends what it started."""
+        if self._jvm is not None and kill_below(self._jvm.pid, pid):
+            log.warning("killed a Python worker", pid=pid)
 
     def stop(self) -> None:
         """Stop the context and the JVM; what does not end in time is killed. Local engines have ended then, too."""
