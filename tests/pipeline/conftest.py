@@ -29,6 +29,20 @@ def message(offset: int, value: bytes | None = b"x", partition: int = 0) -> Sour
     return SourceMessage("t", partition, offset, None, value)
 
 
+#: A timer that is due within this time is waited for.
+SOON_SECONDS = 0.25
+#: This many turns of the event loop without anything to do mean that nothing goes on.
+QUIET_TURNS = 10
+
+
+def _due_soon() -> list[asyncio.Handle]:
+    """Return what the running loop is about to call, but for the watch over the loop itself, which never ends."""
+    loop: Any = asyncio.get_running_loop()
+    soon = loop.time() + SOON_SECONDS
+    timers = [timer for timer in loop._scheduled if not timer.cancelled() and timer.when() < soon]
+    return [*loop._ready, *(timer for timer in timers if "BlockWatch" not in repr(timer))]
+
+
 class Rig:
     """One engine and everything around it."""
 
@@ -66,8 +80,11 @@ class Rig:
         await self.until(lambda: self.source.committed.get(partition) == offset)
 
     async def settled(self) -> None:
-        """Let everything that needs no outside event happen, commits included."""
-        await asyncio.sleep(0.25)
+        """Wait until nothing more happens without an event from outside: what is due soon is done, commits included."""
+        quiet = 0
+        while quiet < QUIET_TURNS:
+            quiet = 0 if _due_soon() else quiet + 1
+            await asyncio.sleep(0 if quiet else 0.002)
 
     async def end(self) -> EngineSummary:
         self.engine.drain()

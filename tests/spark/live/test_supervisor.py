@@ -182,7 +182,7 @@ def test_a_pause_outlasts_the_first_start(running: Callable[..., Running]) -> No
     run = running(2)
     run.live.pause()
     wait_until(lambda: run.live.progress().partitions == ["topic/0", "topic/1"])
-    wait_until(lambda: not run.live._roster.holding)
+    wait_until(lambda: not run.live._group.holding)
     wait_until(lambda: run.live.progress().paused == ["topic/0", "topic/1"])
     assert run.live.progress().consumed == 0
     run.live.resume()
