@@ -13,9 +13,10 @@ from typing import TypeVar
 import asyncpg
 import pytest
 from sqlalchemy import Connection
-from tests.store.helpers import NOW_US, Outcomes, all_events, claim, claimed, new_session, registered, until
+from tests.store.helpers import NOW_US, Outcomes, all_events, claim, claimed, new_session, registered
 from tests.store.pooler import pooler
 from tests.store.server import PostgresServer
+from tests.until import until
 
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.retry import Backoff

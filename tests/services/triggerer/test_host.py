@@ -8,9 +8,10 @@ import json
 import pytest
 from tests.services.triggerer import hosted
 from tests.services.triggerer.hosted import DID
-from tests.services.triggerer.hosts import Hosts, spec, until
+from tests.services.triggerer.hosts import Hosts, spec
 from tests.store.helpers import all_events, claim, new_session
 from tests.store.server import PostgresServer
+from tests.until import until
 
 from tidemill.core.triggers.group_commit import Standing
 from tidemill.core.triggers.lifecycle import CancelReason

@@ -8,8 +8,9 @@ import json
 import pytest
 from tests.services.triggerer import hosted
 from tests.services.triggerer.hosted import DID
-from tests.services.triggerer.hosts import spec, until
+from tests.services.triggerer.hosts import spec
 from tests.store.helpers import all_events
+from tests.until import until
 
 from tidemill.core.triggers.event_plan import Refusal, Refused
 from tidemill.core.triggers.lifecycle import CancelReason
