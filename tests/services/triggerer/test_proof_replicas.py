@@ -27,7 +27,7 @@ from tidemill.runtime.exitcode import ExitCode
 
 __all__ = ["proxy"]
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 
 
 class Machine:
