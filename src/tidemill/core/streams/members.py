@@ -1,4 +1,4 @@
-"""Who takes part in a shared stream with acknowledgement, and what is known of each: the values of `core.stream_group`.
+"""The members of a shared stream with acknowledgement, and what is known of each: the values of `group`.
 
 An event knows how much it waits for and how its members dealt with it, in numbers; a member knows the event it is on
 and what it has derived that is not confirmed. There is no object per event and member. Only `StreamGroup` changes them,
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -154,6 +154,17 @@ class Member(LogReader[Sent[LaneT, PayloadT, EventT]], Generic[LaneT, PayloadT, 
     def held_since(self, sent: Sent[LaneT, PayloadT, EventT]) -> float:
         """Return from when the time counts for which it holds an event."""
         return max(sent.at, self.since)
+
+    def list_held(self) -> list[Sent[LaneT, PayloadT, EventT]]:
+        """Return the events that it has read and that wait for it."""
+        held = dict.fromkeys(self.carried.values())
+        if self.window is not None:
+            held[self.window] = None
+        return list(held)
+
+    def find_late(self, now: float, timeout_seconds: float) -> Collection[Sent[LaneT, PayloadT, EventT]]:
+        """Return those of them that it has held for at least the timeout."""
+        return {sent for sent in self.list_held() if now - self.held_since(sent) >= timeout_seconds}
 
     def bound_to(self, sent: Sent[LaneT, PayloadT, EventT]) -> list[int]:
         """Return the numbers in `carried` that are bound to an event: the window, or one that something is bound to."""

@@ -26,10 +26,9 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Collection, Hashable
-from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from tidemill.core.intervals import Intervals
+from tidemill.core.streams.lane_offsets import LaneOffsets
 from tidemill.core.streams.redelivery_items import (
     Commit,
     Delivery,
@@ -42,45 +41,6 @@ from tidemill.core.streams.redelivery_items import (
 
 LaneT = TypeVar("LaneT", bound=Hashable)
 HeldT = TypeVar("HeldT")
-
-
-@dataclass(slots=True)
-class _Lane(Generic[LaneT, HeldT]):
-    """One assigned lane; `read` is -1 until its first offset tells where it begins."""
-
-    past: Commit[LaneT] | None = None
-    read: int = -1
-    floor: int = -1
-    clean: Intervals = field(default_factory=Intervals)
-    open: dict[int, Delivery[LaneT, HeldT]] = field(default_factory=dict)
-    failures: dict[int, int] = field(default_factory=dict)
-    # Offsets with failures that a past commit told of and that were not read yet, the first one last.
-    _told: list[int] = field(default_factory=list)
-
-    def begin(self, offset: int) -> None:
-        self.read = self.floor = offset
-        if self.past is None or offset < self.past.floor:
-            return  # never committed, or the log was created again: what was known is about other messages
-        for start, end in self.past.clean:
-            self.done(start, end)
-        self.failures = {at: n for at, n in self.past.failures if at >= self.floor and at not in self.clean}
-        self._told = sorted(self.failures, reverse=True)
-
-    def reach(self, offset: int) -> None:
-        """Read an offset; what was left out before it does not exist."""
-        while self._told and self._told[-1] <= offset:
-            at = self._told.pop()
-            if at < offset:
-                del self.failures[at]
-        if offset > self.read:
-            self.done(self.read, offset)
-        self.read = offset + 1
-
-    def done(self, start: int, end: int) -> None:
-        if start > self.floor:
-            self.clean.add(start, end)
-        else:
-            self.floor = self.clean.absorb(max(self.floor, end))
 
 
 class Redelivery(Generic[LaneT, HeldT]):
@@ -104,7 +64,7 @@ class Redelivery(Generic[LaneT, HeldT]):
     def __init__(self, limits: RedeliveryLimits | None = None) -> None:
         """Start without lanes and without subscribers."""
         self._limits = limits or RedeliveryLimits()
-        self._lanes: dict[LaneT, _Lane[LaneT, HeldT]] = {}
+        self._lanes: dict[LaneT, LaneOffsets[LaneT, HeldT]] = {}
         self._number = 0
         self._open_bytes = 0
         self._dirty: dict[LaneT, None] = {}
@@ -134,7 +94,7 @@ class Redelivery(Generic[LaneT, HeldT]):
             past: What was last committed, where that is known.
         """
         self.revoke(lane)
-        self._lanes[lane] = _Lane(past)
+        self._lanes[lane] = LaneOffsets(past)
 
     def revoke(self, lane: LaneT) -> None:
         """Forget a lane and what is open of it: somebody else is given that."""
@@ -169,7 +129,7 @@ class Redelivery(Generic[LaneT, HeldT]):
 
     def _deliver(
         self,
-        state: _Lane[LaneT, HeldT],
+        state: LaneOffsets[LaneT, HeldT],
         lane: LaneT,
         offset: int,
         held: HeldT,
@@ -242,13 +202,13 @@ class Redelivery(Generic[LaneT, HeldT]):
         if state is not None and state.open.get(delivery.offset) is delivery:
             self._done(state, delivery)
 
-    def _done(self, state: _Lane[LaneT, HeldT], delivery: Delivery[LaneT, HeldT]) -> None:
+    def _done(self, state: LaneOffsets[LaneT, HeldT], delivery: Delivery[LaneT, HeldT]) -> None:
         self._close(state, delivery)
         state.failures.pop(delivery.offset, None)
         state.done(delivery.offset, delivery.offset + 1)
         self._dirty[delivery.lane] = None
 
-    def _close(self, state: _Lane[LaneT, HeldT], delivery: Delivery[LaneT, HeldT]) -> None:
+    def _close(self, state: LaneOffsets[LaneT, HeldT], delivery: Delivery[LaneT, HeldT]) -> None:
         self._stop_waiting(delivery)
         del state.open[delivery.offset]
         del self._numbers[delivery.number]

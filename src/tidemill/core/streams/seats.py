@@ -10,11 +10,10 @@ before; who came back has no seat. Every call costs what it touches.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tidemill.core.streams.members import Member
+from tidemill.core.streams.members import Cause, Member
 
 AnyMember = Member[Any, Any, Any]
 
@@ -102,22 +101,23 @@ class Seats:
             if (sent := member.next_held()) is not None and now - max(sent.at, back.since) >= timeout_seconds
         ]
 
-    def over(self, now: float) -> list[AnyMember]:
-        """Return the seats whose time is over."""
-        return [member for member, until in self._until.items() if until <= now]
-
-    @property
-    def catching_up(self) -> Iterator[AnyMember]:
-        """Who came back and has not caught up."""
-        return iter(self._returns)
-
-    def overfull(self, now: float, *, alone: bool) -> list[AnyMember]:
-        """Return the seats that are last in the log, if seats alone have kept the group full for too long.
+    def find_ended(self, now: float, *, alone: bool) -> list[tuple[AnyMember, Cause]]:
+        """Return the seats that end now, and why.
 
         Args:
             now: The time.
             alone: Whether the group is full, and waits for nothing but seats.
         """
+        ended = [(member, Cause.SEAT_TIMEOUT) for member, until in self._until.items() if until <= now]
+        return ended or [(member, Cause.SEAT_FULL) for member in self._find_overfull(now, alone=alone)]
+
+    @property
+    def any_catching_up(self) -> bool:
+        """Whether any member has come back and not caught up."""
+        return bool(self._returns)
+
+    def _find_overfull(self, now: float, *, alone: bool) -> list[AnyMember]:
+        """Return the seats that are last in the log, if seats alone have kept the group full for too long."""
         if not alone or not self._until:
             self._alone_since = None
             return []
