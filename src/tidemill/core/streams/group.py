@@ -1,4 +1,4 @@
-"""A shared stream with acknowledgement: who still holds which event, what of it may be advanced, who is too late.
+"""A shared stream with acknowledgement: who still holds which event, what may be advanced, who is too late.
 
 Events are fanned out to the members that are present (`publish`); each member reads them in order, at its own pace,
 from one shared log (`fanout`). The event that a member read last is its *window*; requesting the next one moves it
@@ -316,7 +316,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
             for seat, cause in self._seats.find_ended(now, alone=self._waits_for_seats_alone()):
                 forced.append(Forced(seat, cause, seat.position))
                 self._remove(seat)
-        for late in self._seats.too_late(now, timeout):
+        for late in self._seats.find_late(now, timeout):
             forced.append(Forced(late, Cause.TIMEOUT, late.moved))
             self._fail(late, late.find_late(now, timeout), error, now)
         while (found := self._hold_times.find_longest()) is not None:

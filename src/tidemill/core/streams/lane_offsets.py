@@ -41,7 +41,7 @@ class LaneOffsets(Generic[LaneT, HeldT]):
         if self.past is None or offset < self.past.floor:
             return  # never committed, or the log was created again: what was known is about other messages
         for start, end in self.past.clean:
-            self.done(start, end)
+            self.mark_done(start, end)
         self.failures = {at: n for at, n in self.past.failures if at >= self.floor and at not in self.clean}
         self._recorded = sorted(self.failures, reverse=True)
 
@@ -52,10 +52,10 @@ class LaneOffsets(Generic[LaneT, HeldT]):
             if at < offset:
                 del self.failures[at]
         if offset > self.read:
-            self.done(self.read, offset)
+            self.mark_done(self.read, offset)
         self.read = offset + 1
 
-    def done(self, start: int, end: int) -> None:
+    def mark_done(self, start: int, end: int) -> None:
         """Note that the offsets of [start, end) are done."""
         if start > self.floor:
             self.clean.add(start, end)
