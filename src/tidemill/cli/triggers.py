@@ -113,7 +113,7 @@ def streams(specs: Specs, as_json: AsJson = False) -> None:
     A host that waits for another one to end says for which.
     """
     with reporting():
-        from tidemill.services.triggerer.control import ask, no_answer
+        from tidemill.services.triggerer.control import ask, build_silence_error
 
         answers = ask(specs)
         for report in answers.reports:
@@ -122,7 +122,7 @@ def streams(specs: Specs, as_json: AsJson = False) -> None:
             else:
                 _show_streams(report)
         if answers.silent:
-            raise no_answer(specs)
+            raise build_silence_error(specs)
 
 
 def _show_streams(report: dict[str, Any]) -> None:
