@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from tidemill.cli.dlq import _table
+from tidemill.cli.dlq import _print_table
 from tidemill.cli.dlq_view import letter_text, letters_table
-from tidemill.deadletters.letter import Letter, LetterKind, letter_sources
+from tidemill.deadletters.letter import Letter, LetterKind, describe_sources
 from tidemill.deadletters.reader import Found
 from tidemill.deadletters.redrive.history import Redriven
 from tidemill.runtime.messages import SourceMessage
@@ -21,7 +21,7 @@ LETTER = Letter(
     error=WHY,
     sink_type="postgres",
     sink_name="the-database-of-all-orders",
-    sources=letter_sources([SourceMessage("orders", 3, 1_234_567, b"customer-17", b"v")]),
+    sources=describe_sources([SourceMessage("orders", 3, 1_234_567, b"customer-17", b"v")]),
 )
 FOUND = Found(0, 1, LETTER, "")
 
@@ -64,7 +64,7 @@ def test_what_goes_to_a_file_or_a_program_is_not_cut(
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     sent = [Redriven(1_700_000_000, "source"), Redriven(1_700_000_100, "other")]
-    _table(iter([FOUND]), lambda page, width: letters_table([(each, sent) for each in page], width))
+    _print_table(iter([FOUND]), lambda page, width: letters_table([(each, sent) for each in page], width))
     (_, line) = capsys.readouterr().out.splitlines()
     for part in (
         WHY,

@@ -15,11 +15,11 @@ from tidemill.config.settings import DeliverySettings, FilesystemSinkSettings, S
 from tidemill.config.sink_settings import MongoSinkSettings, RedisSinkSettings
 from tidemill.core.deadletters.redrive import Why
 from tidemill.core.errors import RemoteError
-from tidemill.deadletters.letter import Letter, LetterKind, letter_sources
-from tidemill.deadletters.payloads import payload_json
+from tidemill.deadletters.letter import Letter, LetterKind, describe_sources
+from tidemill.deadletters.payloads import encode_payload
 from tidemill.deadletters.redrive import sinks as redrive_sinks
-from tidemill.deadletters.redrive.sinks import SinkTarget, payload_of
-from tidemill.deadletters.redrive.targets import Item
+from tidemill.deadletters.redrive.sinks import SinkTarget, restore_payload
+from tidemill.deadletters.redrive.targets import RedriveItem
 from tidemill.pipeline.delivery.outbox import Outbox
 from tidemill.pipeline.delivery.routing import Origin
 from tidemill.runtime.messages import SourceMessage
@@ -197,15 +197,15 @@ class Redrive:
         self.cursor = Cursor()
         self.target = SinkTarget(Settings.model_validate({}), self.cursor)  # type: ignore[arg-type]
 
-    def items(self, *payloads: CustomPayload) -> list[Item]:
+    def items(self, *payloads: CustomPayload) -> list[RedriveItem]:
         letters = [
             Letter(
                 kind=LetterKind.DELIVERY,
                 error="refused",
                 sink_type="writer",
                 sink_name="out",
-                original_payloads=[payload_json(payload)],
-                sources=letter_sources([SourceMessage("in", 0, n, b"k", b"v")]),
+                original_payloads=[encode_payload(payload)],
+                sources=describe_sources([SourceMessage("in", 0, n, b"k", b"v")]),
             )
             for n, payload in enumerate(payloads)
         ]
@@ -311,6 +311,6 @@ def test_a_payload_of_a_letter_is_sent_as_it_would_have_been_at_first(payload: A
         error="refused",
         sink_type=sink.type,
         sink_name="out",
-        original_payloads=[payload_json(payload)],
+        original_payloads=[encode_payload(payload)],
     )
-    assert sink.encode(payload_of(letter, letter.original_payloads[0])) == sink.encode(payload)
+    assert sink.encode(restore_payload(letter, letter.original_payloads[0])) == sink.encode(payload)

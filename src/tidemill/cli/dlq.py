@@ -24,8 +24,8 @@ from tidemill.cli.dlq_options import (
     SinkNames,
     Text,
     Until,
-    criteria_of,
-    parsed_target,
+    make_criteria,
+    parse_target,
 )
 from tidemill.cli.reporting import reporting
 from tidemill.core.errors import ConfigError
@@ -60,19 +60,19 @@ def list_letters(
     with reporting():
         from tidemill.cli.dlq_view import letter_json, letters_table
 
-        criteria = criteria_of(ids, kinds, sinks, since, until, keys, text)
-        settings = _settings(config)
-        with _opened(settings) as box:
-            found = _all(box, criteria) if limit == 0 else reversed(_newest(box, criteria, limit))
-            sent = _history(settings, box)
+        criteria = make_criteria(ids, kinds, sinks, since, until, keys, text)
+        settings = _load_settings(config)
+        with _open_letters(settings) as box:
+            found = _read_all(box, criteria) if limit == 0 else reversed(_find_newest(box, criteria, limit))
+            sent = _find_history(settings, box)
             if as_json:
                 for each in found:
                     typer.echo(letter_json(each, sent(each)))
             else:
-                _table(found, lambda page, width: letters_table([(each, sent(each)) for each in page], width))
+                _print_table(found, lambda page, width: letters_table([(each, sent(each)) for each in page], width))
 
 
-def _history(settings: Settings, box: Letters) -> Callable[[Found], list[Redriven]]:
+def _find_history(settings: Settings, box: Letters) -> Callable[[Found], list[Redriven]]:
     """Return what tells when and where to a letter was sent again."""
     from tidemill.core.errors import RemoteError
     from tidemill.deadletters.redrive.history import read_history
@@ -85,7 +85,7 @@ def _history(settings: Settings, box: Letters) -> Callable[[Found], list[Redrive
         return lambda found: []
 
 
-def _table(found: Iterator[Found], table: Callable[[list[Found], int], object]) -> None:
+def _print_table(found: Iterator[Found], table: Callable[[list[Found], int], object]) -> None:
     """Print tables of some letters each: all of a huge topic do not fit into one."""
     from rich.console import Console
 
@@ -118,10 +118,10 @@ def show(
 
         if not letter_id:
             raise ConfigError("the id of a letter is not empty")
-        settings = _settings(config)
-        with _opened(settings) as box:
+        settings = _load_settings(config)
+        with _open_letters(settings) as box:
             found: dict[str, Found] = {}
-            for each in _all(box, Criteria(ids=(letter_id,))):
+            for each in _read_all(box, Criteria(ids=(letter_id,))):
                 assert each.letter is not None
                 found[each.letter.letter_id] = each
                 if each.letter.letter_id == letter_id or len(found) > 1:
@@ -131,7 +131,7 @@ def show(
             if len(found) > 1 and letter_id not in found:
                 raise ConfigError(f"several letters begin with {letter_id!r}: {', '.join(found)}, perhaps more")
             one = found.get(letter_id) or next(iter(found.values()))
-            sent = _history(settings, box)(one)
+            sent = _find_history(settings, box)(one)
         allowed = settings.dlq.max_redrives
         typer.echo(letter_json(one, sent) if as_json else letter_text(one, str(config or ""), sent, allowed))
 
@@ -152,16 +152,16 @@ def stats(
     with reporting():
         from tidemill.cli.dlq_view import stats_json, stats_text
         from tidemill.core.deadletters.letter_stats import LetterStats
-        from tidemill.deadletters.reader import facts_of
+        from tidemill.deadletters.reader import extract_facts
 
-        criteria = criteria_of(ids, kinds, sinks, since, until, keys, text)
+        criteria = make_criteria(ids, kinds, sinks, since, until, keys, text)
         counted = LetterStats()
-        with _opened(_settings(config)) as box:
-            for each in _all(box, criteria, garbage=True):
+        with _open_letters(_load_settings(config)) as box:
+            for each in _read_all(box, criteria, garbage=True):
                 if each.letter is None:
                     counted.no_letters += 1
                 else:
-                    counted.add(facts_of(each.letter), each.letter.error)
+                    counted.add(extract_facts(each.letter), each.letter.error)
         typer.echo(stats_json(counted) if as_json else stats_text(counted))
 
 
@@ -209,15 +209,15 @@ def redrive(
     """
     with reporting():
         from tidemill.cli.dlq_redrive import run_redrive
-        from tidemill.deadletters.redrive.run import Order
+        from tidemill.deadletters.redrive.run import RedriveOrder
 
-        target, topic = parsed_target(to)
-        criteria = criteria_of(ids, kinds, sinks, since, until, keys, text, relative=False)
-        order = Order(criteria, target, topic, limit, max_redrives, rate, dry_run, restart)
-        raise typer.Exit(run_redrive(_settings(config), order, as_json=as_json))
+        target, topic = parse_target(to)
+        criteria = make_criteria(ids, kinds, sinks, since, until, keys, text, relative=False)
+        order = RedriveOrder(criteria, target, topic, limit, max_redrives, rate, dry_run, restart)
+        raise typer.Exit(run_redrive(_load_settings(config), order, as_json=as_json))
 
 
-def _settings(config: Path | None) -> Settings:
+def _load_settings(config: Path | None) -> Settings:
     """Return the configuration, with logs of warnings and worse on standard error."""
     from tidemill.config.loading import load_settings
     from tidemill.runtime.log import configure
@@ -230,25 +230,25 @@ def _settings(config: Path | None) -> Settings:
     return settings
 
 
-def _opened(settings: Settings) -> Letters:
+def _open_letters(settings: Settings) -> Letters:
     from tidemill.deadletters.opening import open_letters
 
     return open_letters(settings)
 
 
-def _all(box: Letters, criteria: Criteria, *, garbage: bool = False) -> Iterator[Found]:
+def _read_all(box: Letters, criteria: Criteria, *, garbage: bool = False) -> Iterator[Found]:
     """Yield the letters asked for, the oldest first."""
     ranges = box.ranges()
     starts = {number: low for number, (low, _) in ranges.items()}
     if criteria.since is not None:
         starts = box.offsets_at(criteria.since, ranges)
-    yield from _matching(box, criteria, starts, {number: end for number, (_, end) in ranges.items()}, garbage)
+    yield from _read_matching(box, criteria, starts, {number: end for number, (_, end) in ranges.items()}, garbage)
 
 
-def _matching(
+def _read_matching(
     box: Letters, criteria: Criteria, starts: dict[int, int], ends: dict[int, int], garbage: bool
 ) -> Iterator[Found]:
-    from tidemill.deadletters.reader import Found, facts_of
+    from tidemill.deadletters.reader import Found, extract_facts
 
     for each in box.stream(starts, ends):
         if not isinstance(each, Found):
@@ -256,11 +256,11 @@ def _matching(
         if each.letter is None:
             if garbage:
                 yield each
-        elif criteria.matches(facts_of(each.letter, text=bool(criteria.text))):
+        elif criteria.matches(extract_facts(each.letter, text=bool(criteria.text))):
             yield each
 
 
-def _newest(box: Letters, criteria: Criteria, limit: int) -> list[Found]:
+def _find_newest(box: Letters, criteria: Criteria, limit: int) -> list[Found]:
     """Return the newest letters asked for, in order of time; what is no letter is among them if all are asked for."""
 
     def age(each: Found) -> float:
@@ -271,13 +271,13 @@ def _newest(box: Letters, criteria: Criteria, limit: int) -> list[Found]:
         return [each for _, each in reversed(numbered)]
 
     if not criteria.empty:
-        return newest(_all(box, criteria))
+        return newest(_read_all(box, criteria))
     ranges = box.ranges()
     ends = {number: end for number, (_, end) in ranges.items()}
     reach = limit
     while True:
         starts = {number: max(low, end - reach) for number, (low, end) in ranges.items()}
-        found = newest(_matching(box, criteria, starts, ends, garbage=True))
+        found = newest(_read_matching(box, criteria, starts, ends, garbage=True))
         if len(found) == limit or all(starts[number] == low for number, (low, _) in ranges.items()):
             return found
         # Transactions leave offsets without a letter: look further back.

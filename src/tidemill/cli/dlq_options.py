@@ -46,7 +46,7 @@ _AGO = re.compile(r"(\d+)\s*([smhdw])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
-def parsed_time(option: str, text: str | None, *, relative: bool = True) -> float | None:
+def parse_time(option: str, text: str | None, *, relative: bool = True) -> float | None:
     """Return a time in seconds since the epoch; without a time zone it is UTC.
 
     Args:
@@ -75,7 +75,7 @@ def parsed_time(option: str, text: str | None, *, relative: bool = True) -> floa
     return (at.replace(tzinfo=UTC) if at.tzinfo is None else at).timestamp()
 
 
-def criteria_of(
+def make_criteria(
     ids: Sequence[str] | None,
     kinds: Sequence[str] | None,
     sinks: Sequence[str] | None,
@@ -104,14 +104,14 @@ def criteria_of(
         tuple(ids or ()),
         tuple(kinds or ()),
         tuple(sinks or ()),
-        parsed_time("--from", since, relative=relative),
-        parsed_time("--until", until, relative=relative),
+        parse_time("--from", since, relative=relative),
+        parse_time("--until", until, relative=relative),
         tuple(keys or ()),
         text,
     )
 
 
-def parsed_target(text: str) -> tuple[Target, str]:
+def parse_target(text: str) -> tuple[Target, str]:
     """Return where `--to` says: `source`, `sink`, or a topic (`topic:NAME` for one with such a name).
 
     Raises:

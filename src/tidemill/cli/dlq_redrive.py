@@ -17,11 +17,11 @@ from tidemill.cli.dlq_view import plain
 from tidemill.config.redaction import redact_text
 from tidemill.config.settings import Settings
 from tidemill.core.deadletters.redrive import Target, Why
-from tidemill.deadletters.redrive.run import Order, Redrive
+from tidemill.deadletters.redrive.run import Redrive, RedriveOrder
 from tidemill.runtime.exitcode import ExitCode
 
 if TYPE_CHECKING:
-    from tidemill.deadletters.redrive.targets import Item
+    from tidemill.deadletters.redrive.targets import RedriveItem
 
 #: A line of progress this often where there is no terminal, and a new status this often where there is one.
 _LINE_SECONDS = 10.0
@@ -44,7 +44,7 @@ class _Stop:
         self.wanted = True
 
 
-def run_redrive(settings: Settings, order: Order, *, as_json: bool) -> ExitCode:
+def run_redrive(settings: Settings, order: RedriveOrder, *, as_json: bool) -> ExitCode:
     """Do a redrive, show its progress and say what came of it.
 
     Raises:
@@ -66,7 +66,7 @@ def run_redrive(settings: Settings, order: Order, *, as_json: bool) -> ExitCode:
     return ExitCode.REMOTE if undone and not order.dry_run else ExitCode.OK
 
 
-def _say_item(item: Item, *, as_json: bool) -> None:
+def _say_item(item: RedriveItem, *, as_json: bool) -> None:
     letter = item.letter
     if as_json:
         line = {"letter_id": letter.letter_id, "kind": letter.kind, "to": item.where, "count": item.count}
@@ -77,7 +77,7 @@ def _say_item(item: Item, *, as_json: bool) -> None:
         typer.echo(plain(f"{letter.letter_id}  {letter.kind.value:<9}  {counted} to {item.where}"))
 
 
-def _say_result(redrive: Redrive, order: Order, ended: str, *, as_json: bool) -> None:
+def _say_result(redrive: Redrive, order: RedriveOrder, ended: str, *, as_json: bool) -> None:
     tally = redrive.tally
     if as_json:
         typer.echo(json_text(_result(redrive, order, ended)))
@@ -106,7 +106,7 @@ def _say_result(redrive: Redrive, order: Order, ended: str, *, as_json: bool) ->
         typer.echo(f"{redrive.left:,} records are left; the same command goes on with them", err=True)
 
 
-def _result(redrive: Redrive, order: Order, ended: str) -> dict[str, object]:
+def _result(redrive: Redrive, order: RedriveOrder, ended: str) -> dict[str, object]:
     tally = redrive.tally
     return {
         "redrive": redrive.name,

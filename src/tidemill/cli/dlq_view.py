@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tidemill.deadletters.letter import HISTORY_HEADER, Letter, LetterSource, history_in
+from tidemill.deadletters.letter import HISTORY_HEADER, Letter, LetterSource, read_history_header
 from tidemill.deadletters.payloads import Blob
-from tidemill.deadletters.reader import Found, shown_bytes
+from tidemill.deadletters.reader import Found, show_bytes
 from tidemill.deadletters.redrive.history import Redriven
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _row(found: Found) -> tuple[str, ...]:
         letter.kind.value,
         f"{letter.sink_type}.{letter.sink_name}" if letter.sink_name else letter.task_id or "-",
         place(first) + more if first else "-",
-        (shown_bytes(first.key) or "-") if first else "-",
+        (show_bytes(first.key) or "-") if first else "-",
         letter.error.strip().partition("\n")[0],
     )
 
@@ -160,8 +160,8 @@ def _source_lines(source: LetterSource) -> list[str]:
 
 
 def _history(value: str | Blob | None) -> Iterable[str]:
-    text = shown_bytes(value) or ""
-    for entry in history_in([(HISTORY_HEADER, text.encode())]):
+    text = show_bytes(value) or ""
+    for entry in read_history_header([(HISTORY_HEADER, text.encode())]):
         known = {name: plain(str(entry.get(name, "?"))) for name in ("timestamp", "kind", "error", "letter_id")}
         yield f"{known['timestamp'][:19]} {known['kind']}: {known['error']} (letter {known['letter_id'][:_ID]})"
 

@@ -19,7 +19,12 @@ from typing import Any
 
 import msgspec
 
-from tidemill.core.deadletters.letter_files import letters_name, run_pattern, unfinished_name, unfinished_pattern
+from tidemill.core.deadletters.letter_files import (
+    match_run,
+    match_unfinished_files,
+    name_letters_file,
+    name_unfinished_file,
+)
 from tidemill.core.errors import ConfigError, sound
 from tidemill.deadletters.letter import Letter, encode_letter
 
@@ -51,7 +56,7 @@ class LettersPlace(msgspec.Struct, frozen=True):
     outcomes_id: str
 
 
-class Origin(msgspec.Struct, frozen=True):
+class FileOrigin(msgspec.Struct, frozen=True):
     """What a letters file says of itself.
 
     Attributes:
@@ -69,7 +74,7 @@ class Origin(msgspec.Struct, frozen=True):
     engine_id: str
 
 
-def row_of(letter: Letter) -> LetterRow:
+def make_row(letter: Letter) -> LetterRow:
     """Return a letter as a row; its place is that of its first message."""
     first = min(letter.sources, key=lambda source: source.offset, default=None)
     place = (first.topic, first.partition, first.offset) if first is not None else (None, None, None)
@@ -110,7 +115,7 @@ class LetterFile:
         self._place = place
         self._engine_id = engine_id
         self._folder = Path(place.path)
-        self._path = self._folder / unfinished_name(place.outcomes_id, engine_id, part)
+        self._path = self._folder / name_unfinished_file(place.outcomes_id, engine_id, part)
         self._writer: Any = None
         self._last_offset = -1
 
@@ -138,7 +143,7 @@ class LetterFile:
         Returns:
             The file's name; '' if there are no letters, and so no file.
         """
-        name = letters_name(self._place.run, outcome)
+        name = name_letters_file(self._place.run, outcome)
         final = self._folder / name
         if self._writer is not None and below is not None and self._last_offset >= below:
             self._keep(below)
@@ -146,7 +151,7 @@ class LetterFile:
             final.unlink(missing_ok=True)
             return ""
         place = self._place
-        origin = Origin(place.run, place.outcomes, place.outcomes_id, outcome, self._engine_id)
+        origin = FileOrigin(place.run, place.outcomes, place.outcomes_id, outcome, self._engine_id)
         self._writer.add_key_value_metadata({METADATA_KEY: msgspec.json.encode(origin)})
         self._close()
         self._path.replace(final)
@@ -208,7 +213,7 @@ def check_letters_folder(path: Path) -> None:
         ) from None
 
 
-def outcomes_id_of(folder: Path) -> str | None:
+def read_outcomes_id(folder: Path) -> str | None:
     """Return the id of a folder of outcomes; None if there is no such folder, or it has none."""
     try:
         text = (folder / _ID_FILE).read_text("ascii")
@@ -217,9 +222,9 @@ def outcomes_id_of(folder: Path) -> str | None:
     return text if _ID.fullmatch(text) else None
 
 
-def with_outcomes_id(folder: Path, proposed: str) -> str:
+def ensure_outcomes_id(folder: Path, proposed: str) -> str:
     """Return the id of a folder of outcomes; one that has none gets the one that is proposed."""
-    found = outcomes_id_of(folder)
+    found = read_outcomes_id(folder)
     if found is None:
         unfinished = folder / f"{_ID_FILE}.new"
         with open(unfinished, "w", encoding="ascii") as file:
@@ -230,7 +235,7 @@ def with_outcomes_id(folder: Path, proposed: str) -> str:
     return found or proposed
 
 
-def named_by(outcome: Path) -> str | None:
+def read_letters_name(outcome: Path) -> str | None:
     """Return the letters file that an outcome file names, '' if it names none; None if there is no such file.
 
     Raises:
@@ -247,11 +252,11 @@ def named_by(outcome: Path) -> str | None:
 
 def remove_unfinished(path: str, outcomes_id: str) -> None:
     """Remove what killed engines left that worked for an outcomes folder, while no other does."""
-    for leftover in Path(path).glob(unfinished_pattern(outcomes_id)):
+    for leftover in Path(path).glob(match_unfinished_files(outcomes_id)):
         leftover.unlink(missing_ok=True)
 
 
 def remove_run(path: str, run: str) -> None:
     """Remove the letters of a run all of whose messages are about to be processed again."""
-    for letters in Path(path).glob(run_pattern(run)):
+    for letters in Path(path).glob(match_run(run)):
         letters.unlink(missing_ok=True)

@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 
 from tidemill.core.deadletters.letter_files import counts
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.deadletters.files import METADATA_KEY, Origin, named_by, outcomes_id_of
-from tidemill.deadletters.reader import Found, Reached, decoded
+from tidemill.deadletters.files import METADATA_KEY, FileOrigin, read_letters_name, read_outcomes_id
+from tidemill.deadletters.reader import Found, Reached, decode_found
 
 #: The mark of a file that cannot be read: once it can be, it is another one.
 _UNREADABLE = "unreadable"
@@ -87,15 +87,15 @@ class FolderReader:
                 ) from None
             except OSError as error:
                 raise RemoteError(f"dlq.path: {self.path} cannot be read: {error.strerror}") from None
-            found = [self._looked_at(name) for name in names if not name.startswith(("_", "."))]
+            found = [self._inspect(name) for name in names if not name.startswith(("_", "."))]
             self._known = sorted((each for each in found if each is not None), key=lambda each: each.began)
         return self._known
 
-    def _looked_at(self, name: str) -> _File | None:
+    def _inspect(self, name: str) -> _File | None:
         """Return what is known of a file; None if it does not count."""
         try:
             metadata = pq.read_metadata(self.path / name)
-            origin = msgspec.json.decode((metadata.metadata or {})[METADATA_KEY], type=Origin)
+            origin = msgspec.json.decode((metadata.metadata or {})[METADATA_KEY], type=FileOrigin)
             groups, row, began = [], 0, 0.0
             for index in range(metadata.num_row_groups):
                 group = metadata.row_group(index)
@@ -113,13 +113,13 @@ class FolderReader:
             return None
         return _File(name, origin.engine_id, metadata.num_rows, groups, began)
 
-    def _counts(self, name: str, origin: Origin) -> bool:
+    def _counts(self, name: str, origin: FileOrigin) -> bool:
         folder = Path(origin.outcomes)
         if origin.outcomes not in self._outcomes_ids:
-            self._outcomes_ids[origin.outcomes] = outcomes_id_of(folder)
+            self._outcomes_ids[origin.outcomes] = read_outcomes_id(folder)
         there = self._outcomes_ids[origin.outcomes]
         try:
-            named = named_by(folder / origin.outcome) if there == origin.outcomes_id else None
+            named = read_letters_name(folder / origin.outcome) if there == origin.outcomes_id else None
         except (OSError, pa.ArrowException):
             return True  # it may have been told of: better shown twice than never
         return counts(name, origin.outcomes_id, there, named)
@@ -143,10 +143,10 @@ class FolderReader:
         for number in sorted(ends):
             start, end = starts.get(number, 0), ends[number]
             if start < end:
-                yield from self._rows(number, files[number], start, end)
+                yield from self._read_file(number, files[number], start, end)
             yield Reached(number, end)
 
-    def _rows(self, number: int, file: _File, start: int, end: int) -> Iterator[Found]:
+    def _read_file(self, number: int, file: _File, start: int, end: int) -> Iterator[Found]:
         if file.problem:
             yield Found(number, 0, None, file.problem, file=file.name)
             return
@@ -155,14 +155,14 @@ class FolderReader:
                 for index, (first, _) in enumerate(file.groups):
                     after = first + opened.metadata.row_group(index).num_rows
                     if after > start and first < end:
-                        yield from self._group_rows(opened, index, number, file.name, range(first, after), start, end)
+                        yield from self._read_group(opened, index, number, file.name, range(first, after), start, end)
         except OSError as error:
             raise RemoteError(
                 f"dlq: {self.path / file.name} cannot be read any more: {error.strerror or error}"
             ) from None
 
     @staticmethod
-    def _group_rows(
+    def _read_group(
         opened: pq.ParquetFile, index: int, number: int, name: str, rows: range, start: int, end: int
     ) -> Iterator[Found]:
         try:
@@ -176,7 +176,7 @@ class FolderReader:
             return
         for row, value in zip(rows, letters, strict=True):
             if start <= row < end:
-                yield decoded(Found(number, row, None, file=name), value.as_py())
+                yield decode_found(Found(number, row, None, file=name), value.as_py())
 
 
 def _is_time(column: Any) -> bool:

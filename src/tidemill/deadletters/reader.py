@@ -125,7 +125,7 @@ class LetterReader:
                 for number in sorted(known)
             }
         except ck.KafkaException as error:
-            raise self._failed(error) from None
+            raise self._make_error(error) from None
 
     def offsets_at(self, seconds: float, ranges: Mapping[int, tuple[int, int]]) -> dict[int, int]:
         """Return where to start to find every letter that was written at a time or later."""
@@ -134,7 +134,7 @@ class LetterReader:
         try:
             answers = self._consumer.offsets_for_times(wanted, timeout=CALL_SECONDS)
         except ck.KafkaException as error:
-            raise self._failed(error) from None
+            raise self._make_error(error) from None
         return {each.partition: each.offset if each.offset >= 0 else ranges[each.partition][1] for each in answers}
 
     def committed(self, ranges: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, str]]:
@@ -143,7 +143,7 @@ class LetterReader:
         try:
             answers = self._consumer.committed(wanted, timeout=CALL_SECONDS)
         except ck.KafkaException as error:
-            raise self._failed(error) from None
+            raise self._make_error(error) from None
         return {each.partition: (each.offset, each.metadata or "") for each in answers if each.offset >= 0}
 
     def group_metadata(self) -> Any:
@@ -171,31 +171,31 @@ class LetterReader:
             batch = self._consumer.consume(200, TICK_SECONDS)
             silent_seconds = 0.0 if batch else silent_seconds + time.monotonic() - began
             if silent_seconds > SILENCE_SECONDS:
-                raise RemoteError(self._text(f"nothing comes from topic {self.topic!r}"))
+                raise RemoteError(self._complete(f"nothing comes from topic {self.topic!r}"))
             for item in batch:
-                yield from self._taken(item, open_ends)
+                yield from self._take(item, open_ends)
             if not batch:
                 yield None
         self._consumer.unassign()
 
-    def _taken(self, message: ck.Message, open_ends: dict[int, int]) -> Iterator[Found | Reached]:
+    def _take(self, message: ck.Message, open_ends: dict[int, int]) -> Iterator[Found | Reached]:
         number, offset, error = message.partition() or 0, message.offset() or 0, message.error()
         end = open_ends.get(number)
         if end is None:
             return
         if error is not None:
             if error.code() == ck.KafkaError._PARTITION_EOF:
-                yield self._reached(number, end, open_ends)
+                yield self._finish(number, end, open_ends)
             elif not error.retriable() and error.code() != ck.KafkaError._ALL_BROKERS_DOWN:
-                raise self._failed(ck.KafkaException(error))
+                raise self._make_error(ck.KafkaException(error))
             return
         if offset < end:
-            yield _found(message)
+            yield _decode_message(message)
         # The last offsets may be those of transaction markers, which are never seen.
         if offset >= end - 1:
-            yield self._reached(number, end, open_ends)
+            yield self._finish(number, end, open_ends)
 
-    def _reached(self, number: int, end: int, open_ends: dict[int, int]) -> Reached:
+    def _finish(self, number: int, end: int, open_ends: dict[int, int]) -> Reached:
         del open_ends[number]
         self._consumer.pause([ck.TopicPartition(self.topic, number)])
         return Reached(number, end)
@@ -204,24 +204,24 @@ class LetterReader:
         if error.code() != ck.KafkaError._ALL_BROKERS_DOWN:
             self._heard = scrubbed(error.str(), self._config)
 
-    def _failed(self, error: ck.KafkaException) -> RemoteError:
-        return RemoteError(self._text(scrubbed(reason(error), self._config)))
+    def _make_error(self, error: ck.KafkaException) -> RemoteError:
+        return RemoteError(self._complete(scrubbed(reason(error), self._config)))
 
-    def _text(self, said: str) -> str:
+    def _complete(self, said: str) -> str:
         heard = f" ({self._heard})" if self._heard else ""
         return f"dlq: {said} at {self.brokers}{heard}; is it up?"
 
 
-def _found(message: ck.Message) -> Found:
+def _decode_message(message: ck.Message) -> Found:
     place = Found(message.partition() or 0, message.offset() or 0, None)
     value = message.value()
     if value is None:
         place.problem = "a tombstone"
         return place
-    return decoded(place, value)
+    return decode_found(place, value)
 
 
-def decoded(place: Found, value: bytes) -> Found:
+def decode_found(place: Found, value: bytes) -> Found:
     """Put the letter that is at a place into it, or why it is none."""
     place.size_bytes = len(value)
     try:
@@ -235,7 +235,7 @@ def decoded(place: Found, value: bytes) -> Found:
     return place
 
 
-def facts_of(letter: Letter, *, text: bool = False) -> Facts:
+def extract_facts(letter: Letter, *, text: bool = False) -> Facts:
     """Return what a letter is judged by.
 
     Args:
@@ -248,7 +248,7 @@ def facts_of(letter: Letter, *, text: bool = False) -> Facts:
         letter.sink_type,
         letter.sink_name,
         letter.written_at,
-        tuple(shown for source in letter.sources if (shown := shown_bytes(source.key)) is not None),
+        tuple(shown for source in letter.sources if (shown := show_bytes(source.key)) is not None),
         letter.redrives,
         len(letter.sources),
         len(letter.original_payloads),
@@ -256,7 +256,7 @@ def facts_of(letter: Letter, *, text: bool = False) -> Facts:
     )
 
 
-def shown_bytes(value: str | Blob | None) -> str | None:
+def show_bytes(value: str | Blob | None) -> str | None:
     """Return a key, value or header as text; base64 where it is none; None where it is not there."""
     if isinstance(value, Blob):
         return value.base64 if value.base64 is not None else value.text
@@ -268,4 +268,4 @@ def _texts(letter: Letter) -> Iterator[str]:
     yield from letter.original_payloads
     for source in letter.sources:
         for value in (source.key, source.value, *(value for _, value in source.headers)):
-            yield shown_bytes(value) or ""
+            yield show_bytes(value) or ""

@@ -56,7 +56,7 @@ class DeadLetters(Protocol):
         """Release everything; `done` of what is not confirmed is never called."""
 
 
-def letter_topic_limit(topic: str, admin_config: Mapping[str, Any]) -> int | None:
+def prepare_letter_topic(topic: str, admin_config: Mapping[str, Any]) -> int | None:
     """Check that the dead-letter topic exists, or create it; blocking.
 
     Returns:
@@ -111,7 +111,7 @@ class KafkaDeadLetters:
         self._producer.open()
 
     def _prepare(self) -> None:
-        limit = letter_topic_limit(self._topic, self._admin_config)
+        limit = prepare_letter_topic(self._topic, self._admin_config)
         if limit is None:
             # One refusal for size concerns all records of a batch: keep innocent letters out of it.
             self._config["batch.num.messages"] = 1
@@ -136,13 +136,13 @@ class KafkaDeadLetters:
                 return
             if error is None:
                 self.written += 1
-                self._settled(done)
+                self._settle(done)
                 return
             smaller = len(body) * 3 // 4 if too_large(error) else limit
             if self._drops and (smaller == limit or smaller < _LEAST_LETTER_BYTES):
                 self._drop(letter, error, done)
             else:
-                self._later(error, attempt, lambda: self._write(letter, done, attempt + 1, smaller))
+                self._retry_later(error, attempt, lambda: self._write(letter, done, attempt + 1, smaller))
 
         self._producer.send(self._topic, [(None, body)]).add_done_callback(answered)
 
@@ -158,15 +158,15 @@ class KafkaDeadLetters:
             sources=[f"{source.topic}/{source.partition}/{source.offset}" for source in letter.sources[:10]],
             source_count=len(letter.sources),
         )
-        self._settled(done)
+        self._settle(done)
 
-    def _settled(self, done: Callable[[], None]) -> None:
+    def _settle(self, done: Callable[[], None]) -> None:
         self._waiting -= 1
         if self._waiting == 0:
             self._failing = None
         done()
 
-    def _later(self, error: ck.KafkaError, attempt: int, again: Callable[[], None]) -> None:
+    def _retry_later(self, error: ck.KafkaError, attempt: int, again: Callable[[], None]) -> None:
         text = scrubbed(error.str(), self._config)
         self._failing = (self._failing[0] if self._failing else time.monotonic(), text)
         limited(log, 10.0).error("a dead letter is not taken; trying again", topic=self._topic, error=text)

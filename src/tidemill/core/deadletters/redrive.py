@@ -128,7 +128,7 @@ class Criteria:
         return self == Criteria()
 
 
-def identity(topic: str, brokers: str, target: str, criteria: Criteria) -> str:
+def identify_redrive(topic: str, brokers: str, target: str, criteria: Criteria) -> str:
     """Return what tells a redrive from others: the same letters to the same place are the same redrive.
 
     Args:
@@ -147,7 +147,7 @@ def judge_letter(facts: Facts, criteria: Criteria, target: Target, max_redrives:
     """Return why a letter is not sent, None if it is.
 
     Example:
-        >>> judge(Facts("1", "task", redrives=3), Criteria(), Target.SOURCE, max_redrives=3)
+        >>> judge_letter(Facts("1", "task", redrives=3), Criteria(), Target.SOURCE, max_redrives=3)
         <Why.MAX_REDRIVES: 'max_redrives'>
     """
     if not criteria.matches(facts):

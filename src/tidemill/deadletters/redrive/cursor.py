@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import confluent_kafka as ck
 
 from tidemill.config.settings import Settings
-from tidemill.core.deadletters.redrive import REDRIVE_PREFIX, Criteria, identity
+from tidemill.core.deadletters.redrive import REDRIVE_PREFIX, Criteria, identify_redrive
 from tidemill.core.errors import ConfigError, FencedError, RemoteError
 from tidemill.deadletters.opening import Letters
 from tidemill.deadletters.reader import LetterReader
@@ -26,7 +26,7 @@ from tidemill.deadletters.redrive.producer import (
     RedriveProducer,
     Refusals,
     ResentRecord,
-    redrive_config,
+    extend_config,
 )
 from tidemill.runtime.kafka_client import BackgroundCall
 from tidemill.runtime.producer import producer_config, worth_retrying
@@ -72,13 +72,13 @@ class RedriveCursor(Protocol):
 
 
 def name_redrive(settings: Settings, where: str, criteria: Criteria) -> str:
-    """Return what tells a redrive from others; see `core.deadletters.redrive.identity`.
+    """Return what tells a redrive from others; see `core.deadletters.redrive.identify_redrive`.
 
     The path of a folder is not part of it, since the cursor is kept there: the folder may be moved.
     """
     if settings.dlq.path:
-        return REDRIVE_PREFIX + identity("", "files", where, criteria)
-    return REDRIVE_PREFIX + identity(settings.dlq_topic, settings.dlq_brokers, where, criteria)
+        return REDRIVE_PREFIX + identify_redrive("", "files", where, criteria)
+    return REDRIVE_PREFIX + identify_redrive(settings.dlq_topic, settings.dlq_brokers, where, criteria)
 
 
 def make_cursor(
@@ -151,7 +151,7 @@ class KafkaCursor(RedriveProducer):
             RemoteError: They do not answer.
         """
         config = producer_config(self._settings.kafka, self._letters.brokers, self._overrides())
-        self._config = redrive_config(config)
+        self._config = extend_config(config)
         self._renew()
         self._opened = True
 
@@ -159,7 +159,7 @@ class KafkaCursor(RedriveProducer):
         """Create a producer; its start aborts what the one before left open."""
         self._producer = self._make_own()
         deadline = time.monotonic() + PATIENCE_SECONDS / 2
-        self._again(lambda: self._producer.init_transactions(CALL_SECONDS), deadline)
+        self._retry(lambda: self._producer.init_transactions(CALL_SECONDS), deadline)
 
     def commit(self, records: Sequence[ResentRecord], positions: Mapping[int, int]) -> Refusals:
         """Send records and save positions, both or neither.
@@ -174,14 +174,14 @@ class KafkaCursor(RedriveProducer):
         deadline = time.monotonic() + PATIENCE_SECONDS
         for attempt in range(_TRIES):
             try:
-                errors = self._transaction(records, positions, deadline)
+                errors = self._attempt(records, positions, deadline)
             except _HungError:
                 # Its transaction was not committed.
                 self._renew()
                 continue
             except ck.KafkaException as error:
                 if not error.args[0].txn_requires_abort():
-                    raise self._ended(error.args[0]) from None
+                    raise self._convert_error(error.args[0]) from None
                 self._heard = self._describe(error.args[0])
                 self._abort(deadline)
                 continue
@@ -193,25 +193,25 @@ class KafkaCursor(RedriveProducer):
             time.sleep(0.1 * 2**attempt)
         raise self._describe_silence(f"{_TRIES} transactions were aborted")
 
-    def _transaction(self, records: Sequence[ResentRecord], positions: Mapping[int, int], deadline: float) -> Refusals:
+    def _attempt(self, records: Sequence[ResentRecord], positions: Mapping[int, int], deadline: float) -> Refusals:
         if self._may_be_repeated:
             self._may_be_repeated = False
             self._renew()
         producer = self._producer
-        self._again(producer.begin_transaction, deadline)
+        self._retry(producer.begin_transaction, deadline)
         # Copied: what the abort throws away is reported, too, and is nobody's fault.
         errors = dict(self._hand_over(producer, records, deadline, together=True))
         if errors:
             self._abort(deadline)
             return errors
-        with self._timed():
+        with self._measure():
             self._save(positions)
-        with self._timed():
-            self._again(lambda: producer.commit_transaction(CALL_SECONDS), deadline)
+        with self._measure():
+            self._retry(lambda: producer.commit_transaction(CALL_SECONDS), deadline)
         return {}
 
     @contextlib.contextmanager
-    def _timed(self) -> Iterator[None]:
+    def _measure(self) -> Iterator[None]:
         """Note whether a call takes long enough to have been repeated."""
         began = time.monotonic()
         try:
@@ -233,12 +233,12 @@ class KafkaCursor(RedriveProducer):
             raise call.error
 
     def _abort(self, deadline: float) -> None:
-        with self._timed():
-            self._again(
+        with self._measure():
+            self._retry(
                 lambda: self._producer.abort_transaction(CALL_SECONDS), max(deadline, time.monotonic() + CALL_SECONDS)
             )
 
-    def _again(self, call: Callable[[], Any], deadline: float) -> None:
+    def _retry(self, call: Callable[[], Any], deadline: float) -> None:
         """Make a call until it succeeds; abortable errors are the caller's."""
         while True:
             try:
@@ -248,14 +248,14 @@ class KafkaCursor(RedriveProducer):
                 if error.fatal() or not (error.retriable() or error.code() == ck.KafkaError._TIMED_OUT):
                     if error.txn_requires_abort():
                         raise
-                    raise self._ended(error) from None
+                    raise self._convert_error(error) from None
                 self._heard = self._heard or self._describe(error)
                 if time.monotonic() > deadline:
                     raise self._describe_silence("no answer") from None
             else:
                 return
 
-    def _ended(self, error: ck.KafkaError) -> Exception:
+    def _convert_error(self, error: ck.KafkaError) -> Exception:
         text = self._describe(error)
         if error.code() in _FENCED:
             return FencedError(f"dlq redrive: another process has begun the same redrive ({self._name}); this one ends")

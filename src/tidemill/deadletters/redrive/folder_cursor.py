@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tidemill.core.deadletters.letter_files import JournalEntry, journal_entries, journal_text
+from tidemill.core.deadletters.letter_files import JournalEntry, decode_journal, encode_journal
 from tidemill.core.deadletters.redrive import REDRIVE_PREFIX
 from tidemill.core.errors import ConfigError, FencedError, InvariantError, RemoteError
 from tidemill.deadletters.folder_reader import FolderReader
@@ -30,7 +30,7 @@ def read_journals(folder: Path) -> Iterator[dict[str, JournalEntry]]:
     """Yield what each redrive keeps; a journal that cannot be read tells nothing."""
     for path in sorted(folder.glob(f"{_PREFIX}*{_SUFFIX}")):
         try:
-            yield journal_entries(path.read_text("utf-8"))
+            yield decode_journal(path.read_text("utf-8"))
         except (OSError, ValueError):
             continue
 
@@ -42,7 +42,7 @@ def read_journal(path: Path) -> dict[str, JournalEntry]:
         ConfigError: It cannot be read, so nobody knows what was sent.
     """
     try:
-        return journal_entries(path.read_text("utf-8"))
+        return decode_journal(path.read_text("utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
@@ -94,7 +94,7 @@ class FolderCursor:
             # Rewritten with one line per file, and without a line that a crash tore.
             unfinished = self._path.with_suffix(".new")
             with open(unfinished, "w", encoding="utf-8") as file:
-                file.write(journal_text(read_journal(self._path).values()))
+                file.write(encode_journal(read_journal(self._path).values()))
                 file.flush()
                 os.fsync(file.fileno())
             unfinished.replace(self._path)
@@ -123,7 +123,7 @@ class FolderCursor:
             JournalEntry(*self._letters.identify(number), at, self._note(number, at))
             for number, at in positions.items()
         ]
-        data = journal_text(entries).encode()
+        data = encode_journal(entries).encode()
         try:
             while data:
                 data = data[os.write(self._fd, data) :]

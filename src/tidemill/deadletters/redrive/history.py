@@ -19,7 +19,7 @@ from tidemill.core.deadletters.redrive import REDRIVE_PREFIX
 from tidemill.core.deadletters.redrive_record import RedriveRecord, decode_record
 from tidemill.core.errors import RemoteError
 from tidemill.deadletters.opening import Letters
-from tidemill.deadletters.reader import Found, LetterReader, facts_of
+from tidemill.deadletters.reader import Found, LetterReader, extract_facts
 from tidemill.runtime.kafka_client import CALL_SECONDS, LibraryLog, client_config, reason, scrubbed
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class RedriveHistory:
             return []
         sent = []
         for record in self._records.get(found.partition, ()):
-            at = record.sent_at(found.offset, facts_of(found.letter, text=bool(record.criteria.text)))
+            at = record.sent_at(found.offset, extract_facts(found.letter, text=bool(record.criteria.text)))
             if at is not None:
                 sent.append(Redriven(at, record.to))
         return sorted(sent, key=lambda each: each.at)

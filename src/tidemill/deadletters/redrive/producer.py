@@ -39,7 +39,7 @@ class ResentRecord(msgspec.Struct):
 Refusals = dict[int, ck.KafkaError]
 
 
-def redrive_config(config: Mapping[str, Any]) -> dict[str, Any]:
+def extend_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a producer's configuration that leaves it to the brokers what is too large."""
     own = {
         # The limit is on what is sent, after compression; only the brokers know both.
@@ -54,7 +54,7 @@ class RedriveProducer:
     """What producers of a redrive have in common: handing records over, and waiting for all confirmations."""
 
     def __init__(self, config: Mapping[str, Any], what: str) -> None:
-        self._config = redrive_config(config)
+        self._config = extend_config(config)
         self._what = what
         self._brokers = config["bootstrap.servers"]
         self._heard = ""
@@ -71,7 +71,7 @@ class RedriveProducer:
         """Return the errors by the record's index, once each has its answer; `together`: at the first error."""
         errors: Refusals = {}
         for index, record in enumerate(records):
-            report = partial(_report, errors, index)
+            report = partial(_note_answer, errors, index)
             while index not in errors:
                 try:
                     producer.produce(
@@ -114,7 +114,7 @@ class RedriveProducer:
         return scrubbed(text, self._config)
 
 
-def _report(errors: dict[int, ck.KafkaError], index: int, error: ck.KafkaError | None, message: Any) -> None:
+def _note_answer(errors: dict[int, ck.KafkaError], index: int, error: ck.KafkaError | None, message: Any) -> None:
     if error is not None:
         errors[index] = error
 

@@ -28,11 +28,11 @@ from tidemill.core.deadletters.redrive import (
 from tidemill.core.deadletters.redrive_record import RedriveRecord, decode_record
 from tidemill.core.errors import ConfigError
 from tidemill.deadletters.opening import Letters, open_letters
-from tidemill.deadletters.reader import Found, Reached, facts_of
+from tidemill.deadletters.reader import Found, Reached, extract_facts
 from tidemill.deadletters.redrive.cursor import RedriveCursor, make_cursor, name_redrive
 from tidemill.deadletters.redrive.sinks import SinkTarget
-from tidemill.deadletters.redrive.targets import Item, NotSentError, RedriveTarget, Unsent
-from tidemill.deadletters.redrive.topics import TopicTarget, target_limit
+from tidemill.deadletters.redrive.targets import NotSentError, RedriveItem, RedriveTarget, Unsent
+from tidemill.deadletters.redrive.topics import TopicTarget, limit_batches
 
 #: A batch is sent after so many letters, bytes, or so long after its first: what a crash repeats, where it repeats.
 BATCH_LETTERS = 200
@@ -43,7 +43,7 @@ _PATIENCE_SECONDS = 0.05
 _SLICE_SECONDS = 0.1
 
 
-class Order(msgspec.Struct, frozen=True):
+class RedriveOrder(msgspec.Struct, frozen=True):
     """What somebody wants sent again.
 
     Attributes:
@@ -81,10 +81,10 @@ class Redrive:
     def __init__(
         self,
         settings: Settings,
-        order: Order,
+        order: RedriveOrder,
         stopped: Callable[[], bool] = lambda: False,
         watch: Callable[[Redrive], None] = lambda redrive: None,
-        shown: Callable[[Item], None] = lambda item: None,
+        shown: Callable[[RedriveItem], None] = lambda item: None,
     ) -> None:
         """Prepare; nothing is connected before `run`."""
         self._to = order.topic if order.target is Target.TOPIC else order.target.value
@@ -101,7 +101,7 @@ class Redrive:
         self._pace = Pace(None if order.dry_run else order.rate)
         self._batching = Batching(BATCH_LETTERS, BATCH_BYTES, BATCH_SECONDS)
         self._recent = Recent()
-        self._items: list[Item] = []
+        self._items: list[RedriveItem] = []
         self._cursor = Cursor({}, {})
         self._records: dict[int, RedriveRecord] = {}
         self._unsent: dict[int, list[int]] = {}
@@ -134,7 +134,7 @@ class Redrive:
                 ends = {number: end for number, (_, end) in ranges.items()}
                 self._cursor = Cursor(starts, ends)
                 self.total = self._cursor.left
-                self._go(target, box.stream(starts, ends))
+                self._pump(target, box.stream(starts, ends))
             finally:
                 target.close()
                 cursor.close()
@@ -156,9 +156,9 @@ class Redrive:
         topic = order.topic if order.target is Target.TOPIC else ""
 
         def overrides() -> dict[str, Any]:
-            return target_limit(settings, topic) if settings.dlq_brokers == settings.kafka.brokers else {}
+            return limit_batches(settings, topic) if settings.dlq_brokers == settings.kafka.brokers else {}
 
-        return make_cursor(settings, letters, self.name, overrides, self._note)
+        return make_cursor(settings, letters, self.name, overrides, self._encode_note)
 
     def _make_target(self, cursor: RedriveCursor) -> RedriveTarget:
         saving = None if self._order.dry_run else cursor
@@ -183,11 +183,11 @@ class Redrive:
         by_time = box.offsets_at(since, ranges) if since is not None else {}
         return {number: max(low, saved.get(number, 0), by_time.get(number, 0)) for number, (low, _) in ranges.items()}
 
-    def _go(self, target: RedriveTarget, stream: Iterator[Found | Reached | None]) -> None:
+    def _pump(self, target: RedriveTarget, stream: Iterator[Found | Reached | None]) -> None:
         for found in stream:
             if isinstance(found, Reached):
                 self._cursor.passed(found.partition, found.position)
-            elif found is not None and not self._taken(target, found):
+            elif found is not None and not self._take(target, found):
                 break
             if self._batching.due(time.monotonic()):
                 self._flush(target)
@@ -199,11 +199,11 @@ class Redrive:
             target.send((), {number: self._cursor.saved_at(number) for number in self._corrected})
         self._watch(self)
 
-    def _note(self, partition: int, position: int) -> str:
+    def _encode_note(self, partition: int, position: int) -> str:
         """Return what is kept beside a position that is about to be saved."""
-        return self._record(partition, position).encode()
+        return self._advance_record(partition, position).encode()
 
-    def _record(self, partition: int, position: int) -> RedriveRecord:
+    def _advance_record(self, partition: int, position: int) -> RedriveRecord:
         record = self._records[partition].copy()
         record.passed(self._cursor.saved_at(partition), position, time.time(), self._unsent.get(partition, ()))
         return record
@@ -213,11 +213,11 @@ class Redrive:
         limit = self._order.limit
         return limit is not None and self.tally.sent + len(self._items) >= limit
 
-    def _taken(self, target: RedriveTarget, found: Found) -> bool:
+    def _take(self, target: RedriveTarget, found: Found) -> bool:
         """Deal with one record of the topic; False if somebody wanted to stop before it was."""
-        item = self._prepared(target, found)
+        item = self._prepare(target, found)
         if item is not None:
-            if not self._waited(target):
+            if not self._wait(target):
                 return False
             now = time.monotonic()
             self._pace.sent(item.count, now)
@@ -226,13 +226,13 @@ class Redrive:
         self._cursor.passed(found.partition, found.offset + 1)
         return True
 
-    def _prepared(self, target: RedriveTarget, found: Found) -> Item | None:
+    def _prepare(self, target: RedriveTarget, found: Found) -> RedriveItem | None:
         letter = found.letter
         if letter is None:
             self.tally.passed_over(Why.NO_LETTER)
             return None
         order = self._order
-        facts = facts_of(letter, text=bool(order.criteria.text))
+        facts = extract_facts(letter, text=bool(order.criteria.text))
         self._names.met(facts.sink_type, facts.sink_name)
         why = judge_letter(facts, order.criteria, order.target, self._max_redrives)
         if why is None and self._recent.seen(letter.letter_id):
@@ -240,7 +240,7 @@ class Redrive:
         if why is not None:
             if why.failed:
                 self._unsent.setdefault(found.partition, []).append(found.offset)
-            self.tally.passed_over(why, letter.letter_id, self._explained(why, facts.redrives))
+            self.tally.passed_over(why, letter.letter_id, self._explain(why, facts.redrives))
             return None
         try:
             return target.prepare(letter, found.partition, found.offset)
@@ -249,7 +249,7 @@ class Redrive:
             self.tally.passed_over(error.why, letter.letter_id, str(error))
             return None
 
-    def _explained(self, why: Why, redrives: int) -> str:
+    def _explain(self, why: Why, redrives: int) -> str:
         if why is Why.MAX_REDRIVES:
             return (
                 f"sent again {redrives} times already, and at most {self._max_redrives} are allowed; "
@@ -257,7 +257,7 @@ class Redrive:
             )
         return str(why.value)
 
-    def _waited(self, target: RedriveTarget) -> bool:
+    def _wait(self, target: RedriveTarget) -> bool:
         while (seconds := self._pace.wait(time.monotonic())) > 0:
             if seconds > _PATIENCE_SECONDS and self._items:
                 self._flush(target)
@@ -279,7 +279,7 @@ class Redrive:
             if not positions:
                 return
             unsent = target.send(items, positions)
-            self._saved(positions, unsent)
+            self._note_saved(positions, unsent)
         for item, why, text in unsent:
             self.tally.passed_over(why, item.letter.letter_id, text)
         self.tally.sent += len(items) - len(unsent)
@@ -287,16 +287,16 @@ class Redrive:
         if self._order.target is not Target.SINK:
             self._note_parts(items, unsent)
 
-    def _saved(self, positions: Mapping[int, int], unsent: Unsent) -> None:
+    def _note_saved(self, positions: Mapping[int, int], unsent: Unsent) -> None:
         for number, at in positions.items():
-            self._records[number] = self._record(number, at)
+            self._records[number] = self._advance_record(number, at)
             self._unsent.pop(number, None)
         self._cursor.saved(positions)
         for item, _, _ in unsent:
             self._records[item.partition].not_sent(item.offset)
             self._corrected.add(item.partition)
 
-    def _note_parts(self, items: Sequence[Item], unsent: Unsent) -> None:
+    def _note_parts(self, items: Sequence[RedriveItem], unsent: Unsent) -> None:
         """Take note of letters that had no room for all their messages."""
         refused = {id(item) for item, _, _ in unsent}
         for item in items:

@@ -24,9 +24,9 @@ from tidemill.core.delivery.send_items import Decision, Limits
 from tidemill.core.errors import InvariantError, RemoteError, describe_error
 from tidemill.core.retry import Backoff
 from tidemill.deadletters.letter import Letter
-from tidemill.deadletters.payloads import PayloadLostError, restored_fields
+from tidemill.deadletters.payloads import PayloadLostError, restore_fields
 from tidemill.deadletters.redrive.cursor import RedriveCursor
-from tidemill.deadletters.redrive.targets import Item, NotSentError, Positions, Unsent
+from tidemill.deadletters.redrive.targets import NotSentError, Positions, RedriveItem, Unsent
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.sinks import payloads
 from tidemill.sinks.base import Sink, encoded
@@ -58,7 +58,7 @@ _JSON_SINKS = frozenset({"kafka", "filesystem", "http", "redis"})
 class _Origin(msgspec.Struct):
     """What the payloads of a submission belong to, and their size once they are submitted."""
 
-    item: Item
+    item: RedriveItem
     size_bytes: int = 0
 
 
@@ -87,7 +87,7 @@ class SinkTarget:
         self._runner = asyncio.Runner()
         self._changed = asyncio.Event()
         self._pending = 0
-        self._refused: dict[int, tuple[Item, Why, str]] = {}
+        self._refused: dict[int, tuple[RedriveItem, Why, str]] = {}
         self._failure: Exception | None = None
 
     def _make_sender(self, sink: Sink) -> BatchSender:
@@ -103,7 +103,7 @@ class SinkTarget:
         if self._cursor is not None:
             self._cursor.open()
 
-    def prepare(self, letter: Letter, partition: int, offset: int) -> Item:
+    def prepare(self, letter: Letter, partition: int, offset: int) -> RedriveItem:
         """Restore the letter's payloads; see `RedriveTarget.prepare`."""
         sender = self._senders.get(letter.sink_type, {}).get(letter.sink_name)
         if sender is None:
@@ -113,27 +113,27 @@ class SinkTarget:
         if sender not in self._connected and self._cursor is not None:
             self._runner.run(self._connect(sender))
         try:
-            content = [payload_of(letter, text) for text in letter.original_payloads]
+            content = [restore_payload(letter, text) for text in letter.original_payloads]
             size = sum(encoded(sender.sink, payload).size_bytes for payload in content)
         except PayloadLostError as error:
             raise NotSentError(Why.LOST, f"a payload for {label}: {error}") from None
         except Exception as error:  # what a sink says about a payload that it cannot encode
             raise NotSentError(Why.REFUSED, f"{label}: {describe_error(error)}") from None
-        return Item(letter, partition, offset, content, len(content), size, label)
+        return RedriveItem(letter, partition, offset, content, len(content), size, label)
 
     async def _connect(self, sender: BatchSender) -> None:
         await connect_sender(sender, ANSWER_SECONDS)
         sender.start(self._tasks)
         self._connected.append(sender)
 
-    def send(self, items: Sequence[Item], positions: Positions) -> Unsent:
+    def send(self, items: Sequence[RedriveItem], positions: Positions) -> Unsent:
         """Deliver, then save the cursor; see `RedriveTarget.send`."""
         assert self._cursor is not None
         unsent = self._runner.run(self._deliver(items))
         self._cursor.commit((), positions)
         return unsent
 
-    async def _deliver(self, items: Sequence[Item]) -> Unsent:
+    async def _deliver(self, items: Sequence[RedriveItem]) -> Unsent:
         """Send every payload until it is confirmed or refused for good; return a line for each letter refused."""
         self._refused = {}
         self._pending = len(items)
@@ -215,7 +215,7 @@ class SinkTarget:
         self._tasks.close()
 
 
-def payload_of(letter: Letter, text: str) -> Any:
+def restore_payload(letter: Letter, text: str) -> Any:
     """Return a payload of a letter as a hook would have returned it.
 
     Args:
@@ -225,9 +225,9 @@ def payload_of(letter: Letter, text: str) -> Any:
     Raises:
         PayloadLostError: It cannot be had back.
     """
-    fields = restored_fields(text, typed=letter.sink_type not in _JSON_SINKS)
+    fields = restore_fields(text, typed=letter.sink_type not in _JSON_SINKS)
     if letter.sink_type == "redis" and fields.get("op", "set") != "set":
-        fields = restored_fields(text, typed=True)
+        fields = restore_fields(text, typed=True)
     name = _CLASSES.get(letter.sink_type)
     if name is None:
         # A sink of somebody's own: its payloads' class is not known here, their fields are.

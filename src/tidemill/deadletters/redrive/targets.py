@@ -18,7 +18,7 @@ from tidemill.deadletters.letter import Letter
 Positions = Mapping[int, int]
 
 
-class Item(msgspec.Struct):
+class RedriveItem(msgspec.Struct):
     """A letter that is ready to be sent.
 
     Attributes:
@@ -49,7 +49,7 @@ class NotSentError(Exception):
         self.why = why
 
 
-Unsent = list[tuple[Item, Why, str]]
+Unsent = list[tuple[RedriveItem, Why, str]]
 
 
 class RedriveTarget(Protocol):
@@ -58,7 +58,7 @@ class RedriveTarget(Protocol):
     def open(self) -> None:
         """Connect what `send` needs."""
 
-    def prepare(self, letter: Letter, partition: int, offset: int) -> Item:
+    def prepare(self, letter: Letter, partition: int, offset: int) -> RedriveItem:
         """Make a letter ready, without sending anything.
 
         Raises:
@@ -66,7 +66,7 @@ class RedriveTarget(Protocol):
             TidemillError: No letter can.
         """
 
-    def send(self, items: Sequence[Item], positions: Positions) -> Unsent:
+    def send(self, items: Sequence[RedriveItem], positions: Positions) -> Unsent:
         """Send letters and save the cursor; return those that were refused.
 
         Raises:

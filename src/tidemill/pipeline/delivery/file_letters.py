@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tidemill.core.errors import RemoteError, describe_error
-from tidemill.deadletters.files import LetterFile, LetterRow, LettersPlace, check_letters_folder, row_of
+from tidemill.deadletters.files import LetterFile, LetterRow, LettersPlace, check_letters_folder, make_row
 from tidemill.deadletters.letter import Letter
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.sources.base import TopicPartition
@@ -74,7 +74,7 @@ class FileDeadLetters:
 
     def put(self, letter: Letter, done: Callable[[], None]) -> None:
         """Take a letter; see `DeadLetters.put`."""
-        row = row_of(letter)
+        row = make_row(letter)
         first = letter.sources[0] if letter.sources else None
         key = (first.topic, first.partition) if first is not None else None
         with self._taking:
@@ -82,7 +82,7 @@ class FileDeadLetters:
         self._count += 1
         self._bytes += len(row[-1])
         if self._bytes <= 2 * GROUP_BYTES:
-            asyncio.get_running_loop().call_soon(self._confirmed, done)
+            asyncio.get_running_loop().call_soon(self._confirm, done)
         else:
             self._held.append(done)
         if self._due and self._writing is None and self.error is None:
@@ -92,7 +92,7 @@ class FileDeadLetters:
     def _due(self) -> bool:
         return self._count >= GROUP_LETTERS or self._bytes >= GROUP_BYTES
 
-    def _confirmed(self, done: Callable[[], None]) -> None:
+    def _confirm(self, done: Callable[[], None]) -> None:
         if self.error is None:
             self.written += 1
             done()
@@ -107,7 +107,7 @@ class FileDeadLetters:
                 self._bytes -= size
                 held, self._held = self._held[:waiting], self._held[waiting:]
                 for done in held:
-                    self._confirmed(done)
+                    self._confirm(done)
         except Exception:  # kept in `error`
             self.on_error(self.error or "")
         finally:
@@ -121,17 +121,17 @@ class FileDeadLetters:
             count = size = 0
             try:
                 for key, part in rows.items():
-                    for group in _groups(part):
+                    for group in _split(part):
                         self._files[key].write(group)
                         count += len(group)
                         size += sum(len(row[-1]) for row in group)
             except Exception as error:
                 # Noted here: at a stop, nobody may be waiting for this thread any more.
-                self._failed(error)
+                self._note_error(error)
                 raise
             return count, size
 
-    def _failed(self, error: Exception) -> None:
+    def _note_error(self, error: Exception) -> None:
         self.error = f"RemoteError: dead letters cannot be written to {self._path}: {describe_error(error)}"
 
     def stalled(self) -> str | None:
@@ -166,7 +166,7 @@ class FileDeadLetters:
             with self._disk:
                 name = self._files[partition].publish(outcome, below)
         except Exception as error:
-            self._failed(error)
+            self._note_error(error)
             raise
         if name:
             self.published.append(name)
@@ -179,7 +179,7 @@ class FileDeadLetters:
                 file.discard()
 
 
-def _groups(rows: Sequence[LetterRow]) -> Iterator[list[LetterRow]]:
+def _split(rows: Sequence[LetterRow]) -> Iterator[list[LetterRow]]:
     """Split rows so that none of the parts has more than `GROUP_BYTES`, but for a letter that is larger by itself."""
     group: list[LetterRow] = []
     size = 0

@@ -20,7 +20,7 @@ from tidemill.core.delivery.pending_records import StagedState
 from tidemill.core.delivery.send_items import Ask, Decision, GaveUp, Item, State
 from tidemill.core.errors import InvariantError, describe_error, sound
 from tidemill.deadletters.letter import Letter, encode_letter
-from tidemill.deadletters.writer import RECORD_OVERHEAD_BYTES, letter_topic_limit
+from tidemill.deadletters.writer import RECORD_OVERHEAD_BYTES, prepare_letter_topic
 from tidemill.pipeline.delivery.transaction_buffer import StagedRecord, TransactionBuffer
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.kafka_client import client_config
@@ -209,7 +209,7 @@ class TransactionalDeadLetters:
             ConfigError: It does not exist and we may not create it.
             RemoteError: The brokers do not answer.
         """
-        limit = await asyncio.to_thread(letter_topic_limit, self._topic, self._admin_config)
+        limit = await asyncio.to_thread(prepare_letter_topic, self._topic, self._admin_config)
         if limit is not None:
             self._limit = limit
             self._stage.limits.append(limit)

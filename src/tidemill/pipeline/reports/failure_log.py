@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tidemill.core.errors import describe_error, sound
-from tidemill.deadletters.letter import last_words
+from tidemill.deadletters.letter import summarize_stderr
 from tidemill.pipeline.handler.models import ExecutorError
 from tidemill.runtime.log import kind_of, limited
 
@@ -29,12 +29,12 @@ def task_text(error: ExecutorError, why: str = "") -> str:
     """
     if error.exception is not None:
         return why + sound(error.exception)
-    return why + (last_words(error.stderr) or f"exit code {error.exit_code}")
+    return why + (summarize_stderr(error.stderr) or f"exit code {error.exit_code}")
 
 
 def log_task(log: Any, run: TaskRun, error: ExecutorError, why: str = "") -> None:
     """Log that a task failed for good; see `task_text`."""
-    stderr = last_words(error.stderr)
+    stderr = summarize_stderr(error.stderr)
     exception = None if error.exception is None else why + sound(error.exception)
     alike = (error.kind, error.exit_code, why, kind_of(exception), kind_of(stderr.rpartition("\n")[2]))
     limited(log, LOG_SECONDS, about=alike).warning(

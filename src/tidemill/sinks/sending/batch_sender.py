@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import structlog
 
 from tidemill.core.delivery.breaker import BreakerState
-from tidemill.core.delivery.culprit import Fault, fault_of
+from tidemill.core.delivery.culprit import Fault, find_fault
 from tidemill.core.delivery.send_items import Ask, Decision, Delivered, Item, Limits
 from tidemill.core.delivery.send_queue import SendQueue
 from tidemill.core.errors import InvariantError, RemoteError, describe_error, sound
@@ -168,7 +168,7 @@ class BatchSender:
         except Exception as error:
             text = str(error) if isinstance(error, RemoteError) else describe_error(error)
             retryable = error.retryable if isinstance(error, RemoteError) else True
-            fault = fault_of(error)
+            fault = find_fault(error)
             if fault is Fault.PLACE:
                 self._note_error(text, 0, "a sink cannot be written to; everything waits")
             elif fault.may_be_a_payload and len(batch) > 1:
