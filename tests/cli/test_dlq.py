@@ -257,7 +257,7 @@ def test_messages_that_a_letter_had_no_room_for_are_counted_and_named(dlq: Dlq) 
     ("arguments", "said"),
     [
         (["list", "--kind", "tsk"], "there is no such kind; there is parse, tombstone"),
-        (["list", "--from", "yesterday"], "--from yesterday: this is no time; write 2026-05-01T12:00 (UTC), or 2h"),
+        (["list", "--from", "yesterday"], "--from yesterday: this is not a time; write 2026-05-01T12:00 (UTC), or 2h"),
         (["redrive", "--from", "2h"], "a redrive takes times with a date"),
         (["redrive", "--to", "no/topic"], "write source, sink or the name of a topic"),
         (["redrive", "--to", "nowhere"], "topic 'nowhere' does not exist"),
@@ -298,7 +298,7 @@ def test_ctrl_c_ends_after_what_is_in_hand_and_the_same_command_goes_on(dlq: Dlq
     finally:
         process.kill()
     assert process.returncode == 0, output
-    assert "records are left; the same command goes on with them" in output
+    assert "records are left; run the same command again to continue" in output
     left = int(re.findall(r"(\d+) records are left", output)[0])
     assert 0 < left < 60
     dlq("redrive")

@@ -241,7 +241,7 @@ def test_a_redrive_to_a_sink_that_raises_at_everything_ends_and_blames_nobody(mo
     redrive = Redrive(sink, monkeypatch)
     items = redrive.items(*(of(n) for n in range(30)))
     sink.down = OSError("unreachable")
-    with pytest.raises(RemoteError, match=r"takes nothing now: OSError: unreachable; the same command goes on"):
+    with pytest.raises(RemoteError, match=r"accepts nothing now: OSError: unreachable; run the same command"):
         redrive.target.send(items, {0: 30})
     assert redrive.cursor.positions == []
     sink.down = None
@@ -256,7 +256,7 @@ def test_a_redrive_to_a_sink_that_fails_for_good_ends_at_once_and_blames_nobody(
     redrive = Redrive(sink, monkeypatch)
     items = redrive.items(*(of(n) for n in range(3)))
     sink.down = RemoteError("access denied", retryable=False)
-    with pytest.raises(RemoteError, match=r"writer.out: access denied; the same command goes on where this one ended"):
+    with pytest.raises(RemoteError, match=r"writer.out: access denied; run the same command again to continue"):
         redrive.target.send(items, {0: 3})
     assert (redrive.cursor.positions, sink.calls) == ([], 1)
     redrive.target.close()

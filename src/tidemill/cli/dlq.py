@@ -1,6 +1,6 @@
 """`tidemill dlq list | show | stats | redrive`: looks at dead letters, and sends them again.
 
-What is asked for goes to standard output (`--json`: for programs), progress and what went wrong to standard error.
+Results go to standard output (`--json`: for programs), progress and errors to standard error.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tidemill.deadletters.reader import Found
     from tidemill.deadletters.redrive.history import Redriven
 
-#: Columns of an output that is no terminal.
+#: Columns of an output that is not a terminal.
 _NO_WIDTH = 100_000
 
 app = typer.Typer(help="Look at dead letters, and send them again.", no_args_is_help=True)
@@ -53,7 +53,7 @@ def list_letters(
     until: Until = None,
     keys: Keys = None,
     text: Text = "",
-    limit: Annotated[int, typer.Option("--limit", min=0, help="The newest so many; 0: all, the oldest first.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", min=0, help="The newest N letters; 0: all, the oldest first.")] = 50,
     as_json: AsJson = False,
 ) -> None:
     """List letters, the newest first; times may be relative here (--from 2h)."""
@@ -73,14 +73,14 @@ def list_letters(
 
 
 def _find_history(settings: Settings, box: Letters) -> Callable[[Found], list[Redriven]]:
-    """Return what tells when and where to a letter was sent again."""
+    """Return a function that returns when and where to a letter was sent again."""
     from tidemill.core.errors import RemoteError
     from tidemill.deadletters.redrive.history import read_history
 
     try:
         return read_history(settings, box).of
     except RemoteError as error:
-        # It takes a right of its own to see groups; the letters can be seen without.
+        # Listing groups takes a permission of its own; letters can be read without it.
         typer.echo(f"warning: {error}", err=True)
         return lambda found: []
 
@@ -89,7 +89,7 @@ def _print_table(found: Iterator[Found], table: Callable[[list[Found], int], obj
     """Print tables of some letters each: all of a huge topic do not fit into one."""
     from rich.console import Console
 
-    # Where nobody looks, lines are as long as they are: a program or a file wants them whole.
+    # Only a terminal limits the length of lines: programs and files get them whole.
     narrow = sys.stdout.isatty() or "COLUMNS" in os.environ
     console = Console(soft_wrap=False, width=None if narrow else _NO_WIDTH)
     page: list[Found] = []
@@ -184,28 +184,28 @@ def redrive(
     until: Until = None,
     keys: Keys = None,
     text: Text = "",
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most so many letters in this run.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most this many letters in this run.")] = None,
     max_redrives: Annotated[
         int | None,
         typer.Option(
-            "--max-redrives", min=0, help="Leave a message that was sent again so often; else dlq.max_redrives."
+            "--max-redrives", min=0, help="Leave a message that was sent again this often; default: dlq.max_redrives."
         ),
     ] = None,
     rate: Annotated[
-        float | None, typer.Option("--rate", min=0.001, help="At most so many messages or payloads in a second.")
+        float | None, typer.Option("--rate", min=0.001, help="At most this many messages or payloads per second.")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Send nothing; say what would be sent, and where.")
     ] = False,
     restart: Annotated[
-        bool, typer.Option("--restart", help="Begin with the oldest letter, whatever this redrive sent before.")
+        bool, typer.Option("--restart", help="Start with the oldest letter, even if this redrive sent it before.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Send letters again, each once: the same command goes on where it was stopped.
+    """Send letters again, each once: run the same command again to continue.
 
-    Letters to the same place by the same filters are the same redrive. Ctrl-C ends it after what is in hand; a
-    second one at once.
+    Letters to the same place by the same filters are the same redrive. Ctrl-C ends it after the
+    current batch; a second one at once.
     """
     with reporting():
         from tidemill.cli.dlq_redrive import run_redrive
@@ -224,7 +224,7 @@ def _load_settings(config: Path | None) -> Settings:
 
     settings = load_settings(config)
     if settings.logging.level in ("DEBUG", "INFO"):
-        # Meant for the pipeline: here, somebody reads along.
+        # Meant for the pipeline; here it would only disturb the output.
         settings.logging.level = "WARNING"
     configure(settings.logging)
     return settings
@@ -237,7 +237,7 @@ def _open_letters(settings: Settings) -> Letters:
 
 
 def _read_all(box: Letters, criteria: Criteria, *, garbage: bool = False) -> Iterator[Found]:
-    """Yield the letters asked for, the oldest first."""
+    """Yield the letters that match, the oldest first."""
     ranges = box.ranges()
     starts = {number: low for number, (low, _) in ranges.items()}
     if criteria.since is not None:
@@ -261,7 +261,7 @@ def _read_matching(
 
 
 def _find_newest(box: Letters, criteria: Criteria, limit: int) -> list[Found]:
-    """Return the newest letters asked for, in order of time; what is no letter is among them if all are asked for."""
+    """Return the newest letters that match, in order of time; without filters, what is not a letter is among them."""
 
     def age(each: Found) -> float:
         return each.letter.written_at if each.letter is not None else 0.0

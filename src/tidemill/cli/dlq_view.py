@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 #: In a narrower terminal the table says less, and errors take several lines; `show` has the rest.
 _WIDE = 120
 _NARROW_CELL = 22
-#: Of values, payloads and headers so much is shown; --json has all of it.
+#: Of values, payloads and headers this many characters are shown; --json has all of them.
 _SHOWN = 2_000
 _ID = 12
 
@@ -38,7 +38,7 @@ def plain(text: str, *, lines: bool = False) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """Return a time for people, UTC."""
+    """Return a readable time, UTC."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
@@ -111,11 +111,11 @@ def _row(found: Found) -> tuple[str, ...]:
 
 
 def letter_text(found: Found, config: str = "", sent: Sequence[Redriven] = (), max_redrives: int = 1_000) -> str:
-    """Return everything about a letter, for people.
+    """Return everything about a letter as readable text.
 
     Args:
         found: Where it is.
-        config: The configuration file that was named, for the commands that are proposed.
+        config: The configuration file that was named, for the commands that are suggested.
         sent: When and where to it was sent again.
         max_redrives: How often a message is sent again unless the command says otherwise.
     """
@@ -190,7 +190,7 @@ def _indented(text: str) -> str:
 
 def _what_to_do(letter: Letter, config: str, *, again: bool, max_redrives: int) -> list[str]:
     command = f"tidemill dlq redrive {f'{shlex.quote(config)} ' if config else ''}--id {letter.letter_id}"
-    # A redrive that was done goes on after it: only from the beginning it comes to this letter again.
+    # A redrive continues after the letters it has sent: it reaches this one again only from the beginning.
     command += " --restart" if again else ""
     lines = []
     if letter.sources:
@@ -221,7 +221,7 @@ def _iso(seconds: float | None) -> str | None:
 
 
 def stats_text(stats: LetterStats) -> str:
-    """Return counts for people; the first ten of each group."""
+    """Return counts as readable text; the first ten of each group."""
     lines = [f"{stats.letters:,} letters about {stats.messages:,} messages"]
     if stats.oldest is not None and stats.newest is not None:
         lines.append(f"oldest {time_text(stats.oldest)}, newest {time_text(stats.newest)} (UTC)")

@@ -1,8 +1,8 @@
-"""Reads dead letters out of files: what `letterbox` does for a topic, with a file for a partition and rows for offsets.
+"""Reads dead letters from files: like `reader` from a topic, with a file for a partition and rows for offsets.
 
 Invariants: memory does not grow with the folder but by a few numbers per file; what is not a file of letters is
-reported in its place and stops nothing; files that do not count (`core.letter_files`) are not seen, nor is what is
-added after the first look. Blocking: not for event loops.
+reported at its position and does not stop the reading; files that do not count (`core.deadletters.letter_files`) are
+skipped, and so is what is added after the folder was listed. Blocking: not for event loops.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class _File(msgspec.Struct):
 
     Attributes:
         name: Its name.
-        mark: What tells it from another of this name.
+        mark: What distinguishes it from another file of the same name.
         rows: How many rows it has; 1 if it cannot be read.
         groups: Of each row group its first row and when its last letter was written, in seconds since the epoch.
-        began: When its first letter was.
+        began: When its first letter was written, likewise.
         problem: Why it cannot be read.
     """
 
@@ -57,7 +57,7 @@ class FolderReader:
     """
 
     def __init__(self, path: str) -> None:
-        """Touch nothing yet."""
+        """Prepare; nothing is read yet."""
         self.path = Path(path).absolute()
         self.place = f"folder {str(self.path)!r}"
         self._known: list[_File] | None = None
@@ -73,7 +73,7 @@ class FolderReader:
         """Do nothing: no file stays open."""
 
     def ranges(self) -> dict[int, tuple[int, int]]:
-        """Return the rows of each file, by its number; see `Letters.ranges`."""
+        """Return the rows of each file, by its number; see `LetterReader.ranges`."""
         return {number: (0, file.rows) for number, file in enumerate(self._files())}
 
     def _files(self) -> list[_File]:
@@ -83,7 +83,7 @@ class FolderReader:
             except (FileNotFoundError, NotADirectoryError):
                 raise ConfigError(
                     f"dlq.path: there is no folder {str(self.path)!r}: no bounded run has written to it yet, or "
-                    "dlq.path is another"
+                    "dlq.path is wrong"
                 ) from None
             except OSError as error:
                 raise RemoteError(f"dlq.path: {self.path} cannot be read: {error.strerror}") from None
@@ -92,7 +92,7 @@ class FolderReader:
         return self._known
 
     def _inspect(self, name: str) -> _File | None:
-        """Return what is known of a file; None if it does not count."""
+        """Return the metadata of a file; None if the file does not count."""
         try:
             metadata = pq.read_metadata(self.path / name)
             origin = msgspec.json.decode((metadata.metadata or {})[METADATA_KEY], type=FileOrigin)
@@ -121,11 +121,11 @@ class FolderReader:
         try:
             named = read_letters_name(folder / origin.outcome) if there == origin.outcomes_id else None
         except (OSError, pa.ArrowException):
-            return True  # it may have been told of: better shown twice than never
+            return True  # it may count: better shown twice than never
         return counts(name, origin.outcomes_id, there, named)
 
     def offsets_at(self, seconds: float, ranges: Mapping[int, tuple[int, int]]) -> dict[int, int]:
-        """Return the first row group of each file that has a letter of a time or later; see `Letters.offsets_at`."""
+        """Return where to start to find every letter of a time or later; see `LetterReader.offsets_at`."""
         return {
             number: next((row for row, newest in file.groups if newest >= seconds), 0 if file.problem else file.rows)
             for number, file in enumerate(self._files())
@@ -133,12 +133,12 @@ class FolderReader:
         }
 
     def identify(self, number: int) -> tuple[str, str]:
-        """Return the name of a file and what tells it from another of this name."""
+        """Return the name of a file, and what distinguishes it from another file of the same name."""
         file = self._files()[number]
         return file.name, file.mark
 
     def stream(self, starts: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[Found | Reached | None]:
-        """Yield the letters of one file after the other, the oldest first; see `Letters.stream`."""
+        """Yield the letters of one file after the other, the oldest first; see `LetterReader.stream`."""
         files = self._files()
         for number in sorted(ends):
             start, end = starts.get(number, 0), ends[number]

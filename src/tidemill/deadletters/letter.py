@@ -189,7 +189,7 @@ def describe_sources(messages: Iterable[SourceMessage]) -> list[LetterSource]:
 
 
 def count_redrives(headers: Iterable[tuple[str, bytes | str | Blob | None]]) -> int:
-    """Return how often a message was sent again before, by its headers; 0 where they do not say.
+    """Return how often a message was sent again before, by its headers; 0 if they do not say.
 
     Example:
         >>> count_redrives([("trace", b"1"), ("tidemill-redrives", b"2")])
@@ -199,7 +199,7 @@ def count_redrives(headers: Iterable[tuple[str, bytes | str | Blob | None]]) -> 
     text = found[-1] if found else None
     if isinstance(text, str):
         text = text.encode()
-    # Anybody can write headers: what is no small number counts for nothing.
+    # Anyone can write headers: what is not a small number is ignored.
     return int(text) if isinstance(text, bytes) and text.isdigit() and len(text) < 10 else 0
 
 
@@ -256,7 +256,7 @@ def decode_letter(data: bytes) -> Letter:
     """Return a letter as it was written.
 
     Raises:
-        msgspec.ValidationError: The bytes are no letter.
+        msgspec.ValidationError: The bytes are not a letter.
     """
     return msgspec.json.decode(data, type=Letter)
 

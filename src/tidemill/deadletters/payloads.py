@@ -1,8 +1,8 @@
 """Payloads in letters: what a hook returned as readable JSON, and back again as the sink is to get it.
 
-Any payload has a JSON form; what JSON cannot say is said beside it, in the field `_types`: by JSON pointer, which
-values were times, decimals or bytes, and which data has no JSON form at all and is only shown. Invariant: what comes
-back is what was put in, or an error says what was lost.
+Any payload has a JSON form; what JSON cannot express is kept beside it, in the field `_types`: by JSON pointer, which
+values were times, decimals or bytes, and which data has no JSON form at all and is only shown. Invariant: what is
+restored is what was encoded, or an error says what was lost.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any
 
 import msgspec
 
-#: The field with what JSON cannot say.
+#: The field with what JSON cannot express.
 TYPES_FIELD = "_types"
 #: The field that JSON sinks get as JSON has it.
 _DATA = "data"
 #: Data that looks like a `Blob`, but is data.
 _JSON = "json"
-#: Data without a JSON form: what is there is for people.
+#: Data without a JSON form: shown to people only.
 _SHOWN = "shown"
 #: Bytes inside of a pydantic model, which writes them as text.
 _UTF8 = "utf8"
@@ -57,27 +57,27 @@ class Blob(msgspec.Struct, omit_defaults=True):
 
     @property
     def dropped(self) -> bool:
-        """Whether the bytes are not here."""
+        """Whether the bytes were dropped."""
         return self.base64 is None and self.text is None
 
     def data(self) -> bytes:
-        """Return the bytes; b'' where they were dropped."""
+        """Return the bytes; b'' if they were dropped."""
         if self.base64 is not None:
             return base64.b64decode(self.base64)
         return (self.text or "").encode()
 
 
 class PayloadLostError(ValueError):
-    """A payload cannot be had back from its letter; the text says why."""
+    """A payload cannot be restored from its letter; the text says why."""
 
 
 def encode_payload(payload: Any) -> str:
     """Return a payload as a JSON string: all its fields; bytes as a `Blob`, models by their own JSON dump.
 
-    Of payloads that leave out their defaults, what was left at its default is not there, but for `_ALWAYS`.
+    Fields at their defaults are left out where the payload's class does so, except for `_ALWAYS`.
     """
     fields = {name: getattr(payload, name) for name in getattr(payload, "__struct_fields__", ())}
-    # Those of sinks of other packages come back by their fields alone, so they need all of them.
+    # Payloads for sinks of other packages are restored from their fields alone, so they need all of them.
     if fields and "type" not in fields and payload.__struct_config__.omit_defaults:
         for field in msgspec.structs.fields(payload):
             value = fields[field.name]
@@ -100,7 +100,7 @@ def _encode_field(name: str, value: Any, types: dict[str, str]) -> Any:
     try:
         raw = _json_strict(value)
         _note_types(_escape(name), value, types)
-    except Exception:  # whatever a user's object raises: it may be the very reason for this letter
+    except Exception:  # a user's object may raise anything: that may be the very reason for this letter
         types[_escape(name)] = _SHOWN
         return _encode_leniently(value)
     if raw.startswith(b"{") and _is_blob(msgspec.json.decode(raw)):
@@ -150,7 +150,7 @@ def restore_fields(payload: str, *, typed: bool) -> dict[str, Any]:
         fields = msgspec.json.decode(payload, type=dict[str, Any])
         types = msgspec.convert(fields.pop(TYPES_FIELD, {}), dict[str, str])
     except msgspec.MsgspecError as error:
-        raise PayloadLostError(f"it is no payload: {error}") from None
+        raise PayloadLostError(f"it is not a payload: {error}") from None
     for name, value in fields.items():
         kind = types.pop(_escape(name), None)
         if kind == _SHOWN:
@@ -191,11 +191,11 @@ def _convert(kind: str, value: Any) -> Any:
     try:
         return float(kind) if known is None else msgspec.convert(value, known)
     except ValueError as error:  # msgspec's own error is one
-        raise PayloadLostError(f"{value!r} is no {kind}: {error}") from None
+        raise PayloadLostError(f"{value!r} is not a {kind}: {error}") from None
 
 
 def drop_body(payload: str) -> str:
-    """Keep a payload's small fields; of large ones keep the length and digest of what a sink would have got."""
+    """Keep a payload's small fields; of large ones keep the length and digest of what the sink would have received."""
     fields = msgspec.json.decode(payload, type=dict[str, msgspec.Raw])
     types = msgspec.json.decode(fields.pop(TYPES_FIELD, b"{}"), type=dict[str, str])
     kept: dict[str, Any] = {}

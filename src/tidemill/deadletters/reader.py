@@ -1,7 +1,8 @@
 """Reads the dead-letter topic: a stream of letters between two offsets, never the topic as a whole.
 
-Invariants: memory does not grow with the topic; what is no letter is reported in its place and stops nothing; only
-letters of committed transactions are seen. Reading joins no group and commits nothing. Blocking: not for event loops.
+Invariants: memory does not grow with the topic; what is not a letter is reported at its position and does not stop the
+reading; only letters of committed transactions are seen. Reading joins no group and commits nothing. Blocking: not for
+event loops.
 """
 
 from __future__ import annotations
@@ -22,24 +23,24 @@ from tidemill.deadletters.letter import Letter, decode_letter
 from tidemill.deadletters.payloads import Blob
 from tidemill.runtime.kafka_client import CALL_SECONDS, LibraryLog, TopicAdmin, client_config, reason, scrubbed
 
-#: Brokers that send nothing for so long, although there is something, are taken for gone.
+#: Brokers that send nothing for this long although there are letters left are considered unreachable.
 SILENCE_SECONDS = 30.0
 #: How long to wait for the next letters before the caller may do something else.
 TICK_SECONDS = 0.1
-#: A letter's record is written after the letter, by clocks that may differ: look so far before a time.
+#: A letter's record is written after the letter, by clocks that may differ: start reading this much earlier.
 CLOCK_SECONDS = 3600.0
 
 
 class Found(msgspec.Struct):
-    """What is at one place of the topic: a letter, or why it is none.
+    """What is at one position of the topic: a letter, or why it is not a letter.
 
     Attributes:
-        partition: Where.
-        offset: Where.
+        partition: Its partition.
+        offset: Its offset.
         letter: The letter, if it is one.
-        problem: Why it is none.
-        size_bytes: Of the record.
-        file: The file, where letters are in files; `offset` is the row then.
+        problem: Why it is not a letter.
+        size_bytes: The size of the record's value.
+        file: The file, if letters are in files; `offset` is the row then.
     """
 
     partition: int
@@ -62,14 +63,14 @@ class LetterReader:
 
     Args:
         settings: The pipeline's settings.
-        group: Whose saved positions `committed` tells.
+        group: The consumer group whose committed offsets `committed` returns.
 
     Raises:
         ConfigError: librdkafka does not take the configuration.
     """
 
     def __init__(self, settings: Settings, group: str = "tidemill-dlq") -> None:
-        """Make the client; it connects at the first call."""
+        """Create the client, which connects at the first call."""
         self.topic = settings.dlq_topic
         self.place = f"topic {self.topic!r}"
         self.brokers = settings.dlq_brokers
@@ -113,8 +114,8 @@ class LetterReader:
         admin = TopicAdmin(self._config, "dlq")
         if not admin.exists(self.topic, wait_seconds=1.0):
             raise ConfigError(
-                f"dlq: topic {self.topic!r} does not exist at {self.brokers}: no pipeline has made it yet, or "
-                "dlq.topic, kafka.source_topic or the brokers are others"
+                f"dlq: topic {self.topic!r} does not exist at {self.brokers}: no pipeline has created it yet, or "
+                "dlq.topic, kafka.source_topic or the brokers are wrong"
             )
         try:
             known = self._consumer.list_topics(self.topic, timeout=CALL_SECONDS).topics[self.topic].partitions
@@ -138,7 +139,7 @@ class LetterReader:
         return {each.partition: each.offset if each.offset >= 0 else ranges[each.partition][1] for each in answers}
 
     def committed(self, ranges: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, str]]:
-        """Return the group's saved positions and what is kept beside them, without partitions that have none."""
+        """Return the group's committed offsets and their metadata, without partitions that have none."""
         wanted = [ck.TopicPartition(self.topic, number) for number in ranges]
         try:
             answers = self._consumer.committed(wanted, timeout=CALL_SECONDS)
@@ -147,7 +148,7 @@ class LetterReader:
         return {each.partition: (each.offset, each.metadata or "") for each in answers if each.offset >= 0}
 
     def group_metadata(self) -> Any:
-        """Return what a transaction needs to save positions for the group."""
+        """Return what a transaction needs to commit offsets for the group."""
         return self._consumer.consumer_group_metadata()
 
     def stream(self, starts: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[Found | Reached | None]:
@@ -166,7 +167,7 @@ class LetterReader:
         self._consumer.assign([ck.TopicPartition(self.topic, n, starts.get(n, 0)) for n in open_ends])
         silent_seconds = 0.0
         while open_ends:
-            # Only what is spent in here counts: whoever gets the letters may take his time with them.
+            # Only the time spent in here counts: the caller may take long with the letters.
             began = time.monotonic()
             batch = self._consumer.consume(200, TICK_SECONDS)
             silent_seconds = 0.0 if batch else silent_seconds + time.monotonic() - began
@@ -222,25 +223,25 @@ def _decode_message(message: ck.Message) -> Found:
 
 
 def decode_found(place: Found, value: bytes) -> Found:
-    """Put the letter that is at a place into it, or why it is none."""
+    """Fill in the letter at a position, or why it is not a letter."""
     place.size_bytes = len(value)
     try:
         letter = decode_letter(value)
         datetime.fromisoformat(letter.timestamp)
         place.letter = letter
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        place.problem = f"no letter: {error}"
+        place.problem = f"not a letter: {error}"
     except ValueError:
-        place.problem = f"no letter: timestamp {letter.timestamp[:40]!r} is no time"
+        place.problem = f"not a letter: timestamp {letter.timestamp[:40]!r} is not a time"
     return place
 
 
 def extract_facts(letter: Letter, *, text: bool = False) -> Facts:
-    """Return what a letter is judged by.
+    """Return the facts that decide whether a letter is sent again.
 
     Args:
         letter: The letter.
-        text: Gather everything that is searched for a text, too.
+        text: Include everything that a text is searched in.
     """
     return Facts(
         letter.letter_id,
@@ -257,7 +258,7 @@ def extract_facts(letter: Letter, *, text: bool = False) -> Facts:
 
 
 def show_bytes(value: str | Blob | None) -> str | None:
-    """Return a key, value or header as text; base64 where it is none; None where it is not there."""
+    """Return a key, value or header as text, else as base64; None if there is none or it was dropped."""
     if isinstance(value, Blob):
         return value.base64 if value.base64 is not None else value.text
     return value

@@ -1,6 +1,6 @@
 """Restores the messages of a letter byte for byte; what was too large for the letter is read from its topic again.
 
-Invariant: a message that comes out is the one that went in: lengths, SHA-256 and what the letter still has agree, or
+Invariant: the restored message is the original one: lengths, SHA-256 and what the letter still has agree, or
 `ContentLostError` says what is missing. Blocking: not for event loops.
 """
 
@@ -20,7 +20,7 @@ from tidemill.deadletters.payloads import Blob
 from tidemill.runtime.kafka_client import LibraryLog, reason, scrubbed
 from tidemill.runtime.messages import SourceMessage
 
-#: A message that is there comes within this time.
+#: A message that exists is expected within this time.
 READ_SECONDS = 15.0
 
 #: Reads the message at (topic, partition, offset); None if it is no longer there.
@@ -36,10 +36,10 @@ def restored(source: LetterSource, read: Read) -> SourceMessage:
 
     Args:
         source: What the letter says about it.
-        read: Asked for the message where the letter does not have it all.
+        read: Called for the message if the letter does not have all of it.
 
     Raises:
-        ContentLostError: It cannot be had back.
+        ContentLostError: It cannot be restored.
         RemoteError: The brokers do not answer.
     """
     values = (source.key, source.value, *(value for _, value in source.headers))
@@ -72,7 +72,7 @@ def _decode(value: str | Blob | None) -> bytes | None:
 
 
 def _check(source: LetterSource, found: SourceMessage) -> None:
-    """Compare what was read with what the letter knows: a topic may have been deleted and made again."""
+    """Compare what was read with what the letter knows: a topic may have been deleted and recreated."""
     same = found.timestamp == source.timestamp or source.timestamp < 0
     if not (isinstance(source.value, Blob) and source.value.length is None and source.value.dropped):
         names = [name for name, _ in source.headers] == [name for name, _ in found.headers]
@@ -80,7 +80,7 @@ def _check(source: LetterSource, found: SourceMessage) -> None:
         pairs += [(value, there) for (_, value), (_, there) in zip(source.headers, found.headers, strict=False)]
         same = same and names and all(_agree(value, there) for value, there in pairs)
     if not same:
-        raise ContentLostError(f"{_locate(source)} holds another message now; the topic was made again or rewritten")
+        raise ContentLostError(f"{_locate(source)} holds another message now; the topic was recreated or rewritten")
 
 
 def _agree(value: str | Blob | None, there: bytes | None) -> bool:

@@ -33,7 +33,7 @@ MAX_KNOWN_SHAPES = 1_000
 MAX_FULL_PARAMETERS = 8_192
 MAX_FULL_SHAPES = 16
 #: What the server says when the same may work later: connection, transaction conflicts, resources, locks, shutdown,
-#: the operating system, and logins that somebody is changing.
+#: the operating system, and logins that are being changed.
 _PASSING_CLASSES = frozenset({"08", "40", "53", "55", "57", "58", "28"})
 _PASSING = frozenset({"25006", "3D000"})
 #: What the server says when a column's type is not what it was when it was asked.

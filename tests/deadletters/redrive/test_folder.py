@@ -221,7 +221,7 @@ def test_a_full_disk_ends_the_redrive_which_goes_on_after_the_last_save(
 
     with monkeypatch.context() as patch:
         patch.setattr(FolderCursor, "open", open_then_full)
-        with pytest.raises(RemoteError, match="cannot be written: No space left on device; the same command goes on"):
+        with pytest.raises(RemoteError, match="cannot be written: No space left on device; run the same command"):
             place.redrive()
     assert set(place.sent()) == set(range(5))
 

@@ -484,7 +484,7 @@ def test_a_cursor_beyond_the_end_needs_a_restart(place: Place) -> None:
     consumer = ck.Consumer({**FAST_CLIENT, "bootstrap.servers": place.broker.bootstrap, "group.id": name})
     consumer.commit(offsets=[ck.TopicPartition(place.dlq, 0, 100)], asynchronous=False)
     consumer.close()
-    with pytest.raises(ConfigError, match="begin anew with --restart"):
+    with pytest.raises(ConfigError, match="start over with --restart"):
         place.redrive()
     assert place.redrive(restart=True).sent == 1
     assert place.redrive().sent == 0
@@ -555,7 +555,7 @@ def test_a_letter_for_a_sink_that_is_not_configured_or_without_its_payload_is_na
         ),
         (strange.letter_id, Why.LOST, tally.failed[2][2]),
     ]
-    assert "it is no KafkaPayload" in tally.failed[2][2]
+    assert "it is not a KafkaPayload" in tally.failed[2][2]
 
 
 def test_a_payload_that_is_refused_again_is_named_and_the_others_arrive(place: Place) -> None:
@@ -698,7 +698,7 @@ def test_a_sink_that_takes_nothing_ends_the_redrive_which_goes_on_later(
         patched.setattr(redrive_sinks, "PATIENCE_SECONDS", 0.2)
         patched.setattr(KafkaSink, "send", down)
         with pytest.raises(
-            RemoteError, match=r"sinks.kafka.out takes nothing now: connection refused; the same command"
+            RemoteError, match=r"sinks.kafka.out accepts nothing now: connection refused; run the same command"
         ):
             place.redrive(target=Target.SINK)
     assert place.redrive(target=Target.SINK).sent == 1
@@ -712,7 +712,7 @@ def test_a_missing_topic_says_what_may_be_wrong(embedded_kafka: EmbeddedBroker) 
     settings = Settings.model_validate(
         {"kafka": {"brokers": embedded_kafka.bootstrap, "source_topic": unique_name("never")}}
     )
-    with pytest.raises(ConfigError, match=r"no pipeline has made it yet, or dlq.topic"):
+    with pytest.raises(ConfigError, match=r"no pipeline has created it yet, or dlq.topic"):
         Redrive(settings, RedriveOrder()).run()
 
 

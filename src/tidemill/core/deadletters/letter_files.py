@@ -1,16 +1,16 @@
-"""Dead letters in files: how files are named, which of them count, and what a redrive of them keeps beside.
+"""Dead letters in files: how files are named, which of them count, and the journal of a redrive of them.
 
 Theory of operation. A part of a bounded run writes its letters to one file, which gets its name just before the part's
 outcome file, and that names the letters file. A crash in between leaves a letters file that no outcome names: the part
-is processed again and writes its letters again, so such a file does not count. Where the outcomes were removed since
-(their folder is gone, or a later run created another of the same name), nothing can be processed again because of
+is processed again and writes its letters again, so such a file does not count. If the outcomes have been removed since
+(their folder is gone, or a later run created another of the same name), nothing can be reprocessed because of
 them, so the file counts.
 
 A redrive keeps a journal: one line per file and save, of which the last one of a file holds. Appending costs the same
 however many files there are. A crash can only tear the last line, which then has no line feed and is skipped.
 
 Invariants: a name is that of one run and one part, so a part that is retried replaces its own file and no other; a
-journal that is not understood is an error, never the beginning.
+journal that is not understood is an error, never an empty one.
 """
 
 from __future__ import annotations

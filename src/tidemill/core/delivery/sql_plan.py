@@ -81,7 +81,7 @@ class Shape:
         """Check the names and what belongs together.
 
         Raises:
-            ValueError: A name is no identifier, or the parts do not fit each other.
+            ValueError: A name is not an identifier, or the parts do not fit each other.
         """
         if not all(_NAME.fullmatch(part) for part in self.table.split(".", 1)):
             raise ValueError(
@@ -138,7 +138,7 @@ class Row(NamedTuple):
         shape: What it has in common with others.
         values: Its values, as the shape says.
         key: Equal for rows that concern the same row of the table; None: no such thing is known.
-        nested: Whether a value is no scalar: a list, say, which an array would be mixed up with.
+        nested: Whether a value is not a scalar: a list, say, which an array would be mixed up with.
     """
 
     shape: Shape
@@ -186,7 +186,7 @@ def powers(first: int, last: int, parameters: int) -> Iterator[tuple[int, int]]:
 
 @functools.lru_cache(maxsize=_KEPT)
 def statement(shape: Shape, count: int) -> str:
-    """Return the SQL for so many rows of a shape, with parameters for each.
+    """Return the SQL for this many rows of a shape, with parameters for each.
 
     Example:
         >>> statement(Shape(Operation.UPSERT, "shop.orders", ("id", "n"), ("id",)), 2)
@@ -256,7 +256,7 @@ def _joined(shape: Shape, rows: str) -> str:
 
 
 def _numbered(names: Sequence[str]) -> str:
-    # No column can be called "#", so that the rows' numbers are in nobody's way.
+    # No column can be called "#", so the rows' numbers cannot clash.
     return f'{_listed(names)}, "#"'
 
 

@@ -77,7 +77,7 @@ def following(call: Call, answer: TransactionAnswer) -> Call | End:
 
 
 def given_up(call: Call) -> Call | End:
-    """Return what follows when a lane is given up while this call is next, or has to be made again.
+    """Return what follows when a lane is given up while this call is next, or has to be repeated.
 
     Example:
         >>> given_up(Call.OFFSETS)
@@ -94,7 +94,7 @@ class Transaction(Generic[LaneT]):
     """An open transaction: which offsets it commits, and which call comes next.
 
     Attributes:
-        call: The call that is to be made, or made again.
+        call: The call to make, or to repeat.
         lanes: The lanes it has offsets of.
         offsets: What it commits, and what its end is reported for: without the lanes that were forgotten.
 

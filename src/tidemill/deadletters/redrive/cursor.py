@@ -1,4 +1,4 @@
-"""Saves how far a redrive is: with Kafka in the offsets of the redrive's consumer group, with files in a journal.
+"""Saves how far a redrive got: with Kafka in the offsets of the redrive's consumer group, with files in a journal.
 
 `KafkaCursor` saves positions of the dead-letter topic together with records for the same brokers, in one transaction:
 both or neither, also when the process is killed. Its transactional id is the name of the redrive, so that of two
@@ -31,7 +31,7 @@ from tidemill.deadletters.redrive.producer import (
 from tidemill.runtime.kafka_client import BackgroundCall
 from tidemill.runtime.producer import producer_config, worth_retrying
 
-#: librdkafka ignores the time limit of the call that saves positions, and waits for ever if the group's coordinator
+#: librdkafka ignores the time limit of the call that saves positions, and waits forever if the group's coordinator
 #: went away: after this long its producer is replaced.
 HANG_SECONDS = 10.0
 #: The client repeats requests by itself after this pause (20 % jitter), and the first copy may still arrive and count
@@ -54,7 +54,7 @@ _FORBIDDEN = frozenset(
 
 
 class RedriveCursor(Protocol):
-    """Saves how far a redrive is."""
+    """Saves how far a redrive got."""
 
     def read(self, ranges: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, str]]:
         """Return the saved positions and their notes, without partitions that have none."""
@@ -72,7 +72,7 @@ class RedriveCursor(Protocol):
 
 
 def name_redrive(settings: Settings, where: str, criteria: Criteria) -> str:
-    """Return what tells a redrive from others; see `core.deadletters.redrive.identify_redrive`.
+    """Return the name of a redrive, by its place, target and filters; see `identify_redrive`.
 
     The path of a folder is not part of it, since the cursor is kept there: the folder may be moved.
     """
@@ -95,7 +95,7 @@ def make_cursor(
         letters: The letters, opened for a consumer group of the redrive's name.
         name: The name of the redrive.
         overrides: Returns what a producer in Kafka needs on top of the configuration.
-        note: Returns what is kept beside a position, by partition and position.
+        note: Returns the note that is saved with a position, by partition and position.
     """
     if isinstance(letters, LetterReader):
         return KafkaCursor(settings, letters, name, overrides, note)
@@ -112,7 +112,7 @@ class KafkaCursor(RedriveProducer):
         letters: The dead-letter topic; its consumer is in the redrive's group.
         name: The redrive's: its group and transactional id.
         overrides: Returns what the producer needs on top of the configuration; called by `open`.
-        note: Returns what is kept beside a position, by partition and position.
+        note: Returns the note that is saved with a position, by partition and position.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class KafkaCursor(RedriveProducer):
         return self._make(**own, **{"retry.backoff.ms": int(RETRY_SECONDS * 1000)})
 
     def open(self) -> None:
-        """Fence an older process of the same redrive, and end what it left open.
+        """Fence an older process of the same redrive, and abort what it left open.
 
         Raises:
             ConfigError: The brokers do not allow transactions of this name.
@@ -165,11 +165,11 @@ class KafkaCursor(RedriveProducer):
         """Send records and save positions, both or neither.
 
         Returns:
-            The records that will never be taken; if there are any, nothing was sent nor saved.
+            The records that will never be accepted; if there are any, nothing was sent or saved.
 
         Raises:
             FencedError: Another process does the same redrive.
-            RemoteError: The brokers do not take it now; nothing was sent nor saved.
+            RemoteError: The brokers do not accept it now; nothing was sent or saved.
         """
         deadline = time.monotonic() + PATIENCE_SECONDS
         for attempt in range(_TRIES):
@@ -199,7 +199,7 @@ class KafkaCursor(RedriveProducer):
             self._renew()
         producer = self._producer
         self._retry(producer.begin_transaction, deadline)
-        # Copied: what the abort throws away is reported, too, and is nobody's fault.
+        # Copied: records that the abort discards are reported too, and are not to blame.
         errors = dict(self._hand_over(producer, records, deadline, together=True))
         if errors:
             self._abort(deadline)
@@ -227,7 +227,7 @@ class KafkaCursor(RedriveProducer):
             "tidemill-cursor", lambda: producer.send_offsets_to_transaction(offsets, metadata, CALL_SECONDS)
         )
         if not call.ended.wait(HANG_SECONDS):
-            self._heard = self._heard or "the call that saves the cursor does not come back"
+            self._heard = self._heard or "the call that saves the cursor does not return"
             raise _HungError
         if call.error is not None:
             raise call.error
@@ -239,7 +239,7 @@ class KafkaCursor(RedriveProducer):
             )
 
     def _retry(self, call: Callable[[], Any], deadline: float) -> None:
-        """Make a call until it succeeds; abortable errors are the caller's."""
+        """Repeat a call until it succeeds; errors that require an abort are raised."""
         while True:
             try:
                 call()
@@ -264,13 +264,13 @@ class KafkaCursor(RedriveProducer):
                 f"dlq redrive: {text}; grant Write on the topics and on the transactional id, and Read on the group "
                 f"{self._name!r}"
             )
-        return RemoteError(f"dlq redrive: {text} at {self._brokers}; the same command goes on where this one ended")
+        return RemoteError(f"dlq redrive: {text} at {self._brokers}; run the same command again to continue")
 
     def close(self) -> None:
-        """Give up what is open."""
+        """Give up what is not committed."""
         if self._opened:
             self._producer.purge()
 
 
 class _HungError(Exception):
-    """A call that never comes back."""
+    """A call does not return."""

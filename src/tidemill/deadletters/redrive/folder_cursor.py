@@ -1,7 +1,7 @@
 """The cursor of a redrive over letters in files: a journal beside them.
 
 Invariants: one process at a time holds a redrive's journal, by a lock that ends with the process; what `commit` saved
-is on the disk when it returns; after a crash the journal has everything that was saved before.
+is on disk when it returns; after a crash the journal has everything that was saved before.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def locate_journal(folder: Path, name: str) -> Path:
 
 
 def read_journals(folder: Path) -> Iterator[dict[str, JournalEntry]]:
-    """Yield what each redrive keeps; a journal that cannot be read tells nothing."""
+    """Yield the journal of each redrive; one that cannot be read is skipped."""
     for path in sorted(folder.glob(f"{_PREFIX}*{_SUFFIX}")):
         try:
             yield decode_journal(path.read_text("utf-8"))
@@ -36,10 +36,10 @@ def read_journals(folder: Path) -> Iterator[dict[str, JournalEntry]]:
 
 
 def read_journal(path: Path) -> dict[str, JournalEntry]:
-    """Return what one redrive keeps, nothing if it never ran.
+    """Return the journal of a redrive; empty if it never ran.
 
     Raises:
-        ConfigError: It cannot be read, so nobody knows what was sent.
+        ConfigError: It cannot be read, so it is not known what was sent.
     """
     try:
         return decode_journal(path.read_text("utf-8"))
@@ -59,7 +59,7 @@ class FolderCursor:
     Args:
         letters: The folder of letters.
         name: The redrive's.
-        note: Returns what is kept beside a position, by number of the file and position.
+        note: Returns the note that is saved with a position, by number of the file and position.
     """
 
     def __init__(self, letters: FolderReader, name: str, note: Callable[[int, int], str]) -> None:
@@ -130,8 +130,8 @@ class FolderCursor:
             os.fsync(self._fd)
         except OSError as error:
             raise RemoteError(
-                f"dlq redrive: its cursor {self._path} cannot be written: {error.strerror}; the same command goes on "
-                "after the last save"
+                f"dlq redrive: its cursor {self._path} cannot be written: {error.strerror}; run the same "
+                "command again to continue from the last save"
             ) from None
         return {}
 

@@ -1,7 +1,7 @@
-"""What redrives have sent of a dead-letter topic, by what they keep beside their cursors.
+"""What redrives have sent of a pipeline's dead letters, by the notes they save with their cursors.
 
-Invariants: reading joins no group and changes nothing; a redrive of which nothing is kept (the brokers forget a cursor
-after `offsets.retention.minutes`, a week by default) is not told of, and nothing is claimed that was not sent.
+Invariants: reading joins no group and changes nothing; a redrive whose cursor is gone (the brokers forget it
+after `offsets.retention.minutes`, a week by default) is not listed, and nothing is claimed that was not sent.
 Blocking: not for event loops.
 """
 
@@ -49,7 +49,7 @@ class RedriveHistory:
     """
 
     def __init__(self, records: Mapping[int, list[RedriveRecord]]) -> None:
-        """Take the records."""
+        """Keep the records."""
         self._records = records
 
     def of(self, found: Found) -> list[Redriven]:
@@ -65,7 +65,7 @@ class RedriveHistory:
 
 
 def read_history(settings: Settings, letters: Letters) -> RedriveHistory:
-    """Return what redrives keep about dead letters.
+    """Return the history of a pipeline's dead letters.
 
     Raises:
         RemoteError: The brokers do not answer, or do not let us see consumer groups.

@@ -1,7 +1,7 @@
-"""A redrive: goes through the dead letters, sends what is asked for, and remembers how far it came.
+"""A redrive: reads the dead letters, sends those that match, and remembers how far it got.
 
-Decisions are `core.redrive`'s; this shell reads, sends and saves. The redrive ends at what was the end of the topic
-when it began: letters that come meanwhile, about the very messages it sent, are another run's.
+`core.deadletters.redrive` decides; this shell reads, sends and saves. The redrive ends at what was the end of the topic
+when it began: letters that arrive meanwhile, about the very messages it sent, are left to the next run.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from tidemill.deadletters.redrive.sinks import SinkTarget
 from tidemill.deadletters.redrive.targets import NotSentError, RedriveItem, RedriveTarget, Unsent
 from tidemill.deadletters.redrive.topics import TopicTarget, limit_batches
 
-#: A batch is sent after so many letters, bytes, or so long after its first: what a crash repeats, where it repeats.
+#: A batch is sent after this many letters or bytes, or this long after its first; a crash repeats at most one batch.
 BATCH_LETTERS = 200
 BATCH_BYTES = 8 * 1024 * 1024
 BATCH_SECONDS = 0.5
-#: A wait longer than this is not made with a batch in hand.
+#: Before a wait longer than this, the batch is sent.
 _PATIENCE_SECONDS = 0.05
 _SLICE_SECONDS = 0.1
 
 
 class RedriveOrder(msgspec.Struct, frozen=True):
-    """What somebody wants sent again.
+    """What is to be sent again.
 
     Attributes:
         criteria: Which letters.
         target: Where to.
         topic: The topic, for `Target.TOPIC`.
-        limit: At most so many letters; None: all.
-        max_redrives: Send a message again that was sent again less often; None: as configured.
-        rate: At most so many messages or payloads in a second; None: as fast as can be.
+        limit: At most this many letters; None: all.
+        max_redrives: Leave messages that were sent again this often; None: as configured.
+        rate: At most this many messages or payloads per second; None: as fast as possible.
         dry_run: Send nothing, only say what would be sent.
-        restart: Begin at the beginning, whatever was sent before.
+        restart: Start with the oldest letter, even if it was sent before.
     """
 
     criteria: Criteria = Criteria()
@@ -73,8 +73,8 @@ class Redrive:
     Args:
         settings: The pipeline's settings.
         order: What to send.
-        stopped: Asked between letters; once it is true, what is in hand is sent, and the rest is left for the next run.
-        watch: Called often, also while nothing happens.
+        stopped: Called between letters; once it returns true, the batch is sent, and the rest is left to the next run.
+        watch: Called often, even while nothing happens.
         shown: Called with each letter that would be sent, in a dry run.
     """
 
@@ -112,17 +112,17 @@ class Redrive:
 
     @property
     def left(self) -> int:
-        """How many records of the topic were not looked at."""
+        """How many records of the topic were not read."""
         return self._cursor.left
 
     def run(self) -> Tally:
-        """Do it, until the end, the limit, or somebody wants to stop.
+        """Send letters until the end, the limit or a stop.
 
         Raises:
             ConfigError: The dead-letter topic, or the topic to send to, does not exist; or no sink and no letter has a
-                name that was asked for.
+                name in the filter.
             FencedError: Another process began the same redrive.
-            RemoteError: Brokers or a sink do not answer; the next run goes on after what was sent.
+            RemoteError: Brokers or a sink do not answer; the next run continues after what was sent.
         """
         with open_letters(self._settings, self.name) as box:
             ranges = box.ranges()
@@ -142,7 +142,7 @@ class Redrive:
         return self.tally
 
     def _check_names(self) -> None:
-        # Where not every letter was looked at, one of the others may have it.
+        # If not every letter was read, one of the others may name it.
         if self.left or self.resumed or not self._names.unknown:
             return
         listed = ", ".join(sorted(f"{kind}.{name}" for kind, name in self._configured)) or "none"
@@ -175,8 +175,8 @@ class Redrive:
         beyond = [number for number, at in saved.items() if at > ranges[number][1]]
         if beyond:
             raise ConfigError(
-                f"dlq redrive: the cursor is beyond the end of {box.place}, partition {beyond[0]}: the topic was made "
-                "again; begin anew with --restart"
+                f"dlq redrive: the cursor is beyond the end of {box.place}, partition {beyond[0]}: the topic was "
+                "recreated; start over with --restart"
             )
         self.resumed = bool(saved)
         since = self._order.criteria.since
@@ -200,7 +200,7 @@ class Redrive:
         self._watch(self)
 
     def _encode_note(self, partition: int, position: int) -> str:
-        """Return what is kept beside a position that is about to be saved."""
+        """Return the note for a position that is about to be saved."""
         return self._advance_record(partition, position).encode()
 
     def _advance_record(self, partition: int, position: int) -> RedriveRecord:
@@ -214,7 +214,7 @@ class Redrive:
         return limit is not None and self.tally.sent + len(self._items) >= limit
 
     def _take(self, target: RedriveTarget, found: Found) -> bool:
-        """Deal with one record of the topic; False if somebody wanted to stop before it was."""
+        """Process one record of the topic; return False if a stop came first."""
         item = self._prepare(target, found)
         if item is not None:
             if not self._wait(target):
@@ -297,7 +297,7 @@ class Redrive:
             self._corrected.add(item.partition)
 
     def _note_parts(self, items: Sequence[RedriveItem], unsent: Unsent) -> None:
-        """Take note of letters that had no room for all their messages."""
+        """Count letters that had no room for all their messages."""
         refused = {id(item) for item, _, _ in unsent}
         for item in items:
             if item.letter.sources_dropped and id(item) not in refused:

@@ -2,8 +2,8 @@
 
 Invariants: a letter counts as sent once its sink confirmed every payload; the cursor is saved after that, so a crash in
 between sends one batch again. Payloads of one key keep the order of their letters. A payload that a sink refuses for
-good, or at which it raises, is refused alone (`core.delivery.culprit`); a sink that takes nothing ends the redrive, and
-blames no letter.
+good, or at which it raises, is refused alone (`core.delivery.culprit`); a sink that accepts nothing ends the redrive,
+and no letter is blamed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tidemill.sinks.sending.submission import Entry, Failure, Question, Submissi
 
 #: A sink may take this long to connect, or to answer a batch unless it says so itself.
 ANSWER_SECONDS = 60.0
-#: A sink that takes nothing for this long ends the redrive, to be continued later.
+#: A sink that accepts nothing for this long ends the redrive, to be continued later.
 PATIENCE_SECONDS = 120.0
 _BACKOFF = Backoff(0.1, 5.0)
 
@@ -50,8 +50,8 @@ _CLASSES: Mapping[str, str] = {
     "http": "HttpPayload",
     "redis": "RedisPayload",
 }
-#: These send JSON: times and the like go out as the letter has them. The others want them as they were, and so does
-#: Redis but for `set`: bytes in what it gets are values of their own.
+#: These send JSON: times and the like go out as the letter has them. The others need them as they were, and so does
+#: Redis except for `set`: there, bytes in the data are values of their own.
 _JSON_SINKS = frozenset({"kafka", "filesystem", "http", "redis"})
 
 
@@ -117,7 +117,7 @@ class SinkTarget:
             size = sum(encoded(sender.sink, payload).size_bytes for payload in content)
         except PayloadLostError as error:
             raise NotSentError(Why.LOST, f"a payload for {label}: {error}") from None
-        except Exception as error:  # what a sink says about a payload that it cannot encode
+        except Exception as error:  # a sink may raise anything about a payload that it cannot encode
             raise NotSentError(Why.REFUSED, f"{label}: {describe_error(error)}") from None
         return RedriveItem(letter, partition, offset, content, len(content), size, label)
 
@@ -172,7 +172,7 @@ class SinkTarget:
                 and (self._stopped() or now - since > PATIENCE_SECONDS)
             ):
                 raise RemoteError(
-                    f"{sender.label} takes nothing now: {sender.failing}; the same command goes on where this one ended"
+                    f"{sender.label} accepts nothing now: {sender.failing}; run the same command again to continue"
                 )
 
     def _release(self) -> None:
@@ -181,8 +181,8 @@ class SinkTarget:
 
     def _ask(self, sender: Sender, question: Question) -> None:
         if question.sink_failed:
-            # No letter is to blame, and retrying is of no use.
-            text = f"{sender.label}: {question.error}; the same command goes on where this one ended"
+            # No letter is to blame, and retrying does not help.
+            text = f"{sender.label}: {question.error}; run the same command again to continue"
             self._failure = RemoteError(text, retryable=False)
             self._changed.set()
             return
@@ -223,16 +223,16 @@ def restore_payload(letter: Letter, text: str) -> Any:
         text: One of its `original_payloads`.
 
     Raises:
-        PayloadLostError: It cannot be had back.
+        PayloadLostError: It cannot be restored.
     """
     fields = restore_fields(text, typed=letter.sink_type not in _JSON_SINKS)
     if letter.sink_type == "redis" and fields.get("op", "set") != "set":
         fields = restore_fields(text, typed=True)
     name = _CLASSES.get(letter.sink_type)
     if name is None:
-        # A sink of somebody's own: its payloads' class is not known here, their fields are.
+        # A sink of another package: the class of its payloads is not known here, their fields are.
         return types.SimpleNamespace(**fields)
     try:
         return getattr(payloads, name)(**fields)
     except (AttributeError, TypeError) as error:
-        raise PayloadLostError(f"it is no {name}: {error}") from None
+        raise PayloadLostError(f"it is not a {name}: {error}") from None

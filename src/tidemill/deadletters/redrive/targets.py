@@ -27,8 +27,8 @@ class RedriveItem(msgspec.Struct):
         offset: Where it is in the dead-letter topic.
         content: What the target sends for it.
         count: How many messages or payloads that is.
-        size_bytes: How large that is, about.
-        where: Where it goes, for people.
+        size_bytes: About how large that is.
+        where: The topic or sink it goes to, for messages.
     """
 
     letter: Letter
@@ -59,18 +59,18 @@ class RedriveTarget(Protocol):
         """Connect what `send` needs."""
 
     def prepare(self, letter: Letter, partition: int, offset: int) -> RedriveItem:
-        """Make a letter ready, without sending anything.
+        """Prepare a letter, without sending anything.
 
         Raises:
             NotSentError: It cannot be sent.
-            TidemillError: No letter can.
+            TidemillError: No letter can be sent.
         """
 
     def send(self, items: Sequence[RedriveItem], positions: Positions) -> Unsent:
         """Send letters and save the cursor; return those that were refused.
 
         Raises:
-            TidemillError: The redrive ends here; the next one goes on after the last saved cursor.
+            TidemillError: The redrive ends here; the next one continues after the last saved cursor.
         """
 
     def close(self) -> None:

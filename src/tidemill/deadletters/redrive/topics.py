@@ -33,8 +33,8 @@ class TopicTarget:
 
     Args:
         settings: The pipeline's settings.
-        cursor: Saves positions, and sends where it can; None: nothing is sent.
-        topic: Where to; '': where each message came from.
+        cursor: Saves positions, and sends if the brokers are the same; None: nothing is sent.
+        topic: The topic to send to; '': the one that each message came from.
     """
 
     def __init__(self, settings: Settings, cursor: RedriveCursor | None, topic: str) -> None:
@@ -43,7 +43,7 @@ class TopicTarget:
         self._topic = topic
         self._cursor = cursor
         self._reader = SourceReader(settings)
-        # The names are compared, not what they resolve to: at worst a transaction is not used where it could be.
+        # Names are compared, not what they resolve to: at worst, a transaction that would be possible is not used.
         self._same = not settings.dlq.path and settings.dlq_brokers == settings.kafka.brokers
         self._plain: PlainProducer | None = None
         self._partitions: dict[str, int] = {}
@@ -72,7 +72,7 @@ class TopicTarget:
         return RedriveItem(letter, partition, offset, records, len(records), size, ", ".join(places))
 
     def _count_partitions(self, topic: str) -> int:
-        """Return how many partitions a topic has; asked once."""
+        """Return how many partitions a topic has; looked up once."""
         if topic not in self._partitions:
             if topic == self._settings.dlq_topic and self._same:
                 raise ConfigError(f"dlq redrive: messages would go to the dead-letter topic {topic!r} itself")
@@ -97,7 +97,7 @@ class TopicTarget:
         return unsent
 
     def _send_in_transaction(self, items: Sequence[RedriveItem], positions: Positions) -> Unsent:
-        """Send all or nothing; where something is refused, halve until it stands alone."""
+        """Send all or nothing; if something is refused, halve until it stands alone."""
         assert self._cursor is not None
         errors = self._cursor.commit([record for item in items for record in item.content], positions)
         if not errors:
@@ -133,7 +133,7 @@ class TopicTarget:
 
 
 def limit_batches(settings: Settings, topic: str) -> dict[str, Any]:
-    """Return a producer's overrides so that no batch is larger than the topic takes, if that is known."""
+    """Return a producer's overrides so that no batch is larger than the topic accepts, if its limit is known."""
     admin = TopicAdmin(client_config(settings.kafka, "", {}), "dlq redrive")
     limit = admin.max_message_bytes(topic or settings.kafka.source_topic)
     return {"batch.size": max(1, min(limit, 500_000))} if limit is not None else {"batch.num.messages": 1}
@@ -154,10 +154,10 @@ def make_records(letter: Letter, read: Read, topic: str | None) -> list[ResentRe
     Args:
         letter: The letter.
         read: Reads a message from its topic.
-        topic: Where to; None: where each came from.
+        topic: The topic to send to; None: the one that each message came from.
 
     Raises:
-        ContentLostError: A message cannot be had back.
+        ContentLostError: A message cannot be restored.
         RemoteError: The brokers do not answer.
     """
     seen: set[tuple[str, int, int]] = set()
@@ -181,7 +181,7 @@ def make_records(letter: Letter, read: Read, topic: str | None) -> list[ResentRe
 
 
 def make_headers(letter: Letter, message: SourceMessage) -> list[Header]:
-    """Return a message's own headers, and those that tell of its redrives."""
+    """Return a message's own headers, and those about its redrives."""
     own = [(name, value) for name, value in message.headers if name not in (REDRIVES_HEADER, HISTORY_HEADER)]
     history = [*read_history_header(message.headers), _make_entry(letter, message)][-HISTORY_LETTERS:]
     return [
@@ -192,7 +192,7 @@ def make_headers(letter: Letter, message: SourceMessage) -> list[Header]:
 
 
 def drop_history(record: ResentRecord) -> ResentRecord:
-    """Return a record without the header that can be done without."""
+    """Return a record without the header that may be dropped."""
     headers = [(name, value) for name, value in record.headers if name != HISTORY_HEADER]
     return msgspec.structs.replace(record, headers=headers)
 

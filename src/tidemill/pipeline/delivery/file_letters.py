@@ -1,11 +1,11 @@
 """The dead letters of a bounded engine as files: one for each part, published right before the part's outcomes.
 
 A part of a bounded run counts only when its outcome file has appeared, and that appears after its letters file. So a
-letter is confirmed once the writer has taken it: if it is lost with its engine, its messages are processed again.
+letter is confirmed once it is accepted here: if it is lost with its engine, its messages are reprocessed.
 
-Invariants: every letter that was taken is in the published file, unless all its messages are left to another run;
-memory holds up to `GROUP_BYTES` of letters and what comes in during one write, beyond which letters are confirmed only
-when they are written; the event loop never waits for the disk. A disk that refuses ends the run.
+Invariants: every letter that was accepted is in the published file, unless all its messages are left to another run;
+memory holds up to `GROUP_BYTES` of letters and what arrives during one write, beyond which letters are confirmed only
+once they are written; the event loop never waits for the disk. A failed write ends the run.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from tidemill.deadletters.letter import Letter
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.sources.base import TopicPartition
 
-#: Letters are written when so many, or so many bytes of them, wait; what is written together is read together.
+#: Letters are written when this many, or this many bytes of them, wait; what is written together is read together.
 GROUP_LETTERS = 1_000
 GROUP_BYTES = 8 * 1024 * 1024
-#: A write that takes longer than this is told of.
+#: A write that takes longer than this is reported.
 STALLED_SECONDS = 1.0
 
 
@@ -34,7 +34,7 @@ class FileDeadLetters:
 
     Args:
         place: Where they go.
-        engine_id: Whose they are.
+        engine_id: The engine's id.
         partitions: A file for each of these; none: one file for all.
     """
 
@@ -46,18 +46,18 @@ class FileDeadLetters:
         self._first = keys[0]
         self._rows: dict[TopicPartition | None, list[LetterRow]] = {}
         self._count = self._bytes = 0
-        # A stop does not wait for a slow disk: the thread of a write that was given up may still be at it.
+        # A stop does not wait for a slow disk: the thread of a write that was given up may still be running.
         self._disk = threading.Lock()
-        # Held for a moment only, by the loop too.
+        # Held briefly, by the loop as well.
         self._taking = threading.Lock()
         self._held: list[Callable[[], None]] = []
         self._since = 0.0
         self._writing: asyncio.Task[None] | None = None
         #: Where its writes run; an engine sets its own.
         self.tasks = EngineTasks()
-        #: Called with what happened when the disk refuses.
+        #: Called with the error when a write fails.
         self.on_error: Callable[[str], None] = _ignored
-        #: What the disk refused, in words; None while it does not.
+        #: Why a write failed; None while none has.
         self.error: str | None = None
         #: The names of the files that were published.
         self.published: list[str] = []
@@ -73,7 +73,7 @@ class FileDeadLetters:
         await asyncio.to_thread(check_letters_folder, Path(self._path))
 
     def put(self, letter: Letter, done: Callable[[], None]) -> None:
-        """Take a letter; see `DeadLetters.put`."""
+        """Accept a letter; see `DeadLetters.put`."""
         row = make_row(letter)
         first = letter.sources[0] if letter.sources else None
         key = (first.topic, first.partition) if first is not None else None
@@ -126,7 +126,7 @@ class FileDeadLetters:
                         count += len(group)
                         size += sum(len(row[-1]) for row in group)
             except Exception as error:
-                # Noted here: at a stop, nobody may be waiting for this thread any more.
+                # Noted here: after a stop, nothing may be waiting for this thread.
                 self._note_error(error)
                 raise
             return count, size
@@ -135,14 +135,14 @@ class FileDeadLetters:
         self.error = f"RemoteError: dead letters cannot be written to {self._path}: {describe_error(error)}"
 
     def stalled(self) -> str | None:
-        """Say how many letters wait for the disk, and for how long."""
+        """Return how many letters wait for the disk, and for how long; None while none do."""
         seconds = time.monotonic() - self._since
         if not self._held or seconds < STALLED_SECONDS:
             return None
         return f"{len(self._held)} letters wait for {seconds:.0f} s to be written to {self._path}"
 
     async def close(self) -> None:
-        """Confirm nothing more; what waits is written when it gets its name, with the outcomes."""
+        """Confirm nothing more; what waits is written by `publish`, with the outcomes."""
         self._held = []
 
     def publish(self, outcome: str, partition: TopicPartition | None = None, below: int | None = None) -> str:
@@ -173,14 +173,14 @@ class FileDeadLetters:
         return name
 
     def discard(self) -> None:
-        """Leave nothing unfinished behind; blocking."""
+        """Remove unfinished files; blocking."""
         with self._disk:
             for file in self._files.values():
                 file.discard()
 
 
 def _split(rows: Sequence[LetterRow]) -> Iterator[list[LetterRow]]:
-    """Split rows so that none of the parts has more than `GROUP_BYTES`, but for a letter that is larger by itself."""
+    """Split rows into groups of up to `GROUP_BYTES`; a letter that is larger by itself is a group."""
     group: list[LetterRow] = []
     size = 0
     for row in rows:
