@@ -58,7 +58,7 @@ def list_letters(
 ) -> None:
     """List letters, the newest first; times may be relative here (--from 2h)."""
     with reporting():
-        from tidemill.cli.dlq_view import letter_json, letters_table
+        from tidemill.cli.dlq_view import build_table, encode_letter_line
 
         criteria = make_criteria(ids, kinds, sinks, since, until, keys, text)
         settings = _load_settings(config)
@@ -67,9 +67,9 @@ def list_letters(
             sent = _find_history(settings, box)
             if as_json:
                 for each in found:
-                    typer.echo(letter_json(each, sent(each)))
+                    typer.echo(encode_letter_line(each, sent(each)))
             else:
-                _print_table(found, lambda page, width: letters_table([(each, sent(each)) for each in page], width))
+                _print_table(found, lambda page, width: build_table([(each, sent(each)) for each in page], width))
 
 
 def _find_history(settings: Settings, box: Letters) -> Callable[[Found], list[Redriven]]:
@@ -113,7 +113,7 @@ def show(
 ) -> None:
     """Show one letter with everything in it: messages and payloads as they are, secrets included."""
     with reporting():
-        from tidemill.cli.dlq_view import letter_json, letter_text
+        from tidemill.cli.dlq_view import describe_letter, encode_letter_line
         from tidemill.core.deadletters.redrive import Criteria
 
         if not letter_id:
@@ -133,7 +133,7 @@ def show(
             one = found.get(letter_id) or next(iter(found.values()))
             sent = _find_history(settings, box)(one)
         allowed = settings.dlq.max_redrives
-        typer.echo(letter_json(one, sent) if as_json else letter_text(one, str(config or ""), sent, allowed))
+        typer.echo(encode_letter_line(one, sent) if as_json else describe_letter(one, str(config or ""), sent, allowed))
 
 
 @app.command()
@@ -150,7 +150,7 @@ def stats(
 ) -> None:
     """Count letters by kind, sink, error and day; times may be relative here (--from 7d)."""
     with reporting():
-        from tidemill.cli.dlq_view import stats_json, stats_text
+        from tidemill.cli.dlq_view import describe_stats, encode_stats
         from tidemill.core.deadletters.letter_stats import LetterStats
         from tidemill.deadletters.reader import extract_facts
 
@@ -162,7 +162,7 @@ def stats(
                     counted.no_letters += 1
                 else:
                     counted.add(extract_facts(each.letter), each.letter.error)
-        typer.echo(stats_json(counted) if as_json else stats_text(counted))
+        typer.echo(encode_stats(counted) if as_json else describe_stats(counted))
 
 
 @app.command()

@@ -151,7 +151,7 @@ class _Watch:
         now = time.monotonic()
         if now >= self._next:
             self._next = now + self.seconds
-            self.say(progress_text(redrive))
+            self.say(describe_progress(redrive))
 
     def say(self, text: str) -> None:
         """Show a text."""
@@ -173,7 +173,7 @@ class _Shown(_Watch):
         self._status.update(text)  # type: ignore[attr-defined]
 
 
-def progress_text(redrive: Redrive) -> str:
+def describe_progress(redrive: Redrive) -> str:
     """Return one line that says how far a redrive got."""
     seen = redrive.total - redrive.left
     share = f"{seen / redrive.total:.0%}" if redrive.total else "100%"

@@ -31,7 +31,7 @@ class ContentLostError(Exception):
     """The content of a message is neither in its letter nor in its topic; the text says which."""
 
 
-def restored(source: LetterSource, read: Read) -> SourceMessage:
+def restore_message(source: LetterSource, read: Read) -> SourceMessage:
     """Return a message as it was.
 
     Args:

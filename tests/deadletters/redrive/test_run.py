@@ -289,11 +289,11 @@ def test_another_message_at_the_same_place_is_noticed(change: str) -> None:
 
     source = LetterSource("t", 0, 7, "k", [("h", "x")], 5, digest(b"body"))
     good = SourceMessage("t", 0, 7, b"k", b"body", (("h", b"x"),), 5)
-    assert restoring.restored(source, lambda *place: good) == good
+    assert restoring.restore_message(source, lambda *place: good) == good
     other: dict[str, Any] = {"value": b"bodY", "key": None, "headers": (("g", b"x"),), "timestamp": 6}
     wrong = msgspec.structs.replace(good, **{change: other[change]})
     with pytest.raises(restoring.ContentLostError, match="t/0/7 holds another message now"):
-        restoring.restored(source, lambda *place: wrong)
+        restoring.restore_message(source, lambda *place: wrong)
 
 
 # -- loops ----------------------------------------------------------------------------------------------------

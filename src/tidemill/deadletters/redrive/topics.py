@@ -18,7 +18,7 @@ from tidemill.deadletters.letter import HISTORY_HEADER, REDRIVES_HEADER, Letter,
 from tidemill.deadletters.redrive.cursor import RedriveCursor
 from tidemill.deadletters.redrive.producer import PlainProducer, ResentRecord
 from tidemill.deadletters.redrive.targets import NotSentError, Positions, RedriveItem, Unsent
-from tidemill.deadletters.restore import ContentLostError, Read, SourceReader, restored
+from tidemill.deadletters.restore import ContentLostError, Read, SourceReader, restore_message
 from tidemill.runtime.kafka_client import TopicAdmin, client_config
 from tidemill.runtime.messages import Header, SourceMessage
 from tidemill.runtime.producer import producer_config
@@ -167,7 +167,7 @@ def make_records(letter: Letter, read: Read, topic: str | None) -> list[ResentRe
         if place in seen:
             continue
         seen.add(place)
-        message = restored(source, read)
+        message = restore_message(source, read)
         records.append(
             ResentRecord(
                 topic or message.topic,
