@@ -256,7 +256,7 @@ def test_messages_that_a_letter_had_no_room_for_are_counted_and_named(dlq: Dlq) 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["list", "--kind", "tsk"], "there is no such kind; there is parse, tombstone"),
+        (["list", "--kind", "tsk"], "there is no such kind; the kinds are parse, tombstone"),
         (["list", "--from", "yesterday"], "--from yesterday: this is not a time; write 2026-05-01T12:00 (UTC), or 2h"),
         (["redrive", "--from", "2h"], "a redrive takes times with a date"),
         (["redrive", "--to", "no/topic"], "write source, sink or the name of a topic"),

@@ -12,7 +12,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from tests.letters import letter, write
-from tests.pipeline.test_bounded import NAMES, Copy, Refusing, finish, until
+from tests.pipeline.test_bounded import NAMES, Copy, Refusing, finish
+from tests.until import until
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError

@@ -17,7 +17,7 @@ import pytest
 from tests.faults import FaultyProxy
 from tests.sinks.servers import Answer, HttpDouble, Request
 
-from tidemill.config.settings import DeliverySettings
+from tidemill.config.delivery_settings import DeliverySettings
 from tidemill.config.sink_settings import HttpSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.pipeline.delivery.outbox import Outbox

@@ -13,6 +13,7 @@ from typing import Any
 import confluent_kafka as ck
 import pytest
 from tests.sources.kafka_proxy import END_TXN, TXN_OFFSET_COMMIT, Fault, When, proxied_broker
+from tests.until import LIMIT_SECONDS, until
 
 from tidemill.config.loading import load_settings
 from tidemill.config.settings import Settings
@@ -96,10 +97,8 @@ class Place:
         self.tasks.append(asyncio.ensure_future(engine.run(at_once)))
         return engine
 
-    async def until(self, condition: Any, seconds: float = 30.0) -> None:
-        async with asyncio.timeout(seconds):
-            while not condition():
-                await asyncio.sleep(0.01)
+    async def until(self, condition: Any, seconds: float = LIMIT_SECONDS) -> None:
+        await until(condition, seconds)
 
     async def committed(self, count: int, seconds: float = 30.0) -> None:
         def total() -> int:
@@ -400,7 +399,7 @@ async def test_a_revoke_ends_the_last_transaction_of_its_partitions_first(place)
     await place.until(lambda: second.intake.lanes)
     await place.committed(200)
     place.assert_exactly_once(200)
-    owners = [len(engine.intake.lanes) for engine in (first, second)]
+    owners = [len(engine.intake.partitions) for engine in (first, second)]
     assert owners == [2, 2]
 
 
@@ -467,7 +466,7 @@ async def test_an_engine_that_waits_for_its_transactions_can_be_stopped(own_kafk
     broker = own_kafka()
     place = Place(broker)
     engine = place.start(Copy())
-    await place.until(lambda: engine.intake.lanes)
+    await place.until(lambda: engine.intake.partitions)
     place.feed(0, 100)
     await place.until(lambda: engine.commits.committed)
     broker.kill()
@@ -478,13 +477,13 @@ async def test_an_engine_that_waits_for_its_transactions_can_be_stopped(own_kafk
 @pytest.mark.parametrize(
     ("more", "text"),
     [
-        ({"sinks": {"filesystem": {"f": {"base_path": "x"}}}}, r"sinks\.filesystem\.f is no Kafka sink"),
+        ({"sinks": {"filesystem": {"f": {"base_path": "x"}}}}, r"sinks\.filesystem\.f is not a Kafka sink"),
         ({"dlq": {"on_send_failure": "drop"}}, r"dlq\.on_send_failure is drop"),
         ({"sinks": {"kafka": {"o": {"topic": "o", "brokers": "other:1"}}}}, r"sinks\.kafka\.o is on other brokers"),
         ({"dlq": {"brokers": "other:1"}}, r"dlq is on other brokers \(other:1\)"),
         (
             {"sinks": {"kafka": {"a": {"topic": "a"}, "b": {"topic": "b", "client_config": {"linger.ms": 1}}}}},
-            r"sinks\.kafka\.b has another client_config than sinks\.kafka\.a",
+            r"sinks\.kafka\.b has a different client_config from sinks\.kafka\.a",
         ),
         ({"kafka": {"client_config": {"isolation.level": "read_uncommitted"}}}, r"isolation\.level read_uncommitted"),
     ],

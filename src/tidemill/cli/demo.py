@@ -128,7 +128,8 @@ class _Demo:
 
     @property
     def result_topic(self) -> str:
-        return self.settings.sinks.kafka["results"].topic
+        topic: str = self.settings.sinks.kafka["results"].topic
+        return topic
 
     def prepare(self, broker: EmbeddedBroker) -> None:
         """Make the topics and feed the source."""

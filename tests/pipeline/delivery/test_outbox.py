@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.until import LIMIT_SECONDS, until
 
-from tidemill.config.settings import (
-    DeliverySettings,
-    FilesystemSinkSettings,
-    KafkaSettings,
-    KafkaSinkSettings,
-    Settings,
-)
+from tidemill.config.delivery_settings import DeliverySettings
+from tidemill.config.kafka_settings import KafkaSettings
+from tidemill.config.settings import Settings
+from tidemill.config.sink_settings import FilesystemSinkSettings, KafkaSinkSettings
 from tidemill.core.errors import AmbiguousSinkError, ConfigError, RemoteError, SinkNotConfiguredError
 from tidemill.deadletters.letter import LetterKind, decode_letter
 from tidemill.deadletters.writer import KafkaDeadLetters
@@ -63,10 +61,8 @@ class Fixture:
         )
         assert len(self.released) == before, "released inside submit"
 
-    async def until(self, condition: Callable[[], object], seconds: float = 5.0) -> None:
-        async with asyncio.timeout(seconds):
-            while not condition():
-                await asyncio.sleep(0.001)
+    async def until(self, condition: Callable[[], object], seconds: float = LIMIT_SECONDS) -> None:
+        await until(condition, seconds)
 
     @property
     def delivered(self) -> list[Any]:

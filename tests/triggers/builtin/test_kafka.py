@@ -9,6 +9,7 @@ from typing import Any
 import confluent_kafka as ck
 import pytest
 from tests.triggers.builtin.triggers_contract import first, made_again
+from tests.until import until
 
 from tidemill.core.errors import ConfigError
 from tidemill.deadletters.letter import LetterKind, decode_letter
@@ -16,7 +17,7 @@ from tidemill.testing.kafka import committed_offsets, consume, produce, unique_n
 from tidemill.triggers.base import TriggerEvent
 from tidemill.triggers.builtin.kafka import KafkaTrigger
 from tidemill.triggers.producers.kafka import kafka_claim
-from tidemill.triggers.streams.manager import SharedStreamManager, route
+from tidemill.triggers.shared_stream import SharedStreamManager, route
 
 
 class Topic:
@@ -56,12 +57,13 @@ class Topic:
                 self.manager.confirm_persisted([seq])
 
     async def until(self, condition: Callable[[], Any]) -> None:
-        async with asyncio.timeout(20):
-            while not condition():
-                for task in self.tasks:
-                    if task.done():
-                        task.result()
-                await asyncio.sleep(0.005)
+        def met() -> Any:
+            for task in self.tasks:
+                if task.done():
+                    task.result()
+            return condition()
+
+        await until(met)
 
     async def committed(self, total: int) -> None:
         await asyncio.to_thread(wait_for_committed, self.bootstrap, self.name, self.name, total, timeout_seconds=20)
@@ -208,5 +210,5 @@ def test_its_claim_is_topic_and_group_whatever_else_it_is_given():
     ],
 )
 def test_what_cannot_be_meant_is_refused(topic_name, kwargs):
-    with pytest.raises(ValueError, match=r"is no topic name|is no usable group name|may not be"):
+    with pytest.raises(ValueError, match=r"is not a valid topic name|is not a usable group name|may not be"):
         KafkaTrigger(topic_name, **kwargs)

@@ -19,7 +19,7 @@ from tidemill.testing.kafka import committed_offsets, consume, produce, unique_n
 from tidemill.triggers.builtin.directory import DirectoryTrigger
 from tidemill.triggers.producers.kafka import KafkaStreamProducer
 from tidemill.triggers.producers.sqs import SqsStreamProducer, sqs_stream
-from tidemill.triggers.streams.manager import SharedStreamProducer
+from tidemill.triggers.shared_stream import SharedStreamProducer
 
 __all__ = ["moto_url", "sqs_server"]
 

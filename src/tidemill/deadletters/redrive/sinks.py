@@ -13,12 +13,13 @@ import math
 import sys
 import time
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from tidemill.config.settings import Settings
+from tidemill.config.sink_types import SINK_TYPES, load_class
 from tidemill.core.deadletters.redrive import Why
 from tidemill.core.delivery.send_items import Decision, Limits
 from tidemill.core.errors import InvariantError, RemoteError, describe_error
@@ -28,7 +29,6 @@ from tidemill.deadletters.payloads import PayloadLostError, restore_fields
 from tidemill.deadletters.redrive.cursor import RedriveCursor
 from tidemill.deadletters.redrive.targets import NotSentError, Positions, RedriveItem, Unsent
 from tidemill.runtime.engine_tasks import EngineTasks
-from tidemill.sinks import payloads
 from tidemill.sinks.base import Sink, encoded
 from tidemill.sinks.build import build_sinks
 from tidemill.sinks.sending.batch_sender import BatchSender
@@ -40,19 +40,6 @@ ANSWER_SECONDS = 60.0
 #: A sink that accepts nothing for this long ends the redrive, to be continued later.
 PATIENCE_SECONDS = 120.0
 _BACKOFF = Backoff(0.1, 5.0)
-
-#: The class of a sink's payloads, by its type.
-_CLASSES: Mapping[str, str] = {
-    "kafka": "KafkaPayload",
-    "filesystem": "FilePayload",
-    "postgres": "PostgresPayload",
-    "mongo": "MongoPayload",
-    "http": "HttpPayload",
-    "redis": "RedisPayload",
-}
-#: These send JSON: times and the like go out as the letter has them. The others need them as they were, and so does
-#: Redis except for `set`: there, bytes in the data are values of their own.
-_JSON_SINKS = frozenset({"kafka", "filesystem", "http", "redis"})
 
 
 class _Origin(msgspec.Struct):
@@ -225,14 +212,14 @@ def restore_payload(letter: Letter, text: str) -> Any:
     Raises:
         PayloadLostError: It cannot be restored.
     """
-    fields = restore_fields(text, typed=letter.sink_type not in _JSON_SINKS)
-    if letter.sink_type == "redis" and fields.get("op", "set") != "set":
+    kind = SINK_TYPES.get(letter.sink_type)
+    if kind is None:
+        # A sink of another package: the class of its payloads is not known here, but their fields are.
+        return types.SimpleNamespace(**restore_fields(text, typed=True))
+    fields = restore_fields(text, typed=not kind.sends_json)
+    if kind.json_op and fields.get("op", kind.json_op) != kind.json_op:
         fields = restore_fields(text, typed=True)
-    name = _CLASSES.get(letter.sink_type)
-    if name is None:
-        # A sink of another package: the class of its payloads is not known here, their fields are.
-        return types.SimpleNamespace(**fields)
     try:
-        return getattr(payloads, name)(**fields)
+        return load_class(kind.payload)(**fields)
     except (AttributeError, TypeError) as error:
-        raise PayloadLostError(f"it is not a {name}: {error}") from None
+        raise PayloadLostError(f"it is not a {kind.payload_name}: {error}") from None

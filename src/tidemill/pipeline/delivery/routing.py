@@ -10,32 +10,18 @@ from typing import Any
 
 import msgspec
 
-from tidemill.config.sink_settings import BUILT_IN_TYPES
+from tidemill.config.sink_types import SINK_TYPES, load_class, sink_section
 from tidemill.core.errors import AmbiguousSinkError, SinkNotConfiguredError
 from tidemill.deadletters.payloads import encode_payload
 from tidemill.pipeline.handler.models import ExecutorTask
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sinks.fields import type_check
-from tidemill.sinks.payloads import (
-    CollectResult,
-    CustomPayload,
-    FilePayload,
-    HttpPayload,
-    KafkaPayload,
-    MongoPayload,
-    PostgresPayload,
-    RedisPayload,
-)
+from tidemill.sinks.payloads import CollectResult, CustomPayload
 from tidemill.sinks.sending.sender import Sender
 
 #: Field of `CollectResult`, type of sink, and the class of its payloads; those of custom sinks name their type.
 _FIELDS: Sequence[tuple[str, str, type[Any]]] = (
-    ("kafka", "kafka", KafkaPayload),
-    ("postgres", "postgres", PostgresPayload),
-    ("mongo", "mongo", MongoPayload),
-    ("http", "http", HttpPayload),
-    ("redis", "redis", RedisPayload),
-    ("files", "filesystem", FilePayload),
+    *((kind.field, kind.name, load_class(kind.payload)) for kind in SINK_TYPES.values()),
     ("custom", "", CustomPayload),
 )
 
@@ -103,7 +89,7 @@ class Router:
 
     def _find_sender(self, kind: str, name: str) -> Sender:
         named = self._senders.get(kind)
-        place = f"sinks.{kind}" if kind in BUILT_IN_TYPES else f"sinks.custom.{kind or '<type>'}"
+        place = sink_section(kind or "<type>")
         if not named:
             raise SinkNotConfiguredError(f"no sink of type {kind!r} is configured; add {place}.<name>")
         if name:

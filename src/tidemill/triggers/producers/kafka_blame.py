@@ -15,7 +15,7 @@ from tidemill.core.streams.redelivery_items import Delivery, Overdue
 from tidemill.deadletters.letter import Letter, LetterKind
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sources.base import TopicPartition
-from tidemill.triggers.streams.api import AdvanceOutcome
+from tidemill.triggers.shared_stream import AdvanceOutcome
 
 #: Of what one trigger raised.
 MAX_ERROR_CHARACTERS: Final = 500
