@@ -9,7 +9,7 @@ from tidemill.config.settings import Settings
 from tidemill.deadletters.writer import DeadLetters, KafkaDeadLetters
 from tidemill.pipeline.delivery.outbox import Outbox
 from tidemill.pipeline.delivery.transaction_buffer import TransactionBuffer
-from tidemill.pipeline.delivery.transaction_sender import TransactionalDeadLetters
+from tidemill.pipeline.delivery.transactional_letters import TransactionalDeadLetters
 from tidemill.pipeline.engine import Engine
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.reports.history import HistoryWriter

@@ -1,8 +1,8 @@
 """PostgreSQL as a sink: rows in as few statements as their shapes allow, one transaction per batch.
 
 Invariants: payloads are carried out in order; what is confirmed is committed; a batch that fails leaves nothing behind
-and is done again in ever smaller parts, until the row that is at fault stands alone and is named. Which rows share a
-statement is decided by `core.sql_plan`.
+and is repeated in smaller and smaller parts, until the row at fault stands alone and is named. Which rows share a
+statement is decided by `core.delivery.sql_plan`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CLOSE_SECONDS = 5.0
 #: Statements beyond this are not kept prepared; those of a row with very many columns.
 MAX_PREPARED_BYTES = 64 * 1024
 #: What concerns every row of a statement alike; row level security (42501) does not, nor that a type has no order
-#: (42883), by which only updates of several rows are told apart.
+#: (42883), which only updates of several rows need.
 _STATEMENT_CLASSES = frozenset({"42", "3F"})
 _ROW_STATES = frozenset({"42501", "42883"})
 #: Their detail says every value of the row, in the server's language: not null, check, and the options of views.
@@ -128,7 +128,7 @@ class PostgresSink(Sink):
     def _text(self, error: BaseException) -> str:
         text = describe_error(error)
         if isinstance(error, asyncpg.PostgresError):
-            # Its own text ends with the detail, whatever that says.
+            # Its own text ends with the detail.
             detail = error.detail if error.detail and error.sqlstate not in _ROW_IN_DETAIL else ""
             text = f"{type(error).__name__}: {error.args[0]}{f' ({detail})' if detail else ''}"
         # The server may repeat a whole value. It is cut twice, so that no secret is cut where it is still shown.
@@ -140,8 +140,8 @@ class PostgresSink(Sink):
         """Return the row.
 
         Raises:
-            TypeError: `data` is no mapping, or has a value that PostgreSQL has no form for.
-            ValueError: A name is no identifier, or the parts of the payload do not fit each other.
+            TypeError: `data` is not a mapping, or has a value that PostgreSQL has no form for.
+            ValueError: A name is not an identifier, or the parts of the payload do not fit each other.
         """
         if payload.statement:
             return self._encoded_statement(payload)
@@ -231,8 +231,8 @@ class PostgresSink(Sink):
         try:
             yield connection
         except BaseException:
-            # Whatever state it is in: waiting for a server that hangs to give a call up could take for ever. One that
-            # broke is no longer ours, which is not to hide why.
+            # In any state: a server that hangs might never end the call. A connection that broke is no longer ours, and
+            # that must not hide why.
             with contextlib.suppress(asyncpg.InterfaceError):
                 connection.terminate()
             raise
@@ -284,7 +284,7 @@ def _concerns_all(error: BaseException) -> bool:
 
 
 async def _accept_json(connection: asyncpg.Connection) -> None:
-    """Take dicts and lists for json columns; text is taken as JSON, as without this."""
+    """Accept dicts and lists for json columns; text counts as JSON, as it does without this."""
     for kind in ("json", "jsonb"):
         await connection.set_type_codec(
             kind, schema="pg_catalog", encoder=lambda value: value if isinstance(value, str) else json_text(value),

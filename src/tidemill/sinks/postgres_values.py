@@ -1,6 +1,6 @@
 """The values of a PostgreSQL row: what the client has a form for, how large they are, and what orders their row.
 
-Invariants: a value that leaves here is not changed by whatever becomes of the payload it came from; text has no
+Invariants: a value that leaves here does not change if its payload does; text has no
 character that the protocol cannot carry, so that one row's text is never a whole statement's failure.
 """
 
@@ -125,7 +125,7 @@ def row_key(table: str, identity: Sequence[str], source: Mapping[str, Any] | Non
 
 
 def named(row: Row) -> str:
-    """Say which row this is: by what identifies it if that is known, else by its values."""
+    """Name a row by what identifies it if that is known, else by its values."""
     shape = row.shape
     names = (*shape.columns, *shape.where)
     values = dict(zip(names[len(shape.columns) :], row.values[len(shape.columns) :], strict=True)) or {

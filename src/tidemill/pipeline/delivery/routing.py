@@ -12,7 +12,7 @@ import msgspec
 
 from tidemill.config.sink_types import SINK_TYPES, load_class, sink_section
 from tidemill.core.errors import AmbiguousSinkError, SinkNotConfiguredError
-from tidemill.deadletters.payloads import payload_json
+from tidemill.deadletters.payloads import encode_payload
 from tidemill.pipeline.handler.models import ExecutorTask
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sinks.fields import type_check
@@ -105,7 +105,7 @@ class Router:
 def encode_payloads(collect: CollectResult) -> list[str]:
     """Return the payloads of a result that is not delivered, encoded for its letter."""
     fields = [getattr(collect, field) for field, _, _ in _FIELDS]
-    return [payload_json(payload) for field in fields if isinstance(field, Sequence) for payload in field]
+    return [encode_payload(payload) for field in fields if isinstance(field, Sequence) for payload in field]
 
 
 def _list_names(named: Mapping[str, object]) -> str:
