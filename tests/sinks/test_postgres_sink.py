@@ -545,7 +545,7 @@ async def test_values_are_bound_and_never_part_of_the_sql(counting: PostgresSink
         (PostgresPayload(statement="count"), "and has nothing"),
         (PostgresPayload(statement="count", data={"n": 1, "region": "a\0"}), "'region' of statement count has a NUL"),
         (PostgresPayload(statement="count", data={"n": 1, "region": "\ud800"}), "lone surrogate"),
-        (PostgresPayload(statement="count", data=[1, 2]), "data has to be a model"),
+        (PostgresPayload(statement="count", data=[1, 2]), "data must be a model"),
         (PostgresPayload(statement="count", table="t", data={}), "not table, op, conflict or where"),
         (PostgresPayload(statement="count", op="upsert", data={}), "not table, op, conflict or where"),
         (PostgresPayload(statement=5, data={}), "statement 5 is not configured"),  # type: ignore[arg-type]

@@ -40,7 +40,7 @@ from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.messages import SourceMessage, place_of
 from tidemill.runtime.progress import SinkStats
 from tidemill.sinks.base import Sink
-from tidemill.sinks.fields import type_check
+from tidemill.sinks.fields import build_type_check
 from tidemill.sinks.payloads import CollectResult, CustomPayload
 from tidemill.sinks.sending.batch_sender import (
     BatchSender,
@@ -254,7 +254,7 @@ class Outbox:
                 raise TypeError(
                     f"CollectResult.{field} takes a list of {payload_class.__name__}, not {type(payloads).__name__}"
                 )
-            check = type_check(payload_class)
+            check = build_type_check(payload_class)
             for payload in payloads:
                 if not isinstance(payload, payload_class):
                     raise TypeError(
