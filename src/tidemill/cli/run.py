@@ -1,4 +1,4 @@
-"""`tidemill run`: runs a pipeline in the foreground until it is told to stop."""
+"""`tidemill run`: runs a pipeline in the foreground until it is stopped."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tidemill.cli.reporting import reporting, say_error
+from tidemill.cli.reporting import print_error, reporting
 from tidemill.core.errors import TidemillError
 
 
@@ -23,13 +23,13 @@ def run(
 ) -> None:
     """Run a pipeline until it is stopped.
 
-    The first SIGTERM or SIGINT (Ctrl-C) drains: no more is read, running tasks finish, what is done is
+    The first SIGTERM or SIGINT (Ctrl-C) drains: it stops reading, running tasks finish, and finished offsets are
     committed. A second one stops at once.
     """
     with reporting():
         from tidemill.config.loading import load_settings
 
-        # Before anything heavy: the usual mistakes are answered at once.
+        # Before anything heavy is imported, so that common mistakes are reported at once.
         settings = load_settings(config)
         from tidemill.cli.handlers import load_handler
 
@@ -41,6 +41,6 @@ def run(
         with live_status(pipeline.progress, plain=plain):
             code = pipeline.run()
         if isinstance(pipeline.error, TidemillError):
-            # It was logged too, but a log may go elsewhere.
-            say_error(pipeline.error)
+            # It was logged as well, but the log may go elsewhere.
+            print_error(pipeline.error)
         raise typer.Exit(code)
