@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from bench.harness import report
 
-from tidemill.cli.status import status_text
+from tidemill.cli.status import format_status
 from tidemill.config.settings import Settings
 from tidemill.pipeline.delivery.outbox import Outbox
 from tidemill.pipeline.engine import Engine
@@ -108,7 +108,7 @@ async def measure(partitions: int) -> None:
     def show_status() -> str:
         """Say how two engines stand, of which one has committed something."""
         halves[0].committed = dict(halves[0].committed)
-        return status_text(summed((), halves, statuses, sums), 0.0)
+        return format_status(summed((), halves, statuses, sums), 0.0)
 
     status = seconds_each(show_status, 200)
     report(
