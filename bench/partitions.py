@@ -26,7 +26,7 @@ from tidemill.runtime.identity import Identity
 from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.progress import EngineProgress
 from tidemill.spark.progress import EngineStatus, PartitionSums, summed
-from tidemill.testing.run import scripted_sinks
+from tidemill.testing.run import build_scripted_sinks
 from tidemill.testing.scripted import ScriptedDeadLetters, ScriptedSource
 
 MESSAGES = 2_000
@@ -69,7 +69,7 @@ async def measure(partitions: int) -> None:
         handler,
         Identity("bench", 0, "bench", "g", 1),
         source,
-        Outbox(scripted_sinks(settings), letters, handler.on_delivery_error, settings.delivery),
+        Outbox(build_scripted_sinks(settings), letters, handler.on_delivery_error, settings.delivery),
         letters,
         build_executor(settings.executor, "bench"),
     )
