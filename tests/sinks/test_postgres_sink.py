@@ -827,7 +827,7 @@ def test_what_is_no_usable_row_is_refused_before_it_is_sent(payload: PostgresPay
 
 def test_an_unknown_operation_is_told_with_those_there_are() -> None:
     payload = PostgresPayload(table="t", data={"a": 1}, op="replace")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="op 'replace' is not known; there is insert, upsert, update, delete"):
+    with pytest.raises(ValueError, match="op 'replace' is not known; use insert, upsert, update, delete"):
         make_sink("postgresql://nowhere/db").encode(payload)
 
 

@@ -122,16 +122,18 @@ def encoded(sink: Sink, payload: Any) -> Encoded:
     Raises:
         Exception: What concerns this payload alone.
     """
-    made: Any = sink.encode(payload)
-    if not isinstance(made, Encoded) or not isinstance(made.size_bytes, int):
-        raise TypeError(f"{sink.place}: encode must return an Encoded with a size in bytes, not {shorten(repr(made))}")
+    result: Any = sink.encode(payload)
+    if not isinstance(result, Encoded) or not isinstance(result.size_bytes, int):
+        raise TypeError(
+            f"{sink.place}: encode must return an Encoded with a size in bytes, not {shorten(repr(result))}"
+        )
     try:
-        hash(made.key)
+        hash(result.key)
     except TypeError:
         raise TypeError(
-            f"{sink.place}: the key {shorten(repr(made.key))} is not hashable; use text or a tuple"
+            f"{sink.place}: the key {shorten(repr(result.key))} is not hashable; use text or a tuple"
         ) from None
-    return made
+    return result
 
 
 class Answers:

@@ -127,7 +127,7 @@ class FilesystemSink(Sink):
             text = payload.data.encode() if isinstance(payload.data, str) else to_json(payload.data)
             return Encoded(path, _Content(text), len(text))
         if payload.op != "append":
-            raise ValueError(f"op {payload.op!r:.50} is not known; there is append, replace")
+            raise ValueError(f"op {payload.op!r:.50} is not known; use append or replace")
         line = to_json(payload.data)
         # Only bytes and a model's own dump can have one; JSON escapes it.
         if b"\n" in line:

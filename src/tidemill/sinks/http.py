@@ -1,9 +1,9 @@
-"""HTTP as a sink: one request per payload, over connections that are kept.
+"""HTTP as a sink: one request per payload, over persistent connections.
 
-A request that may pass is sent again here a few times, because only here a `Retry-After` is heard; then the delivery's
-own back-off takes over. Invariants: all requests of a payload carry the same idempotency key; with a concurrency of 1
-no payload is sent before the one ahead of it is confirmed or decided about. The key is the payload's, which has it from
-its hook or from `pipeline.idempotency`; only a payload without one gets a random one here.
+A request that may succeed later is retried here a few times, because only here a `Retry-After` is known; then the
+delivery's own backoff takes over. Invariants: all requests of a payload have the same idempotency key; with a
+concurrency of 1, no payload is sent before the one ahead of it is confirmed or given a final answer. The key is the
+payload's, set by its hook or by `pipeline/delivery`; only a payload without one gets a random key here.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from tidemill.sinks.payloads import HttpPayload
 
 CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 5.0
-#: No server is left alone for longer than this at its word.
+#: The longest pause that a server's `Retry-After` can cause.
 MAX_PAUSE_SECONDS = 60.0
-#: Of an answer so much is read, so that its connection can be used again; a longer one ends it.
+#: How much of an answer is read, so that its connection can be reused; a longer answer closes it.
 MAX_ANSWER_BYTES = 256 * 1024
 #: How much of an answer's text messages show.
 SHOWN_CHARACTERS = 300
@@ -198,9 +198,9 @@ class HttpSink(Sink):
         method = payload.method.upper() if isinstance(payload.method, str) else payload.method
         method = method or self._settings.method
         if method not in METHODS:
-            raise ValueError(f"method {shorten(repr(method), 60)} is not known; there is {', '.join(METHODS)}")
+            raise ValueError(f"method {shorten(repr(method), 60)} is not known; use {', '.join(METHODS)}")
         if payload.body not in BODIES:
-            raise ValueError(f"body {shorten(repr(payload.body), 60)} is not known; there is {', '.join(BODIES)}")
+            raise ValueError(f"body {shorten(repr(payload.body), 60)} is not known; use {', '.join(BODIES)}")
         data = payload.data
         if data is None and method in ("GET", "DELETE"):
             return method, None, ""

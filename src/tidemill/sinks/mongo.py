@@ -201,7 +201,7 @@ class MongoSink(Sink):
         if payload.op == "insert":
             return self._insert(payload)
         if payload.op not in _OPERATIONS:
-            raise ValueError(f"op {shorten(repr(payload.op))} is not known; there is {', '.join(_OPERATIONS)}")
+            raise ValueError(f"op {shorten(repr(payload.op))} is not known; use {', '.join(_OPERATIONS)}")
         identity = payload.filter
         if not isinstance(identity, Mapping):
             raise TypeError(f"{payload.op} of {payload.collection} needs a filter: fields and the values to look for")

@@ -195,7 +195,7 @@ class PostgresSink(Sink):
         if not isinstance(table, str):
             raise TypeError(f"table has to be text, not {type(table).__name__}")
         if operation not in _OPERATIONS:
-            raise ValueError(f"op {shorten(repr(operation), 60)} is not known; there is {', '.join(_OPERATIONS)}")
+            raise ValueError(f"op {shorten(repr(operation), 60)} is not known; use {', '.join(_OPERATIONS)}")
         nulls = tuple(name for name in all_looked_for if name not in looked_for)
         decides = (conflict,) if isinstance(conflict, str) else conflict
         shape = Shape(Operation(operation), table, tuple(data), decides, looked_for, nulls)

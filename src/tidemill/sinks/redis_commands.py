@@ -47,7 +47,7 @@ def build_command(payload: RedisPayload, key: bytes, scripts: Mapping[str, bytes
     build = _OPERATIONS.get(payload.op) if isinstance(payload.op, str) else None
     if build is None:
         known = ", ".join([*_OPERATIONS, "expire", "script"])
-        raise ValueError(f"op {shorten(repr(payload.op))} is not known; there is {known}")
+        raise ValueError(f"op {shorten(repr(payload.op))} is not known; use {known}")
     command = build(key, payload.data)
     return command if payload.ttl is None else _add_ttl(command, _to_milliseconds(payload.ttl))
 
@@ -88,7 +88,7 @@ def _script(payload: RedisPayload, key: bytes, scripts: Mapping[str, bytes]) -> 
     text = scripts.get(payload.script) if isinstance(payload.script, str) else None
     if text is None:
         known = ", ".join(scripts) or "none"
-        raise ValueError(f"script {shorten(repr(payload.script))} is not configured in scripts; there is {known}")
+        raise ValueError(f"script {shorten(repr(payload.script))} is not configured in scripts; configured: {known}")
     if payload.ttl is not None:
         raise ValueError("a script takes no ttl; give it as an argument")
     data = payload.data

@@ -191,9 +191,9 @@ class SinkContract(abc.ABC):
         """A handler may use its dict again."""
         sink, data = self.make(), {"n": 1}
         await sink.connect()
-        made = sink.encode(self.payload(data))
+        item = sink.encode(self.payload(data))
         data["n"] = 2
-        assert list(await sink.send([made])) == [None]
+        assert list(await sink.send([item])) == [None]
         assert await self._read_data(1) == [{"n": 1}]
         await sink.close()
 
@@ -278,9 +278,9 @@ class SinkContract(abc.ABC):
         culprits: list[Encoded] = []
 
         def encode_and_note(payload: Any) -> Encoded:
-            made = encode(payload)
-            culprits.extend([made] if payload is payloads[7] else [])
-            return made
+            item = encode(payload)
+            culprits.extend([item] if payload is payloads[7] else [])
+            return item
 
         async def send(batch: Sequence[Encoded]) -> Sequence[Refusal | None]:
             if any(item is culprits[0] for item in batch):
