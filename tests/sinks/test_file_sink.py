@@ -472,7 +472,7 @@ async def test_what_cannot_be_replaced_is_refused_alone_and_leaves_nothing_besid
     await sink.close()
     assert (tmp_path / "kept").read_text() == "old"
     assert not [name for name in os.listdir(tmp_path) if name.startswith(file_replacement.TEMPORARY)]
-    with pytest.raises(ValueError, match="there is append, replace"):
+    with pytest.raises(ValueError, match="use append or replace"):
         sink.encode(FilePayload(path="a", data=1, op="write"))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="is not a valid file name"):
         sink.encode(FilePayload(path=".tidemill-1", data=1))
