@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from tests.faults import FaultyProxy, LineServer, LineSink
 from tests.pipeline.conftest import P0, Rig, message
+from tests.until import LIMIT_SECONDS, until
 
 from tidemill.config.delivery_settings import DeliverySettings
 from tidemill.core.errors import RemoteError
-from tidemill.deadletters.writer import LetterKind
-from tidemill.pipeline.delivery.outbox import Origin, Outbox
+from tidemill.deadletters.letter import LetterKind
+from tidemill.pipeline.delivery.outbox import Outbox
+from tidemill.pipeline.delivery.routing import Origin
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import DeliveryAction, DeliveryError, ExecutorTask, PrecomputedResult
 from tidemill.runtime.messages import SourceMessage
@@ -53,10 +55,8 @@ class Place:
             origin = Origin([SourceMessage("in", 0, number)])
             self.outbox.submit(self.outbox.route(collect), origin, lambda n=number: self.released.append(n))
 
-    async def until(self, condition: Callable[[], object], seconds: float = 20.0) -> None:
-        async with asyncio.timeout(seconds):
-            while not condition():
-                await asyncio.sleep(0.005)
+    async def until(self, condition: Callable[[], object], seconds: float = LIMIT_SECONDS) -> None:
+        await until(condition, seconds)
 
     def stalled(self) -> str:
         return self.outbox.stalled().get("sinks.kafka.faulty", "")
@@ -345,17 +345,17 @@ async def test_tasks_do_not_start_while_too_much_waits_for_a_sink(rig) -> None:
     )
     run.files.open.clear()
     lane = await owned(run)
-    await run.until(lambda: lane.parked and not run.engine.pool.running)
+    await run.until(lambda: lane.parked and not run.engine.context.pool.running)
     # What runs, and what ended and had no hook yet, may come on top: a hook begins up to three turns of the loop later.
     assert lane.undelivered_bytes <= limit + 4 * 2 * 100_100
-    assert run.engine.progress().tasks_queued == len(lane.parked) + run.engine.pool.queued > 30
+    assert run.engine.progress().tasks_queued == len(lane.parked) + run.engine.context.pool.queued > 30
     run.files.open.set()
     await run.committed(60)
 
 
 async def owned(run: Rig) -> Any:
-    await run.until(lambda: P0 in run.engine.intake.lanes)
-    return run.engine.intake.lanes[P0]
+    await run.until(lambda: P0 in run.engine.intake.partitions)
+    return run.engine.intake.partitions[P0]
 
 
 async def test_a_dead_sink_holds_the_offsets_of_its_messages_and_of_no_others(rig) -> None:

@@ -16,12 +16,13 @@ from tidemill.config.settings import Settings
 from tidemill.config.sink_settings import FilesystemSinkSettings, MongoSinkSettings, RedisSinkSettings
 from tidemill.core.deadletters.redrive import Why
 from tidemill.core.errors import RemoteError
+from tidemill.deadletters.letter import Letter, LetterKind, letter_sources
 from tidemill.deadletters.payloads import payload_json
 from tidemill.deadletters.redrive import sinks as redrive_sinks
 from tidemill.deadletters.redrive.sinks import SinkTarget, payload_of
 from tidemill.deadletters.redrive.targets import Item
-from tidemill.deadletters.writer import Letter, LetterKind, letter_sources
-from tidemill.pipeline.delivery.outbox import Origin, Outbox
+from tidemill.pipeline.delivery.outbox import Outbox
+from tidemill.pipeline.delivery.routing import Origin
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sinks.base import Encoded, Refusal, Sink, to_json
 from tidemill.sinks.files import FilesystemSink
@@ -246,6 +247,19 @@ def test_a_redrive_to_a_sink_that_raises_at_everything_ends_and_blames_nobody(mo
     assert redrive.cursor.positions == []
     sink.down = None
     assert redrive.target.send(items, {0: 30}) == []
+    redrive.target.close()
+
+
+def test_a_redrive_to_a_sink_that_fails_for_good_ends_at_once_and_blames_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sink = Writer(ValueError("no"))
+    redrive = Redrive(sink, monkeypatch)
+    items = redrive.items(*(of(n) for n in range(3)))
+    sink.down = RemoteError("access denied", retryable=False)
+    with pytest.raises(RemoteError, match=r"writer.out: access denied; the same command goes on where this one ended"):
+        redrive.target.send(items, {0: 3})
+    assert (redrive.cursor.positions, sink.calls) == ([], 1)
     redrive.target.close()
 
 

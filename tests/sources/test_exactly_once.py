@@ -13,11 +13,12 @@ from typing import Any
 import confluent_kafka as ck
 import pytest
 from tests.sources.kafka_proxy import END_TXN, TXN_OFFSET_COMMIT, Fault, When, proxied_broker
+from tests.until import LIMIT_SECONDS, until
 
 from tidemill.config.loading import load_settings
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError
-from tidemill.deadletters.writer import LetterKind, decode_letter
+from tidemill.deadletters.letter import LetterKind, decode_letter
 from tidemill.pipeline.build import build_engine
 from tidemill.pipeline.engine import Engine
 from tidemill.pipeline.handler.base import Handler
@@ -96,10 +97,8 @@ class Place:
         self.tasks.append(asyncio.ensure_future(engine.run(at_once)))
         return engine
 
-    async def until(self, condition: Any, seconds: float = 30.0) -> None:
-        async with asyncio.timeout(seconds):
-            while not condition():
-                await asyncio.sleep(0.01)
+    async def until(self, condition: Any, seconds: float = LIMIT_SECONDS) -> None:
+        await until(condition, seconds)
 
     async def committed(self, count: int, seconds: float = 30.0) -> None:
         def total() -> int:
@@ -400,7 +399,7 @@ async def test_a_revoke_ends_the_last_transaction_of_its_partitions_first(place)
     await place.until(lambda: second.intake.lanes)
     await place.committed(200)
     place.assert_exactly_once(200)
-    owners = [len(engine.intake.lanes) for engine in (first, second)]
+    owners = [len(engine.intake.partitions) for engine in (first, second)]
     assert owners == [2, 2]
 
 
@@ -467,7 +466,7 @@ async def test_an_engine_that_waits_for_its_transactions_can_be_stopped(own_kafk
     broker = own_kafka()
     place = Place(broker)
     engine = place.start(Copy())
-    await place.until(lambda: engine.intake.lanes)
+    await place.until(lambda: engine.intake.partitions)
     place.feed(0, 100)
     await place.until(lambda: engine.commits.committed)
     broker.kill()

@@ -5,37 +5,25 @@ Its Python has every package of this one but tidemill, so what runs there was sh
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import sysconfig
-import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyspark
+from tests.until import wait_until
 
 from tidemill.runtime.broker import free_port
 from tidemill.runtime.java import find_java
+from tidemill.spark.session.process_tree import kill_tree
 
 SPARK_HOME = Path(pyspark.__file__).parent
 #: What an executor gets; Spark refuses less than 450 MB.
 EXECUTOR_MEMORY = "512m"
-
-
-def wait_for(condition: Callable[[], Any], seconds: float, what: str) -> Any:
-    """Poll a condition that only the outside world can tell; return its value."""
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {seconds} s: {what}")
-        time.sleep(0.05)
-    return value
 
 
 def python_without_tidemill(folder: Path) -> Path:
@@ -49,19 +37,6 @@ def python_without_tidemill(folder: Path) -> Path:
     found = subprocess.run([python, "-c", "import tidemill"], capture_output=True, text=True, env={}, cwd="/")
     assert "No module named 'tidemill'" in found.stderr, found
     return python
-
-
-def descendants(root: int) -> list[int]:
-    """Return a process and all that descend from it."""
-    parents: dict[int, int] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError, IndexError):
-                parents[int(entry)] = int(Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[1])
-    wanted = {root}
-    while more := {pid for pid, parent in parents.items() if parent in wanted} - wanted:
-        wanted |= more
-    return sorted(wanted)
 
 
 class Cluster:
@@ -81,9 +56,9 @@ class Cluster:
         port, self._ui = free_port(), free_port()
         self.master = f"spark://127.0.0.1:{port}"
         self._start("master.Master", "--port", str(port), "--webui-port", str(self._ui))
-        wait_for(lambda: self.state() is not None, 60, "a master that answers")
+        wait_until(lambda: self.state() is not None, 60, what="a master that answers")
         self.workers = [self._worker() for _ in range(workers)]
-        wait_for(lambda: len(self.alive()) == workers, 60, "all workers registered")
+        wait_until(lambda: len(self.alive()) == workers, 60, what="all workers registered")
 
     def _worker(self) -> subprocess.Popen[bytes]:
         work = self.folder / f"work{len(self.processes)}"
@@ -126,16 +101,14 @@ class Cluster:
 
     def kill_worker(self, number: int) -> None:
         """Lose a host: the worker, its executors and the engines in them end at once."""
-        for pid in descendants(self.workers[number].pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        kill_tree(self.workers[number].pid)
 
     def replace_worker(self, number: int) -> None:
         """Have a new worker in the place of one that was killed."""
         self.workers[number].wait(30)
         known = {worker["id"] for worker in self.alive()}
         self.workers[number] = self._worker()
-        wait_for(lambda: {worker["id"] for worker in self.alive()} - known, 60, "a new worker registered")
+        wait_until(lambda: {worker["id"] for worker in self.alive()} - known, 60, what="a new worker registered")
 
     def spark(self, **conf: str) -> dict[str, Any]:
         """Return the `spark` section of a pipeline on this cluster."""
@@ -155,7 +128,6 @@ class Cluster:
     def close(self) -> None:
         """End all of it."""
         for process in self.processes:
-            for pid in reversed(descendants(process.pid)):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            if process.poll() is None:
+                kill_tree(process.pid)
             process.wait(30)

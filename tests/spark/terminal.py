@@ -17,6 +17,10 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from tests.until import wait_until
+
+from tidemill.runtime.processes import find_marked
+
 
 class Command:
     """`tidemill ARGUMENTS`, or another program, in a session of its own.
@@ -69,11 +73,13 @@ class Command:
         return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self._said.decode(errors="replace"))
 
     def until_said(self, text: str, seconds: float = 90.0) -> None:
-        deadline = time.monotonic() + seconds
-        while text not in self.said:
+        def is_said() -> bool:
+            if text in self.said:
+                return True
             assert self.process.poll() is None, self.said
-            assert time.monotonic() < deadline, self.said
-            time.sleep(0.01)
+            return False
+
+        wait_until(is_said, seconds, what=lambda: self.said, pause_seconds=0.01)
 
     def type(self, keys: str) -> None:
         """Press keys on the terminal."""
@@ -88,20 +94,10 @@ class Command:
 
     def family(self) -> dict[int, str]:
         """Return the command and all that descends from it, with their command lines."""
-        found = {}
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                if self.mark.encode() in (folder / "environ").read_bytes():
-                    found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except OSError:
-                continue
-        return found
+        return find_marked(self.mark)
 
     def until_alone(self, seconds: float = 5.0) -> None:
-        deadline = time.monotonic() + seconds
-        while family := self.family():
-            assert time.monotonic() < deadline, f"left behind: {family}"
-            time.sleep(0.02)
+        wait_until(lambda: not self.family(), seconds, what=lambda: f"nothing is left behind: {self.family()}")
 
     def close(self) -> None:
         for pid in self.family():

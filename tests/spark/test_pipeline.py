@@ -19,6 +19,7 @@ from typing import Any
 
 import confluent_kafka as ck
 import pytest
+from tests.until import wait_until
 
 import tidemill
 from tidemill.config.settings import Settings
@@ -28,6 +29,7 @@ from tidemill.runtime.broker import EmbeddedBroker
 from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.identity import worker_name
 from tidemill.runtime.lock import WorkerLock
+from tidemill.runtime.processes import find_marked
 from tidemill.spark.pipeline import Pipeline
 
 HERE = Path(__file__).parent
@@ -60,14 +62,7 @@ class Driver:
 
     def family(self) -> dict[int, str]:
         """Return all processes that descend from the driver, with their command lines."""
-        found = {}
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                if self.mark.encode() in (folder / "environ").read_bytes():
-                    found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except OSError:
-                continue
-        return found
+        return find_marked(self.mark)
 
     def jvm(self) -> int:
         return next(pid for pid, command in self.family().items() if "SparkSubmit" in command)
@@ -75,9 +70,7 @@ class Driver:
     def until_alone(self, seconds: float) -> float:
         """Wait until nothing is left of the driver, and return how long that took."""
         started = time.monotonic()
-        while family := self.family():
-            assert time.monotonic() - started < seconds, f"left behind: {family}"
-            time.sleep(0.02)
+        wait_until(lambda: not self.family(), seconds, what=lambda: f"nothing is left behind: {self.family()}")
         return time.monotonic() - started
 
 
@@ -197,10 +190,7 @@ def test_it_runs_outside_the_main_thread_and_drains_when_asked(
     pipeline = Pipeline(Nothing, settings=settings, factory="fake_engine:build")
     codes: queue.SimpleQueue[ExitCode] = queue.SimpleQueue()
     threading.Thread(target=lambda: codes.put(pipeline.run()), daemon=True).start()
-    deadline = time.monotonic() + 90
-    while pipeline.progress().consumed < 10:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: pipeline.progress().consumed >= 10, 90)
     pipeline.drain()
     assert codes.get(timeout=30) is ExitCode.OK
     assert pipeline.error is None

@@ -28,7 +28,7 @@ from tidemill.cli.demo_view import format_progress, show_live, show_summary
 from tidemill.cli.handlers import load_handler
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.deadletters.writer import Letter
+from tidemill.deadletters.letter import Letter
 from tidemill.runtime.broker import EmbeddedBroker
 from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.topics import TopicReader

@@ -75,10 +75,10 @@ def list_letters(
 def _history(settings: Settings, box: Letters) -> Callable[[Found], list[Redriven]]:
     """Return what tells when and where to a letter was sent again."""
     from tidemill.core.errors import RemoteError
-    from tidemill.deadletters.opening import history_of
+    from tidemill.deadletters.redrive.history import read_history
 
     try:
-        return history_of(settings, box).of
+        return read_history(settings, box).of
     except RemoteError as error:
         # It takes a right of its own to see groups; the letters can be seen without.
         typer.echo(f"warning: {error}", err=True)
@@ -262,10 +262,9 @@ def _matching(
 
 def _newest(box: Letters, criteria: Criteria, limit: int) -> list[Found]:
     """Return the newest letters asked for, in order of time; what is no letter is among them if all are asked for."""
-    from tidemill.deadletters.reader import written_at
 
     def age(each: Found) -> float:
-        return written_at(each.letter) if each.letter is not None else 0.0
+        return each.letter.written_at if each.letter is not None else 0.0
 
     def newest(found: Iterable[Found]) -> list[Found]:
         numbered = heapq.nlargest(limit, enumerate(found), key=lambda each: (age(each[1]), each[0]))

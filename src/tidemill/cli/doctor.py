@@ -64,7 +64,7 @@ def examine(config: Path | None, handler: str | None) -> Iterator[Finding]:
 
 def _examine_remote(settings: Settings) -> Iterator[Finding]:
     from tidemill.cli.checks import Cluster, check_letter_folder, check_program, check_worker, run_check
-    from tidemill.spark.session.session import is_local
+    from tidemill.spark.session.conf import is_local
 
     kafka = settings.kafka
     source = Cluster(kafka, "", kafka.client_config, "kafka.brokers")

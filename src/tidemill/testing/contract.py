@@ -28,7 +28,8 @@ import pytest
 from tidemill.config.delivery_settings import DeliverySettings
 from tidemill.config.sink_types import SINK_TYPES
 from tidemill.core.errors import RemoteError
-from tidemill.pipeline.delivery.outbox import Origin, Outbox
+from tidemill.pipeline.delivery.outbox import Outbox
+from tidemill.pipeline.delivery.routing import Origin
 from tidemill.sinks.base import Encoded, Refusal, Sink, encoded
 from tidemill.sinks.payloads import CollectResult
 from tidemill.testing.scripted import ScriptedDeadLetters

@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.until import LIMIT_SECONDS, until
 
 from tidemill.config.delivery_settings import DeliverySettings
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.config.settings import Settings
 from tidemill.config.sink_settings import FilesystemSinkSettings, KafkaSinkSettings
 from tidemill.core.errors import AmbiguousSinkError, ConfigError, RemoteError, SinkNotConfiguredError
-from tidemill.deadletters.writer import KafkaDeadLetters, LetterKind, decode_letter
-from tidemill.pipeline.delivery.outbox import Origin, Outbox
+from tidemill.deadletters.letter import LetterKind, decode_letter
+from tidemill.deadletters.writer import KafkaDeadLetters
+from tidemill.pipeline.delivery.outbox import Outbox
+from tidemill.pipeline.delivery.routing import Origin
 from tidemill.pipeline.handler.models import DeliveryAction, DeliveryError, ExecutorTask
 from tidemill.runtime.broker import EmbeddedBroker
 from tidemill.runtime.messages import SourceMessage
@@ -58,10 +61,8 @@ class Fixture:
         )
         assert len(self.released) == before, "released inside submit"
 
-    async def until(self, condition: Callable[[], object], seconds: float = 5.0) -> None:
-        async with asyncio.timeout(seconds):
-            while not condition():
-                await asyncio.sleep(0.001)
+    async def until(self, condition: Callable[[], object], seconds: float = LIMIT_SECONDS) -> None:
+        await until(condition, seconds)
 
     @property
     def delivered(self) -> list[Any]:
@@ -135,7 +136,7 @@ async def test_names_are_resolved_before_anything_is_delivered() -> None:
     one, two, only = ScriptedSink("one", "kafka"), ScriptedSink("two", "kafka"), ScriptedSink("f", "filesystem")
     outbox = Outbox({"kafka": {"one": one, "two": two}, "filesystem": {"f": only}}, letters)
     routed = outbox.route(CollectResult(kafka=[KafkaPayload("two", None, 1)], files=[FilePayload("", "p", 1)]))
-    assert [each.courier.label for each in routed] == ["sinks.kafka.two", "sinks.filesystem.f"]
+    assert [each.sender.label for each in routed] == ["sinks.kafka.two", "sinks.filesystem.f"]
     with pytest.raises(AmbiguousSinkError, match="one, two"):
         outbox.route(CollectResult(files=[FilePayload("", "p", 1)], kafka=[KafkaPayload(data=1)]))
     with pytest.raises(SinkNotConfiguredError, match=r"sinks\.kafka\.three is not configured; there is one, two"):

@@ -18,13 +18,13 @@ import structlog
 
 from tidemill.core.errors import TidemillError, TooManyFailuresError
 from tidemill.core.supervision.silence import Hung, SilenceWatch
-from tidemill.runtime.link import LinkServer
 from tidemill.runtime.link_messages import Begin, Command, Drain, Exit, Go, Hello, LinkAddress, Refused, Welcome
+from tidemill.runtime.link_server import LinkServer
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
 from tidemill.spark.bounded.task import ChunkResult
 from tidemill.spark.live.jobs import engine_error, failure_text
 from tidemill.spark.progress import PipelineProgress, summed
-from tidemill.spark.session.session import is_local_context
+from tidemill.spark.session.conf import is_local_context
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

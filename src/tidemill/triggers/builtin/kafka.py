@@ -17,7 +17,7 @@ from tidemill.triggers.builtin.arguments import from_environment
 from tidemill.triggers.builtin.isolated import run_alone
 from tidemill.triggers.builtin.selection import Left, OnInvalid, Selection, ValueFormat, text_of
 from tidemill.triggers.producers.kafka import kafka_claim, kafka_stream
-from tidemill.triggers.streams.manager import SharedStreamProducer, reject_shared_stream_event
+from tidemill.triggers.shared_stream import SharedStreamProducer, reject_shared_stream_event
 
 
 class KafkaTrigger(BaseEventTrigger):
