@@ -16,7 +16,7 @@ from typing import Any
 
 from tidemill.config.redaction import redact
 from tidemill.core.delivery.sql_plan import Row
-from tidemill.sinks.base import shortened, to_json
+from tidemill.sinks.base import shorten, to_json
 
 #: Immutable, and known to the client as they are; text has to be looked at besides.
 _PLAIN = frozenset({type(None), bool, int, float, bytes})
@@ -137,5 +137,5 @@ def named(row: Row) -> str:
     shown = redact(
         {name: value if isinstance(value, (int, float)) else str(value)[:2_000] for name, value in values.items()}
     )
-    listed = ", ".join(f"{name}={shortened(str(value), 60)}" for name, value in shown.items())
-    return f"{shape.operation} {shape.table} ({shortened(listed)})"
+    listed = ", ".join(f"{name}={shorten(str(value), 60)}" for name, value in shown.items())
+    return f"{shape.operation} {shape.table} ({shorten(listed)})"

@@ -15,7 +15,7 @@ from tidemill.core.errors import AmbiguousSinkError, SinkNotConfiguredError
 from tidemill.deadletters.payloads import encode_payload
 from tidemill.pipeline.handler.models import ExecutorTask
 from tidemill.runtime.messages import SourceMessage
-from tidemill.sinks.fields import type_check
+from tidemill.sinks.fields import build_type_check
 from tidemill.sinks.payloads import CollectResult, CustomPayload
 from tidemill.sinks.sending.sender import Sender
 
@@ -77,7 +77,7 @@ class Router:
                 raise TypeError(
                     f"CollectResult.{field} takes a list of {payload_class.__name__}, not {type(payloads).__name__}"
                 )
-            check = type_check(payload_class)
+            check = build_type_check(payload_class)
             for payload in payloads:
                 if not isinstance(payload, payload_class):
                     raise TypeError(
