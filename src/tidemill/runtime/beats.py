@@ -57,7 +57,7 @@ def whole_beat(progress: EngineProgress) -> Beat:
     return Beat(counts, changes)
 
 
-def snapshot_after(beat: Beat, before: EngineProgress) -> EngineProgress:
+def apply_beat(beat: Beat, before: EngineProgress) -> EngineProgress:
     """Return how an engine stands, from how it stood and the beat that came next.
 
     What did not change is the same object as before; nothing of `before` is changed, so any thread may read it.

@@ -158,7 +158,7 @@ class EmbeddedBroker:
                 self._wait_until_ready()
             except RemoteError:
                 self._end(signal.SIGKILL, 10.0)
-                taken = "Address already in use" in self.log_tail()
+                taken = "Address already in use" in self.read_log_tail()
                 if not (first and taken and not self._fixed_port and attempt < _PORT_ATTEMPTS):
                     raise
                 self._port = self._controller_port = 0
@@ -231,7 +231,7 @@ class EmbeddedBroker:
             time.sleep(0.02)
         return name
 
-    def log_tail(self, lines: int = _TAIL_LINES) -> str:
+    def read_log_tail(self, lines: int = _TAIL_LINES) -> str:
         """Return the last lines that the broker printed."""
         with contextlib.suppress(FileNotFoundError):
             return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
@@ -335,11 +335,12 @@ class EmbeddedBroker:
     def _check_progress(self, deadline: float) -> None:
         if not self.running:
             code = self._process.returncode if self._process is not None else None
-            raise RemoteError(f"Apache Kafka ended while starting (exit code {code}); its log says:\n{self.log_tail()}")
+            tail = self.read_log_tail()
+            raise RemoteError(f"Apache Kafka ended while starting (exit code {code}); its log says:\n{tail}")
         if time.monotonic() > deadline:
             raise RemoteError(
                 f"Apache Kafka did not answer on port {self._port} within {self._start_timeout_seconds:g} s; "
-                f"its log says:\n{self.log_tail()}"
+                f"its log says:\n{self.read_log_tail()}"
             )
 
     def _end(self, number: signal.Signals, timeout_seconds: float) -> None:

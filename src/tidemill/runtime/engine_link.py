@@ -39,7 +39,7 @@ from tidemill.runtime.link_messages import (
 )
 from tidemill.runtime.link_proof import Side, is_proof, link_proof, new_nonce
 from tidemill.runtime.log import limited
-from tidemill.runtime.progress import EngineSummary, summary_without_texts
+from tidemill.runtime.progress import EngineSummary, drop_summary_texts
 
 log = structlog.get_logger(__name__)
 
@@ -114,7 +114,7 @@ class EngineLink:
             self._send(Ended(summary))
         except Exception as error:
             log.warning("a summary cannot be sent whole; it goes without its texts", error=describe_error(error))
-            self._send(Ended(summary_without_texts(summary)))
+            self._send(Ended(drop_summary_texts(summary)))
         if self._writer is not None:
             self._writer.close()
             with contextlib.suppress(OSError, TimeoutError):

@@ -51,7 +51,7 @@ class EngineTasks:
     def _start(self, name: str, course: Coroutine[Any, Any, T], *, endless: bool) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(course, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._kept_ended if endless else self._ended)
+        task.add_done_callback(self._on_kept_ended if endless else self._on_ended)
         return task
 
     def is_ending(self, task: asyncio.Task[Any]) -> bool:
@@ -90,10 +90,10 @@ class EngineTasks:
         """Name something of the engine that failed and that it cannot do without."""
         self._tell(f"{name} failed: {describe_error(error)}", error)
 
-    def _kept_ended(self, task: asyncio.Task[Any]) -> None:
-        self._ended(task, endless=True)
+    def _on_kept_ended(self, task: asyncio.Task[Any]) -> None:
+        self._on_ended(task, endless=True)
 
-    def _ended(self, task: asyncio.Task[Any], *, endless: bool = False) -> None:
+    def _on_ended(self, task: asyncio.Task[Any], *, endless: bool = False) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()  # looked at, or asyncio would complain
         if self._closed or task in self._stopped:

@@ -59,9 +59,9 @@ def worker_name(settings: Settings, environ: Mapping[str, str] = os.environ) -> 
     variable = settings.worker_name_env
     name = environ.get(variable, "").strip()
     if name:
-        return _checked(name, f"the worker name {name!r} (from {variable})", f"change {variable}")
+        return _check_name(name, f"the worker name {name!r} (from {variable})", f"change {variable}")
     host = socket.gethostname().strip()
-    return _checked(host, f"the worker name {host!r} (this host's name)", f"set {variable} to another name")
+    return _check_name(host, f"the worker name {host!r} (this host's name)", f"set {variable} to another name")
 
 
 def cluster_name(settings: Settings, environ: Mapping[str, str] = os.environ) -> str:
@@ -73,7 +73,7 @@ def cluster_name(settings: Settings, environ: Mapping[str, str] = os.environ) ->
     return settings.cluster_name
 
 
-def _checked(name: str, what: str, how: str) -> str:
+def _check_name(name: str, what: str, how: str) -> str:
     if not name or len(name) > MAX_NAME_LENGTH or not _ALLOWED.fullmatch(name):
         raise ConfigError(
             f"{what} cannot be used in Kafka ids: 1 to {MAX_NAME_LENGTH} letters, digits, '.', '_' and '-' "

@@ -92,18 +92,18 @@ def resolve_jars(
             retryable=False,
         )
     root.mkdir(parents=True, exist_ok=True)
-    with _locked(root / f".{folder.name}.lock"):
+    with _lock(root / f".{folder.name}.lock"):
         if not folder.is_dir():
-            _download(coordinates, artifact, folder, progress or _silent, environ)
+            _download(coordinates, artifact, folder, progress or _say_nothing, environ)
     return folder
 
 
-def _silent(text: str) -> None:
+def _say_nothing(text: str) -> None:
     """Report to nobody."""
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _lock(path: Path) -> Iterator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -149,7 +149,7 @@ def _run_resolver(coordinates: str, ivy: Path, log: Path, progress: Progress, en
                 elapsed = time.monotonic() - started
                 if elapsed > _DOWNLOAD_TIMEOUT_SECONDS:
                     raise RemoteError(f"Downloading {coordinates} took over {_DOWNLOAD_TIMEOUT_SECONDS:g} s")
-                count, size = _downloaded(ivy)
+                count, size = _count_downloaded(ivy)
                 progress(f"downloading {coordinates} (once): {count} jars, {size / 1e6:.0f} MB, {elapsed:.0f} s")
                 try:
                     return process.wait(_PROGRESS_SECONDS)
@@ -160,7 +160,7 @@ def _run_resolver(coordinates: str, ivy: Path, log: Path, progress: Progress, en
                 process.kill()
 
 
-def _downloaded(ivy: Path) -> tuple[int, int]:
+def _count_downloaded(ivy: Path) -> tuple[int, int]:
     cache = ivy / "cache"
     sizes = [size for jar in cache.rglob("*.jar") if (size := _size(jar)) is not None]
     return len(sizes), sum(sizes)

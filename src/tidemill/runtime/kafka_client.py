@@ -129,7 +129,7 @@ class TopicAdmin:
         """
         deadline = time.monotonic() + wait_seconds
         while True:
-            error = self._described(topic)
+            error = self._describe_topic(topic)
             if error is None:
                 return True
             if error.code() != ck.KafkaError.UNKNOWN_TOPIC_OR_PART:
@@ -152,7 +152,7 @@ class TopicAdmin:
         except ck.KafkaException as error:
             raise self.refused(f"topic {topic!r} cannot be looked up", error.args[0]) from None
 
-    def _described(self, topic: str) -> ck.KafkaError | None:
+    def _describe_topic(self, topic: str) -> ck.KafkaError | None:
         try:
             topics = ck.TopicCollection([topic])
             answer = self._client.describe_topics(topics, request_timeout=CALL_SECONDS)[topic]

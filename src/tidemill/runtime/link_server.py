@@ -22,7 +22,7 @@ import msgspec
 import structlog
 
 from tidemill.core.errors import RemoteError
-from tidemill.runtime.beats import Beat, snapshot_after
+from tidemill.runtime.beats import Beat, apply_beat
 from tidemill.runtime.link_messages import (
     MAX_FRAME_BYTES,
     MAX_HELLO_BYTES,
@@ -213,7 +213,7 @@ class LinkServer:
                 before = self._snapshots.get(link)
                 if before is None and not changes.whole:
                     raise BadFrameError("a first beat that does not tell of all partitions")
-                self._snapshots[link] = snapshot_after(beat, before or EngineProgress())
+                self._snapshots[link] = apply_beat(beat, before or EngineProgress())
                 self._events.on_beat(link, self._snapshots[link])
             case Ready():
                 self._events.on_ready(link)

@@ -51,10 +51,10 @@ def configure(settings: LoggingSettings, *, stream: TextIO | None = None, **cont
         _logger_name,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        _context(fixed),
+        _add_context(fixed),
         structlog.processors.StackInfoRenderer(),
     ]
-    render = _rendering(settings, stream)
+    render = _make_renderers(settings, stream)
     structlog.configure(
         processors=[*shared, *render],
         wrapper_class=structlog.make_filtering_bound_logger(level),
@@ -229,7 +229,7 @@ def _logger_name(logger: WrappedLogger, method: str, event: EventDict) -> EventD
     return event
 
 
-def _context(fixed: dict[str, object]) -> Processor:
+def _add_context(fixed: dict[str, object]) -> Processor:
     def add(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
         for key, value in fixed.items():
             event.setdefault(key, value)
@@ -252,7 +252,7 @@ def _first_keys_first(logger: WrappedLogger, method: str, event: EventDict) -> E
     return {key: event[key] for key in ("timestamp", "level", "event") if key in event} | dict(event)
 
 
-def _rendering(settings: LoggingSettings, stream: TextIO | None) -> list[Processor]:
+def _make_renderers(settings: LoggingSettings, stream: TextIO | None) -> list[Processor]:
     if settings.format == "json":
         return [
             structlog.processors.format_exc_info,

@@ -184,7 +184,7 @@ class LoopProducer:
                     )  # fmt: skip
                 accepted += 1
             except ck.KafkaException as error:
-                round_.outcomes[index] = self._refused(error.args[0])
+                round_.outcomes[index] = self._note_refusal(error.args[0])
             except BufferError:
                 round_.outcomes[index] = ck.KafkaError(ck.KafkaError._QUEUE_FULL)
         if accepted:
@@ -203,7 +203,7 @@ class LoopProducer:
             return None
         return len(found.topics[topic].partitions) or None
 
-    def _refused(self, error: ck.KafkaError) -> ck.KafkaError:
+    def _note_refusal(self, error: ck.KafkaError) -> ck.KafkaError:
         if error.fatal() or error.code() == ck.KafkaError._FATAL:
             self._fatal = error.str()
         return error
@@ -236,9 +236,9 @@ class LoopProducer:
         try:
             self._poll()
         except Exception as error:
-            self._tell(self._failed, error)
+            self._tell(self._on_failure, error)
 
-    def _failed(self, error: Exception) -> None:
+    def _on_failure(self, error: Exception) -> None:
         """Raise in the loop, which an engine watches: no record would be confirmed any more."""
         raise InvariantError(
             f"the thread of the Kafka producer of {self._what} ended: {describe_error(error)}"

@@ -149,7 +149,7 @@ def without_texts(progress: EngineProgress) -> EngineProgress:
     )
 
 
-def summary_without_texts(summary: EngineSummary) -> EngineSummary:
+def drop_summary_texts(summary: EngineSummary) -> EngineSummary:
     """Return a summary that can always be sent: the error is kept, made sound and shortened."""
     error = None if summary.error is None else sound(summary.error)[:MAX_ERROR_CHARS]
     return msgspec.structs.replace(summary, error=error, progress=without_texts(summary.progress))

@@ -44,9 +44,9 @@ class Committer:
         """Take what waits and commit it, unless something is on its way; the answer comes with a poll."""
         if self._in_flight is not None or not waiting:
             return
-        offsets = _taken(waiting)
+        offsets = _take_all(waiting)
         try:
-            consumer.commit(offsets=self._positions(offsets), asynchronous=True)
+            consumer.commit(offsets=self._make_positions(offsets), asynchronous=True)
             self._in_flight = offsets
         except ck.KafkaException as error:
             self._ended(offsets, error.args[0])
@@ -66,12 +66,12 @@ class Committer:
         self._in_flight = None
         if not waiting:
             return
-        positions = self._positions(waiting)
+        positions = self._make_positions(waiting)
         try:
             consumer.committed(positions[:1], timeout=seconds)
         except ck.KafkaException:
             return
-        offsets = _taken(waiting)
+        offsets = _take_all(waiting)
         try:
             answer = consumer.commit(offsets=positions, asynchronous=False)
         except ck.KafkaException as error:
@@ -90,12 +90,12 @@ class Committer:
             self._takes_notes = False
         self._ended(offsets, failed)
 
-    def _positions(self, offsets: Mapping[TopicPartition, int]) -> list[ck.TopicPartition]:
+    def _make_positions(self, offsets: Mapping[TopicPartition, int]) -> list[ck.TopicPartition]:
         notes = self._notes if self._takes_notes else {}
         return [ck.TopicPartition(*tp, offset, notes.get(tp, "")) for tp, offset in offsets.items()]
 
 
-def _taken(waiting: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
+def _take_all(waiting: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
     """Return what waits; nothing waits then."""
     offsets = dict(waiting)
     waiting.clear()

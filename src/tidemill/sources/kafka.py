@@ -35,7 +35,7 @@ from tidemill.sources.gaps import count_deleted, note_jump
 from tidemill.sources.lag import LagWatch
 from tidemill.sources.membership import consumer_config, leave_group
 from tidemill.sources.pending_commits import PendingCommits
-from tidemill.sources.place import member_of
+from tidemill.sources.place import read_member_id
 from tidemill.sources.transactional_producer import TransactionalProducer
 
 log = structlog.get_logger(__name__)
@@ -156,16 +156,16 @@ class KafkaSource:
         if self._thread.is_alive() and not await asyncio.to_thread(self._ended.wait, seconds):
             log.warning("the consumer did not end in time; its partitions stay reserved for the session timeout")
 
-    def _assigned(self, buffers: dict[TopicPartition, Buffer]) -> None:
+    def _tell_assigned(self, buffers: dict[TopicPartition, Buffer]) -> None:
         self._told.update(buffers)
         self._events.on_assigned(list(buffers))
 
-    def _lost(self, partitions: list[TopicPartition]) -> None:
+    def _tell_lost(self, partitions: list[TopicPartition]) -> None:
         for tp in partitions:
             self._told.pop(tp, None)
         self._events.on_lost(partitions)
 
-    async def _revoked(self, partitions: list[TopicPartition]) -> Mapping[TopicPartition, int]:
+    async def _tell_revoked(self, partitions: list[TopicPartition]) -> Mapping[TopicPartition, int]:
         offsets = await self._events.on_revoked(partitions)
         for tp in partitions:
             self._told.pop(tp, None)
@@ -248,7 +248,7 @@ class KafkaSource:
             if buffer is None or not self._fetching:
                 continue  # given up meanwhile, or stopping: whoever owns it next reads it again
             if offset != buffer.expected:
-                if offset < buffer.expected <= self._end_of(topic, partition):
+                if offset < buffer.expected <= self._find_end(topic, partition):
                     continue  # fetched twice
                 note_jump(buffer, offset)
             buffer.expected = offset + 1
@@ -278,7 +278,7 @@ class KafkaSource:
     def _on_committed(self, offsets: dict[TopicPartition, int], status: CommitStatus) -> None:
         self._tell(self._events.on_committed, offsets, status)
 
-    def _end_of(self, topic: str, partition: int) -> int:
+    def _find_end(self, topic: str, partition: int) -> int:
         """Return the end of the partition as the last fetch saw it; a topic that was made anew ends earlier."""
         try:
             return int(self._consumer.get_watermark_offsets(ck.TopicPartition(topic, partition), cached=True)[1])
@@ -301,7 +301,7 @@ class KafkaSource:
 
     def _on_assign(self, consumer: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
         committed: dict[TopicPartition, int] = {}
-        member = member_of(consumer.consumer_group_metadata())
+        member = read_member_id(consumer.consumer_group_metadata())
         self._pending.end_before(consumer, _names(partitions))
         for position in partitions:
             self._noted.pop((position.topic, position.partition), None)
@@ -321,11 +321,11 @@ class KafkaSource:
         self._lag.assigned({tp: committed.get(tp, -1) for tp in buffers})
         self._next_check = 0.0  # the lag is to be known at once
         self._joined = True
-        self._tell(self._assigned, buffers)
+        self._tell(self._tell_assigned, buffers)
 
     def _on_revoke(self, consumer: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
         owned = [tp for tp in _names(partitions) if tp in self._buffers]
-        member = member_of(consumer.consumer_group_metadata())
+        member = read_member_id(consumer.consumer_group_metadata())
         if any(self._buffers[tp].member not in (None, member) for tp in owned):
             # It was expelled and has joined anew: they are somebody else's already.
             self._on_lost(consumer, partitions)
@@ -342,7 +342,7 @@ class KafkaSource:
         """Let the engine finish what runs of revoked partitions; commit for all meanwhile, without a poll."""
         deadline = time.monotonic() + self._revoke_seconds + REVOKE_SECONDS
         self._pending.give_up(consumer, owned)
-        work = asyncio.run_coroutine_threadsafe(self._revoked(owned), self._loop)
+        work = asyncio.run_coroutine_threadsafe(self._tell_revoked(owned), self._loop)
         while True:
             over = work.done() or time.monotonic() >= deadline
             self._work_off_now(consumer)
@@ -351,7 +351,7 @@ class KafkaSource:
             concurrent.futures.wait((work,), POLL_SECONDS)
         if not work.done():
             work.cancel()
-            self._tell(self._lost, owned)
+            self._tell(self._tell_lost, owned)
             log.warning(
                 "revoked partitions were not given up in time; their messages are redelivered", partitions=owned
             )
@@ -367,7 +367,7 @@ class KafkaSource:
     def _on_lost(self, consumer: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
         lost = _names(partitions)
         self._forget(lost)
-        self._tell(self._lost, lost)
+        self._tell(self._tell_lost, lost)
 
     def _forget(self, partitions: list[TopicPartition]) -> None:
         for tp in partitions:

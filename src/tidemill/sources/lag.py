@@ -63,7 +63,7 @@ class LagWatch:
         """
         held = set(paused)
         for partition in self._positions:
-            high = _cached_end(consumer, partition)
+            high = _read_cached_end(consumer, partition)
             if high >= 0:
                 self._ends[partition] = max(high, self._ends.get(partition, 0)) if partition in held else high
         if may_ask:
@@ -79,19 +79,19 @@ class LagWatch:
         if held and now >= self._ask_at:
             self._ask_at = now + ASK_AGAIN_SECONDS
             unknown |= self._positions.keys() & held
-        self._ends |= _offsets_at(consumer, _LATEST, unknown)
+        self._ends |= _ask_offsets(consumer, _LATEST, unknown)
         unstarted = [partition for partition, position in self._positions.items() if position is None]
-        self._positions |= _offsets_at(consumer, _EARLIEST, unstarted)
+        self._positions |= _ask_offsets(consumer, _EARLIEST, unstarted)
 
 
-def _cached_end(consumer: ck.Consumer, partition: TopicPartition) -> int:
+def _read_cached_end(consumer: ck.Consumer, partition: TopicPartition) -> int:
     try:
         return int(consumer.get_watermark_offsets(ck.TopicPartition(*partition), cached=True)[1])
     except ck.KafkaException:
         return -1
 
 
-def _offsets_at(
+def _ask_offsets(
     consumer: ck.Consumer, moment: int, partitions: Collection[TopicPartition]
 ) -> dict[TopicPartition, int]:
     """Return the beginning or the end of partitions, as far as the brokers say."""

@@ -83,13 +83,13 @@ def leave_group(
             return
 
 
-def present_members(settings: Settings, instance_ids: Collection[str], timeout_seconds: float = 5.0) -> set[str]:
+def find_present_members(settings: Settings, instance_ids: Collection[str], timeout_seconds: float = 5.0) -> set[str]:
     """Return which of these static members the group still has.
 
     Raises:
         KafkaException: The brokers do not say.
     """
-    found = _described(_admin(settings), settings, timeout_seconds)
+    found = _describe_group(_admin(settings), settings, timeout_seconds)
     return {member.client_id for member in (found.members if found else ())} & set(instance_ids)
 
 
@@ -97,13 +97,13 @@ def _admin(settings: Settings) -> AdminClient:
     return AdminClient(client_config(settings.kafka, settings.kafka.brokers, {}), logger=LibraryLog())
 
 
-def _described(admin: AdminClient, settings: Settings, timeout_seconds: float) -> Any:
+def _describe_group(admin: AdminClient, settings: Settings, timeout_seconds: float) -> Any:
     """Return the group (a GroupMetadata), or None if no broker has it: nobody is in it and nothing is committed."""
     found = admin.list_groups(settings.kafka.consumer_group, timeout=timeout_seconds)
     return found[0] if found else None
 
 
-def _assigned(assignment: bytes) -> Iterator[tuple[str, int]]:
+def _read_assignment(assignment: bytes) -> Iterator[tuple[str, int]]:
     """Yield the topics and partitions of a member, from Kafka's ConsumerProtocolAssignment (the classic protocol)."""
     if not assignment:
         return  # it joins just now
@@ -154,11 +154,11 @@ class GroupViewer:
         topic = self._settings.kafka.source_topic
         # First: every broker is asked for the group, and after new metadata the client forgets those that are gone.
         partitions = self._admin.list_topics(topic, timeout=timeout_seconds).topics[topic].partitions
-        found = _described(self._admin, self._settings, timeout_seconds)
+        found = _describe_group(self._admin, self._settings, timeout_seconds)
         owned = {
             partition
             for member in (found.members if found else ())
-            for assigned, partition in _assigned(member.assignment)
+            for assigned, partition in _read_assignment(member.assignment)
             if assigned == topic
         }
         return GroupView(found is not None and found.state == "Stable", frozenset(partitions), frozenset(owned))
@@ -201,7 +201,7 @@ def reap_member(settings: Settings, instance_id: str, join_seconds: float = 10.0
         consumer.close()
 
 
-def other_topics(settings: Settings, own_prefix: str, timeout_seconds: float = 5.0) -> dict[str, list[str]]:
+def find_other_topics(settings: Settings, own_prefix: str, timeout_seconds: float = 5.0) -> dict[str, list[str]]:
     """Return the topics that members of the group subscribe to instead of the source topic, with those members' names.
 
     While a group distributes its partitions the brokers do not say what its members subscribe to, so this waits.
@@ -217,13 +217,13 @@ def other_topics(settings: Settings, own_prefix: str, timeout_seconds: float = 5
     admin = _admin(settings)
     deadline = time.monotonic() + timeout_seconds
     while True:
-        found = _described(admin, settings, timeout_seconds)
+        found = _describe_group(admin, settings, timeout_seconds)
         if found is None or found.state not in _JOINING or time.monotonic() > deadline:
             break
         time.sleep(0.2)
     others: dict[str, list[str]] = {}
     for member in found.members if found else ():
-        topics = _subscribed(member.metadata)
+        topics = _read_subscription(member.metadata)
         if settings.kafka.source_topic not in topics and not member.client_id.startswith(own_prefix):
             for topic in topics:
                 others.setdefault(topic, []).append(member.client_id)
@@ -233,7 +233,7 @@ def other_topics(settings: Settings, own_prefix: str, timeout_seconds: float = 5
 _JOINING = ("PreparingRebalance", "CompletingRebalance")
 
 
-def _subscribed(metadata: bytes) -> list[str]:
+def _read_subscription(metadata: bytes) -> list[str]:
     """Return what a member subscribes to, from Kafka's ConsumerProtocolSubscription (the classic protocol)."""
     if not metadata:
         return []

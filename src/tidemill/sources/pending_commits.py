@@ -77,7 +77,7 @@ class PendingCommits:
         self._over = False
         self._to_commit: dict[TopicPartition, int] = {}
         self._to_send: dict[TopicPartition, Sequence[Outgoing]] = {}
-        self._committer = Committer(self._commit_ended, notes)
+        self._committer = Committer(self._on_commit_ended, notes)
         self._commit_error: ck.KafkaError | None = None
 
     @property
@@ -109,7 +109,7 @@ class PendingCommits:
         """End a transaction that was open when these partitions were given up, now that they are assigned again."""
         if self._transactor is not None:
             for ended in self._transactor.end_before(consumer, partitions, TRANSACTION_END_SECONDS):
-                self._transacted(*ended)
+                self._tell_transacted(*ended)
 
     def forget(self, partition: TopicPartition) -> None:
         """Commit nothing more for a partition that is no longer owned."""
@@ -157,10 +157,10 @@ class PendingCommits:
             transactor.begin(offsets, [record for each in records.values() for record in each], members)
         ended = transactor.step(consumer)
         if ended is not None:
-            self._transacted(*ended)
+            self._tell_transacted(*ended)
         self._is_over()
 
-    def _transacted(self, end: End, offsets: dict[TopicPartition, int]) -> None:
+    def _tell_transacted(self, end: End, offsets: dict[TopicPartition, int]) -> None:
         if end is End.COMMITTED:
             self._lag.committed(offsets)
         status = CommitStatus.DONE if end is End.COMMITTED else CommitStatus.AGAIN
@@ -174,7 +174,7 @@ class PendingCommits:
             self._on_fatal(*fatal)
         return fatal is not None
 
-    def _commit_ended(self, offsets: dict[TopicPartition, int], error: ck.KafkaError | None) -> None:
+    def _on_commit_ended(self, offsets: dict[TopicPartition, int], error: ck.KafkaError | None) -> None:
         self._commit_error = error
         if error is None:
             self._on_answer()
@@ -214,5 +214,5 @@ class PendingCommits:
         """End an open transaction with offsets of partitions that belong, or soon will, to another member."""
         if self._transactor is not None:
             for ended in self._transactor.give_up(consumer, partitions, GIVE_UP_SECONDS):
-                self._transacted(*ended)
+                self._tell_transacted(*ended)
             self._is_over()

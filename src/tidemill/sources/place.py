@@ -35,18 +35,18 @@ def is_member(place: object) -> bool:
         >>> is_member(b"CGMDv2:" + _GENERATION.pack(-1) + b"group\\0\\0\\0instance\\0")
         False
     """
-    member = member_of(place)
+    member = read_member_id(place)
     if member is None or not isinstance(place, bytes):
         return place is not None
     (generation,) = _GENERATION.unpack_from(place, len(_MAGIC))
     return generation >= 0 and bool(member)
 
 
-def member_of(place: object) -> bytes | None:
+def read_member_id(place: object) -> bytes | None:
     """Return the member id in a place, b"" while there is none; None for a form that is not known here.
 
     Example:
-        >>> member_of(b"CGMDv2:" + _GENERATION.pack(7) + b"group\\0member-1\\0\\0instance\\0")
+        >>> read_member_id(b"CGMDv2:" + _GENERATION.pack(7) + b"group\\0member-1\\0\\0instance\\0")
         b'member-1'
     """
     if not isinstance(place, bytes) or not place.startswith(_MAGIC):

@@ -39,7 +39,7 @@ from tidemill.runtime.log import limited
 from tidemill.runtime.producer import producer_config
 from tidemill.sources.base import Fatal, Outgoing, TopicPartition
 from tidemill.sources.outgoing_records import OutgoingRecords, RecordRefusedError
-from tidemill.sources.place import is_member, member_of
+from tidemill.sources.place import is_member, read_member_id
 from tidemill.sources.transaction_errors import classify_error, is_fenced, is_rebalance, may_still_arrive
 
 log = structlog.get_logger(__name__)
@@ -122,7 +122,7 @@ class TransactionalProducer:
             self._config.setdefault("batch.size", max(1, min(*self._limits, 1_000_000)))
         self._producer = self._make()
         while not ended() and self.fatal is None:
-            answer = self._asked(lambda: self._producer.init_transactions(CALL_SECONDS))
+            answer = self._ask(lambda: self._producer.init_transactions(CALL_SECONDS))
             if answer is TransactionAnswer.DONE:
                 return
             if answer is not TransactionAnswer.AGAIN:
@@ -154,12 +154,12 @@ class TransactionalProducer:
         """Go on until the transaction ends or a call has to be made again; return how it ended, and its offsets."""
         while (transaction := self._transaction) is not None and self.fatal is None:
             call = transaction.call
-            answer = self._asked(partial(self._carry_out, call, consumer))
+            answer = self._ask(partial(self._carry_out, call, consumer))
             end = transaction.answered(answer)
             if transaction.call is not call or end is not None:
                 self._call_ended(call)
             if end is not None:
-                return self._ended(end)
+                return self._end(end)
             if transaction.call is Call.ABORT is not call:
                 self._say_aborted()
             if answer is TransactionAnswer.AGAIN:
@@ -184,7 +184,7 @@ class TransactionalProducer:
         self._given_up = True
         if transaction.call is Call.ABORT:
             limited(log, 10.0).info("a transaction is aborted, since partitions of it were given up")
-        return [self._ended(end)] if end is not None else self.finish(consumer, seconds)
+        return [self._end(end)] if end is not None else self.finish(consumer, seconds)
 
     def forget(self, partitions: Collection[TopicPartition]) -> None:
         """Leave partitions that are no longer owned out of the report of an open transaction's end.
@@ -218,7 +218,7 @@ class TransactionalProducer:
         else:
             limited(log, 10.0).warning("a transaction is aborted and will be repeated", error=self.trouble)
 
-    def _ended(self, end: End) -> tuple[End, dict[TopicPartition, int]]:
+    def _end(self, end: End) -> tuple[End, dict[TopicPartition, int]]:
         assert self._transaction is not None
         offsets = self._transaction.offsets
         self._records.judge()
@@ -251,7 +251,7 @@ class TransactionalProducer:
         place: Any = consumer.consumer_group_metadata()
         if not is_member(place):
             return TransactionAnswer.AGAIN  # its partitions are lost; the consumer's callback says so in a moment
-        if any(member not in (None, member_of(place)) for member in self._members):
+        if any(member not in (None, read_member_id(place)) for member in self._members):
             # Somebody else may have them by now, and nothing says when: only a new start gets them, or others, anew.
             self._end_for_good(
                 "the group expelled this engine while it stood still, and took it in again as a new member; what it "
@@ -275,9 +275,9 @@ class TransactionalProducer:
             # A longer limit than ours: the client's own would end in an abort that leaves the epoch as it is.
             call = partial(self._producer.send_offsets_to_transaction, positions, self._place, TRANSACTION_SECONDS)
             self._handing = BackgroundCall("tidemill-offsets", call)
-        return self._handed_over(self._handing)
+        return self._wait_for_hand_over(self._handing)
 
-    def _handed_over(self, handing: BackgroundCall) -> TransactionAnswer:
+    def _wait_for_hand_over(self, handing: BackgroundCall) -> TransactionAnswer:
         if handing.ended.wait(self._patience()):
             self._handing = None
             if handing.error is None:
@@ -307,7 +307,7 @@ class TransactionalProducer:
         """
         if self._handing is not None:
             try:
-                if self._handed_over(self._handing) is TransactionAnswer.AGAIN:
+                if self._wait_for_hand_over(self._handing) is TransactionAnswer.AGAIN:
                     return TransactionAnswer.AGAIN
             except ck.KafkaException as error:
                 log.debug("offsets of a transaction that is aborted were rejected", error=reason(error))
@@ -326,7 +326,7 @@ class TransactionalProducer:
         self._replaced = False
         return True
 
-    def _asked(self, call: Callable[[], TransactionAnswer | None]) -> TransactionAnswer:
+    def _ask(self, call: Callable[[], TransactionAnswer | None]) -> TransactionAnswer:
         try:
             return call() or TransactionAnswer.DONE
         except RecordRefusedError as refused:

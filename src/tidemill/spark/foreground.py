@@ -26,7 +26,7 @@ import structlog
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import TidemillError
-from tidemill.runtime.exitcode import ExitCode, exit_code_of
+from tidemill.runtime.exitcode import ExitCode, find_exit_code
 from tidemill.runtime.identity import cluster_name
 from tidemill.runtime.log import configure
 from tidemill.spark.session.session import Spark
@@ -160,7 +160,7 @@ def running(spark: Spark, words: queue.SimpleQueue[WordT], done: WordT, ignored:
 
 
 @contextlib.contextmanager
-def signals_noted(note: Callable[[], None]) -> Iterator[None]:
+def note_signals(note: Callable[[], None]) -> Iterator[None]:
     """Call a function at every SIGTERM and SIGINT while the block runs, if this is the main thread.
 
     Args:
@@ -212,7 +212,7 @@ class Foreground:
             work: What runs; returns the exit code of a run without an error.
         """
         try:
-            with signals_noted(lambda: self.wakes.put(Wake.SIGNAL)):
+            with note_signals(lambda: self.wakes.put(Wake.SIGNAL)):
                 return work()
         except TidemillError as error:
             self.error = error
@@ -222,7 +222,7 @@ class Foreground:
         except Exception as error:
             self.error = error
             log.exception(f"the {self._what} failed; this is a fault of tidemill, please report it")
-        return exit_code_of(self.error)
+        return find_exit_code(self.error)
 
     def configure_logs(self, settings: Settings, worker: str) -> None:
         """Send this process's logs where the settings say, with the context that every line carries."""

@@ -32,17 +32,17 @@ from tidemill.runtime.link_messages import LinkAddress
 from tidemill.runtime.lock import WorkerLock
 from tidemill.runtime.pipeline_socket import pipeline_socket
 from tidemill.sinks.build import build_sinks
-from tidemill.sources.membership import present_members, reap_member
+from tidemill.sources.membership import find_present_members, reap_member
 from tidemill.spark.engine.process import ABANDONED_SECONDS, DEFAULT_FACTORY, EngineJob
 from tidemill.spark.foreground import LEFT_OVER, Foreground, StartStoppedError, Wake
 from tidemill.spark.live.group_monitor import GroupWatch
-from tidemill.spark.live.jobs import engine_error
+from tidemill.spark.live.jobs import make_engine_error
 from tidemill.spark.live.supervisor import Supervisor
 from tidemill.spark.preflight import (
     StartUp,
-    engine_count,
-    handler_of,
+    choose_engine_count,
     look_up_partitions,
+    make_handler,
     refuse_letter_files,
     refuse_no_sinks,
     refuse_shared_group,
@@ -51,7 +51,7 @@ from tidemill.spark.preflight import (
 )
 from tidemill.spark.progress import PipelineProgress
 from tidemill.spark.session.conf import is_local
-from tidemill.spark.session.packaging import own_folders, pack_handler
+from tidemill.spark.session.packaging import list_own_folders, pack_handler
 from tidemill.spark.session.session import Spark
 
 log = structlog.get_logger(__name__)
@@ -143,7 +143,7 @@ class Pipeline:
         self._found_by = settings.kafka
         worker = worker_name(settings)
         foreground.configure_logs(settings, worker)
-        handler = handler_of(self._handler)
+        handler = make_handler(self._handler)
         startup, configured = StartUp(handler, settings), settings
         settings = with_full_paths(foreground.unless_stopped(startup.run, startup.cancel))
         foreground.configure_logs(settings, worker)
@@ -168,7 +168,7 @@ class Pipeline:
             return self._run_on_spark(settings, worker, packed, partitions)
 
     def _run_on_spark(self, settings: Settings, worker: str, packed: bytes, partitions: int) -> ExitCode:
-        count = engine_count(settings.spark, partitions)
+        count = choose_engine_count(settings.spark, partitions)
         spark = Spark(settings.spark, f"tidemill {settings.kafka.consumer_group}", count)
         log.info("starting Spark", master=settings.spark.master, engines=count, partitions=partitions)
         with self._foreground.running(spark):
@@ -177,13 +177,13 @@ class Pipeline:
     def _run_live(
         self, spark: Spark, settings: Settings, worker: str, packed: bytes, count: int, partitions: int
     ) -> ExitCode:
-        folders = own_folders()
+        folders = list_own_folders()
 
         def make_job(slot: int, job_token: int, address: LinkAddress) -> EngineJob:
             log_context = self._foreground.log_context
             return EngineJob(slot, job_token, worker, address, settings, packed, log_context, self._factory, folders)
 
-        live = Supervisor(spark, worker, count, make_job, self._on_finished, self._times(settings), partitions)
+        live = Supervisor(spark, worker, count, make_job, self._on_finished, self._choose_limits(settings), partitions)
         control = pipeline_socket(self._found_by, worker, live.release)
         host = "127.0.0.1" if is_local(settings.spark) else spark.driver_host
         spark.watch(lambda: self._foreground.wakes.put(Wake.SPARK_LOST))
@@ -202,7 +202,7 @@ class Pipeline:
         if code is not ExitCode.STOPPED:
             done = live.progress()
             if not done.uncommitted:  # else the brokers are away
-                self._leave_for(settings, worker, live.not_left())
+                self._leave_for(settings, worker, live.find_left_behind())
             self._raise_failure(settings, worker)
             refuse_uncommitted(done)
             left = "; what did not finish in time is redelivered to the next run" if done.in_flight else ""
@@ -216,7 +216,7 @@ class Pipeline:
             )
         return code
 
-    def _times(self, settings: Settings) -> SlotLimits:
+    def _choose_limits(self, settings: Settings) -> SlotLimits:
         if self._limits is not None:
             return self._limits
         lost = RECONNECT_SECONDS + ABANDONED_SECONDS + settings.executor.drain_timeout_seconds
@@ -255,7 +255,7 @@ class Pipeline:
                 case Wake.FINISHED:
                     return ExitCode.OK
 
-    def _left(self, settings: Settings) -> float:
+    def _compute_left(self, settings: Settings) -> float:
         """Return how much of the time of a stop is left."""
         if self._drained_at is None:
             return LEAVE_SECONDS
@@ -270,7 +270,7 @@ class Pipeline:
 
     def _leave_for(self, settings: Settings, worker: str, slots: list[int]) -> None:
         def leave() -> None:
-            _leave_for(settings, worker, slots, self._left(settings))
+            _leave_for(settings, worker, slots, self._compute_left(settings))
 
         try:
             self._foreground.unless_stopped(leave, ignored=LEFT_OVER)
@@ -296,8 +296,8 @@ class Pipeline:
                 "reprocessed by the next run (if a hook held up its event loop, the log names it)"
             )
         if finished.ending is Ending.CRASHED:
-            raise RemoteError(f"the engine of slot {finished.slot} was lost: {finished.error}; {_advice(finished)}")
-        raise engine_error(f"the engine of slot {finished.slot}", finished.error or finished.ending.value)
+            raise RemoteError(f"the engine of slot {finished.slot} was lost: {finished.error}; {_advise(finished)}")
+        raise make_engine_error(f"the engine of slot {finished.slot}", finished.error or finished.ending.value)
 
 
 def lag_fields(progress: PipelineProgress) -> dict[str, int | None]:
@@ -307,7 +307,7 @@ def lag_fields(progress: PipelineProgress) -> dict[str, int | None]:
     return fields | {"partitions_without_lag": unknown} if unknown else fields
 
 
-def _advice(finished: RunFinished) -> str:
+def _advise(finished: RunFinished) -> str:
     if "Cannot run program" in (finished.error or ""):
         return "look whether this user may execute that program, and every folder above it"
     return "look at how much memory this host has left, and at native libraries that the handler loads"
@@ -335,7 +335,7 @@ def _leave_for(settings: Settings, worker: str, slots: list[int], seconds: float
     """
     members = {Identity(worker, slot, "", settings.kafka.consumer_group).instance_id for slot in slots}
     try:
-        left_behind = present_members(settings, members, min(5.0, seconds)) if members else set()
+        left_behind = find_present_members(settings, members, min(5.0, seconds)) if members else set()
     except Exception as error:
         log.warning("the brokers do not say who is left in the group", error=str(error))
         return

@@ -33,7 +33,7 @@ from tidemill.runtime.identity import Identity
 from tidemill.runtime.kafka_client import TopicAdmin, client_config
 from tidemill.runtime.lock import GroupInUseError
 from tidemill.runtime.topics import TopicReader
-from tidemill.sources.membership import other_topics
+from tidemill.sources.membership import find_other_topics
 
 log = structlog.get_logger(__name__)
 
@@ -41,7 +41,7 @@ ResultT = TypeVar("ResultT")
 _LOCAL = re.compile(r"local\[(\d+)(?:,\s*\d+)?\]")
 
 
-def handler_of(handler: Handler[Any, Any] | type[Handler[Any, Any]]) -> Handler[Any, Any]:
+def make_handler(handler: Handler[Any, Any] | type[Handler[Any, Any]]) -> Handler[Any, Any]:
     """Return the handler itself, made without arguments if its class was given.
 
     Raises:
@@ -62,7 +62,7 @@ def handler_of(handler: Handler[Any, Any] | type[Handler[Any, Any]]) -> Handler[
 def _check_hooks(handler: Handler[Any, Any]) -> None:
     # With such a mistake every message would be dead-lettered, one by one.
     name = type(handler).__name__
-    misspelt = _misspelt(handler)
+    misspelt = _find_misspelt(handler)
     if not overrides(handler, "arrange"):
         hint = next((f"; is {own!r} meant to be it?" for own, hook in misspelt.items() if hook == "arrange"), "")
         raise HandlerError(f"{name} has no arrange; write `async def arrange(self, messages, pending)`{hint}")
@@ -92,7 +92,7 @@ def _check_hook(method: Any, hook: str, name: str) -> None:
         raise HandlerError(f"{name}.{hook} has to take ({', '.join(parameters)}): {error}") from None
 
 
-def _misspelt(handler: Handler[Any, Any]) -> dict[str, str]:
+def _find_misspelt(handler: Handler[Any, Any]) -> dict[str, str]:
     """Return the methods whose names are nearly those of hooks."""
     own = {name for klass in type(handler).__mro__ for name in vars(klass)} - set(dir(Handler))
     near = {name: difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.85) for name in sorted(own)}
@@ -125,7 +125,7 @@ class StartUp:
         """
         name = f"{type(self._handler).__name__}.on_startup"
         try:
-            changed = _completed(self._call)
+            changed = _run_to_completion(self._call)
         except TidemillError:
             raise
         except Exception as error:
@@ -149,7 +149,7 @@ class StartUp:
         return await self._handler.on_startup(self._settings.model_copy(deep=True))
 
 
-def started_up(handler: Handler[Any, Any], settings: Settings) -> Settings:
+def run_startup(handler: Handler[Any, Any], settings: Settings) -> Settings:
     """Run `on_startup` and return the configuration as it left it; see `StartUp.run`."""
     return StartUp(handler, settings).run()
 
@@ -232,7 +232,7 @@ def refuse_shared_group(settings: Settings, worker: str) -> None:
     # Slots and their numbers follow.
     own_prefix = Identity(worker, 0, "", kafka.consumer_group).instance_id.removesuffix("0")
     try:
-        others = other_topics(settings, own_prefix)
+        others = find_other_topics(settings, own_prefix)
     except (ck.KafkaException, struct.error, UnicodeDecodeError) as error:
         log.info("the members of the consumer group cannot be looked at", error=describe_error(error))
         return
@@ -255,7 +255,7 @@ def warn_without_topic(configured: Settings, settings: Settings) -> None:
         log.warning(NO_TOPIC.format(topic=topic))
 
 
-def engine_count(settings: SparkSettings, partitions: int) -> int:
+def choose_engine_count(settings: SparkSettings, partitions: int) -> int:
     """Return how many engines to run: as configured, else the smaller of partitions and cores.
 
     Raises:
@@ -279,7 +279,7 @@ def engine_count(settings: SparkSettings, partitions: int) -> int:
     return settings.engines
 
 
-def _completed(start: Callable[[], Coroutine[Any, Any, ResultT]]) -> ResultT:
+def _run_to_completion(start: Callable[[], Coroutine[Any, Any, ResultT]]) -> ResultT:
     """Run a coroutine to its end, also where this thread has a loop that runs already (a notebook)."""
     try:
         asyncio.get_running_loop()

@@ -117,7 +117,7 @@ class PartitionSums:
         return result
 
 
-def summed(
+def sum_progress(
     past: Sequence[EngineProgress],
     now: Sequence[EngineProgress],
     engines: Sequence[EngineStatus] = (),
@@ -132,7 +132,7 @@ def summed(
         partitions: What was merged before, by a caller that adds up the same engines again and again.
 
     Example:
-        >>> summed([EngineProgress(consumed=1)], [EngineProgress(consumed=2)]).consumed
+        >>> sum_progress([EngineProgress(consumed=1)], [EngineProgress(consumed=2)]).consumed
         3
     """
     total = PipelineProgress(engines=list(engines))
@@ -141,19 +141,19 @@ def summed(
     for name in _HELD:
         setattr(total, name, sum(getattr(part, name) for part in now))
     sums = partitions or PartitionSums()
-    total.committed = sums.of("committed", (*past, *now), _highest)
+    total.committed = sums.of("committed", (*past, *now), _merge_committed)
     total.lag = sums.of("lag", now, _joined)
     total.paused = sorted({name for part in now for name in part.paused})
     total.partitions = sums.of("partitions", now, lambda names: sorted(set().union(*names)))
     for part in now:
         total.stalled |= part.stalled
-    total.sinks = _sinks((*past, *now))
+    total.sinks = _sum_sinks((*past, *now))
     slowest = [task for part in (*past, *now) for task in part.slowest]
     total.slowest = heapq.nlargest(SLOWEST, slowest)
     return total
 
 
-def _highest(committed: Sequence[dict[str, int]]) -> dict[str, int]:
+def _merge_committed(committed: Sequence[dict[str, int]]) -> dict[str, int]:
     total: dict[str, int] = {}
     for offsets in committed:
         moved = {name: total[name] for name in total.keys() & offsets.keys()}
@@ -170,16 +170,16 @@ def _joined(parts: Sequence[dict[str, int]]) -> dict[str, int]:
     return total
 
 
-def _sinks(parts: Sequence[EngineProgress]) -> dict[str, SinkStats]:
+def _sum_sinks(parts: Sequence[EngineProgress]) -> dict[str, SinkStats]:
     total: dict[str, SinkStats] = {}
     for part in parts:
         for place, stats in part.sinks.items():
             seen = total.get(place)
-            total[place] = stats if seen is None else _added(seen, stats)
+            total[place] = stats if seen is None else _add_stats(seen, stats)
     return total
 
 
-def _added(one: SinkStats, other: SinkStats) -> SinkStats:
+def _add_stats(one: SinkStats, other: SinkStats) -> SinkStats:
     later = max(one, other, key=lambda stats: stats.last_error_at or 0.0)
     delivered = [stats.last_delivered_at for stats in (one, other) if stats.last_delivered_at is not None]
     counts = {name: getattr(one, name) + getattr(other, name) for name in _SINK_COUNTS}

@@ -126,7 +126,7 @@ def test_the_summary_of_an_engine_is_told_whatever_is_in_its_error(monkeypatch: 
     said = EngineSummary(
         0, StopReason.FAILED, "no file \ud800", EngineProgress(consumed=3, stalled={"kafka": "\ud800"})
     )
-    monkeypatch.setattr("tidemill.spark.engine.process._summary_of", lambda job: said)
+    monkeypatch.setattr("tidemill.spark.engine.process._run_to_summary", lambda job: said)
     (encoded,) = run_slot(None)  # type: ignore[arg-type]
     summary = msgspec.msgpack.decode(encoded, type=EngineSummary)
     assert (summary.error, summary.progress.consumed) == ("no file \\ud800", 3)

@@ -307,7 +307,7 @@ class Slot:
         elif self._run is not None and now >= self._alone_since + limits.lost_seconds:
             why = f"an engine that lost its link and did not end within {limits.lost_seconds:g} s"
             effects += self._cancel(self._job, ReportKind.LINK_LOST, why, now)
-        return effects + self._say_alone(now)
+        return effects + self._report_alone(now)
 
     # -- steps -------------------------------------------------------------------------------------------------
 
@@ -345,7 +345,7 @@ class Slot:
     def _alone(self, now: float) -> None:
         self._alone_since = self._said_at = now
 
-    def _say_alone(self, now: float) -> list[Effect]:
+    def _report_alone(self, now: float) -> list[Effect]:
         if self._connected or now < self._said_at + self._limits.hello_seconds:
             return []
         if self._job is None and self._start_at is None:

@@ -29,9 +29,9 @@ from tidemill.spark.bounded.run import BoundedRun
 from tidemill.spark.bounded.schema import outcomes_frame
 from tidemill.spark.bounded.task import run_rows
 from tidemill.spark.engine.process import EngineJob
-from tidemill.spark.preflight import handler_of, refuse_no_sinks, started_up, with_full_paths
+from tidemill.spark.preflight import make_handler, refuse_no_sinks, run_startup, with_full_paths
 from tidemill.spark.session.conf import is_local_context
-from tidemill.spark.session.packaging import own_folders, pack_handler, ship_package
+from tidemill.spark.session.packaging import list_own_folders, pack_handler, ship_package
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -132,8 +132,8 @@ class _Rows:
         config: Settings | str | Path | None,
     ) -> None:
         settings = config if isinstance(config, Settings) else load_settings(config)
-        instance = handler_of(handler)
-        self._settings = bounded_settings(with_full_paths(started_up(instance, settings)))
+        instance = make_handler(handler)
+        self._settings = bounded_settings(with_full_paths(run_startup(instance, settings)))
         refuse_no_sinks(self._settings)
         check_letters(self._settings)
         self._packed = pack_handler(instance)
@@ -155,7 +155,7 @@ class _Rows:
         folder = Path(given).absolute()
         if folder.exists() and any(folder.iterdir()):
             raise ConfigError(f"the folder for outcomes {folder} is not empty; name another one")
-        _made(folder)
+        _make_folder(folder)
         return folder
 
     def stream(
@@ -168,14 +168,14 @@ class _Rows:
         """Start a query that works off each micro-batch."""
         if outcomes is None or checkpoint is None:
             raise ConfigError("a stream needs outcomes=... and checkpoint=..., two folders that outlive it")
-        root = _made(Path(outcomes).absolute())
+        root = _make_folder(Path(outcomes).absolute())
 
         def each(batch: DataFrame, number: int) -> None:
             folder = root / f"batch={number}"
             # Given again after a failure: what it left then is done again now.
             forget_letters(self._settings, folder)
             shutil.rmtree(folder, ignore_errors=True)
-            self.batch(batch, _made(folder))
+            self.batch(batch, _make_folder(folder))
 
         writer = df.writeStream.foreachBatch(each).option("checkpointLocation", str(Path(checkpoint).absolute()))
         query: StreamingQuery = (writer.trigger(**trigger) if trigger else writer).start()
@@ -189,7 +189,7 @@ class _Rows:
             # In order, as from a topic; and two rows that are the same message come one after the other.
             rows = rows.sortWithinPartitions(*(name for name in _PLACE if name in given))
         with letter_run(self._settings, folder) as letters, BoundedRun(self._context) as run:
-            job, target = letters.of(self._job(run.address)), str(folder)
+            job, target = letters.of(self._make_job(run.address)), str(folder)
 
             def work(index: int, part: Iterator[Any]) -> Iterator[bytes]:
                 return run_rows(job, target, given, index, part)
@@ -206,14 +206,14 @@ class _Rows:
             raise TidemillError("the engines were told to stop before all rows were done")
         letters.check(results)
 
-    def _job(self, address: LinkAddress) -> EngineJob:
+    def _make_job(self, address: LinkAddress) -> EngineJob:
         settings = self._settings
         worker = worker_name(settings)
         about = {"worker_id": worker, "consumer_group": settings.kafka.consumer_group}
-        return EngineJob(0, 0, f"{worker}.rows", address, settings, self._packed, about, import_path=own_folders())
+        return EngineJob(0, 0, f"{worker}.rows", address, settings, self._packed, about, import_path=list_own_folders())
 
 
-def _made(folder: Path) -> Path:
+def _make_folder(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

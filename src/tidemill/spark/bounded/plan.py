@@ -153,7 +153,7 @@ class Folder:
             os.fsync(file.fileno())
         unfinished.replace(self._plan_path)
 
-    def left_of(self, plan: Plan) -> list[OffsetRange]:
+    def find_left(self, plan: Plan) -> list[OffsetRange]:
         """Return what is not done, in order."""
         return remaining(plan.pieces, finished_ranges(entry.name for entry in self.path.iterdir()))
 
@@ -177,8 +177,8 @@ def look_up(settings: Settings, start: Position, end: Position) -> list[Span]:
             number: consumer.get_watermark_offsets(ck.TopicPartition(topic, number), timeout=CALL_SECONDS)
             for number in numbers
         }
-        first = _resolved(consumer, topic, start, edges)
-        last = _resolved(consumer, topic, end, edges)
+        first = _resolve(consumer, topic, start, edges)
+        last = _resolve(consumer, topic, end, edges)
     except ck.KafkaException as error:
         raise RemoteError(
             f"the offsets of topic {topic!r} cannot be looked up at {settings.kafka.brokers}: {reason(error)}"
@@ -188,7 +188,7 @@ def look_up(settings: Settings, start: Position, end: Position) -> list[Span]:
     return [span_of(number, first[number], last[number], *edges[number]) for number in numbers]
 
 
-def _resolved(
+def _resolve(
     consumer: ck.Consumer, topic: str, position: Position, edges: dict[int, tuple[int, int]]
 ) -> dict[int, int]:
     """Return the offset of a position in each partition."""
@@ -222,6 +222,6 @@ def check_still_there(settings: Settings, left: list[OffsetRange]) -> None:
             )
 
 
-def now_text() -> str:
+def format_now() -> str:
     """Return the time, ISO 8601, UTC."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -22,8 +22,8 @@ from tidemill.runtime.link_messages import Begin, Command, Drain, Exit, Go, Hell
 from tidemill.runtime.link_server import LinkServer
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
 from tidemill.spark.bounded.task import ChunkResult
-from tidemill.spark.live.jobs import engine_error, failure_text
-from tidemill.spark.progress import PipelineProgress, summed
+from tidemill.spark.live.jobs import describe_failure, make_engine_error
+from tidemill.spark.progress import PipelineProgress, sum_progress
 from tidemill.spark.session.conf import is_local_context
 
 if TYPE_CHECKING:
@@ -116,8 +116,8 @@ class BoundedRun:
             failures = sorted(self._failures.items(), key=lambda each: each[0] == self._hopeless)
             if failures:
                 index, said = failures[-1]
-                raise engine_error(f"part {index} of the run", said) from error
-            raise TidemillError(f"the Spark job failed: {failure_text(error)}") from error
+                raise make_engine_error(f"part {index} of the run", said) from error
+            raise TidemillError(f"the Spark job failed: {describe_failure(error)}") from error
         return [msgspec.msgpack.decode(part, type=ChunkResult) for part in encoded]
 
     def drain(self, on_stopped: Callable[[], None]) -> None:
@@ -152,7 +152,7 @@ class BoundedRun:
     def progress(self) -> BoundedProgress:
         """Return what all engines did so far, those that are gone included."""
         running = dict(self._running)
-        total = summed([self._past], list(running.values()))
+        total = sum_progress([self._past], list(running.values()))
         progress = BoundedProgress(**{name: getattr(total, name) for name in total.__struct_fields__})
         sizes, done = self._sizes, set(self._done)
         progress.parts, progress.parts_done = len(sizes), len(done)
@@ -212,7 +212,7 @@ class BoundedRun:
         self._hellos.pop(link, None)
         last = self._running.pop(link, None)
         if last is not None:
-            self._past = summed([self._past, last], [])
+            self._past = sum_progress([self._past, last], [])
         self._look()
 
     def _note_failure(self, part: int, text: str) -> None:
@@ -250,7 +250,9 @@ class BoundedRun:
             else:
                 spark.killTaskAttempt(hello.attempt, True, "its engine hangs")
         except Exception as error:
-            log.warning("the task of an engine that hangs was not killed", part=hello.slot, error=failure_text(error))
+            log.warning(
+                "the task of an engine that hangs was not killed", part=hello.slot, error=describe_failure(error)
+            )
 
     def _tell_all(self, command: Command) -> None:
         for link in self._links:

@@ -86,7 +86,7 @@ def run_bounded(job: EngineJob, make: PartsMaker) -> bytes:
             engine.abandon()
 
     process = EngineProcess(_of_this_task(job), build, abandon)
-    with _process_kept():
+    with _keep_process():
         configure(job.settings.logging, engine=job.slot, **job.log_context)
         try:
             with asyncio.Runner() as runner:
@@ -115,7 +115,7 @@ def _of_this_task(job: EngineJob) -> EngineJob:
     return msgspec.structs.replace(job, stage=context.stageId(), attempt=context.taskAttemptId())
 
 
-def _letters(
+def _open_letters(
     job: EngineJob, folder: str, identity: Identity, partitions: Iterable[TopicPartition] = ()
 ) -> FileDeadLetters | None:
     """Return the dead letters of this engine, where they go to files."""
@@ -137,7 +137,7 @@ def run_ranges(job: EngineJob, folder: str, chunk: Chunk) -> bytes:
     def make(settings: Settings, identity: Identity) -> tuple[BoundedSource, Outcomes]:
         source = BoundedSource(RangeReader(settings.kafka, chunk), settings.executor.max_queued_bytes)
         ranges = {(settings.kafka.source_topic, part.partition): part for part in chunk}
-        letters, history = _letters(job, folder, identity, ranges), build_history(settings, identity)
+        letters, history = _open_letters(job, folder, identity, ranges), build_history(settings, identity)
         return source, Outcomes(Path(folder), identity, history, ranges=ranges, letters=letters)
 
     return run_bounded(job, make)
@@ -162,7 +162,7 @@ def run_rows(
     def make(settings: Settings, identity: Identity) -> tuple[BoundedSource, Outcomes]:
         reader = RowReader(itertools.chain((first,), rows), names, index)
         name = f"part-{index:05d}.parquet"
-        letters, history = _letters(job, folder, identity), build_history(settings, identity)
+        letters, history = _open_letters(job, folder, identity), build_history(settings, identity)
         outcomes = Outcomes(Path(folder), identity, history, name=name, letters=letters)
         return BoundedSource(reader, settings.executor.max_queued_bytes), outcomes
 
@@ -170,7 +170,7 @@ def run_rows(
 
 
 @contextlib.contextmanager
-def _process_kept() -> Iterator[None]:
+def _keep_process() -> Iterator[None]:
     """Give the process its signal handlers and its standard error back."""
     handlers = {number: signal.getsignal(number) for number in (*IGNORED, signal.SIGHUP)}
     stderr = sys.stderr

@@ -34,7 +34,7 @@ from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity, new_engine_id
 from tidemill.runtime.link_messages import Begin, Command, Drain, Exit, Go, Hello, LinkAddress, Pause, Release, Resume
 from tidemill.runtime.log import configure
-from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason, summary_without_texts
+from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason, drop_summary_texts
 
 log = structlog.get_logger(__name__)
 
@@ -121,14 +121,14 @@ EngineMaker = Callable[[Settings, Any, Identity], RunnableEngine]
 
 def run_slot(job: EngineJob) -> Iterator[bytes]:
     """Run one engine to its end and yield its summary, as msgpack; the function of the slot's Spark task."""
-    summary = _summary_of(job)
+    summary = _run_to_summary(job)
     try:
         yield msgspec.msgpack.encode(summary)
     except UnicodeEncodeError:
-        yield msgspec.msgpack.encode(summary_without_texts(summary))
+        yield msgspec.msgpack.encode(drop_summary_texts(summary))
 
 
-def _summary_of(job: EngineJob) -> EngineSummary:
+def _run_to_summary(job: EngineJob) -> EngineSummary:
     for number in IGNORED:
         # Not SIG_IGN: that would be inherited by tasks, a handler is not.
         signal.signal(number, lambda *_: None)
@@ -140,10 +140,10 @@ def _summary_of(job: EngineJob) -> EngineSummary:
     except BaseException as error:
         # SystemExit included: a handler that calls sys.exit() is an engine that failed.
         log.exception("the engine failed")
-        return failed_summary(job, error)
+        return make_failed_summary(job, error)
 
 
-def failed_summary(job: EngineJob, error: BaseException, reason: StopReason = StopReason.FAILED) -> EngineSummary:
+def make_failed_summary(job: EngineJob, error: BaseException, reason: StopReason = StopReason.FAILED) -> EngineSummary:
     """Return the summary of an engine that an error ended."""
     return EngineSummary(job.slot, reason, describe_error(error))
 
@@ -270,17 +270,17 @@ class EngineProcess:
         except asyncio.CancelledError:
             if not self._is_abandoned:
                 raise
-            return failed_summary(self._job, RemoteError("nobody supervises this engine any more"))
+            return make_failed_summary(self._job, RemoteError("nobody supervises this engine any more"))
         except RemoteError as error:
             log.error("no link to the driver; this engine does not start", error=str(error))  # noqa: TRY400
-            return failed_summary(self._job, error)
+            return make_failed_summary(self._job, error)
         group = self._job.settings.kafka.consumer_group
         identity = Identity(self._job.worker, self._job.slot, engine_id, group, run_token)
         try:
             summary = await self._run_engine(identity)
         except BaseException as error:
             log.exception("the engine failed")
-            summary = failed_summary(self._job, error)
+            summary = make_failed_summary(self._job, error)
         # From here on only interpreter and threads have to end.
         self._deadline.within(SUPERVISED_SECONDS)
         await self._link.close(summary)
@@ -297,7 +297,7 @@ class EngineProcess:
             build = self._build or _imported(self._job.factory)
         except Exception as error:
             log.exception("the handler cannot be loaded in the engine")
-            return failed_summary(self._job, error, StopReason.CONFIG)
+            return make_failed_summary(self._job, error, StopReason.CONFIG)
         await self._begin.wait()
         if self._fault is not None:
             return EngineSummary(self._job.slot, StopReason.FAILED, self._fault)

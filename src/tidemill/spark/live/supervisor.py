@@ -40,9 +40,9 @@ from tidemill.runtime.link_messages import (
 from tidemill.runtime.link_server import LinkServer
 from tidemill.runtime.progress import EngineProgress, EngineSummary, brake_name
 from tidemill.spark.engine.process import EngineJob
-from tidemill.spark.live.jobs import JobOutcome, JobThread, job_group, outcome_of
+from tidemill.spark.live.jobs import JobOutcome, JobThread, job_group, read_outcome
 from tidemill.spark.live.supervised_slot import SupervisedSlot
-from tidemill.spark.progress import PartitionSums, PipelineProgress, summed
+from tidemill.spark.progress import PartitionSums, PipelineProgress, sum_progress
 from tidemill.spark.session.session import Spark
 
 log = structlog.get_logger(__name__)
@@ -150,9 +150,9 @@ class Supervisor:
         statuses = [slot.status(now) for slot in self._slots]
         past = [slot.past for slot in self._slots if slot.past is not None]
         last = [status.progress for status in statuses if status.progress is not None]
-        return summed(past, last, statuses, self._partition_sums)
+        return sum_progress(past, last, statuses, self._partition_sums)
 
-    def not_left(self) -> list[int]:
+    def find_left_behind(self) -> list[int]:
         """Return the slots whose last engine may be a member of the consumer group still."""
         return [slot.number for slot in self._slots if slot.subscribed and slot.ended is not Ending.FENCED]
 
@@ -247,7 +247,7 @@ class Supervisor:
     def _end_job(self, slot: SupervisedSlot, ended: slot_events.JobEnded) -> None:
         if ended.ending is Ending.CRASHED and slot.summary is not None:
             # The job could not bring the summary back, the link did.
-            outcome = outcome_of(slot.summary)
+            outcome = read_outcome(slot.summary)
             ended = slot_events.JobEnded(ended.job_token, outcome.ending, outcome.error)
         self._feed(slot, ended)
 
@@ -315,7 +315,7 @@ class Supervisor:
         if self._exiting:
             return
         if slot.progress is not None:
-            slot.past = summed([part for part in (slot.past, slot.progress) if part is not None], [])
+            slot.past = sum_progress([part for part in (slot.past, slot.progress) if part is not None], [])
         slot.progress = slot.summary = slot.hello = None
         slot.starts += 1
         slot.jobs.submit(self._make_job(slot.number, job_token, self._address))

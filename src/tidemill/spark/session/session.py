@@ -111,7 +111,7 @@ class Spark:
             self.stop()
             if isinstance(error, ConfigError) and not self._given_up:
                 raise
-            raise RemoteError(self._failure(error)) from error
+            raise RemoteError(self._describe_failure(error)) from error
         finally:
             limit.cancel()
         if not is_local(self._settings):
@@ -146,7 +146,7 @@ class Spark:
                 raise JvmEndedError("it was stopped")
             self._jvm = launch(self._conf, connection_file, self._quiet)
 
-    def _failure(self, error: Exception) -> str:
+    def _describe_failure(self, error: Exception) -> str:
         master = self._conf["spark.master"]
         if self._given_up:
             return (
