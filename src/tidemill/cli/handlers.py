@@ -90,7 +90,7 @@ def _made(value: Any, spec: str) -> Handler[Any, Any]:
     if isinstance(value, Handler):
         return value
     if not (inspect.isclass(value) and issubclass(value, Handler)):
-        raise HandlerError(f"{spec} is no handler; it has to be a class that inherits from tidemill.Handler")
+        raise HandlerError(f"{spec} is not a handler; it has to be a class that inherits from tidemill.Handler")
     try:
         made: Handler[Any, Any] = value()
     except Exception as error:

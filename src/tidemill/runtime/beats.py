@@ -16,7 +16,7 @@ class PartitionChanges(msgspec.Struct, frozen=True, omit_defaults=True):
     """How an engine's partitions differ from what its beats told before.
 
     Attributes:
-        whole: Everything is told; what was told before is void.
+        whole: Replaces everything that was sent before.
         committed: Next offsets that moved, by "topic/partition".
         lag: Lags that changed.
         lag_unknown: The partitions whose lag is not known any more.

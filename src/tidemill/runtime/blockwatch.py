@@ -51,9 +51,9 @@ class BlockWatch:
     """A thread that watches the running loop.
 
     Args:
-        threshold_seconds: What somebody may take.
+        threshold_seconds: How long one call may block the loop.
         on_block: Called when the loop is found late: on the watching thread, or on the loop if that could not run.
-        on_over: Called on the loop when it goes on, with the same block and its whole length.
+        on_over: Called on the loop when it continues, with the same block and its whole length.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class BlockWatch:
         self._pulse = threshold_seconds / 4
         self._on_block = on_block
         self._on_over = on_over
-        # What the thread found, and since when the loop is late, change together: each block is told of once.
+        # What the thread found, and since when the loop is late, change together: each block is reported once.
         self._changing = threading.Lock()
         self._found: Block | None = None
         self._ended = threading.Event()

@@ -59,7 +59,7 @@ _PROPERTIES: Mapping[str, str] = {
     "broker.heartbeat.interval.ms": "500",
     "log.cleaner.dedupe.buffer.size": "4194304",
 }
-#: Waits for the word to become Java: until then nothing runs that could be left behind.
+#: Waits for a line before it becomes Java: until then nothing runs that could be left behind.
 _GATE = 'read -r _ && exec "$@" </dev/null'
 #: Reads until its parent is gone, however that ended, and takes the broker along.
 _GUARD = 'trap "" HUP INT TERM; read -r _; kill -KILL "$1"'
@@ -139,7 +139,7 @@ class EmbeddedBroker:
             return self
         self._forget_process()
         if self._fixed_port and _answers(self._fixed_port):
-            # Its answers would be taken for those of the broker that cannot start.
+            # Its answers would be mistaken for those of the broker that cannot start.
             raise RemoteError(
                 f"port {self._fixed_port} of {HOST} is in use, perhaps by another Kafka; stop that program or choose "
                 "another port"
@@ -169,7 +169,7 @@ class EmbeddedBroker:
         return self
 
     def stop(self, timeout_seconds: float = 20.0) -> None:
-        """End the broker in good order (SIGTERM; SIGKILL after the timeout); `start` brings it back."""
+        """Shut the broker down cleanly (SIGTERM; SIGKILL after the timeout); `start` brings it back."""
         self._end(signal.SIGTERM, timeout_seconds)
 
     def kill(self) -> None:
@@ -279,7 +279,7 @@ class EmbeddedBroker:
         self._properties_path.write_text("".join(lines))
 
     def _format(self, command: list[str]) -> None:
-        # A fixed first byte: an id that begins with "-" would be taken for an option.
+        # A fixed first byte: an id that begins with "-" would be parsed as an option.
         cluster_id = base64.urlsafe_b64encode(b"t" + secrets.token_bytes(15)).decode().rstrip("=")
         tool = ["kafka.tools.StorageTool", "format", "--standalone", "-t", cluster_id, "-c"]
         done = subprocess.run(
@@ -355,7 +355,7 @@ class EmbeddedBroker:
         self._forget_process()
 
     def _forget_process(self) -> None:
-        # The guard goes without being told of an end: it would kill whoever has that pid by then.
+        # The guard is killed, not told of the end: it would kill another process that has the pid by then.
         if self._guard is not None:
             self._guard.kill()
             self._guard.wait()

@@ -5,7 +5,7 @@ so that all who work on it can be found. The folder is private to the user (`run
 
 A client may send one JSON document, ends its side of the connection, and gets one JSON document. Invariants: only the
 socket's own user can connect (mode 0600 from the start); a socket that can be seen is being listened to, unless its
-process was killed, and then the next one of its prefix removes it; a client that says nothing holds up nobody.
+process was killed, and then the next one of its prefix removes it; a silent client holds up no other.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = structlog.get_logger(__name__)
 ANSWER_SECONDS = 10.0
 #: What a client may send.
 _MAX_REQUEST_BYTES = 64 * 1024
-#: The kernel takes about a hundred bytes of a path.
+#: The kernel accepts a path of about a hundred bytes.
 _MAX_PATH_BYTES = 100
 
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
@@ -50,7 +50,7 @@ def prefix_of(kind: str, what: bytes) -> str:
 
 
 class ControlSocket:
-    """Answers whoever connects.
+    """Answers each client that connects.
 
     Args:
         prefix: See `prefix_of`.
@@ -58,7 +58,7 @@ class ControlSocket:
     """
 
     def __init__(self, prefix: str, answer: Answer) -> None:
-        """Listen to nobody yet."""
+        """Do not listen yet."""
         self._prefix = prefix
         self._answer = answer
         self._path: Path | None = None

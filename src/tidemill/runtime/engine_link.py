@@ -1,7 +1,7 @@
 """The engine's side of the link to its driver; see `link_server` for the whole.
 
-It reconnects by itself. An engine that is refused, or that cannot reach its driver for 10 s, is told so once and has to
-stop.
+It reconnects by itself. An engine that is refused, or that cannot reach its driver for 10 s, is notified once and has
+to stop.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ log = structlog.get_logger(__name__)
 
 #: How often an engine sends its snapshot; it is the heartbeat too.
 BEAT_SECONDS = 0.25
-#: For how long an engine tries to reach its driver before it gives up.
+#: How long an engine tries to reach its driver before it gives up.
 RECONNECT_SECONDS = 10.0
 #: Snapshots are left out while this much waits for a driver that does not read.
 MAX_WAITING_BYTES = 256 * 1024
@@ -62,7 +62,7 @@ class EngineLink:
         on_command: Called with each command of the driver.
         on_lost: Called once, with the reason: the driver cannot be reached any more, or refuses this engine.
         tasks: Where its tasks run.
-        reconnect_seconds: For how long the driver is looked for.
+        reconnect_seconds: How long to try to reach the driver.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class EngineLink:
         self._send(Ready())
 
     async def close(self, summary: EngineSummary) -> None:
-        """Tell the end and go; what cannot be told within a second is not."""
+        """Report the end and disconnect, within a second."""
         await self._engine_tasks.stop(*self._tasks)
         try:
             self._send(Ended(summary))
@@ -159,7 +159,7 @@ class EngineLink:
         return answer.run_token
 
     async def _prove(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, said: bytes) -> None:
-        """Let the driver prove itself first: nothing but a hello is said to anybody else."""
+        """Let the driver prove itself first: other peers get nothing but a hello."""
         frame, secret = from_driver.decode(await receive_frame(reader, MAX_HELLO_BYTES)), self._address.secret
         if not isinstance(frame, Challenge) or not is_proof(frame.proof, secret, Side.DRIVER, said, frame.nonce):
             raise BadFrameError("what listens there does not know this pipeline's secret")
@@ -206,7 +206,7 @@ class EngineLink:
         self._tells_whole = False
         try:
             self._send(beat)
-        except Exception as error:  # silence would be taken for the end of this engine
+        except Exception as error:  # silence would count as the end of this engine
             limited(log, 60.0).warning(
                 "a snapshot cannot be sent whole; it goes without its texts", error=describe_error(error)
             )

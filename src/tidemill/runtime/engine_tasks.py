@@ -4,7 +4,7 @@ Whatever runs beside the engine's own course is started here: the link's beats, 
 hooks, the cache, files that are written. Callbacks of the event loop (the intake, timers, the pipes of programs) have
 no task; where one of tidemill's raises, the loop tells this module too.
 
-Invariants: a task that ends although nobody stopped it is named, once, in the log and to `on_fault`; a task that is
+Invariants: a task that ends without having been stopped is named, once, in the log and to `on_fault`; a task that is
 stopped here, or that was started to end and returned, is not; the loop's own handler of errors is given back.
 """
 
@@ -28,7 +28,7 @@ class EngineTasks:
     """All tasks of one engine.
 
     Args:
-        on_fault: Called on the loop with what ended, and why; the engine cannot go on without it.
+        on_fault: Called on the loop with what ended, and why; the engine cannot continue without it.
     """
 
     def __init__(self, on_fault: Callable[[str], None] = lambda _: None) -> None:
@@ -72,7 +72,7 @@ class EngineTasks:
             await asyncio.wait(tasks)
 
     def close(self) -> None:
-        """Cancel what still runs; from now on no end is told."""
+        """Cancel what still runs; from now on no end is reported."""
         self._closed = True
         for task in self._tasks:
             task.cancel()

@@ -82,7 +82,7 @@ def resolve_jars(
     for cache in (user_cache_folder, writable_cache_folder):
         root = cache(environ) / "jars"
         folder = root / name
-        with contextlib.suppress(PermissionError):  # a home of somebody else
+        with contextlib.suppress(PermissionError):  # a home of another user
             if folder.is_dir():
                 return folder
     if environ.get(OFFLINE_VARIABLE, "") not in ("", "0"):
@@ -99,7 +99,7 @@ def resolve_jars(
 
 
 def _say_nothing(text: str) -> None:
-    """Report to nobody."""
+    """Report nothing."""
 
 
 @contextmanager

@@ -45,7 +45,7 @@ class JavaRuntime(msgspec.Struct, frozen=True):
     Attributes:
         home: What `JAVA_HOME` must be for Spark.
         version: The feature version, for example 17.
-        origin: Where it was found, in words.
+        origin: Where it was found, for messages.
     """
 
     home: Path

@@ -1,4 +1,4 @@
-"""What Kafka clients of tidemill share: their configuration, their log, and the questions asked about a topic.
+"""What Kafka clients of tidemill share: their configuration, their log, and queries about a topic.
 
 Invariants: credentials go only to the brokers they were given for; librdkafka never writes to stderr; no text
 that leaves here contains a value of a secret setting.
@@ -68,7 +68,7 @@ def client_config(kafka: KafkaSettings, brokers: str, overrides: Mapping[str, An
 
 
 def reason(error: Exception) -> str:
-    """Return what an exception of the client says, in words only."""
+    """Return the text of an exception of the client."""
     return error.args[0].str() if isinstance(error, ck.KafkaException) else str(error)
 
 
@@ -181,7 +181,7 @@ class TopicAdmin:
             raise self.refused(text, ck.KafkaError(ck.KafkaError._TIMED_OUT)) from None
 
     def max_message_bytes(self, topic: str) -> int | None:
-        """Return the largest batch that the topic takes, None where the brokers do not tell."""
+        """Return the largest batch that the topic takes, None if the brokers do not say."""
         resource = ConfigResource(ResourceType.TOPIC, topic)
         try:
             answer = self._client.describe_configs([resource], request_timeout=CALL_SECONDS)[resource]
@@ -208,7 +208,7 @@ class TopicAdmin:
 
 
 class BackgroundCall:
-    """A call that may never come back (handing offsets to a transaction), on a thread that nobody has to wait for.
+    """A call that may never come back (handing offsets to a transaction), on a thread of its own.
 
     Attributes:
         began: When, by the monotonic clock.
@@ -232,7 +232,7 @@ class BackgroundCall:
     def _run(self) -> None:
         try:
             self._call()
-        except BaseException as error:  # of any type: on this thread nobody else would see it
+        except BaseException as error:  # of any type: nothing else on this thread would see it
             self.error = error
         finally:
             self.ended.set()

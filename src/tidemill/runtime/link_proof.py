@@ -23,7 +23,7 @@ class Side(enum.Enum):
 
 
 def new_nonce() -> bytes:
-    """Return a random number that nobody can guess."""
+    """Return a random number that cannot be guessed."""
     return secrets.token_bytes(NONCE_BYTES)
 
 
@@ -43,5 +43,5 @@ def link_proof(secret: str, side: Side, hello: bytes, nonce: bytes) -> bytes:
 
 
 def is_proof(given: bytes, secret: str, side: Side, hello: bytes, nonce: bytes) -> bool:
-    """Tell whether a proof is that of a side which knows the secret; takes the same time whatever was given."""
+    """Tell whether a proof is that of a side which knows the secret; takes the same time for any input."""
     return hmac.compare_digest(given, link_proof(secret, side, hello, nonce))

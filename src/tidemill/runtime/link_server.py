@@ -51,7 +51,7 @@ ResultT = TypeVar("ResultT")
 
 
 class LinkEvents(Protocol):
-    """Who is told what happens; called on the link's loop, in order, never concurrently.
+    """Receives what happens; called on the link's loop, in order, never concurrently.
 
     A link is a number that the server gives to a connection which said hello, never used twice.
     """
@@ -76,7 +76,7 @@ class LinkServer:
     """The driver's side of all links of one pipeline.
 
     Args:
-        events: Who is told.
+        events: Receives what happens.
         bind_host: The address to listen on.
         public_host: What engines connect to; by default the address that is listened on.
 
@@ -86,7 +86,7 @@ class LinkServer:
     """
 
     def __init__(self, events: LinkEvents, *, bind_host: str = "127.0.0.1", public_host: str = "") -> None:
-        """Prepare; nothing listens before `start`."""
+        """Open nothing; `start` listens."""
         self._events = events
         self._bind_host = bind_host
         self._public_host = public_host or bind_host
@@ -129,7 +129,7 @@ class LinkServer:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def close(self) -> None:
-        """Close all connections and end the thread; without effect if that is done already."""
+        """Close all connections and end the thread; a second call does nothing."""
         if self._thread.is_alive():
             self.call(self._shut())
             self._loop.call_soon_threadsafe(self._loop.stop)

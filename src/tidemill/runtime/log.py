@@ -1,7 +1,7 @@
 """Structured logs: one line per event on standard error, as JSON or for people, secrets masked.
 
 Everything goes one way: structlog's own loggers and the standard library's (pyspark, py4j, libraries). What
-every line of a process carries (worker, group, version) is set once by `configure`; it is no context
+every line of a process carries (worker, group, version) is set once by `configure`; it is not a context
 variable, because the threads of a process would not see it. Logging is for what happens seldom; nothing logs
 per message.
 """
@@ -79,7 +79,7 @@ def configure(settings: LoggingSettings, *, stream: TextIO | None = None, **cont
 
 def _of_interest(record: logging.LogRecord) -> bool:
     # py4j logs through the root logger, with a traceback, whatever it then raises or returns to its caller: a JVM that
-    # was ended while a call was under way is no news.
+    # was ended during a call is not news.
     return record.name != "root" or "py4j" not in record.pathname
 
 
@@ -89,7 +89,7 @@ _SUBJECTS = ("sink", "topic", "client", "path")
 
 
 class Limited:
-    """A logger for messages that may come without end: one in so many seconds, the others counted.
+    """A logger for messages that may repeat endlessly: it passes one per interval and counts the others.
 
     Made by `limited`. Safe to use from any thread.
     """
@@ -145,7 +145,7 @@ def limited(logger: Any, seconds: float, *, about: object = None) -> Limited:
 
 
 def kind_of(text: str | None) -> str:
-    """Return what texts have in common that differ in numbers only: equal failures, of different messages.
+    """Return what texts that differ only in numbers have in common: the same failure of different messages.
 
     Example:
         >>> kind_of("line 17: no field 3") == kind_of("line 4711: no field 8")
@@ -204,7 +204,7 @@ class _LineLogger:
         self.name = name
 
     def msg(self, line: str) -> None:
-        # Work goes on although nobody can read of it: standard error may be closed or its reader gone.
+        # Work continues without a log: standard error may be closed or its reader gone.
         with contextlib.suppress(OSError, ValueError):
             # One write, so that lines of several threads and processes do not mix.
             self._stream.write(line + "\n")

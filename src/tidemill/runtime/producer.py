@@ -58,7 +58,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "reconnect.backoff.max.ms": 2_000,
     "socket.nagle.disable": True,
     "log.connection.close": False,
-    # As Java's clients: the same key lands in the same partition whoever wrote it.
+    # As Java's clients: the same key lands in the same partition, whichever client wrote it.
     "partitioner": "murmur2_random",
 }
 _ALIASES: Mapping[str, str] = {
@@ -108,7 +108,7 @@ class _Round:
     """Records that were handed over together.
 
     `outcomes` and `reported` are written by the poll thread for accepted records, `outcomes` by the loop for the
-    rest; `accepted` is set by the loop when all were handed over. Whoever sees the two counts meet ends the round.
+    rest; `accepted` is set by the loop when all were handed over. The side that sees the counts meet ends the round.
     """
 
     __slots__ = ("accepted", "future", "outcomes", "reported")
@@ -256,7 +256,7 @@ class LoopProducer:
                 self._replace()
         self._purge(self._producer, self._flush_seconds)
         self._tell(self._closed.set)
-        # Its threads and connections end with it; that may wait for the network, but nobody waits for this thread.
+        # Its threads and connections end with it; that may wait for the network, but nothing waits for this thread.
         del self._producer
 
     def _report(self, round_: _Round, index: int, error: ck.KafkaError | None, message: ck.Message) -> None:
@@ -276,7 +276,7 @@ class LoopProducer:
         try:
             self._loop.call_soon_threadsafe(function, *args)
         except RuntimeError:
-            self._closing = True  # the loop is closed: nobody is there to be told
+            self._closing = True  # the loop is closed
 
     def _on_error(self, error: ck.KafkaError) -> None:
         text = scrubbed(error.str(), self._config)

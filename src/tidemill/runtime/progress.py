@@ -1,4 +1,4 @@
-"""What an engine says of itself: counters for status lines, and the summary at its end."""
+"""What an engine reports of itself: counters for status lines, and the summary at its end."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class EngineProgress(msgspec.Struct):
 
 
 class EngineSummary(msgspec.Struct):
-    """What an engine leaves behind at its end."""
+    """What an engine reports at its end."""
 
     slot: int
     reason: StopReason

@@ -83,7 +83,7 @@ class CommitStatus(enum.Enum):
 
 
 class Fatal(enum.Enum):
-    """Why a source cannot go on."""
+    """Why a source cannot continue."""
 
     FENCED = "fenced"
     FAILED = "failed"
@@ -93,22 +93,22 @@ class SourceEvents(Protocol):
     """The engine, as a source sees it."""
 
     def on_messages(self, partitions: Collection[TopicPartition]) -> None:
-        """Something can be pulled of these partitions that could not before."""
+        """These partitions have new messages to pull."""
 
     def on_assigned(self, partitions: Sequence[TopicPartition]) -> None:
-        """These partitions are ours besides those we have."""
+        """These partitions are assigned, in addition to those already owned."""
 
     async def on_revoked(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         """Finish the work of these partitions; return the offsets to commit before they are given up."""
 
     def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
-        """These partitions are somebody else's already: deliver nothing more for them."""
+        """These partitions belong to another member already: deliver nothing more for them."""
 
     def on_committed(self, offsets: Mapping[TopicPartition, int], status: CommitStatus) -> None:
         """A commit ended."""
 
     def on_fatal(self, fatal: Fatal, text: str) -> None:
-        """The source is at its end."""
+        """The source has failed for good."""
 
 
 class Source(Protocol):
@@ -144,7 +144,7 @@ class Source(Protocol):
 
 
 class NotedSource(Source, Protocol):
-    """A source that keeps a short text beside each committed offset, for whoever reads the partition next."""
+    """A source that keeps a short text beside each committed offset, for the next reader of the partition."""
 
     def note(self, partition: TopicPartition, text: str) -> None:
         """Keep a text beside the offsets of a partition that are committed from now on; '' keeps none."""

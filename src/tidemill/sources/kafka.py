@@ -5,10 +5,10 @@ dropping what it does not own. What it fetched waits in a bounded buffer per par
 partition paused at the broker's side, because a pause throws away everything that librdkafka had prefetched.
 
 A partition can go and come back while the loop is busy, so a buffer stands for one ownership: the engine pulls from,
-and commits for, only the ownership that it was told of; what it still says about an earlier one changes nothing.
+and commits for, only the ownership that it knows of; calls for an earlier one have no effect.
 
 Membership is static (`group.instance.id`), cooperative-sticky, in the classic protocol. A member fenced by another
-goes on fetching until it is told, so `_FATAL` and FENCED_INSTANCE_ID end the engine.
+keeps fetching until it finds out, so `_FATAL` and FENCED_INSTANCE_ID end the engine.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from tidemill.sources.transactional_producer import TransactionalProducer
 
 log = structlog.get_logger(__name__)
 
-#: One poll waits this long for a first message, and so a command waits at most this long for the thread.
+#: One poll waits this long for a first message; so a command waits at most this long for the thread.
 POLL_SECONDS = 0.02
 #: How often watermarks and an unreachable broker are looked at.
 CHECK_SECONDS = 1.0
 #: Beyond the revoke timeout, a rebalance callback may take this long; half a second less than what the settings count
 #: on (`REVOKE_MARGIN_SECONDS`), so that the next poll comes in time.
 REVOKE_SECONDS = REVOKE_MARGIN_SECONDS - 0.5
-#: The thread may take this long to end, if nobody says how long.
+#: How long the thread may take to end by default.
 CLOSE_SECONDS = 30.0
 
 
@@ -68,7 +68,7 @@ class KafkaSource:
         self._config = consumer_config(settings, instance_id)
         # Of the partitions that are ours; only the thread touches it.
         self._buffers: dict[TopicPartition, Buffer] = {}
-        # Of those that the engine was told of; only the loop touches it.
+        # Of those that the engine knows of; only the loop touches it.
         self._told: dict[TopicPartition, Buffer] = {}
         self._commands: deque[Callable[[], None]] = deque()
         self._notes: dict[TopicPartition, str] = {}
@@ -177,7 +177,7 @@ class KafkaSource:
         try:
             self._loop.call_soon_threadsafe(function, *args)
         except RuntimeError:
-            self._dead = True  # the loop is closed: nobody is there to be told
+            self._dead = True  # the loop is closed
 
     def _run(self) -> None:
         try:
@@ -215,7 +215,7 @@ class KafkaSource:
     def _finish(self, *, leave: bool) -> None:
         self._fetching = False
         if self._brokers.trouble is not None:
-            leave = False  # nobody would hear it, and the time for it is somebody else's
+            leave = False  # it would not arrive, and the time is needed for the rest of the stop
         else:
             self._check()
         self._pending.finish(self._consumer, self._close_in())
@@ -246,7 +246,7 @@ class KafkaSource:
             offset: Any = record.offset()
             buffer = buffers.get((topic, partition))
             if buffer is None or not self._fetching:
-                continue  # given up meanwhile, or stopping: whoever owns it next reads it again
+                continue  # given up meanwhile, or stopping: its next owner reads it again
             if offset != buffer.expected:
                 if offset < buffer.expected <= self._find_end(topic, partition):
                     continue  # fetched twice
@@ -279,7 +279,7 @@ class KafkaSource:
         self._tell(self._events.on_committed, offsets, status)
 
     def _find_end(self, topic: str, partition: int) -> int:
-        """Return the end of the partition as the last fetch saw it; a topic that was made anew ends earlier."""
+        """Return the end of the partition as the last fetch saw it; a recreated topic ends earlier."""
         try:
             return int(self._consumer.get_watermark_offsets(ck.TopicPartition(topic, partition), cached=True)[1])
         except ck.KafkaException:
@@ -327,7 +327,7 @@ class KafkaSource:
         owned = [tp for tp in _names(partitions) if tp in self._buffers]
         member = read_member_id(consumer.consumer_group_metadata())
         if any(self._buffers[tp].member not in (None, member) for tp in owned):
-            # It was expelled and has joined anew: they are somebody else's already.
+            # It was expelled and has joined again: they belong to another member already.
             self._on_lost(consumer, partitions)
             consumer.incremental_unassign(partitions)
             return

@@ -1,9 +1,9 @@
 """How far each owned partition is behind: Kafka's lag, the end of the partition minus what is committed.
 
-Used on the consumer's thread only; `lag` may be read from anywhere. Ends come for nothing with what is fetched. Where
-nothing is, of a partition that was just assigned or is paused, the brokers are asked: one request for all of them, with
-a short time limit. What nothing was ever committed of counts from its beginning. A partition of which the brokers have
-not answered is not in `lag`.
+Used on the consumer's thread only; `lag` may be read from anywhere. Ends come with what is fetched, without a request.
+Where nothing is fetched, because a partition was just assigned or is paused, the brokers are asked: one request for all
+such partitions, with a short time limit. A partition without a committed offset counts from its beginning. One for
+which the brokers have not answered is not in `lag`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tidemill.sources.base import TopicPartition
 
 #: The ends of paused partitions are asked for this often.
 ASK_AGAIN_SECONDS = 5.0
-#: A question may hold the consumer's thread up for this long.
+#: A request may hold up the consumer's thread for this long.
 ANSWER_SECONDS = 0.5
 #: In a question for the offset at a time, these stand for the end and the beginning (Kafka's ListOffsets).
 _LATEST, _EARLIEST = -1, -2
@@ -47,13 +47,13 @@ class LagWatch:
         self._ends.pop(partition, None)
 
     def committed(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Note what was committed."""
+        """Note committed offsets."""
         for partition, offset in offsets.items():
             if partition in self._positions:
                 self._positions[partition] = offset
 
     def look(self, consumer: ck.Consumer, paused: Iterable[TopicPartition], now: float, *, may_ask: bool) -> None:
-        """Find out how things stand.
+        """Refresh the lag.
 
         Args:
             consumer: Whose partitions these are.

@@ -1,8 +1,8 @@
 """How an engine is a member of its consumer group: the consumer's configuration, and leaving for good.
 
 A static member that only closes keeps its partitions reserved for its id during the session timeout, which is what a
-restart wants. To leave for good it has to unsubscribe and go on polling, and only a member whose join is complete
-can; so whoever ends a pipeline asks the brokers afterwards who is still there, and leaves for them.
+restart wants. To leave for good it has to unsubscribe and keep polling, and only a member whose join is complete
+can; so the end of a pipeline asks the brokers which members are left, and leaves on their behalf.
 
 The group is looked at with ListGroups, never with an admin request that goes to the group's coordinator: librdkafka
 ends the whole process if such a request is open when its broker goes (github.com/confluentinc/librdkafka/issues/4605).
@@ -26,7 +26,7 @@ from tidemill.runtime.kafka_client import LibraryLog, client_config
 JOIN_SECONDS = 3.0
 LEAVE_SECONDS = 5.0
 #: How often a member looks whether the topic has partitions that it had not. The client's own 5 minutes would leave
-#: them unread for as long, or until the driver notices that nobody owns them.
+#: them unread for as long, or until the driver notices that they have no owner.
 TOPIC_REFRESH_MS = 5_000
 
 
@@ -98,7 +98,7 @@ def _admin(settings: Settings) -> AdminClient:
 
 
 def _describe_group(admin: AdminClient, settings: Settings, timeout_seconds: float) -> Any:
-    """Return the group (a GroupMetadata), or None if no broker has it: nobody is in it and nothing is committed."""
+    """Return the group (a GroupMetadata), or None if no broker has it: it has no members and no committed offsets."""
     found = admin.list_groups(settings.kafka.consumer_group, timeout=timeout_seconds)
     return found[0] if found else None
 

@@ -17,7 +17,7 @@ from tidemill.sources.base import Outgoing
 
 log = structlog.get_logger(__name__)
 
-#: A failed transaction sends nothing more and does not say so while a flush waits: it is aborted after so long.
+#: A failed transaction sends nothing more and does not say so while a flush waits: it is aborted after this time.
 FLUSH_SECONDS = 5.0
 
 

@@ -1,7 +1,7 @@
 """What is to be committed, with or without records in a transaction; used on the consumer's thread only.
 
-It never decides about offsets: it commits what it is told, after dropping what is not owned, and tells how that went.
-Offsets that wait are replaced by later ones.
+It never decides about offsets: it commits what it is given, drops what is not owned, and reports the results. Offsets
+that wait are replaced by later ones.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class PendingCommits:
 
     Args:
         buffers: Of the owned partitions.
-        lag: Is told of what is committed.
+        lag: Notified of what is committed.
         notes: Texts to keep beside offsets; read at each commit.
         transactor: Commits offsets together with records, if that is wanted.
         on_answer: Called when brokers have taken a commit without a transaction.
@@ -82,14 +82,14 @@ class PendingCommits:
 
     @property
     def trouble(self) -> str | None:
-        """Why transactions do not go on, while they do not."""
+        """Why transactions make no progress, while they make none."""
         return self._transactor.trouble if self._transactor is not None else None
 
     def open(self, ended: Callable[[], bool]) -> bool:
         """Open the transactional producer, if there is one; return whether commits are possible.
 
         Args:
-            ended: Tells that nobody waits any more.
+            ended: Tells that the result is no longer needed.
         """
         if self._transactor is None:
             return True
@@ -167,7 +167,7 @@ class PendingCommits:
         self._on_committed(offsets, status)
 
     def _is_over(self) -> bool:
-        """Tell the engine once if the transactor is at its end."""
+        """Tell the engine once if the transactional producer has failed for good."""
         fatal = self._transactor.fatal if self._transactor is not None else None
         if fatal is not None and not self._over:
             self._over = True

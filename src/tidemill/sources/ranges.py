@@ -24,7 +24,7 @@ from tidemill.sources.gaps import count_deleted
 
 log = structlog.get_logger(__name__)
 
-#: So many messages are taken from the client at once, and waited for so long when there are none.
+#: How many messages are taken from the client at once, and how long to wait when there are none.
 BATCH_MESSAGES = 500
 READ_SECONDS = 0.05
 #: How often gaps are looked into, and whether brokers that were gone are back.
@@ -159,7 +159,7 @@ class RangeReader:
             if offset < progress.start:
                 raise RemoteError(
                     f"{self._topic}/{partition} begins again at offset {offset}, before {progress.start}: the topic "
-                    "was made anew since the ranges were planned; start over, with another folder for the outcomes",
+                    "was recreated since the ranges were planned; start over, with another folder for the outcomes",
                     retryable=False,
                 )
             return False  # fetched twice

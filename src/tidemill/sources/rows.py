@@ -46,7 +46,7 @@ class RowReader:
         """There is nothing to close."""
 
     def stalled(self) -> str | None:
-        """Return None: whoever makes the rows tells by itself."""
+        """Return None: what produces the rows reports its own stalls."""
         return None
 
     def read(self) -> Sequence[SourceMessage] | None:

@@ -1,11 +1,11 @@
 """The transactional producer of one engine: results, dead letters and offsets in one transaction.
 
-Lives on the consumer's thread, where alone the consumer may be asked for its place in the group. One transaction at a
+Lives on the consumer's thread, the only one that may ask the consumer for its place in the group. One transaction at a
 time; `core.transaction` says which call comes next. No call waits longer than `CALL_SECONDS`, so that the thread goes
 on polling while the brokers are away, and the same call is then made again.
 
 Handing the offsets over is the one call that may not come back: librdkafka ignores its time limit, and waits for ever
-where the group's coordinator went away (its issues 5456 and 5511; 2.16). So it has a thread of its own, and if it
+if the group's coordinator went away (its issues 5456 and 5511; 2.16). So it has a thread of its own, and if it
 hangs the producer is replaced: nothing of its transaction was committed, and the new one's start aborts it.
 
 A transaction keeps the place in the group (`sources.place`) that was current when it began: brokers reject its offsets
@@ -15,11 +15,11 @@ partition aborts an open transaction with its offset, unless the brokers have ac
 A request with offsets that got no answer may still arrive, and would count for the producer's next transaction: within
 one generation it has the same place and the same producer epoch. So the producer is replaced after one; the start of
 the new one aborts what is open and raises the epoch. The client also repeats requests about a transaction's offsets
-and end by itself, without a word, and the first copy may still arrive. A repeated one takes at least the client's
+and end by itself, without reporting it, and the first copy may still arrive. A repeated one takes at least the client's
 pause (`RETRY_SECONDS`), so the producer is replaced after every such call that took nearly as long.
 
-The transactional id is the engine's member id: whoever starts under it fences whoever had it, and the brokers abort
-what that one left open, before the new one is told where its partitions begin.
+The transactional id is the engine's member id: a producer that starts under it fences the previous one, and the brokers
+abort what that one left open before they tell the new one where its partitions begin.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ CALL_SECONDS = 1.0
 _SHORTEST_SECONDS = 0.05
 #: The call that hands offsets over has hung after this long.
 HANG_SECONDS = 10.0
-#: Brokers give up a transaction that is open for so long; records are given up after 30 s, so an outage ends in an
+#: Brokers give up a transaction that is open for this long; records are given up after 30 s, so an outage ends in an
 #: abort and not in this.
 TRANSACTION_SECONDS = 60.0
 #: A batch that fills within this time travels whole; a commit waits for nothing.
@@ -101,9 +101,9 @@ class TransactionalProducer:
         self._may_be_repeated = False
         self._given_up = False
         self._rebalanced = False
-        #: Why it does not go on, while it does not.
+        #: Why it makes no progress, while it makes none.
         self.trouble: str | None = None
-        #: How it ended for good: fenced, or failed, and in words.
+        #: How it ended for good: fenced or failed, and why.
         self.fatal: tuple[Fatal, str] | None = None
 
     @property
@@ -112,10 +112,10 @@ class TransactionalProducer:
         return self._transaction is not None
 
     def open(self, ended: Callable[[], bool]) -> None:
-        """Connect, fence whoever had the id, and end what he left open; waits for the brokers.
+        """Connect, fence the previous owner of the id, and end what it left open; waits for the brokers.
 
         Args:
-            ended: Tells that nobody waits any more.
+            ended: Tells that the result is no longer needed.
         """
         if self._limits:
             self._config["message.max.bytes"] = max(1_000, min(max(self._limits), 1_000_000_000))
@@ -137,7 +137,7 @@ class TransactionalProducer:
         records: list[Outgoing],
         members: Collection[bytes | None] = (),
     ) -> None:
-        """Take what the next transaction holds; `step` carries it out.
+        """Begin a transaction; `step` carries it out.
 
         Args:
             offsets: What is committed.
@@ -151,7 +151,7 @@ class TransactionalProducer:
         self._given_up = self._rebalanced = False
 
     def step(self, consumer: ck.Consumer) -> tuple[End, dict[TopicPartition, int]] | None:
-        """Go on until the transaction ends or a call has to be made again; return how it ended, and its offsets."""
+        """Continue until the transaction ends or a call has to be repeated; return how it ended, and its offsets."""
         while (transaction := self._transaction) is not None and self.fatal is None:
             call = transaction.call
             answer = self._ask(partial(self._carry_out, call, consumer))
@@ -199,7 +199,7 @@ class TransactionalProducer:
     ) -> list[tuple[End, dict[TopicPartition, int]]]:
         """End a transaction that was open when these partitions were given up, now that they are assigned again.
 
-        Until it ends, brokers do not tell where they begin.
+        Until it ends, brokers do not say where they begin.
         """
         transaction = self._transaction
         if transaction is None or transaction.lanes.isdisjoint(partitions):
@@ -252,7 +252,7 @@ class TransactionalProducer:
         if not is_member(place):
             return TransactionAnswer.AGAIN  # its partitions are lost; the consumer's callback says so in a moment
         if any(member not in (None, read_member_id(place)) for member in self._members):
-            # Somebody else may have them by now, and nothing says when: only a new start gets them, or others, anew.
+            # Another member may have them by now, and nothing says since when: only a new start gets partitions again.
             self._end_for_good(
                 "the group expelled this engine while it stood still, and took it in again as a new member; what it "
                 "has in flight is another member's"

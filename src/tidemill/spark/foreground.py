@@ -4,9 +4,9 @@ Signal handlers and other threads only put a wake-up into the run's queue. The t
 waits on that queue alone; whatever can block (a handler's `on_startup`, brokers, Spark) runs in a thread beside it, so
 that a request to end is noticed at every moment.
 
-Invariant: after a wish to end, the waiting thread goes on within `END_SECONDS`, whatever the other one hangs in. That
-one is a daemon: it does not keep the process alive. The end of a start has that one deadline for all its steps; what
-is left of Spark then is killed.
+Invariant: after a request to end, the waiting thread continues within `END_SECONDS`, wherever the other one hangs. The
+other one is a daemon thread: it does not keep the process alive. All steps of the end of a start share that one
+deadline; what is left of Spark then is killed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = structlog.get_logger(__name__)
 ResultT = TypeVar("ResultT")
 WordT = TypeVar("WordT")
 
-#: How long a start may take to end after it was told to, all its steps together.
+#: How long all steps of a start together may take to end after a request to end.
 END_SECONDS = 1.0
 #: How long it may take to tidy up what was killed.
 KILLED_SECONDS = 0.3
@@ -65,7 +65,7 @@ class StartStoppedError(Exception):
     """A step was ended on request.
 
     Attributes:
-        at_once: Whether it was asked for twice.
+        at_once: Whether it was requested twice.
         deadline: The `time.monotonic()` at which everything else has to have ended, too.
     """
 
@@ -88,15 +88,15 @@ def unless_stopped(
 
     Args:
         work: What may block.
-        words: Where wishes to end arrive; every other word than `done` and those ignored is one.
-        done: What the other thread puts there when it has ended.
+        words: Where requests to end arrive: everything but `done` and what is ignored.
+        done: What the other thread puts there when it ends.
         abort: Called in this thread when the step is to end; must not block.
-        ignored: Words that may arrive and are no wish to end.
-        deadline: The `time.monotonic()` at which the step is ended unasked, and not waited for.
+        ignored: What may arrive without being a request to end.
+        deadline: The `time.monotonic()` at which the step is ended in any case.
 
     Raises:
-        StartStoppedError: A wish to end came first; the step has ended, was given `END_SECONDS`, or a second wish came.
-            Or the deadline has passed.
+        StartStoppedError: A request to end came first, and then the step ended, `END_SECONDS` passed, or a second
+            request came. Or the deadline has passed.
     """
     result: Future[ResultT] = Future()
 
@@ -132,13 +132,13 @@ def _until(deadline: float | None) -> float | None:
 
 @contextlib.contextmanager
 def running(spark: Spark, words: queue.SimpleQueue[WordT], done: WordT, ignored: Collection[WordT]) -> Iterator[None]:
-    """Start Spark for a block and stop it after that; a wish to end is heard meanwhile.
+    """Start Spark for a block and stop it afterwards; requests to end are noticed meanwhile.
 
     Args:
         spark: What is started.
         words: See `unless_stopped`.
-        done: The same.
-        ignored: Words that may be left when Spark is stopped.
+        done: See `unless_stopped`.
+        ignored: What may be left over when Spark is stopped.
 
     Raises:
         StartStoppedError: The start was ended.

@@ -1,11 +1,11 @@
-"""The pipeline as a user runs it: from a handler and a configuration to engines on Spark, and to a clean end.
+"""The pipeline as a user runs it: from a handler and a configuration to engines on Spark, until a clean stop.
 
 The order is fixed. Start: configuration, logging, `on_startup`, validation, the handler packed, the worker's
 name locked, the topic looked up, Spark, the link, the engines. Stop: the engines drain, what they could not leave
 is left for them, the link, Spark. Nothing is started before everything that can be checked without it was.
 
-Signal handlers and other threads only put a word into a queue; the thread that runs the pipeline waits on that
-queue and acts. It is never inside a call that can block, neither during the start (see `stopping`) nor while engines
+Signal handlers and other threads only put a wake-up into a queue; the thread that runs the pipeline waits on that
+queue and acts. It is never inside a call that can block, neither during the start (see `foreground`) nor while engines
 run.
 """
 
@@ -57,11 +57,11 @@ from tidemill.spark.session.session import Spark
 log = structlog.get_logger(__name__)
 
 
-#: A stop takes no longer than its drain timeout and this, whatever is away; the rest of 5 s is for Spark.
+#: A stop takes at most its drain timeout and this, whatever is unreachable; the rest of 5 s is for Spark.
 STOP_SECONDS = 4.0
 #: Of that, an engine may take this much beyond its drain timeout; `pipeline.stopping` has it end a little earlier.
 ENGINE_END_SECONDS = 3.0
-#: Leaving the group for an engine that could not takes no longer.
+#: The most that leaving the group on behalf of engines may take.
 LEAVE_SECONDS = 10.0
 
 
@@ -71,7 +71,7 @@ class Pipeline:
     Args:
         handler: The handler, or its class.
         config_path: The YAML file; None: the one that TIDEMILL_CONFIG names, or the defaults.
-        settings: A configuration made elsewhere; then no file is read.
+        settings: A configuration built elsewhere; then no file is read.
         factory: "module:callable" that builds engines, for tests of the supervision.
         limits: The supervision's times, for tests of it.
 
@@ -88,7 +88,7 @@ class Pipeline:
         factory: str = DEFAULT_FACTORY,
         limits: SlotLimits | None = None,
     ) -> None:
-        """Prepare; everything happens in `run`."""
+        """Start nothing; everything happens in `run`."""
         self._handler = handler
         self._config_path = config_path
         self._settings = settings
@@ -105,7 +105,7 @@ class Pipeline:
         return self._foreground.error
 
     def run(self) -> ExitCode:
-        """Run until drained, stopped or at an end that nobody asked for; say which by an exit code.
+        """Run until drained, stopped or failed; say which by an exit code.
 
         In the main thread, SIGTERM and SIGINT are handled: the first one ends the start, or drains; a second one stops
         at once. What went wrong is logged, and is `error` afterwards.
@@ -120,7 +120,7 @@ class Pipeline:
         self._foreground.wakes.put(Wake.DRAIN)
 
     def stop_now(self) -> None:
-        """Ask for an immediate end: what runs is killed, and done again by the next run; from any thread."""
+        """Ask for an immediate end: running tasks are killed, and reprocessed by the next run; from any thread."""
         self._foreground.wakes.put(Wake.STOP)
 
     def progress(self) -> PipelineProgress:
@@ -152,7 +152,7 @@ class Pipeline:
         if problem := find_revoke_problem(settings):
             raise ConfigError(problem)
         warn_without_topic(configured, settings)
-        # What no engine could make is told before any of them is started.
+        # What no engine could build is refused before any of them starts.
         build_sinks(settings)
         packed = pack_handler(handler)
         kafka = settings.kafka
@@ -242,12 +242,12 @@ class Pipeline:
                     )
                     live.drain()
                 case Wake.STOP:
-                    log.warning("stopping at once; what is not committed is done again by the next run")
+                    log.warning("stopping at once; what is not committed will be reprocessed by the next run")
                     live.exit_now()
                     return ExitCode.STOPPED
                 case Wake.SPARK_LOST:
                     self._foreground.error = RemoteError(
-                        "Spark's JVM ended although nobody stopped it (out of memory, or killed?); the engines "
+                        "Spark's JVM ended without having been stopped (out of memory, or killed?); the engines "
                         "were drained: start the pipeline again"
                     )
                     log.error("Spark's JVM is gone; the engines drain")

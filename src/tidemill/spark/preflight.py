@@ -1,4 +1,4 @@
-"""What a pipeline has to know before Spark starts: its handler, its final settings, its partitions and engines."""
+"""What has to be known and checked before Spark starts: handler, final settings, partitions and engines."""
 
 from __future__ import annotations
 
@@ -42,19 +42,20 @@ _LOCAL = re.compile(r"local\[(\d+)(?:,\s*\d+)?\]")
 
 
 def make_handler(handler: Handler[Any, Any] | type[Handler[Any, Any]]) -> Handler[Any, Any]:
-    """Return the handler itself, made without arguments if its class was given.
+    """Return the handler; a class is instantiated without arguments.
 
     Raises:
-        HandlerError: It cannot be made, is no handler, or has hooks that cannot be called.
+        HandlerError: It cannot be created, is not a handler, or has hooks that cannot be called.
     """
     if isinstance(handler, type):
         name = handler.__name__
         try:
             handler = handler()
         except Exception as error:
-            raise HandlerError(f"{name} cannot be made without arguments: {error}; pass an instance instead") from error
+            text = f"{name} cannot be created without arguments: {error}; pass an instance instead"
+            raise HandlerError(text) from error
     if not isinstance(handler, Handler):
-        raise HandlerError(f"{type(handler).__name__} is no handler; it has to inherit from tidemill.Handler")
+        raise HandlerError(f"{type(handler).__name__} is not a handler; it has to inherit from tidemill.Handler")
     _check_hooks(handler)
     return handler
 
@@ -67,14 +68,14 @@ def _check_hooks(handler: Handler[Any, Any]) -> None:
         hint = next((f"; is {own!r} meant to be it?" for own, hook in misspelt.items() if hook == "arrange"), "")
         raise HandlerError(f"{name} has no arrange; write `async def arrange(self, messages, pending)`{hint}")
     for own, hook in misspelt.items():
-        log.warning("a method is no hook and is never called; is its name misspelt?", method=own, nearest_hook=hook)
+        log.warning("a method is not a hook and is never called; is its name misspelt?", method=own, nearest_hook=hook)
     for hook in HOOKS:
         if overrides(handler, hook):
             _check_hook(getattr(handler, hook), hook, name)
 
 
 def _check_hook(method: Any, hook: str, name: str) -> None:
-    # What another name stands behind is somebody's decorator, and may return a coroutine all the same.
+    # A function of another name is a decorator's, and may return a coroutine all the same.
     written_here = inspect.ismethod(method) and method.__name__ == hook and not hasattr(method, "__wrapped__")
     if written_here and (inspect.isasyncgenfunction(method) or inspect.isgeneratorfunction(method)):
         raise HandlerError(f"{name}.{hook} has a `yield`, which makes it a generator; it has to return what it yields")
@@ -85,7 +86,7 @@ def _check_hook(method: Any, hook: str, name: str) -> None:
     try:
         signature = inspect.signature(method)
     except (TypeError, ValueError):
-        return  # nobody knows, so the first call has to tell
+        return  # unknown; the first call will show
     try:
         signature.bind(*parameters[1:])
     except TypeError as error:
@@ -244,7 +245,7 @@ def refuse_shared_group(settings: Settings, worker: str) -> None:
 
 
 def warn_without_topic(configured: Settings, settings: Settings) -> None:
-    """Warn of a pipeline whose topic nobody chose.
+    """Warn about a pipeline whose topic was never configured.
 
     Args:
         configured: As it was read.

@@ -23,7 +23,7 @@ class EngineStatus(msgspec.Struct, frozen=True):
     Attributes:
         slot: The slot's number.
         state: idle, waiting, starting, running, link lost, cancelled or finished.
-        pid: The engine's process, None before its first word.
+        pid: The engine's process, None before its hello.
         host: The engine's host.
         starts: How many engines this slot has had.
         silent_seconds: Since when nothing was heard of it, None without a link.
@@ -49,7 +49,7 @@ class PipelineProgress(EngineProgress):
     engines: list[EngineStatus] = msgspec.field(default_factory=list)
 
 
-#: What a gone engine had is no more; what it did stays done.
+#: Gauges of an ended engine no longer count; its counters do.
 _COUNTED = (
     "consumed",
     "messages_done",

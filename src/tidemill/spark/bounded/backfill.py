@@ -2,10 +2,10 @@
 
 The order is that of a live pipeline: everything that can be checked without Spark is checked before it starts, and the
 plan is written down before anything is done. No consumer group is joined and no offset is committed, so a live pipeline
-of the same group goes on beside it, undisturbed.
+of the same group continues beside it, undisturbed.
 
 Invariants: a range counts as done when its outcomes have appeared, and only then; running the same backfill again does
-what is left. As everywhere, work that was done and not told of is done again.
+what is left. As everywhere, finished work that was not acknowledged is reprocessed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ ResultT = TypeVar("ResultT")
 
 
 class _Work:
-    """What a run has to do, once everything was checked."""
+    """What a run has to do, once everything has been checked."""
 
     def __init__(self, settings: Settings, packed: bytes, plan: Plan, parts: list[Chunk], letters: LetterRun) -> None:
         self.letters = letters
@@ -73,10 +73,10 @@ class Backfill:
         handler: The handler, or its class.
         config_path: The YAML file; None: the one that TIDEMILL_CONFIG names, or the defaults.
         start: Where to begin: `earliest`, an offset, or a time as ISO 8601 with its zone.
-        end: Where to end, in the same words; `latest` is the end as it is at the first start.
+        end: Where to end, in the same forms; `latest` is the end as it is at the first start.
         outcomes: A folder for the outcomes, empty or of this same backfill, which then is resumed. On a cluster it
             has to be shared.
-        settings: A configuration made elsewhere; then no file is read.
+        settings: A configuration built elsewhere; then no file is read.
         range_messages: The most offsets of a range; None: a quarter of a core's share, 1,000 to 50,000.
         whole_partitions: Split no partition, so that each is done in order.
 
@@ -96,7 +96,7 @@ class Backfill:
         range_messages: int | None = None,
         whole_partitions: bool = False,
     ) -> None:
-        """Prepare; everything happens in `run` or `run_in`."""
+        """Start nothing; everything happens in `run` or `run_in`."""
         self._handler = handler
         self._config_path = config_path
         self._settings = settings
@@ -109,7 +109,7 @@ class Backfill:
         self._stopped = False
         self._startup: StartUp | None = None
         self._last = BoundedProgress()
-        #: How many offsets were asked for that the broker had deleted before they were read.
+        #: How many of the requested offsets the broker had deleted before they were read.
         self.gap = 0
 
     @property
@@ -138,7 +138,7 @@ class Backfill:
         return self._foreground.run(self._run_to_end)
 
     def run_in(self, session: SparkSession) -> DataFrame:
-        """Run in a session that is there, in this thread, and return the outcomes.
+        """Run in an existing session, in this thread, and return the outcomes.
 
         Raises:
             TidemillError: It failed; what is done stays done.
@@ -222,7 +222,7 @@ class Backfill:
                     "messages were deleted by the broker before they could be read", partition=where, gap=span.deleted
                 )
             if span.beyond:
-                log.info("the partition ends before the end that was asked for", partition=where, missing=span.beyond)
+                log.info("the partition ends before the requested end", partition=where, missing=span.beyond)
         ranges = [span.range for span in spans if span.range.size]
         total = sum(part.size for part in ranges)
         size = self._range_messages or piece_size(total, self._count_cores(settings))
@@ -344,7 +344,7 @@ def backfill(
         handler: The handler, or its class.
         config: Settings or their file; None: the one that TIDEMILL_CONFIG names, or the defaults.
         start: Where to begin: `earliest`, an offset, or a time as ISO 8601 with its zone.
-        end: Where to end, in the same words.
+        end: Where to end, in the same forms.
         outcomes: A folder for the outcomes, empty or of this same backfill, which then is resumed.
         session: Where to run; None: the active session.
         range_messages: The most offsets of a range.
@@ -354,7 +354,7 @@ def backfill(
         The outcomes of all runs of this backfill, as they are in the folder; reading it delivers nothing again.
 
     Raises:
-        ConfigError: Something asked for makes no sense, or there is no session.
+        ConfigError: An argument makes no sense, or there is no session.
         TidemillError: The run failed; what is done stays done, and the same call does the rest.
     """
     run = Backfill(
@@ -381,7 +381,7 @@ def find_session(session: SparkSession | None) -> SparkSession:
     found = session or SparkSession.getActiveSession()
     if found is None:
         raise ConfigError(
-            "there is no Spark session to run in; make one before, for example with "
+            "there is no Spark session to run in; create one first, for example with "
             "SparkSession.builder.master('local[2]').getOrCreate()"
         )
     return found

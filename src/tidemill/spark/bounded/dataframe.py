@@ -42,7 +42,7 @@ log = structlog.get_logger(__name__)
 _BYTES = "binary or string"
 _WHOLE = "a whole number"
 _HEADERS = "an array of structs of key (string) and value (binary), as Spark's Kafka source gives them"
-#: Each column with the types it may have, in words and as Spark calls them, and what it becomes.
+#: Each column with the types it may have, as text and as Spark calls them, and what it becomes.
 _COLUMNS: Mapping[str, tuple[str, frozenset[str], str]] = {
     "key": (_BYTES, frozenset({"binary", "string", "void"}), "CAST(`key` AS BINARY)"),
     "value": (_BYTES, frozenset({"binary", "string", "void"}), "CAST(`value` AS BINARY)"),
@@ -172,7 +172,7 @@ class _Rows:
 
         def each(batch: DataFrame, number: int) -> None:
             folder = root / f"batch={number}"
-            # Given again after a failure: what it left then is done again now.
+            # Repeated after a failure: what it left then is reprocessed now.
             forget_letters(self._settings, folder)
             shutil.rmtree(folder, ignore_errors=True)
             self.batch(batch, _make_folder(folder))

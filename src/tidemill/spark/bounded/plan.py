@@ -1,6 +1,6 @@
 """What a backfill has to do, looked up once and written down, and what of it is done already.
 
-The folder of the outcomes is the record of a backfill: `_backfill/plan.json` says what was asked for and which offsets
+The folder of the outcomes is the record of a backfill: `_backfill/plan.json` says what was requested and which offsets
 that was, the outcome files say which ranges are done. Readers of the folder skip what begins with `_`.
 
 Invariants: a plan is written before anything is done and never changed; a folder holds one backfill; one process works
@@ -41,7 +41,7 @@ class Plan(msgspec.Struct, frozen=True):
         start: Where it begins, as the user said it.
         end: Where it ends, as the user said it.
         pieces: The ranges to do, in order.
-        deleted: How many offsets were asked for that the broker had deleted by then.
+        deleted: How many of the requested offsets the broker had deleted by then.
         made_at: When, ISO 8601, UTC.
         version: Of this form.
     """
@@ -207,7 +207,7 @@ def _resolve(
 
 
 def check_still_there(settings: Settings, left: list[OffsetRange]) -> None:
-    """Refuse to resume over a topic that was made anew.
+    """Refuse to resume over a topic that was recreated.
 
     Raises:
         RemoteError: The topic ends before what was planned; or the brokers do not answer.
@@ -217,7 +217,7 @@ def check_still_there(settings: Settings, left: list[OffsetRange]) -> None:
         if ends.get(piece.partition, -1) < piece.end:
             raise RemoteError(
                 f"{settings.kafka.source_topic}/{piece.partition} ends before offset {piece.end}, which was planned: "
-                "the topic was made anew since; start over, with another folder for the outcomes",
+                "the topic was recreated since; start over, with another folder for the outcomes",
                 retryable=False,
             )
 

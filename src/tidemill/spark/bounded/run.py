@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: An engine that says nothing for so long hangs.
+#: An engine that is silent for this long hangs.
 SILENT_SECONDS = 15.0
 _TICK_SECONDS = 1.0
 
@@ -40,7 +40,7 @@ class BoundedProgress(PipelineProgress):
     """The sums over all engines of a bounded run.
 
     Attributes:
-        total: How many offsets or rows there are to do; 0 if nobody knows.
+        total: How many offsets or rows there are to process; 0 if unknown.
         passed: How many of them are done.
         parts: How many parts the run has.
         parts_done: How many of them are done.
@@ -55,11 +55,11 @@ class BoundedProgress(PipelineProgress):
 class BoundedRun:
     """The driver's end: welcomes engines, adds up their progress, tells them to stop.
 
-    Use it in a `with` block. What is told by links is changed on the link's loop only, and read from anywhere.
+    Use it in a `with` block. What links report is changed on the link's loop only, and read from anywhere.
 
     Args:
         context: Where the tasks run.
-        sizes: How much there is to do in each part; empty if nobody knows.
+        sizes: How much there is to process in each part; empty if unknown.
         before: How much of the whole was done by earlier runs.
     """
 
@@ -121,7 +121,7 @@ class BoundedRun:
         return [msgspec.msgpack.decode(part, type=ChunkResult) for part in encoded]
 
     def drain(self, on_stopped: Callable[[], None]) -> None:
-        """Let running engines finish what is in hand, and start no other.
+        """Let running engines finish what is in flight, and start no others.
 
         Args:
             on_stopped: Called in another thread once no engine is left: Spark would go on starting tasks.

@@ -38,9 +38,9 @@ from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason,
 
 log = structlog.get_logger(__name__)
 
-#: How long after its drain timeout an engine may still live that nobody supervises any more.
+#: How long an unsupervised engine may outlive its drain timeout.
 ABANDONED_SECONDS = 14.0
-#: The same for an engine that was told to drain: closing sinks and consumer takes its time.
+#: The same for an engine that drains under supervision: closing sinks and consumer takes time.
 SUPERVISED_SECONDS = 60.0
 #: The exit status of a worker whose deadline has passed; Spark only sees that it is gone.
 DEADLINE_EXIT = 75
@@ -52,7 +52,7 @@ DEFAULT_FACTORY = "tidemill.pipeline.build:build_engine"
 
 
 class EngineJob(msgspec.Struct, frozen=True):
-    """What travels to an engine.
+    """What is sent to an engine.
 
     Attributes:
         slot: The slot that the engine fills.
@@ -189,7 +189,7 @@ class Deadline(threading.Thread):
         self._over = threading.Event()
 
     def within(self, seconds: float) -> None:
-        """Let the process end in so many seconds, unless it has to end sooner already."""
+        """Let the process end after this time, unless it has to end sooner already."""
         at = time.monotonic() + seconds
         self._at = at if self._at is None else min(at, self._at)
 
@@ -198,7 +198,7 @@ class Deadline(threading.Thread):
         self._over.set()
 
     def run(self) -> None:
-        """Look once in half a second."""
+        """Check every half second."""
         orphaned = False
         while not self._over.is_set():
             if self._at is not None and time.monotonic() >= self._at:
@@ -215,7 +215,7 @@ class EngineProcess:
     Args:
         job: What travelled here.
         build: Makes the engine; None: what `job.factory` names.
-        on_abandoned: Called once if nobody supervises the engine any more, before it is drained.
+        on_abandoned: Called once when the engine is no longer supervised, before it is drained.
     """
 
     def __init__(
@@ -241,7 +241,7 @@ class EngineProcess:
         self._drain_seconds = job.settings.executor.drain_timeout_seconds
 
     async def run(self) -> EngineSummary:
-        """Connect, wait for the word to begin, run the engine, tell its end."""
+        """Connect, wait for `Begin`, run the engine, and report its end."""
         self._loop = asyncio.get_running_loop()
         self._deadline = Deadline(self._on_orphaned)
         self._deadline.start()
@@ -270,7 +270,7 @@ class EngineProcess:
         except asyncio.CancelledError:
             if not self._is_abandoned:
                 raise
-            return make_failed_summary(self._job, RemoteError("nobody supervises this engine any more"))
+            return make_failed_summary(self._job, RemoteError("this engine is no longer supervised"))
         except RemoteError as error:
             log.error("no link to the driver; this engine does not start", error=str(error))  # noqa: TRY400
             return make_failed_summary(self._job, error)
@@ -320,7 +320,7 @@ class EngineProcess:
             beat = self._engine.beat(whole=whole or self._beat_lost)
             self._beat_lost = False
         except Exception:
-            # The engine lives, and silence would be taken for its death.
+            # The engine lives, and silence would count as its death.
             log.exception("no snapshot of the engine")
             self._beat_lost = True
             return whole_beat(EngineProgress())
@@ -357,7 +357,7 @@ class EngineProcess:
                 self._engine.drain()
 
     def _on_fault(self, text: str) -> None:
-        """End the engine: nobody could supervise it any more."""
+        """End the engine: it can no longer be supervised."""
         self._deadline.within(self._drain_seconds + SUPERVISED_SECONDS)
         self._fault = text
         self._begin.set()
@@ -378,7 +378,7 @@ class EngineProcess:
             self._is_abandoned = True
             if self._on_abandoned is not None:
                 self._on_abandoned()
-            log.warning("nobody supervises this engine any more: it drains and ends", reason=reason)
+            log.warning("this engine is no longer supervised: it drains and ends", reason=reason)
         if self._connecting is not None:
             self._connecting.cancel()  # without effect once it is connected
         self._drain()

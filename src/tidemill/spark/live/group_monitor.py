@@ -72,7 +72,7 @@ class GroupWatch:
                     if named and not self._ended.is_set():
                         self._mend(named)
             except Exception as error:
-                # Brokers that are down are told of by the engines, and may let nobody look at groups (ACLs).
+                # Engines report brokers that are down, and ACLs may forbid describing groups.
                 limited(log, 600.0).info("the consumer group cannot be looked at", error=describe_error(error))
 
     def _mend(self, partitions: list[int]) -> None:

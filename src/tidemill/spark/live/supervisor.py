@@ -160,12 +160,12 @@ class Supervisor:
         try:
             self._loop.call_soon_threadsafe(function)
         except RuntimeError:
-            log.debug("the slots are over: nobody is left to be told")
+            log.debug("the slots are closed; a request came too late")
 
     # -- what happens, on the loop ---------------------------------------------------------------------------
 
     def _start(self) -> None:
-        # Spark starts all workers at once; whether an engine may begin is told over its link.
+        # Spark starts all workers at once; the link tells each engine when to begin.
         for slot in self._slots:
             self._feed(slot, slot_events.Start())
 

@@ -87,7 +87,7 @@ class Spark:
 
     @property
     def jvm_pid(self) -> int | None:
-        """The JVM's process, None if somebody else started it."""
+        """The JVM's process, None if it was started by another one."""
         return self._jvm.pid if self._jvm is not None else None
 
     @property
@@ -201,7 +201,7 @@ class Spark:
         threading.Thread(target=wait, name="tidemill-jvm", daemon=True).start()
 
     def is_alive(self) -> bool:
-        """Tell whether the JVM still takes jobs; asks it, because its process may be about to end."""
+        """Tell whether the JVM still accepts jobs; asks it, because its process may be about to end."""
         if self._context is None or self._stopping.is_set() or (self._jvm and self._jvm.poll() is not None):
             return False
         try:
