@@ -112,7 +112,7 @@ ANY = [*((Deployment, hook) for hook in HOOKS), (Grouping, "on_message_complete"
 async def test_what_fails_is_held_until_a_trial_succeeds_and_then_everything_is_done(rig, handler, what) -> None:
     deployment = handler(what)
     run = rig(deployment, [message(offset) for offset in range(COUNT)], executor=BRAKE)
-    await run.until(lambda: braked(run) and not run.engine.hooks.busy)
+    await run.until(lambda: braked(run) and not run.engine.context.hooks.busy)
     before = lettered(run)
     # What is in flight is judged when it has finished.
     assert LEAST <= len(before) < LEAST + 50, "a broken deployment empties the topic into the dead letters"
@@ -159,7 +159,7 @@ async def test_a_failed_task_is_held_and_run_again_with_all_its_retries(rig, tmp
 async def test_held_messages_are_tried_one_at_a_time_in_turn(rig) -> None:
     deployment = Deployment("on_task_complete")
     run = rig(deployment, ALL[:64], executor=BRAKE)
-    await run.until(lambda: braked(run) and not run.engine.hooks.busy)
+    await run.until(lambda: braked(run) and not run.engine.context.hooks.busy)
     before, tried = lettered(run), len(deployment.tried)
     held = list(range(len(before), 64))
     assert run.engine.progress().held == len(held) > 1
@@ -171,7 +171,7 @@ async def test_held_messages_are_tried_one_at_a_time_in_turn(rig) -> None:
 async def test_a_release_writes_what_is_held_and_takes_messages_again(rig, logs) -> None:
     run = rig(Deployment("on_task_complete"), [message(offset) for offset in range(300)], executor=BRAKE)
     run.engine.release()
-    await run.until(lambda: run.engine.progress().held > 50 and not run.engine.hooks.busy)
+    await run.until(lambda: run.engine.progress().held > 50 and not run.engine.context.hooks.busy)
     consumed = run.engine.progress().consumed
     run.engine.release()
     await run.until(lambda: len(lettered(run)) >= consumed)
@@ -235,9 +235,9 @@ async def test_without_it_everything_is_dead_lettered(rig) -> None:
 async def test_neither_a_drain_nor_a_revoke_waits_for_what_is_held(rig, logs) -> None:
     messages = [*ALL, *(message(offset, partition=1) for offset in range(60))]
     run = rig(Deployment("on_task_complete"), messages, executor=BRAKE | {"drain_timeout_seconds": 60})
-    await run.until(lambda: run.engine.progress().held and not run.engine.hooks.busy)
+    await run.until(lambda: run.engine.progress().held and not run.engine.context.hooks.busy)
     await asyncio.wait_for(run.source.revoke(P0), 5)
-    assert all(lane.partition == P1 for lane in run.engine.intake.lanes.values())
+    assert all(lane.partition == P1 for lane in run.engine.intake.partitions.values())
     summary = await asyncio.wait_for(run.end(), 5)
     assert summary.reason is StopReason.DRAINED
     assert any("left for the next run" in line["event"] for line in logs)
@@ -322,7 +322,7 @@ async def test_a_held_message_keeps_its_place_in_the_order_of_its_key(rig, what)
 
 async def test_a_window_that_commits_as_a_whole_is_held_as_a_whole(rig) -> None:
     run = rig(Windowed("on_task_complete"), ALL, executor=BRAKE | {"commit": "window", "drain_timeout_seconds": 60})
-    await run.until(lambda: run.engine.progress().held and not run.engine.hooks.busy)
+    await run.until(lambda: run.engine.progress().held and not run.engine.context.hooks.busy)
     summary = await asyncio.wait_for(run.end(), 5)
     assert summary.reason is StopReason.DRAINED
     assert run.source.committed.get(P0, 0) % 10 == 0, "part of a window was committed"

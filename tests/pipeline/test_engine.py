@@ -809,7 +809,7 @@ async def test_what_is_logged_of_a_window_names_its_partition_as_one_text(rig):
 
 async def test_a_decision_that_cannot_be_shown_dead_letters_the_task(rig):
     run = rig(Failing(Mute()), [message(0)])
-    run.engine.handler.answer = lambda task: Mute()
+    run.engine.context.handler.answer = lambda task: Mute()
     await run.committed(1)
     assert run.letters.letters[0].kind == "task"
 
@@ -1028,7 +1028,7 @@ async def test_a_revoke_of_what_a_stop_gave_up_does_not_wait(rig):
     run = rig(Stubborn(), [message(0)], executor={"drain_timeout_seconds": 0.1, "term_grace_seconds": 2.0})
     await run.until(lambda: run.engine.progress().tasks_running)
     run.engine.drain()
-    await run.until(lambda: all(lane.closed for lane in run.engine.intake.lanes.values()))
+    await run.until(lambda: all(lane.closed for lane in run.engine.intake.partitions.values()))
     run.engine.settings.executor.drain_timeout_seconds = 15
     await asyncio.wait_for(run.source.revoke(P0), 1)
 

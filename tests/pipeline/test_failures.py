@@ -145,7 +145,7 @@ async def test_hooks_that_returned_are_forgotten_whatever_they_raised(rig) -> No
 
     run = rig(Moody(""), [message(offset) for offset in range(3)])
     await run.committed(3)
-    await run.until(lambda: not run.engine.hooks.calls._open)
+    await run.until(lambda: not run.engine.context.hooks.calls._open)
 
 
 async def test_what_cannot_be_awaited_is_named_and_the_hooks_own_errors_are_left_alone() -> None:

@@ -345,17 +345,17 @@ async def test_tasks_do_not_start_while_too_much_waits_for_a_sink(rig) -> None:
     )
     run.files.open.clear()
     lane = await owned(run)
-    await run.until(lambda: lane.parked and not run.engine.pool.running)
+    await run.until(lambda: lane.parked and not run.engine.context.pool.running)
     # What runs, and what ended and had no hook yet, may come on top: a hook begins up to three turns of the loop later.
     assert lane.undelivered_bytes <= limit + 4 * 2 * 100_100
-    assert run.engine.progress().tasks_queued == len(lane.parked) + run.engine.pool.queued > 30
+    assert run.engine.progress().tasks_queued == len(lane.parked) + run.engine.context.pool.queued > 30
     run.files.open.set()
     await run.committed(60)
 
 
 async def owned(run: Rig) -> Any:
-    await run.until(lambda: P0 in run.engine.intake.lanes)
-    return run.engine.intake.lanes[P0]
+    await run.until(lambda: P0 in run.engine.intake.partitions)
+    return run.engine.intake.partitions[P0]
 
 
 async def test_a_dead_sink_holds_the_offsets_of_its_messages_and_of_no_others(rig) -> None:

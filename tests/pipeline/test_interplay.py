@@ -48,8 +48,8 @@ async def test_a_drain_waits_for_what_runs_although_a_held_message_waits_for_a_k
     )
     await run.until(lambda: "brake of engine 0" in run.engine.progress().stalled)
     handler.go.set()
-    await run.until(lambda: 56 in run.engine.intake.lanes[P0].held)
-    lane = run.engine.intake.lanes[P0]
+    await run.until(lambda: 56 in run.engine.intake.partitions[P0].held)
+    lane = run.engine.intake.partitions[P0]
     assert lane.busy, f"{lane.unresolved} unresolved, {lane.stuck} stuck"
     asyncio.get_running_loop().call_later(0.5, handler.finish.set)
     await run.end()
@@ -85,7 +85,7 @@ def lives(pid: int) -> bool:
 async def test_a_hook_that_ignores_its_cancellation_does_not_keep_the_rest_of_the_stop(rig):
     handler = Deaf()
     run = rig(handler, [message(0), message(1)], executor={"drain_timeout_seconds": 0.2})
-    await run.until(lambda: run.engine.pool.running == 1)
+    await run.until(lambda: run.engine.context.pool.running == 1)
     await run.settled()
     seconds_left, close = [], run.source.close
 

@@ -70,7 +70,7 @@ async def test_without_it_keys_mean_nothing(rig) -> None:
     handler = Gated(0)
     run = rig(handler, [keyed(0, "a"), keyed(1, "a")])
     await run.until(lambda: handler.done == [1])
-    assert all(lane.order is None for lane in run.engine.intake.lanes.values())
+    assert all(lane.order is None for lane in run.engine.intake.partitions.values())
     handler.gates[0].set()
     await run.committed(2)
 
@@ -236,7 +236,7 @@ async def test_a_lost_partition_leaves_nothing_of_its_order_behind(rig) -> None:
     handler = Gated(0)
     run = rig(handler, [keyed(0, "a"), keyed(1, "a")], executor=BY_KEY)
     await run.until(lambda: handler.begun == [0])
-    lane = run.engine.intake.lanes[P0]
+    lane = run.engine.intake.partitions[P0]
     run.source.lose(P0)
     assert lane.order.waiting == 0
     run.source.feed(keyed(5, "a"), keyed(6, "a"))
@@ -252,7 +252,7 @@ async def test_a_revoked_partition_leaves_nothing_of_its_order_behind(rig) -> No
     handler = Gated(1)
     run = rig(handler, [keyed(n, "a") for n in range(4)], executor=BY_KEY | {"drain_timeout_seconds": 0.2})
     await run.until(lambda: handler.begun == [0, 1])
-    lane = run.engine.intake.lanes[P0]
+    lane = run.engine.intake.partitions[P0]
     await run.source.revoke(P0)
     assert run.source.committed[P0] == 1
     assert lane.order.waiting == 0

@@ -139,9 +139,9 @@ async def test_a_fault_in_a_callback_ends_the_engine_and_is_named(rig, part, met
     run = rig(Running(), [])
     await run.until(lambda: run.engine.intake._open)
     if method is None:
-        run.engine.slowest.add = broken  # a process has ended, and what takes its result raises
+        run.engine.context.slowest.add = broken  # a process has ended, and what takes its result raises
     else:
-        setattr(getattr(run.engine, part), method, broken)
+        setattr(getattr(run.engine.context if part == "pool" else run.engine, part), method, broken)
     run.source.feed(message(0))
     run.engine.on_assigned([("t", 0)])
     summary = await ended(run)

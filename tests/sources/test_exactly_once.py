@@ -399,7 +399,7 @@ async def test_a_revoke_ends_the_last_transaction_of_its_partitions_first(place)
     await place.until(lambda: second.intake.lanes)
     await place.committed(200)
     place.assert_exactly_once(200)
-    owners = [len(engine.intake.lanes) for engine in (first, second)]
+    owners = [len(engine.intake.partitions) for engine in (first, second)]
     assert owners == [2, 2]
 
 
@@ -466,7 +466,7 @@ async def test_an_engine_that_waits_for_its_transactions_can_be_stopped(own_kafk
     broker = own_kafka()
     place = Place(broker)
     engine = place.start(Copy())
-    await place.until(lambda: engine.intake.lanes)
+    await place.until(lambda: engine.intake.partitions)
     place.feed(0, 100)
     await place.until(lambda: engine.commits.committed)
     broker.kill()

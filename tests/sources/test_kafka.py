@@ -319,10 +319,10 @@ async def test_kept_partitions_work_and_commit_while_one_task_of_a_revoked_one_r
     await place.until(lambda: first.progress().consumed == 4)
     first.pause()
     place.feed(numbers(4000, 4))
-    await place.until(lambda: sum(first.source.buffered(lane) for lane in first.intake.lanes) == 4000)
+    await place.until(lambda: sum(first.source.buffered(lane) for lane in first.intake.partitions) == 4000)
     second = place.start(Copy(), "w2")
-    await place.until(lambda: any(lane.handover for lane in first.intake.lanes.values()))
-    kept = [lane.partition for lane in first.intake.lanes.values() if lane.handover is None]
+    await place.until(lambda: any(lane.handover for lane in first.intake.partitions.values()))
+    kept = [lane.partition for lane in first.intake.partitions.values() if lane.handover is None]
     assert len(kept) == 2
     for _, partition in kept:
         handler.gates[str(partition)].set()
@@ -338,16 +338,16 @@ async def test_kept_partitions_work_and_commit_while_one_task_of_a_revoked_one_r
 
 async def test_partitions_that_come_while_an_engine_is_paused_wait_until_it_resumes(place):
     first = place.start(Copy(), "w1")
-    await place.until(lambda: len(first.intake.lanes) == 4)
+    await place.until(lambda: len(first.intake.partitions) == 4)
     first.pause()
     second = place.start(Copy(), "w2")
     await place.until(lambda: len(second.intake.lanes) == 2)
     place.feed(numbers(400))
     await place.until(lambda: second.progress().messages_done == 200)
     second.drain()
-    await place.until(lambda: len(first.intake.lanes) == 4)
+    await place.until(lambda: len(first.intake.partitions) == 4)
     place.feed(numbers(400, 400))
-    await place.until(lambda: sum(first.source.buffered(lane) for lane in first.intake.lanes) == 600)
+    await place.until(lambda: sum(first.source.buffered(lane) for lane in first.intake.partitions) == 600)
     assert first.progress().consumed == 0
     first.resume()
     await place.committed(800)

@@ -31,8 +31,8 @@ from tidemill.store.queries.triggers import (
     cancel_unlisted,
     claim_triggers,
     mark_triggers,
-    note_made,
     register_triggers,
+    store_serialized,
 )
 from tidemill.store.records import TriggerReport, TriggerSpec, TriggerState
 
@@ -326,7 +326,7 @@ async def test_a_deadlock_is_no_outage_and_both_transactions_are_committed(postg
             c, [TriggerReport(n, tokens[n], TriggerState.FINISHED, NOW_US) for n in ids]
         ),
         lambda c, ids, tokens, session: claim_triggers(c, ids, session, NOW_US),
-        lambda c, ids, tokens, session: note_made(c, dict.fromkeys(ids, "[]")),
+        lambda c, ids, tokens, session: store_serialized(c, dict.fromkeys(ids, "[]")),
         lambda c, ids, tokens, session: cancel_unlisted(c, "list", [], NOW_US),
         lambda c, ids, tokens, session: register_triggers(
             c, [TriggerSpec(name, "another.Class") for name in "zyx"], "list", NOW_US

@@ -120,6 +120,27 @@ def _shown(value: object) -> str:
     return f"{type(value).__name__} ({repr(value)[:200]})"
 
 
+def find_sources(offsets: Sequence[int], places: Mapping[int, int]) -> tuple[Sequence[int], Sequence[int]]:
+    """Return which messages of its window a task works for.
+
+    Args:
+        offsets: Its `source_offsets`.
+        places: The index of each message of the window, by offset.
+
+    Returns:
+        The indexes, () for the whole window; and the offsets outside the window, in order.
+    """
+    if not offsets:
+        return (), ()
+    try:
+        if len(offsets) == 1:
+            return (places[offsets[0]],), ()
+        return sorted({places[offset] for offset in offsets}), ()
+    except KeyError:
+        own = sorted({places[offset] for offset in offsets if offset in places})
+        return own, sorted(set(offsets) - set(places))
+
+
 def check_action(action: Any) -> ErrorAction | list[ExecutorTask]:
     """Return what `on_error` decided.
 

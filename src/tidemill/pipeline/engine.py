@@ -1,9 +1,9 @@
 """One pipeline worker: takes messages from its source through windows to resolved, and says what may be committed.
 
-Theory of operation. The source buffers messages per partition; the pump takes as many as backpressure leaves room for,
-opens an entry in the ledger for each, and closes windows. A window arranges, runs and delivers (`windowrun`) and
-resolves its entries in any order; the ledger yields the contiguous resolved prefix per partition, and that is what is
-committed, one commit at a time per partition. Everything happens on one loop; nothing here decides what core decides.
+Theory of operation. The source buffers messages per partition; the intake takes as many as backpressure leaves room
+for, opens an entry in the ledger for each, and closes windows. A window arranges, runs and delivers, and resolves its
+entries in any order; the ledger yields the contiguous resolved prefix per partition, and that is what is committed, one
+commit at a time per partition. Everything happens on one loop; nothing here decides what core decides.
 
 Invariants: no message is forgotten: each is resolved exactly once, after its work is delivered, skipped by a hook, or
 its dead letter confirmed. A partition that was given up is closed first, and nothing changes it afterwards.
@@ -19,43 +19,39 @@ import structlog
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, HandlerError, RemoteError, describe_error, sound
-from tidemill.core.ledger import LedgerEntry
+from tidemill.core.pipeline.backpressure import Backpressure
 from tidemill.core.retry import Backoff
-from tidemill.deadletters.letter import Letter, LetterKind
 from tidemill.deadletters.writer import DeadLetters
-from tidemill.pipeline.brake import brake_of
-from tidemill.pipeline.checks import check_collect_result
+from tidemill.pipeline.brake import EngineBrake
 from tidemill.pipeline.commits import Commits
+from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.delivery.outbox import Outbox
-from tidemill.pipeline.delivery.routing import Routed, encode_payloads
 from tidemill.pipeline.handler.base import Handler
-from tidemill.pipeline.handler.models import ExecutorError
 from tidemill.pipeline.handover import hand_over
 from tidemill.pipeline.hooks import HookRunner, call_hook
 from tidemill.pipeline.intake import Intake
-from tidemill.pipeline.partition import OwnedPartition
-from tidemill.pipeline.reports.counters import Counters, Overridden, Slowest
+from tidemill.pipeline.partition import call_partition_hook, names_of
+from tidemill.pipeline.reports.counters import Counters, Overridden, Slowest, process_usage
 from tidemill.pipeline.reports.report import Report as Report
 from tidemill.pipeline.reports.snapshots import Snapshots
 from tidemill.pipeline.services import Services
 from tidemill.pipeline.stopping import Stopping
-from tidemill.pipeline.tasks.pool import TaskPool, TaskRun
+from tidemill.pipeline.tasks.pool import TaskPool
 from tidemill.pipeline.tasks.process import TaskExecutor
-from tidemill.pipeline.window import WindowRun
 from tidemill.runtime.beats import Beat
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.kept_warden import KeptWarden
-from tidemill.runtime.log import limited
-from tidemill.runtime.messages import SourceMessage
-from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
-from tidemill.sinks.payloads import CollectResult
-from tidemill.sources.base import CommitStatus, Fatal, Source, TopicPartition, name_of
+from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason, brake_name
+from tidemill.sources.base import CommitStatus, Fatal, Source, TopicPartition
 
 log = structlog.get_logger(__name__)
 
-#: How many partitions a log line names.
-MAX_NAMES = 20
+#: Results that wait for sinks, per engine, beyond which it reads no more: several times what a sink takes at once.
+#: Many more of them make nothing faster, and leave the processor's caches before they are confirmed.
+MAX_UNDELIVERED = 4_000
+#: A reason for waiting is told up to this length, which is four times a second.
+MAX_STALLED_CHARS = 2_000
 
 
 class Engine:
@@ -86,44 +82,91 @@ class Engine:
         warden: KeptWarden | None = None,
     ) -> None:
         """Prepare; nothing is connected before `run`."""
-        limits = settings.executor
         self.settings = settings
-        self.handler = handler
         self.identity = identity
-        self.log = log.bind(engine=identity.slot)
         self.source = source
         self.outbox = outbox
         self.letters = letters
-        self.has = Overridden(handler)
-        self.tasks = outbox.tasks = EngineTasks(self.fail)
-        self.hooks = HookRunner(self.tasks)
-        outbox.calls = self.hooks.calls
-        self.counters = Counters()
-        self.slowest = Slowest()
-        self.backoff = Backoff(
-            limits.retry_backoff.initial_seconds,
-            limits.retry_backoff.max_seconds,
-            limits.retry_backoff.multiplier,
-        )
-        self.services = Services(settings, handler, identity, self.tasks, self.hooks.calls)
-        # With transactions a window's own payloads go out with its messages, so those have to wait for them.
-        self.holds_windows = limits.commit == "window" or (outbox.stage is not None and self.has.on_window_complete)
         self.executor = executor
-        self._report = report
+        self._warden = warden
+        self.tasks = outbox.tasks = EngineTasks(self.fail)
+        hooks = HookRunner(self.tasks)
+        outbox.calls = hooks.calls
         if report is not None:
             report.tasks = self.tasks
-        self._warden = warden
-        self.commits = Commits(source, self._settled, outbox.stage)
-        self.brake = brake_of(self)
-        self.intake = Intake(self)
+        idle = asyncio.Event()
+        self.context = self._build_context(handler, hooks, report, idle)
+        self.services = Services(settings, handler, identity, self.tasks, hooks.calls)
+        self.intake = Intake(self.context, source, idle)
         if outbox.stage is not None:
-            outbox.stage.charge = self.intake.charge
-        self.pool = TaskPool(executor, limits, self.intake.is_full, self.intake.park, self.tasks)
-        self._snapshots = Snapshots(self)
+            outbox.stage.charge = self._charge
+        self._snapshots = Snapshots(source, self.context.commits, self.intake, self._count)
         self._subscribed = False
         self._stop = asyncio.Event()
-        self._changed = asyncio.Event()
         self._fatal: tuple[StopReason, str] | None = None
+
+    def _build_context(
+        self, handler: Handler[Any, Any], hooks: HookRunner, report: Report | None, idle: asyncio.Event
+    ) -> EngineContext:
+        settings, limits, outbox = self.settings, self.settings.executor, self.outbox
+        bound, overridden = log.bind(engine=self.identity.slot), Overridden(handler)
+        load: Backpressure[TopicPartition] = Backpressure(
+            limits.max_executors * limits.backpressure_high_multiplier,
+            limits.max_executors * limits.backpressure_low_multiplier,
+            limits.window_size,
+            limits.max_queued_bytes,
+            limits.max_uncommitted,
+            MAX_UNDELIVERED,
+        )
+        brake = None
+        if limits.max_failure_ratio is not None:
+            brake = EngineBrake(
+                limits.max_failure_ratio,
+                bound,
+                lambda on: self.intake.brake(on),
+                lambda: self.intake.take_one(),
+                self.fail,
+                has_window_hook=overridden.on_window_complete,
+            )
+        backoff = limits.retry_backoff
+        return EngineContext(
+            settings=settings,
+            handler=handler,
+            overridden=overridden,
+            hooks=hooks,
+            pool=TaskPool(self.executor, limits, self.tasks),
+            outbox=outbox,
+            letters=self.letters,
+            commits=Commits(
+                self.source, lambda partition, count: self.intake.committed(partition, count), outbox.stage
+            ),
+            load=load,
+            brake=brake,
+            counters=Counters(),
+            slowest=Slowest(),
+            report=report,
+            backoff=Backoff(backoff.initial_seconds, backoff.max_seconds, backoff.multiplier),
+            log=bound,
+            # With transactions a window's own payloads go out with its messages, so those have to wait for them.
+            holds_windows=limits.commit == "window" or (outbox.stage is not None and overridden.on_window_complete),
+            room_freed=lambda partition: self.intake.refill(partition),
+            became_idle=idle.set,
+        )
+
+    @property
+    def commits(self) -> Commits:
+        """The ledger, and what is committed of it."""
+        return self.context.commits
+
+    @property
+    def counters(self) -> Counters:
+        """What is counted."""
+        return self.context.counters
+
+    @property
+    def brake(self) -> EngineBrake | None:
+        """The brake, if there is one."""
+        return self.context.brake
 
     # -- life -------------------------------------------------------------------------------------------------
 
@@ -144,46 +187,40 @@ class Engine:
         if self._warden is not None:
             self._warden.start()
         self.executor.open()
-        # Awaited here, whatever becomes of them.
+        # Both end here, whatever becomes of them.
         starting = asyncio.ensure_future(self._start(may_subscribe))
-        stopping = asyncio.ensure_future(self._stop.wait())
-        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopped = asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
             starting.cancel()
             await asyncio.wait({starting})
         if not starting.cancelled() and (error := starting.exception()) is not None:
             reason = StopReason.CONFIG if isinstance(error, ConfigError) else StopReason.FAILED
             self._fatal = (reason, describe_error(error))
-            self.log.error("the engine cannot start", error=describe_error(error), exc_info=_unexpected(error))
+            self.context.log.error("the engine cannot start", error=describe_error(error), exc_info=_unexpected(error))
         elif self._subscribed:
-            await stopping
-        stopping.cancel()
-        await Stopping(self, self.executor, self._report, self._warden).run()
+            await stopped
+        stopped.cancel()
+        stopping = Stopping(
+            self.context,
+            self.intake,
+            self.source,
+            self.services,
+            self._warden,
+            lambda: self._fatal is not None,
+            subscribed=self._subscribed,
+        )
+        await stopping.run()
         reason, text = self._fatal or (StopReason.DRAINED, None)
         return EngineSummary(self.identity.slot, reason, text, self.progress())
-
-    @property
-    def subscribed(self) -> bool:
-        """Whether it has become a member of its group."""
-        return self._subscribed
-
-    @property
-    def failed(self) -> bool:
-        """Whether it is at an end that nobody asked for."""
-        return self._fatal is not None
-
-    async def idle(self) -> None:
-        """Wait until nothing that was taken is left to do; the caller bounds the time."""
-        while self.intake.busy:
-            self._changed.clear()
-            await self._changed.wait()
 
     async def _start(self, may_subscribe: Callable[[], Awaitable[None]]) -> None:
         await self.outbox.connect()
         await self.letters.open()
         await self.services.open()
         try:
-            await call_hook(self.handler.on_ready(self.settings, self.outbox.pg_pool), self.hooks.calls, "on_ready")
+            hook = self.context.handler.on_ready(self.settings, self.outbox.pg_pool)
+            await call_hook(hook, self.context.hooks.calls, "on_ready")
         except Exception as error:
             raise HandlerError(f"on_ready raised {describe_error(error)}") from error
         await may_subscribe()
@@ -197,11 +234,11 @@ class Engine:
         self.on_fatal(Fatal.FAILED, text)
 
     def drain(self) -> None:
-        """Ask for a clean end: fetch nothing more, finish what is in hand, commit, leave."""
+        """Begin a clean end: fetch nothing more, finish what is in flight, commit, leave."""
         self._stop.set()
 
     def pause(self) -> None:
-        """Take no new messages until `resume`; what is in hand goes on."""
+        """Take no new messages until `resume`; what is in flight goes on."""
         self.intake.pause()
 
     def resume(self) -> None:
@@ -209,7 +246,7 @@ class Engine:
         self.intake.resume()
 
     def release(self) -> None:
-        """Let the brake off by a user's word: what it holds is dead-lettered."""
+        """Release the brake, as a user wants it: what it holds is dead-lettered."""
         if self.brake is not None:
             self.brake.release()
 
@@ -222,158 +259,43 @@ class Engine:
     def on_assigned(self, partitions: Sequence[TopicPartition]) -> None:
         """Take partitions on."""
         if partitions:
-            self.log.info("partitions assigned", partitions=_names(partitions))
+            self.context.log.info("partitions assigned", partitions=names_of(partitions))
         for partition in partitions:
-            if partition in self.intake.lanes:
-                self.forget(self.intake.lanes[partition])
             self.intake.assign(partition)
-        self.hooks.submit(self.partition_hook, "on_assign", partitions)
+        self.context.hooks.submit(call_partition_hook, self.context, "on_assign", partitions)
 
     async def on_revoked(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         """Finish what runs of the partitions; return what is to be committed of them."""
-        return await hand_over(self, partitions)
+        return await hand_over(self.context, self.intake, partitions)
 
     def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
         """Stop at once what belongs to somebody else by now."""
-        self.log.error("partitions lost to the group; their work is dropped here", partitions=_names(partitions))
+        names = names_of(partitions)
+        self.context.log.error("partitions lost to the group; their work is dropped here", partitions=names)
         for partition in partitions:
-            if partition in self.intake.lanes:
-                self.forget(self.intake.lanes[partition])
-        self.hooks.submit(self.partition_hook, "on_revoke", partitions)
+            if partition in self.intake.partitions:
+                self.intake.forget(self.intake.partitions[partition])
+        self.context.hooks.submit(call_partition_hook, self.context, "on_revoke", partitions)
 
     def on_committed(self, offsets: Mapping[TopicPartition, int], status: CommitStatus) -> None:
         """Advance the watermark, or offer the same prefix again."""
-        self.commits.ended(offsets, status)
+        self.context.commits.ended(offsets, status)
 
-    def _settled(self, partition: TopicPartition, count: int) -> None:
-        self.intake.committed(partition, count)
+    def _charge(self, partition: TopicPartition, size_bytes: int) -> None:
+        """Count bytes that a partition has more, or fewer, staged for its next transaction."""
+        owned = self.intake.partitions.get(partition)
+        if owned is not None:
+            owned.charge(size_bytes)
 
     def on_fatal(self, fatal: Fatal, text: str) -> None:
-        """End: the place in the group is lost."""
+        """End: the place in the group is lost, or a part of the engine is gone."""
         if self._fatal is None:
             fenced = fatal is Fatal.FENCED
             self._fatal = (StopReason.FENCED if fenced else StopReason.FAILED, sound(text))
-            self.log.error("the engine stops", reason=fatal.value, error=text)
-            for lane in list(self.intake.lanes.values()):
-                self.forget(lane)
+            self.context.log.error("the engine stops", reason=fatal.value, error=text)
+            for owned in list(self.intake.partitions.values()):
+                self.intake.forget(owned)
         self._stop.set()
-
-    def forget(self, lane: OwnedPartition) -> None:
-        """Give a partition up: what runs for it is killed, and late results change nothing."""
-        lane.close()
-        self.intake.forget(lane)
-        self.pool.abandon(lane)
-        self.outbox.abandon(lane.partition)
-        self.commits.abandon(lane.partition)
-        if self.brake is not None:
-            self.brake.abandon(lane)
-        self._changed.set()
-
-    async def partition_hook(self, hook: str, partitions: Sequence[TopicPartition]) -> None:
-        """Call `on_assign` or `on_revoke`."""
-        try:
-            await call_hook(getattr(self.handler, hook)(partitions), self.hooks.calls, hook, _place, partitions)
-        except Exception as error:
-            self.log.warning("a hook raised", hook=hook, exc_info=error)
-
-    # -- messages out -----------------------------------------------------------------------------------------
-
-    def resolved(
-        self,
-        lane: OwnedPartition,
-        message: SourceMessage,
-        entry: LedgerEntry[TopicPartition, int],
-        window: WindowRun | None,
-        runs: Sequence[TaskRun],
-        error: str | None = None,
-    ) -> None:
-        """Let a message go: its work is delivered, skipped, or its letter confirmed."""
-        self.commits.resolve(entry)
-        self.counters.messages_done += 1
-        lane.resolved(message.offset)
-        if not lane.busy:
-            self._changed.set()
-        self.intake.resolved(lane, message)
-        if self._report is not None:
-            self._report.finished(message, window.started_at if window else None, runs, error)
-
-    def window_done(self, lane: OwnedPartition) -> None:
-        """Count a window out whose own hook has run, and whose payloads or letter are confirmed."""
-        lane.window_done()
-        if not lane.busy:
-            self._changed.set()
-
-    def count_stuck(self, lane: OwnedPartition) -> None:
-        """Look again for how much of a partition a stop need not wait."""
-        lane.count_stuck()
-        self._changed.set()
-
-    def reject(
-        self,
-        lane: OwnedPartition,
-        message: SourceMessage,
-        entry: LedgerEntry[TopicPartition, int],
-        kind: LetterKind,
-        text: str,
-    ) -> None:
-        """Dead-letter a message before any task; it is resolved when the broker has the letter."""
-
-        def confirmed() -> None:
-            if not lane.closed:
-                self.resolved(lane, message, entry, None, (), text)
-
-        self.intake.finished(lane)
-        self.dead_letter(kind, text, (message,), confirmed, None, None)
-
-    def dead_letter(
-        self,
-        kind: LetterKind,
-        text: str,
-        messages: Sequence[SourceMessage],
-        done: Callable[[], None],
-        run: TaskRun | None,
-        error: ExecutorError | None,
-        refused: object = None,
-    ) -> None:
-        """Write one letter; `done` is called when the broker has it.
-
-        Args:
-            kind: What went wrong.
-            text: In words.
-            messages: The messages concerned.
-            done: Called on the loop, later.
-            run: The task concerned, if there is one.
-            error: How it failed, if it did.
-            refused: What a hook returned that is not delivered, if that is why.
-        """
-        payloads = encode_payloads(refused) if isinstance(refused, CollectResult) else ()
-        letter = Letter.about(
-            messages,
-            kind,
-            text,
-            payloads=payloads,
-            attempts=max(1, run.attempts) if run is not None else 1,
-            task_id=run.task.task_id if run is not None else None,
-            args=run.task.args if run is not None else (),
-            exit_code=error.exit_code if error is not None else None,
-            stderr=error.stderr if error is not None else "",
-        )
-        self.letters.put(letter, done)
-
-    def route(self, value: Any) -> list[Routed]:
-        """Resolve the sinks of what a hook returned.
-
-        Raises:
-            TypeError: The hook returned no CollectResult.
-            ConfigError: A sink is ambiguous or unknown; nothing was delivered.
-        """
-        collect = check_collect_result(value)
-        return [] if collect is None else self.outbox.route(collect)
-
-    def warn(self, text: str, **details: object) -> None:
-        """Count something wrong but harmless that the handler did, and say so now and then."""
-        self.counters.warnings += 1
-        limited(self.log, 10.0).warning(text, **details)
 
     # -- report -----------------------------------------------------------------------------------------------
 
@@ -385,17 +307,48 @@ class Engine:
         """Return the next beat for the driver; see `Snapshots.beat`."""
         return self._snapshots.beat(whole=whole)
 
+    def _count(self) -> EngineProgress:
+        context, outbox = self.context, self.outbox
+        counters, pool = context.counters, context.pool
+        cpu_seconds, rss_bytes = process_usage()
+        return EngineProgress(
+            consumed=counters.consumed,
+            messages_done=counters.messages_done,
+            tasks_running=pool.running,
+            tasks_queued=pool.queued + self.intake.held_back,
+            tasks_retrying=pool.retrying,
+            tasks_done=counters.tasks_done,
+            tasks_failed=counters.tasks_failed,
+            delivered=outbox.delivered,
+            dead_lettered=self.letters.written,
+            letters_dropped=self.letters.dropped,
+            skipped=counters.skipped + outbox.skipped,
+            warnings=counters.warnings,
+            held=context.brake.held if context.brake is not None else 0,
+            gap=self.source.gap,
+            stalled=self._find_stalled(),
+            cpu_seconds=cpu_seconds,
+            rss_bytes=rss_bytes,
+            slowest=context.slowest.rows(),
+            in_flight=counters.in_flight,
+            uncommitted=context.commits.failed,
+            sinks=outbox.stats,
+            **self.services.counts(),
+        )
 
-def _names(partitions: Sequence[TopicPartition]) -> list[str]:
-    """Return names for a log line, which must not grow with the topic."""
-    names = [name_of(partition) for partition in partitions[:MAX_NAMES]]
-    if len(partitions) > MAX_NAMES:
-        names.append(f"and {len(partitions) - MAX_NAMES} more")
-    return names
-
-
-def _place(partitions: Sequence[TopicPartition]) -> tuple[str, str]:
-    return ", ".join(_names(partitions[:10])), ""
+    def _find_stalled(self) -> dict[str, str]:
+        """Return what the engine waits for, and why."""
+        stalled = self.outbox.stalled() | self.services.stalled() | self.context.hooks.calls.stalled()
+        brake = self.context.brake
+        for name, text in (
+            ("kafka", self.source.stalled()),
+            ("dead letters", self.letters.stalled()),
+            ("resident program", self.executor.stalled()),
+            (brake_name(self.identity.slot), brake.stalled() if brake is not None else None),
+        ):
+            if text is not None:
+                stalled[name] = text
+        return {name: sound(text)[:MAX_STALLED_CHARS] for name, text in stalled.items()}
 
 
 def _unexpected(error: BaseException) -> BaseException | None:

@@ -7,153 +7,128 @@ its letter is handed over, never while it is held; only the step that failed is 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import Any, Protocol
 
-from tidemill.core.errors import describe_error
-from tidemill.deadletters.letter import LetterKind
+from tidemill.core.errors import describe_error, sound
+from tidemill.deadletters.letter import LetterKind, last_words
 from tidemill.pipeline.brake import Case
+from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.handler.models import ErrorKind, ExecutorError
-from tidemill.pipeline.reports.failure_log import LOG_SECONDS, hook_raised, log_task, task_text
+from tidemill.pipeline.hooks import LOG_SECONDS, log_hook_error
+from tidemill.pipeline.partition import OwnedPartition
+from tidemill.pipeline.tasks.pool import TaskRun
 from tidemill.runtime.log import kind_of, limited
+from tidemill.runtime.messages import SourceMessage
 
-if TYPE_CHECKING:
-    from tidemill.pipeline.tasks.pool import TaskRun
-    from tidemill.pipeline.window import WindowRun
-
-
-def parsed(window: WindowRun) -> bool:
-    """Set the payload of a window's only message; return whether that went well."""
-    message = window.messages[0]
-    try:
-        message.payload = window.engine.handler.deserialize_message(message)
-    except (Exception, SystemExit) as error:
-        _refuse(window, LetterKind.PARSE, error)
-        return False
-    window.is_parsed = True
-    return True
+#: What a hook that returns payloads is called for: a task, a message by its index, or (None) the whole window.
+Hooked = TaskRun | int | None
 
 
-def arrange_failed(window: WindowRun, error: Exception) -> None:
-    """Refuse a single message; split a window so that its other messages go on."""
-    engine, messages = window.engine, window.messages
-    if len(messages) == 1:
-        text = describe_error(error)
-        limited(engine.log, LOG_SECONDS, about=kind_of(text)).warning(
-            "arrange raised", message=_label(window), error=text, partition=window.lane.name
-        )
-        _refuse(window, LetterKind.ARRANGE, error)
-        return
-    half = len(messages) // 2
-    for part in (slice(half, None), slice(0, half)):
-        window.lane.waiting.appendleft(
-            type(window)(engine, window.lane, messages[part], window.entries[part], window.arrived)
-        )
+def hook_name(of: Hooked) -> str:
+    """Return the name of the hook that is called for something."""
+    if of is None:
+        return "on_window_complete"
+    return "on_message_complete" if isinstance(of, int) else "on_task_complete"
 
 
-def task_failed(window: WindowRun, run: TaskRun, error: ExecutorError, why: str = "") -> None:
+class FailingWindow(Protocol):
+    """A window, as far as its failures concern it; see `WindowRun`."""
+
+    context: EngineContext
+    partition: OwnedPartition
+    messages: list[SourceMessage]
+    causes: dict[int, str]
+    held_for_window: bool
+
+    def indexes_of(self, of: Hooked) -> Sequence[int]:
+        """Return the indexes of the messages that a hook is called for."""
+
+    def hold(self, indexes: Sequence[int]) -> None:
+        """Keep messages from being resolved until `released`."""
+
+    def released(self, indexes: Sequence[int]) -> None:
+        """Take a hold off messages."""
+
+    def give_up(self, run: TaskRun, error: ExecutorError) -> None:
+        """Make a task terminal that failed for good."""
+
+    def hook_over(self, of: TaskRun | int) -> None:
+        """Go on after the hook of a task or of a message."""
+
+    def window_done(self) -> None:
+        """Go on after the window's own hook."""
+
+    async def collect(self, of: Hooked) -> None:
+        """Call a hook again."""
+
+
+def task_failed(window: FailingWindow, run: TaskRun, error: ExecutorError, why: str = "") -> None:
     """Take a task that failed for good; `why`: the reason, if that is not the number of its tries."""
-    text = task_text(error, why)
+    context, indexes, text = window.context, window.indexes_of(run), _describe_task_error(error, why)
     cause = f"exit code {error.exit_code}" if error.kind is ErrorKind.EXIT else error.kind.value
 
     def again() -> None:
         run.attempts = 0
-        window.engine.pool.submit(run)
+        context.pool.submit(run)
 
     def write() -> None:
-        log_task(window.engine.log, run, error, why)
-        _letter(window, LetterKind.TASK, text, window.indexes_of(run), run, error)
+        _log_task_error(window, run, error, why)
+        _dead_letter(window, LetterKind.TASK, text, indexes, run, error)
         window.give_up(run, error)
 
-    _fail(window, f"task: {cause}", text, window.indexes_of(run), again, write)
+    write_or_hold(context, f"task: {cause}", text, _case(window, run, again, write))
 
 
-def hook_failed(
-    window: WindowRun,
-    hook: str,
-    error: Exception,
-    indexes: Sequence[int],
-    run: TaskRun | None,
-    returned: object,
-    again: Callable[[], None],
-    then: Callable[[], None],
-) -> None:
-    """Take a hook that raised.
+def hook_failed(window: FailingWindow, hook: str, error: Exception, of: Hooked, returned: object) -> None:
+    """Take a hook that raised, or returned what cannot be delivered.
 
     Args:
         window: The window.
         hook: Its name.
         error: What it raised.
-        indexes: The messages that it was called for.
-        run: The task that it was called for, if there is one.
+        of: What it was called for.
         returned: What it returned, if that is what was wrong.
-        again: Calls it again.
-        then: Goes on as after any other end of the hook.
     """
-    if window.lane.closed:
-        return
-    text = hook_raised(window.engine.log, hook, error, partition=window.lane.name)
+    context = window.context
+    text = log_hook_error(context.log, hook, error, partition=window.partition.name)
+    well = sum(index not in window.causes for index in range(len(window.messages))) if of is None else 0
 
     def write() -> None:
-        _letter(window, LetterKind.HOOK, text, indexes, run, None, returned)
-        then()
+        if of is None:  # dead-lettered with all messages of the window, which may be committed by now
+            window.partition.dead_letter(LetterKind.HOOK, text, window.messages, window.window_done, refused=returned)
+            if context.brake is not None:
+                context.brake.window_failed(window.causes[0], well)
+        else:
+            run = of if isinstance(of, TaskRun) else None
+            _dead_letter(window, LetterKind.HOOK, text, window.indexes_of(of), run, None, returned)
+            window.hook_over(of)
 
-    _fail(window, f"{hook}: {type(error).__name__}", describe_error(error), indexes, again, write)
-
-
-def window_hook_failed(window: WindowRun, error: Exception, returned: object) -> None:
-    """Take an `on_window_complete` that raised: it is dead-lettered with all messages of its window."""
-    hook, engine, messages = "on_window_complete", window.engine, window.messages
-    text = hook_raised(engine.log, hook, error, partition=window.lane.name)
-    well = sum(index not in window.causes for index in range(len(messages)))
-
-    def write() -> None:
-        engine.dead_letter(LetterKind.HOOK, text, messages, window.window_done, None, None, returned)
-        if engine.brake is not None:
-            engine.brake.window_failed(window, well)
-
-    again = functools.partial(engine.hooks.submit, window.window_hook)
+    again = functools.partial(context.hooks.submit, window.collect, of)
     cause = f"{hook}: {type(error).__name__}"
-    _fail(window, cause, describe_error(error), range(len(messages)), again, write, is_window=True)
+    write_or_hold(context, cause, describe_error(error), _case(window, of, again, write))
 
 
-def _refuse(window: WindowRun, kind: LetterKind, error: BaseException) -> None:
-    """Take a message that gets no task, the only one of its window."""
-    engine, order, text = window.engine, window.lane.order, describe_error(error)
-    if engine.brake is not None and order is not None:
-        order.keep(window)
-
-    def write() -> None:
-        engine.reject(window.lane, window.messages[0], window.entries[0], kind, text)
-        if engine.brake is not None:
-            engine.brake.ended(window, 0)
-        if order is not None:
-            order.give_up(window)
-
-    again = functools.partial(engine.intake.arrange_soon, window)
-    _fail(window, f"{kind.value}: {type(error).__name__}", text, (0,), again, write)
-
-
-def _fail(
-    window: WindowRun,
-    cause: str,
-    text: str,
-    indexes: Sequence[int],
-    again: Callable[[], None],
-    write: Callable[[], None],
-    *,
-    is_window: bool = False,
-) -> None:
+def write_or_hold(context: EngineContext, cause: str, text: str, case: Case) -> None:
     """Write a dead letter, or let the brake decide; see `EngineBrake.failed`."""
-    brake = window.engine.brake
-    if brake is None:
-        write()
+    if context.brake is None:
+        case.write()
     else:
-        brake.failed(cause, text, Case(window, indexes, again, write, is_window=is_window))
+        context.brake.failed(cause, text, case)
 
 
-def _letter(
-    window: WindowRun,
+def _case(window: FailingWindow, of: Hooked, again: Callable[[], None], write: Callable[[], None]) -> Case:
+    indexes = window.indexes_of(of) or range(len(window.messages))
+    offsets = [window.messages[index].offset for index in indexes]
+    stuck: Sequence[int] = () if of is None else offsets
+    if window.held_for_window:  # nothing of it is resolved before all of it is
+        stuck = [message.offset for message in window.messages]
+    causes: MutableMapping[int, str] = window.causes
+    return Case(window.partition, offsets, stuck, causes, indexes, again, write, is_window=of is None)
+
+
+def _dead_letter(
+    window: FailingWindow,
     kind: LetterKind,
     text: str,
     indexes: Sequence[int],
@@ -161,14 +136,40 @@ def _letter(
     error: ExecutorError | None,
     refused: object = None,
 ) -> None:
-    window.graph.hold(indexes)
+    window.hold(indexes)
     messages = [window.messages[index] for index in indexes]
-    window.engine.dead_letter(kind, text, messages, functools.partial(window.released, indexes), run, error, refused)
+    released = functools.partial(window.released, indexes)
+    window.partition.dead_letter(kind, text, messages, released, run, error, refused)
 
 
-def _label(window: WindowRun) -> str:
-    message = window.messages[0]
-    try:
-        return window.engine.handler.message_label(message)
-    except Exception as error:
-        return f"{message.topic}/{message.partition}/{message.offset} (message_label raised {describe_error(error)})"
+def _describe_task_error(error: ExecutorError, why: str = "") -> str:
+    """Return how a task failed, in words.
+
+    Args:
+        error: How it failed.
+        why: Why it is not tried again, if that is not the number of its tries.
+    """
+    if error.exception is not None:
+        return why + sound(error.exception)
+    return why + (last_words(error.stderr) or f"exit code {error.exit_code}")
+
+
+def _log_task_error(window: FailingWindow, run: TaskRun, error: ExecutorError, why: str = "") -> None:
+    """Log that a task failed for good, with what it wrote last; equal failures are logged once in `LOG_SECONDS`.
+
+    What a program wrote is masked before it is cut, so that no half of a secret is left over.
+    """
+    log: Any = window.context.log
+    stderr = last_words(error.stderr)
+    exception = None if error.exception is None else why + sound(error.exception)
+    alike = (error.kind, error.exit_code, why, kind_of(exception), kind_of(stderr.rpartition("\n")[2]))
+    limited(log, LOG_SECONDS, about=alike).warning(
+        "a task failed for good",
+        task_id=run.task.task_id,
+        kind=error.kind.value,
+        exit_code=error.exit_code,
+        exception=exception or why or None,
+        stderr=stderr,
+        attempts=run.attempts,
+        partition=window.partition.name,
+    )

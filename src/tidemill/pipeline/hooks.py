@@ -15,14 +15,17 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from tidemill.core.errors import HandlerError
+from tidemill.core.errors import HandlerError, describe_error
 from tidemill.runtime.engine_tasks import EngineTasks
+from tidemill.runtime.log import kind_of, limited
 
 #: A burst of hooks gives the loop a turn after this many jobs.
 BURST = 64
 
 #: A hook that has not returned for this long is named as stalled.
 HOOK_SECONDS = 10.0
+#: Equal failures are logged once in this many seconds.
+LOG_SECONDS = 10.0
 #: As many of them are looked at, and as many places named.
 MAX_OVERDUE = 1_000
 MAX_PLACES = 20
@@ -130,6 +133,13 @@ async def call_hook(
     finally:
         if calls is not None:
             calls.ended(id(hook))
+
+
+def log_hook_error(log: Any, hook: str, error: Exception, event: str = "a hook raised", **details: object) -> str:
+    """Log what a hook raised, and return it in words."""
+    text = describe_error(error)
+    limited(log, LOG_SECONDS, about=(hook, kind_of(text))).warning(event, hook=hook, exc_info=error, **details)
+    return f"{hook}: {text}"
 
 
 class HookRunner:

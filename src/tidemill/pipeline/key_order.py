@@ -12,39 +12,44 @@ Invariant: a task that is terminal, a hook of a message that has run, and nothin
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
-from typing import TYPE_CHECKING
 
 from tidemill.core.ledger import LedgerEntry
 from tidemill.core.pipeline.key_order import KeyOrder
-from tidemill.pipeline.handler.models import ExecutorTask
 from tidemill.pipeline.tasks.pool import TaskRun
+from tidemill.runtime.messages import SourceMessage
 from tidemill.sources.base import TopicPartition
 
-if TYPE_CHECKING:
-    from tidemill.pipeline.window import WindowRun
-
-#: What has the place of tasks that are not known yet.
-_NOTHING = ExecutorTask("")
-
-#: So many messages that wait no more are kept before they are dropped.
+#: Up to this many messages that no longer wait are kept before they are dropped.
 _KEPT = 1_000
+
+
+#: A message and its entry in the ledger.
+Opened = tuple[SourceMessage, LedgerEntry[TopicPartition, int]]
+
+
+class Place:
+    """Stands for the tasks of a message that are not known yet."""
+
+    __slots__ = ()
 
 
 class OrderedTasks:
     """Which tasks of a partition wait for their key.
 
     Args:
-        waits: Called with how many messages more, or fewer, wait.
+        waits: Called with how many more messages wait, or fewer where it is negative.
+        launch: Called with each task whose turn has come.
         hooked: Whether the handler has `on_message_complete`.
     """
 
-    __slots__ = ("_offsets", "_order", "_waits")
+    __slots__ = ("_launch", "_offsets", "_order", "_waits")
 
-    def __init__(self, waits: Callable[[int], None], *, hooked: bool) -> None:
+    def __init__(self, waits: Callable[[int], None], launch: Callable[[TaskRun], None], *, hooked: bool) -> None:
         """Start with nothing open."""
-        self._order: KeyOrder[TaskRun] = KeyOrder(hooked=hooked)
+        self._launch = launch
+        self._order: KeyOrder[TaskRun | Place] = KeyOrder(hooked=hooked)
         self._waits = waits
-        #: Of messages that wait, by position; what waits no more is dropped now and then.
+        #: Of messages that wait, by position; what no longer waits is dropped now and then.
         self._offsets: dict[int, int] = {}
 
     @property
@@ -57,38 +62,45 @@ class OrderedTasks:
         """How many messages wait for their key."""
         return self._order.waiting_messages
 
-    def arranged(self, window: WindowRun, runs: Sequence[tuple[TaskRun, Sequence[int]]]) -> None:
-        """Take the tasks of the next window and launch those whose turn it is."""
-        if window.place is not None:
-            self._launch(self._order.replace(window.place, [run for run, _ in runs]), self._order.waiting_messages)
+    def arranged(
+        self, opened: Sequence[Opened], runs: Sequence[tuple[TaskRun, Sequence[int]]], place: Place | None = None
+    ) -> None:
+        """Take the tasks of the next window and launch those whose turn it is.
+
+        Args:
+            opened: Its messages and their entries in the ledger.
+            runs: Its tasks, each with the indexes of its messages.
+            place: The place that was kept for it, if any.
+        """
+        if place is not None:
+            self._launch_all(self._order.replace(place, [run for run, _ in runs]), self._order.waiting_messages)
             return
-        self._arranged(window, runs)
+        self._arranged(opened, runs)
 
-    def keep(self, window: WindowRun) -> None:
-        """Keep the place of a window of one message that cannot be arranged yet: `arranged` gives it to its tasks."""
-        if window.place is None:
-            window.place = TaskRun(_NOTHING, window, window.arrived)
-            self._arranged(window, [(window.place, ())])
+    def keep_place(self, opened: Opened) -> Place:
+        """Keep the place of a message that cannot be arranged yet; `arranged` gives it to its tasks."""
+        place = Place()
+        self._arranged([opened], [(place, ())])
+        return place
 
-    def give_up(self, window: WindowRun) -> None:
-        """Give up the place of a window that was kept."""
-        if window.place is not None:
-            self.ended(window.place)
-            self.message_ended(window.entries[0])
+    def give_up_place(self, place: Place, entry: LedgerEntry[TopicPartition, int]) -> None:
+        """Give up a place that was kept: its message gets no task."""
+        self.ended(place)
+        self.message_ended(entry)
 
-    def _arranged(self, window: WindowRun, runs: Sequence[tuple[TaskRun, Sequence[int]]]) -> None:
+    def _arranged(self, opened: Sequence[Opened], runs: Sequence[tuple[TaskRun | Place, Sequence[int]]]) -> None:
         # Positions in the ledger are never used twice.
-        places = [entry.position for entry in window.entries]
-        keys = {place: message.key for place, message in zip(places, window.messages, strict=True)}
+        places = [entry.position for _, entry in opened]
+        keys = {entry.position: message.key for message, entry in opened}
         tasks = [(run, [places[index] for index in indexes]) for run, indexes in runs]
         before = self._order.waiting_messages
         start = self._order.arranged(tasks, keys)
-        for place, message in zip(places, window.messages, strict=True):
-            if self._order.waits(place):
-                self._offsets[place] = message.offset
+        for message, entry in opened:
+            if self._order.waits(entry.position):
+                self._offsets[entry.position] = message.offset
         if len(self._offsets) > 2 * self._order.waiting_messages + _KEPT:
             self.waiting_offsets()
-        self._launch(start, before)
+        self._launch_all(start, before)
 
     def waiting_offsets(self) -> Set[int]:
         """Return which messages have a task that waits for its key."""
@@ -97,26 +109,26 @@ class OrderedTasks:
 
     def replaced(self, run: TaskRun, others: Sequence[TaskRun]) -> None:
         """Launch what replaces a task, in its place."""
-        self._launch(self._order.replace(run, others), self._order.waiting_messages)
+        self._launch_all(self._order.replace(run, others), self._order.waiting_messages)
 
-    def ended(self, run: TaskRun) -> None:
+    def ended(self, run: TaskRun | Place) -> None:
         """Launch what waited for a task, which is terminal."""
         before = self._order.waiting_messages
-        self._launch(self._order.done(run), before)
+        self._launch_all(self._order.done(run), before)
 
     def message_ended(self, entry: LedgerEntry[TopicPartition, int]) -> None:
         """Launch what waited for the hook of a message."""
         before = self._order.waiting_messages
-        self._launch(self._order.message_done(entry.position), before)
+        self._launch_all(self._order.message_done(entry.position), before)
 
     def close(self) -> None:
         """Forget everything: the partition was given up."""
         self._order.clear()
         self._offsets.clear()
 
-    def _launch(self, runs: Sequence[TaskRun], before: int) -> None:
+    def _launch_all(self, runs: Sequence[TaskRun | Place], before: int) -> None:
         if change := self._order.waiting_messages - before:
             self._waits(change)
         for run in runs:
-            if run is not run.window.place:
-                run.window.launch(run)
+            if isinstance(run, TaskRun):
+                self._launch(run)

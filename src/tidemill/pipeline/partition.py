@@ -1,61 +1,62 @@
-"""What an engine keeps of one owned partition: its open window, its pending tasks, and how much is unresolved."""
+"""One owned partition of an engine: its pending tasks, what of it is unresolved, and every way out for its messages.
+
+Invariants: a message is resolved once: when its work is delivered, skipped or its dead letter is confirmed; once the
+partition is closed, nothing changes it; once it is being handed over, none of its tasks starts any more.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.core.ledger import LedgerEntry
 from tidemill.core.pipeline.handover import Handover
-from tidemill.core.pipeline.window import Windowing
-from tidemill.pipeline.handler.models import ExecutorTask
+from tidemill.deadletters.letter import LetterKind
+from tidemill.pipeline.context import EngineContext
+from tidemill.pipeline.delivery.routing import encode_payloads
+from tidemill.pipeline.handler.models import ExecutorError, ExecutorResult, ExecutorTask
+from tidemill.pipeline.hooks import call_hook
+from tidemill.pipeline.key_order import OrderedTasks
+from tidemill.pipeline.reports.report import FinishedMessage
+from tidemill.pipeline.tasks.pool import TaskRun
 from tidemill.runtime.messages import SourceMessage
+from tidemill.sinks.payloads import CollectResult
 from tidemill.sources.base import TopicPartition, name_of
 
-if TYPE_CHECKING:
-    from tidemill.pipeline.key_order import OrderedTasks
-    from tidemill.pipeline.tasks.pool import TaskRun
-    from tidemill.pipeline.window import WindowRun
-
-Opened = tuple[SourceMessage, LedgerEntry[TopicPartition, int]]
+#: How many partitions a log line names.
+MAX_NAMES = 20
 
 
 class OwnedPartition:
     """One owned partition.
 
+    Args:
+        partition: Its topic and number.
+        context: The engine's parts.
+
     Attributes:
         partition: Its topic and number.
         name: The same as one text, for logs.
-        windowing: Collects messages into windows.
         pending: Tasks without a terminal outcome, by key (the task id, or an internal one for a repeated id).
-        waiting: Windows that wait for `arrange`, which is serial per partition.
-        arranging: Whether `arrange` runs now.
-        arranged: The window that it runs for.
-        unresolved: Messages in hand that did not leave the pipeline yet.
+        unresolved: Messages that were taken and have not left the pipeline.
         undelivered: Its results that wait for sinks.
-        undelivered_bytes: How much they are.
-        starved: It had no room when it was looked at last.
+        undelivered_bytes: How large they are together.
+        starved: Whether there was no room for more of it when the intake last looked.
         parked: Tasks that do not start before less of that waits.
         windows: Windows whose own hook, or what it delivers, is not done yet; their messages may be. Not held ones.
         held: How many failures the brake holds of a message, by its offset.
-        stuck: Messages that are held, or wait for their key while others are: nothing comes of them by itself.
+        stuck: Messages that are held, or wait for their key while others are: they do not end by themselves.
         order: Keeps tasks back until those of earlier messages with their key are done; None: no order.
-        closed: The partition was given up: late results change nothing.
-        handover: What is still waited for, once the partition is about to be given up: nothing more is taken of it,
-            and nothing more of it starts.
+        closed: Whether the partition was given up: late results change nothing.
+        handover: What is still waited for, once the partition is about to be given up.
     """
 
     __slots__ = (
-        "arranged",
-        "arranging",
+        "_context",
+        "_handed_over",
         "closed",
-        "handed_over",
         "handover",
         "held",
-        "linger",
         "name",
         "order",
         "parked",
@@ -66,22 +67,15 @@ class OwnedPartition:
         "undelivered",
         "undelivered_bytes",
         "unresolved",
-        "waiting",
-        "windowing",
         "windows",
     )
 
-    def __init__(self, partition: TopicPartition, settings: ExecutorSettings) -> None:
+    def __init__(self, partition: TopicPartition, context: EngineContext) -> None:
         """Start empty."""
+        self._context = context
         self.partition = partition
         self.name = name_of(partition)
-        self.windowing: Windowing[Opened] = Windowing(
-            settings.window_size, settings.window_max_bytes, settings.window_linger_ms / 1000
-        )
         self.pending: dict[object, TaskRun] = {}
-        self.waiting: deque[WindowRun] = deque()
-        self.arranging = False
-        self.arranged: WindowRun | None = None
         self.unresolved = 0
         self.undelivered = 0
         self.undelivered_bytes = 0
@@ -91,67 +85,236 @@ class OwnedPartition:
         self.held: dict[int, int] = {}
         self.stuck = 0
         self.order: OrderedTasks | None = None
+        if context.settings.executor.order_by == "key":
+            hooked = context.overridden.on_message_complete
+            self.order = OrderedTasks(self._waits, self.launch, hooked=hooked)
         self.closed = False
         self.handover: Handover | None = None
-        self.handed_over: asyncio.Event | None = None
-        self.linger: asyncio.TimerHandle | None = None
+        self._handed_over: asyncio.Event | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is in flight that may come to an end."""
+        return self.unresolved > self.stuck or self.windows > 0
+
+    @property
+    def leaving(self) -> bool:
+        """Whether it is being handed over: nothing more of it starts."""
+        return self.handover is not None
+
+    # -- tasks ------------------------------------------------------------------------------------------------
 
     def pending_tasks(self) -> Iterator[ExecutorTask]:
         """Yield the tasks that have no terminal outcome yet."""
         return (run.task for run in self.pending.values())
 
-    @property
-    def held_back(self) -> int:
-        """How many tasks wait for sinks or for their key."""
-        return len(self.parked) + (self.order.waiting if self.order is not None else 0)
+    def launch(self, run: TaskRun) -> None:
+        """Start a task whose turn it is, or take its result if that is known already."""
+        known = run.task.precomputed
+        if known is None:
+            self._context.pool.submit(run)
+            return
+        # Any text has bytes this way, lone surrogates (from names of files, say) included.
+        stdout = known.stdout.encode("utf-8", "surrogatepass") if isinstance(known.stdout, str) else known.stdout
+        run.attempts = 1
+        run.owner.succeeded(run, ExecutorResult(known.exit_code, stdout, known.stderr, 0.0, run.task, None))
 
     @property
-    def busy(self) -> bool:
-        """Whether something is in hand that may come to an end."""
-        return self.unresolved > self.stuck or self.windows > 0
+    def may_start(self) -> bool:
+        """Whether its tasks may start: not while too much of it waits for sinks."""
+        return not self.undelivered_bytes or not self._is_full()
 
-    def resolved(self, offset: int) -> None:
-        """Count one message out."""
+    def _is_full(self) -> bool:
+        """Tell whether so much waits for sinks that no task may start.
+
+        Never with transactions: what is staged may wait for the very tasks that would be held.
+        """
+        context = self._context
+        if context.outbox.stage is not None:
+            return False
+        return self.undelivered_bytes * context.load.lanes >= context.settings.executor.max_queued_bytes
+
+    def park(self, run: TaskRun) -> None:
+        """Keep a task until less waits for sinks."""
+        self.parked.append(run)
+        self._context.counters.parked += 1
+
+    def tasks_done(self) -> None:
+        """Count a message whose tasks are over: it no longer counts against the watermarks."""
+        self._context.load.finished(self.partition, 1, 0)
+        self._context.room_freed(self.partition)
+
+    def _waits(self, count: int) -> None:
+        """Count messages that began to wait for their key, or ceased to: these are not in the watermarks."""
+        self._context.load.waits(self.partition, count)
+        if self.held:
+            self._count_stuck()
+        if count > 0:
+            self._context.room_freed(self.partition)
+
+    # -- results ----------------------------------------------------------------------------------------------
+
+    def submitted(self, size_bytes: int) -> None:
+        """Count a result that waits for its sink from now on."""
+        self.undelivered += 1
+        self.undelivered_bytes += size_bytes
+
+    def delivered(self, size_bytes: int) -> None:
+        """Count a result out that waited for its sink."""
+        self.undelivered -= 1
+        self.charge(-size_bytes)
+
+    def charge(self, size_bytes: int) -> None:
+        """Count bytes of results that wait more, or fewer; what waited for that goes on."""
+        self.undelivered_bytes += size_bytes
+        if self.parked and not self._is_full():
+            parked = self._take_parked()
+            for run in parked:
+                self._context.pool.submit(run)
+        if self.starved:
+            self._context.room_freed(self.partition)
+
+    def _take_parked(self) -> list[TaskRun]:
+        parked, self.parked = self.parked, []
+        self._context.counters.parked -= len(parked)
+        return parked
+
+    # -- messages and windows -----------------------------------------------------------------------------------
+
+    def take(self, messages: Sequence[SourceMessage]) -> None:
+        """Count messages in that were taken from the source."""
+        count, context = len(messages), self._context
+        context.counters.consumed += count
+        context.counters.in_flight += count
+        self.unresolved += count
+        context.load.handed(self.partition, count, sum(message.size_bytes for message in messages))
+
+    def resolve(
+        self,
+        message: SourceMessage,
+        entry: LedgerEntry[TopicPartition, int],
+        runs: Sequence[TaskRun] = (),
+        started_at: float | None = None,
+        rejected: str | None = None,
+    ) -> None:
+        """Let a message leave the pipeline: its work is delivered, skipped, or its letter confirmed.
+
+        Args:
+            message: The message.
+            entry: Its entry in the ledger.
+            runs: Its tasks.
+            started_at: Seconds since the epoch when its window was arranged; None if it never was.
+            rejected: Why it was dead-lettered before it had any task, if it was.
+        """
+        context = self._context
+        context.commits.resolve(entry)
+        context.counters.messages_done += 1
+        context.counters.in_flight -= 1
         self.unresolved -= 1
         if self.handover is not None:
-            self.handover.resolved(offset)
+            self.handover.resolved(message.offset)
             self._look()
+        if not self.busy:
+            context.became_idle()
+        context.load.finished(self.partition, 0, message.size_bytes)
+        context.room_freed(self.partition)
+        if context.report is not None:
+            context.report.finished(finished_message(message, runs, started_at, rejected))
+
+    def reject(
+        self, message: SourceMessage, entry: LedgerEntry[TopicPartition, int], kind: LetterKind, text: str
+    ) -> None:
+        """Dead-letter a message before it has any task; it is resolved when the letter is confirmed."""
+
+        def confirmed() -> None:
+            if not self.closed:
+                self.resolve(message, entry, rejected=text)
+
+        self.tasks_done()
+        self.dead_letter(kind, text, (message,), confirmed)
+
+    def dead_letter(
+        self,
+        kind: LetterKind,
+        text: str,
+        messages: Sequence[SourceMessage],
+        confirmed: Callable[[], None],
+        run: TaskRun | None = None,
+        error: ExecutorError | None = None,
+        refused: object = None,
+    ) -> None:
+        """Write one letter.
+
+        Args:
+            kind: What went wrong.
+            text: In words.
+            messages: The messages concerned.
+            confirmed: Called on the loop, later, when the letter is written for good.
+            run: The task concerned, if there is one.
+            error: How it failed, if it did.
+            refused: What a hook returned that is not delivered, if that is why.
+        """
+        letter = Letter.about(
+            messages,
+            kind,
+            text,
+            payloads=encode_payloads(refused) if isinstance(refused, CollectResult) else (),
+            attempts=max(1, run.attempts) if run is not None else 1,
+            task_id=run.task.task_id if run is not None else None,
+            args=run.task.args if run is not None else (),
+            exit_code=error.exit_code if error is not None else None,
+            stderr=error.stderr if error is not None else "",
+        )
+        self._context.letters.put(letter, confirmed)
 
     def window_done(self) -> None:
-        """Count one window's own work out."""
+        """Count a window out whose own hook has run, and whose payloads or letter are confirmed."""
         self.windows -= 1
         self._look()
+        if not self.busy:
+            self._context.became_idle()
 
-    def count_stuck(self) -> None:
-        """Look again how many messages nothing comes of by itself."""
+    # -- what the brake holds ---------------------------------------------------------------------------------
+
+    def hold(self, offsets: Sequence[int], *, is_window: bool) -> None:
+        """Count a failure that the brake holds: its messages are stuck, or the window's own hook is not waited for."""
+        for offset in offsets:
+            self.held[offset] = self.held.get(offset, 0) + 1
+        self.windows -= is_window
+        self._count_stuck()
+
+    def unhold(self, offsets: Sequence[int], *, is_window: bool) -> None:
+        """Count a failure that is no longer held."""
+        self.windows += is_window
+        for offset in offsets:
+            self.held[offset] -= 1
+            if not self.held[offset]:
+                del self.held[offset]
+        self._count_stuck()
+
+    def _count_stuck(self) -> None:
+        """Count again how many messages do not end by themselves: a stop need not wait for them."""
         waiting = self.order.waiting_offsets() if self.order is not None and self.held else ()
         self.stuck = len(self.held.keys() | waiting)
         if self.handover is not None and self.held:
             self.withdraw(self.held)
+        self._context.became_idle()
 
     # -- giving the partition up ------------------------------------------------------------------------------
 
-    def hand_over(self, unresolved: Iterable[int], queued: Iterable[TaskRun]) -> None:
+    def hand_over(self, unarranged: Iterable[int]) -> None:
         """Drop what has not started, and let nothing more start.
 
         Args:
-            unresolved: The offsets of its messages that did not leave the pipeline.
-            queued: Its tasks that were taken out of the queue.
+            unarranged: The first offsets of its windows that are not arranged.
         """
-        unstarted = [offset for run in (*queued, *self.parked) for offset in run.window.offsets_of(run)]
-        unstarted += [window.messages[0].offset for window in self.waiting]
-        unstarted += self.held
+        context = self._context
+        unstarted = [*context.pool.withdraw(self), *self._take_parked()]
         if self.order is not None:  # those that wait for their key
-            waiting = [run for run in self.pending.values() if not run.attempts]
-            unstarted += [offset for run in waiting for offset in run.window.offsets_of(run)]
-        if self.arranged is not None:
-            unstarted.append(self.arranged.messages[0].offset)
-        if (window := self.windowing.flush()) is not None:
-            unstarted.append(window.items[0][0].offset)
-        self.handover = Handover(unresolved, unstarted)
-        self.waiting.clear()
-        self.parked.clear()
-        self._stop_linger()
+            unstarted += [run for run in self.pending.values() if not run.attempts]
+        self.handover = Handover(context.commits.unresolved(self.partition), [*unarranged, *self.held])
+        for run in unstarted:
+            run.owner.park(run)
 
     def withdraw(self, offsets: Iterable[int]) -> None:
         """Leave messages to the next owner whose work would have to start now; only while it is handed over."""
@@ -159,30 +322,77 @@ class OwnedPartition:
         self.handover.withdrawn(offsets)
         self._look()
 
+    @property
+    def finishing(self) -> int:
+        """How many messages are still waited for while it is handed over."""
+        return self.handover.left if self.handover is not None else 0
+
     def _look(self) -> None:
-        if self.handed_over is not None and self._is_over():
-            self.handed_over.set()
+        if self._handed_over is not None and self._is_over():
+            self._handed_over.set()
 
     def _is_over(self) -> bool:
         return self.closed or self.handover is None or not (self.handover.left or self.windows)
 
     async def finish(self) -> None:
-        """Wait until nothing is left that is worth it, or the partition is gone; the caller bounds the time."""
+        """Wait until there is nothing left worth waiting for, or the partition is gone; the caller bounds the time."""
         while not self._is_over():
-            self.handed_over = asyncio.Event()
-            await self.handed_over.wait()
+            self._handed_over = asyncio.Event()
+            await self._handed_over.wait()
 
     def close(self) -> None:
-        """Give the partition up."""
+        """Ignore everything that happens to it from now on, and forget its payloads."""
         self.closed = True
-        self.waiting.clear()
-        self.parked.clear()
+        self._take_parked()
         if self.order is not None:
             self.order.close()
-        self._stop_linger()
         self._look()
+        self._context.outbox.abandon(self.partition)
 
-    def _stop_linger(self) -> None:
-        if self.linger is not None:
-            self.linger.cancel()
-            self.linger = None
+    def abandon(self) -> None:
+        """Give it up: what runs for it is killed, and late results change nothing."""
+        context = self._context
+        self.close()
+        context.counters.in_flight -= self.unresolved
+        context.pool.abandon(self)
+        context.commits.abandon(self.partition)
+        if context.brake is not None:
+            context.brake.abandon(self)
+            self.held.clear()
+
+
+def finished_message(
+    message: SourceMessage,
+    runs: Sequence[TaskRun] = (),
+    started_at: float | None = None,
+    rejected: str | None = None,
+) -> FinishedMessage:
+    """Return what is reported of a message; see `OwnedPartition.resolve`."""
+    results, errors, attempts = [], [], 0
+    for run in runs:
+        attempts += run.attempts
+        if run.result is not None:
+            results.append(run.result)
+        if run.error is not None and not run.replaced:
+            errors.append(run.error)
+    return FinishedMessage(message, started_at, len(runs), attempts, results, errors, rejected)
+
+
+def names_of(partitions: Sequence[TopicPartition], most: int = MAX_NAMES) -> list[str]:
+    """Return names for a log line, which must not grow with the topic."""
+    names = [name_of(partition) for partition in partitions[:most]]
+    if len(partitions) > most:
+        names.append(f"and {len(partitions) - most} more")
+    return names
+
+
+async def call_partition_hook(context: EngineContext, hook: str, partitions: Sequence[TopicPartition]) -> None:
+    """Call `on_assign` or `on_revoke`; what it raises is logged."""
+    try:
+        await call_hook(getattr(context.handler, hook)(partitions), context.hooks.calls, hook, _place, partitions)
+    except Exception as error:
+        context.log.warning("a hook raised", hook=hook, exc_info=error)
+
+
+def _place(partitions: Sequence[TopicPartition]) -> tuple[str, str]:
+    return ", ".join(names_of(partitions[:10])), ""

@@ -1,20 +1,20 @@
 """The stop of an engine, by one deadline: drain, commit, release everything, leave the group.
 
-The deadline is the drain timeout and `END_SECONDS`, counted from the word to stop, whatever is away by then: what does
-not end in time is left to the end of the process. What is not finished or not committed is redelivered.
+The deadline is the drain timeout and `END_SECONDS`, counted from the request to stop, whatever is unreachable by then:
+what does not end in time is left to the end of the process. What is not finished or not committed is redelivered.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
 
-from tidemill.pipeline.tasks.process import TaskExecutor
+from tidemill.pipeline.context import EngineContext
+from tidemill.pipeline.intake import Intake
+from tidemill.pipeline.partition import call_partition_hook
+from tidemill.pipeline.services import Services
 from tidemill.runtime.kept_warden import KeptWarden
-
-if TYPE_CHECKING:
-    from tidemill.pipeline.engine import Engine, Report
+from tidemill.sources.base import Source
 
 #: Beyond the drain timeout. The driver needs the rest of 5 s to end Spark.
 END_SECONDS = 2.5
@@ -32,55 +32,69 @@ class Stopping:
     """One stop of one engine.
 
     Args:
-        engine: Whose.
-        executor: What runs its processes.
-        report: Where finished messages are reported, if anywhere.
+        context: The engine's parts.
+        intake: Its partitions.
+        source: Where its messages come from.
+        services: What its handler is offered.
         warden: Cleans up after this process if it is killed.
+        subscribed: Whether the engine became a member of its group.
+        is_failed: Tells whether the engine has failed, which it may even while it stops.
     """
 
     def __init__(
-        self, engine: Engine, executor: TaskExecutor, report: Report | None, warden: KeptWarden | None
+        self,
+        context: EngineContext,
+        intake: Intake,
+        source: Source,
+        services: Services,
+        warden: KeptWarden | None,
+        is_failed: Callable[[], bool],
+        *,
+        subscribed: bool,
     ) -> None:
         """Begin to count the time."""
-        self._engine = engine
-        self._executor = executor
-        self._report = report
+        self._context = context
+        self._intake = intake
+        self._source = source
+        self._services = services
         self._warden = warden
+        self._is_failed = is_failed
+        self._subscribed = subscribed
         self._loop = asyncio.get_running_loop()
-        self._drained_by = self._loop.time() + engine.settings.executor.drain_timeout_seconds
+        self._drained_by = self._loop.time() + context.settings.executor.drain_timeout_seconds
         self._ended_by = self._drained_by + END_SECONDS
+
+    @property
+    def _in_group(self) -> bool:
+        return self._subscribed and not self._is_failed()
 
     async def run(self) -> None:
         """Drain unless the end is a failure; then release everything, whatever goes wrong on the way."""
-        engine = self._engine
-        await self._tried("periodic hooks", engine.services.stop_periodic())
-        if engine.subscribed and not engine.failed:
+        context = self._context
+        await self._tried("periodic hooks", self._services.stop_periodic())
+        if self._in_group:
             await self._tried("drain", self._drain())
-        engine.intake.stop()
-        for lane in engine.intake.lanes.values():
-            lane.close()
-            engine.outbox.abandon(lane.partition)
-        if engine.brake is not None:
-            engine.brake.close()
-        commits = engine.subscribed and not engine.failed
+        self._intake.close()
+        if context.brake is not None:
+            context.brake.close()
         # What was committed does not wait for what is killed.
         await asyncio.gather(
             self._tried("hooks and tasks", self._end_work()),
-            self._tried("last commit", self._last_commit()) if commits else asyncio.sleep(0),
+            self._tried("last commit", self._last_commit()) if self._in_group else asyncio.sleep(0),
         )
-        if engine.subscribed and not engine.failed:
+        if self._in_group:
             await self._tried("on_revoke", self._gave_up())
-        await self._tried("services", engine.services.close())
+        await self._tried("services", self._services.close())
         await asyncio.gather(
-            self._tried("sinks", engine.outbox.close()),
-            self._tried("dead letters", engine.letters.close()),
-            self._tried("report", self._report.close()) if self._report is not None else asyncio.sleep(0),
+            self._tried("sinks", context.outbox.close()),
+            self._tried("dead letters", context.letters.close()),
+            self._tried("report", context.report.close()) if context.report is not None else asyncio.sleep(0),
         )
         if self._warden is not None:
             self._warden.close()
-        if engine.subscribed:
+        if self._subscribed:
             seconds = self._left() - LATE_SECONDS / 3
-            await self._tried("consumer", engine.source.close(leave=not engine.failed, seconds=seconds))
+            await self._tried("consumer", self._source.close(leave=not self._is_failed(), seconds=seconds))
 
     def _left(self) -> float:
         return max(LATE_SECONDS, self._ended_by - self._loop.time())
@@ -90,50 +104,49 @@ class Stopping:
             async with asyncio.timeout(self._left()):
                 await step
         except TimeoutError:
-            self._engine.log.warning("a step of the stop did not end in time and is left", step=what)
+            self._context.log.warning("a step of the stop did not end in time and is left", step=what)
         except Exception:
-            self._engine.log.exception("a step of the stop failed", step=what)
+            self._context.log.exception("a step of the stop failed", step=what)
 
     async def _drain(self) -> None:
-        engine = self._engine
-        engine.intake.stop()
-        engine.source.stop_fetching()
+        self._intake.stop()
+        self._source.stop_fetching()
         try:
             async with asyncio.timeout_at(self._drained_by):
-                await engine.idle()
+                await self._intake.idle()
         except TimeoutError:
-            left = sum(lane.unresolved for lane in engine.intake.lanes.values())
-            engine.log.warning(
+            left = sum(owned.unresolved for owned in self._intake.partitions.values())
+            unreturned = self._context.hooks.calls.unreturned(UNRETURNED_SECONDS)
+            self._context.log.warning(
                 "the drain timeout is over; what is left is redelivered",
                 messages=left,
-                **({"hooks": unreturned} if (unreturned := engine.hooks.calls.unreturned(UNRETURNED_SECONDS)) else {}),
+                **({"hooks": unreturned} if unreturned else {}),
             )
-        await engine.outbox.flush(max(0.0, self._drained_by - self._loop.time()))
+        await self._context.outbox.flush(max(0.0, self._drained_by - self._loop.time()))
 
     async def _end_work(self) -> None:
         try:
             async with asyncio.timeout(HOOK_SECONDS):
-                await self._engine.hooks.close()
+                await self._context.hooks.close()
         except TimeoutError:
-            self._engine.log.warning("hooks did not end when they were cancelled, and are left")
+            self._context.log.warning("hooks did not end when they were cancelled, and are left")
         seconds = max(0.0, self._left() - CLOSE_SECONDS)
-        await self._engine.pool.close(min(self._engine.settings.executor.term_grace_seconds, seconds))
+        await self._context.pool.close(min(self._context.settings.executor.term_grace_seconds, seconds))
 
     async def _last_commit(self) -> None:
-        engine = self._engine
+        context = self._context
         try:
             async with asyncio.timeout_at(self._ended_by - CLOSE_SECONDS):
-                await engine.commits.finish()
+                await context.commits.finish()
         except TimeoutError:
-            engine.commits.give_up()
-            engine.log.warning(
+            context.commits.give_up()
+            context.log.warning(
                 "the last commits failed; finished messages will be reprocessed",
-                messages=engine.commits.failed,
-                reason=engine.source.stalled() or "no answer from the brokers",
+                messages=context.commits.failed,
+                reason=self._source.stalled() or "no answer from the brokers",
             )
-        engine.commits.close()
+        context.commits.close()
 
     async def _gave_up(self) -> None:
-        engine = self._engine
-        if engine.intake.lanes:
-            await engine.partition_hook("on_revoke", list(engine.intake.lanes))
+        if self._intake.partitions:
+            await call_partition_hook(self._context, "on_revoke", list(self._intake.partitions))

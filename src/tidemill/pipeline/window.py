@@ -1,8 +1,8 @@
-"""One window on its way: arrange, tasks, hooks, deliveries, until every message of it is resolved.
+"""One window on its way: tasks, hooks and deliveries, until every message of it is resolved.
 
-`core.arrangement` decides when a message and the window are complete and when a message is resolved; this shell calls
-the hooks, hands what they return to the outbox, and turns every failure into a dead letter. Whatever happens after the
-partition was given up changes nothing.
+`core.pipeline.arrangement` decides when a message and the window are complete and when a message is resolved; this
+shell calls the hooks, hands what they return to the outbox, and turns every failure into a dead letter. Nothing that
+happens after the partition was given up changes anything.
 """
 
 from __future__ import annotations
@@ -10,65 +10,56 @@ from __future__ import annotations
 import functools
 import random
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
-
-import structlog
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from tidemill.core.ledger import LedgerEntry
 from tidemill.core.pipeline.arrangement import Arrangement, Effect, MessageComplete, MessageResolved
 from tidemill.core.retry import Retry, decide
 from tidemill.pipeline import failures
-from tidemill.pipeline.checks import check_action, check_tasks
+from tidemill.pipeline.checks import check_action, find_sources
+from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.delivery.routing import Origin, Routed
+from tidemill.pipeline.failures import Hooked, hook_name
 from tidemill.pipeline.handler.models import (
     ErrorAction,
     ExecutorError,
     ExecutorResult,
     ExecutorTask,
     MessageGroup,
-    PendingContext,
 )
-from tidemill.pipeline.hooks import call_hook
-from tidemill.pipeline.reports.failure_log import hook_raised
+from tidemill.pipeline.hooks import call_hook, log_hook_error
+from tidemill.pipeline.key_order import Place
+from tidemill.pipeline.partition import OwnedPartition
 from tidemill.pipeline.tasks.pool import TaskRun
 from tidemill.runtime.messages import SourceMessage, place_of
 from tidemill.sources.base import TopicPartition
 
-if TYPE_CHECKING:
-    from tidemill.pipeline.engine import Engine
-    from tidemill.pipeline.partition import OwnedPartition
-
-log = structlog.get_logger(__name__)
-
 
 class WindowRun:
-    """A window of messages of one partition, in hand.
+    """A window of messages of one partition that was arranged.
 
     Args:
-        engine: The services it uses.
-        lane: Its partition.
+        context: The engine's parts.
+        partition: Its partition.
         messages: Its messages, in order.
         entries: Their entries in the ledger.
         arrived: The loop's time when its first message came.
-        is_parsed: Whether its messages were; else it has one, which is parsed before `arrange`.
+        started_at: Seconds since the epoch when `arrange` was called for it.
 
     Attributes:
         causes: What failed of its messages, by index, if there is a brake.
-        place: What keeps its place in the order of its key until it is arranged.
     """
 
     __slots__ = (
         "arrived",
         "causes",
-        "engine",
+        "context",
         "entries",
         "graph",
         "held_for_window",
-        "is_parsed",
-        "lane",
         "messages",
-        "place",
+        "partition",
         "results",
         "runs_of",
         "started_at",
@@ -76,51 +67,36 @@ class WindowRun:
 
     def __init__(
         self,
-        engine: Engine,
-        lane: OwnedPartition,
+        context: EngineContext,
+        partition: OwnedPartition,
         messages: list[SourceMessage],
         entries: Sequence[LedgerEntry[TopicPartition, int]],
         arrived: float,
-        *,
-        is_parsed: bool = True,
+        started_at: float,
     ) -> None:
-        """Prepare; nothing runs before `arrange`."""
-        self.engine = engine
-        self.lane = lane
+        """Prepare; nothing runs before `start`."""
+        self.context = context
+        self.partition = partition
         self.messages = messages
         self.entries = entries
         self.arrived = arrived
         self.graph = Arrangement(len(messages))
         self.runs_of: list[list[TaskRun]] = [[] for _ in messages]
         self.results: list[ExecutorResult | ExecutorError] = []
-        self.started_at = 0.0
+        self.started_at = started_at
         self.held_for_window = False
-        self.is_parsed = is_parsed
         self.causes: dict[int, str] = {}
-        self.place: TaskRun | None = None
 
-    # -- arrange ----------------------------------------------------------------------------------------------
+    # -- tasks ------------------------------------------------------------------------------------------------
 
-    async def arrange(self) -> None:
-        """Ask the handler for tasks; when it raises, find the message that it cannot take."""
-        engine, lane = self.engine, self.lane
-        if not self.is_parsed and not failures.parsed(self):
-            return
-        self.started_at = time.time()
-        try:
-            # A copy, here and below: what the handler does to its list must not change ours.
-            hook = engine.handler.arrange(list(self.messages), PendingContext(lane.pending_tasks))
-            returned = await call_hook(hook, engine.hooks.calls, "arrange", self._place)
-            tasks = check_tasks("arrange", returned)
-        except Exception as error:
-            if not lane.closed and lane.handover is None:
-                failures.arrange_failed(self, error)
-        else:
-            if not lane.closed and lane.handover is None:
-                self._start(tasks)
+    def start(self, tasks: list[ExecutorTask], place: Place | None) -> None:
+        """Launch the tasks of the window, each when its turn comes.
 
-    def _start(self, tasks: list[ExecutorTask]) -> None:
-        if self.engine.holds_windows:
+        Args:
+            tasks: What `arrange` returned.
+            place: What kept the window's place in the order of its key, if anything did.
+        """
+        if self.context.holds_windows:
             self.held_for_window = True
             self.graph.hold(range(len(self.messages)))
         places = {message.offset: index for index, message in enumerate(self.messages)} if tasks else {}
@@ -132,144 +108,113 @@ class WindowRun:
                 self.runs_of[index].append(run)
             runs.append((run, indexes))
         effects = self.graph.arranged(runs)
-        if self.lane.order is None:
+        if self.partition.order is None:
             for run, _ in runs:
-                self.launch(run)
+                self.partition.launch(run)
         else:
-            self.lane.order.arranged(self, runs)
+            self.partition.order.arranged(list(zip(self.messages, self.entries, strict=True)), runs, place)
         self._apply(effects)
 
     def _indexes(self, task: ExecutorTask, places: dict[int, int]) -> Sequence[int]:
         """Return the messages a task works for; () means all of the window."""
-        offsets = task.source_offsets
-        if not offsets:
-            return ()
-        try:
-            if len(offsets) == 1:
-                return (places[offsets[0]],)
-            return sorted({places[offset] for offset in offsets})
-        except KeyError:
-            own = sorted({places[offset] for offset in offsets if offset in places})
-            self.engine.warn(
+        indexes, ignored = find_sources(task.source_offsets, places)
+        if ignored:
+            self.context.warn(
                 "source_offsets of a task lie outside its window and are ignored",
                 task_id=task.task_id,
-                partition=self.lane.name,
-                ignored=sorted(set(offsets) - set(places))[:10],
+                partition=self.partition.name,
+                ignored=ignored[:10],
             )
-            return own
+        return indexes
 
     def _run_for(self, task: ExecutorTask) -> TaskRun:
         run = TaskRun(task, self, self.arrived)
-        if task.task_id in self.lane.pending:
-            self.engine.warn(
+        if task.task_id in self.partition.pending:
+            self.context.warn(
                 "a task with this id is pending already; it runs under an internal key",
                 task_id=task.task_id,
-                partition=self.lane.name,
+                partition=self.partition.name,
             )
             run.key = run
-        self.lane.pending[run.key] = run
+        self.partition.pending[run.key] = run
         return run
 
-    def launch(self, run: TaskRun) -> None:
-        """Let a task begin whose turn it is."""
-        known = run.task.precomputed
-        if known is None:
-            self.engine.pool.submit(run)
-            return
-        # Any text has bytes this way, lone surrogates (from names of files, say) included.
-        stdout = known.stdout.encode("utf-8", "surrogatepass") if isinstance(known.stdout, str) else known.stdout
-        run.attempts = 1
-        self.succeeded(run, ExecutorResult(known.exit_code, stdout, known.stderr, 0.0, run.task, None))
+    @property
+    def group(self) -> OwnedPartition:
+        """Its partition: tasks are withdrawn and abandoned with it."""
+        return self.partition
 
-    # -- tasks ------------------------------------------------------------------------------------------------
+    def park(self, run: TaskRun) -> None:
+        """Keep a task until it may start, or leave its messages to the partition's next owner."""
+        if self.partition.leaving:
+            self.partition.withdraw(self._offsets_of(run))
+        else:
+            self.partition.park(run)
 
     def succeeded(self, run: TaskRun, result: ExecutorResult) -> None:
         """Take a result; the task is terminal once its hook has said what to deliver."""
         run.result = result
         self.results.append(result)
-        engine = self.engine
-        engine.counters.tasks_done += 1
-        engine.slowest.add(result)
+        context = self.context
+        context.counters.tasks_done += 1
+        context.slowest.add(result)
         # Even without a hook the turn is given back first: a window of a hundred known results must not recurse.
-        engine.hooks.submit(self._task_hook, run, result)
+        context.hooks.submit(self.collect if context.overridden.on_task_complete else self._end_task, run)
 
-    async def _task_hook(self, run: TaskRun, result: ExecutorResult) -> None:
-        engine = self.engine
-        if engine.has.on_task_complete and not self.lane.closed:
-            returned = None
-            try:
-                hook = engine.handler.on_task_complete(result)
-                returned = await call_hook(hook, engine.hooks.calls, "on_task_complete", self._place, run)
-                routed = engine.route(returned)
-            except Exception as error:
-                again = functools.partial(engine.hooks.submit, self._task_hook, run, result)
-                then = functools.partial(self._terminal, run)
-                indexes = self.indexes_of(run)
-                failures.hook_failed(self, "on_task_complete", error, indexes, run, returned, again, then)
-                return
-            if routed and not self.lane.closed:
-                self._deliver(routed, self.indexes_of(run), run.task, "on_task_complete")
+    async def _end_task(self, run: TaskRun) -> None:
         self._terminal(run)
 
     def failed(self, run: TaskRun, error: ExecutorError) -> None:
         """Take a failure and decide about it, by the handler's word or by the default."""
-        if self.engine.has.on_error:
-            self.engine.hooks.submit(self._error_hook, run, error)
+        if self.context.overridden.on_error:
+            self.context.hooks.submit(self._error_hook, run, error)
         else:
             self._retry(run, error)
 
     async def _error_hook(self, run: TaskRun, error: ExecutorError) -> None:
-        if self.lane.closed:
+        if self.partition.closed:
             return
         try:
-            hook = self.engine.handler.on_error(run.task, error)
-            action = check_action(await call_hook(hook, self.engine.hooks.calls, "on_error", self._place, run))
+            hook = self.context.handler.on_error(run.task, error)
+            action = check_action(await call_hook(hook, self.context.hooks.calls, "on_error", self._place, run))
         except Exception as raised:
-            hook_raised(
-                self.engine.log,
+            log_hook_error(
+                self.context.log,
                 "on_error",
                 raised,
                 "on_error raised, or returned no ErrorAction and no list of tasks; the task is dead-lettered",
                 task_id=run.task.task_id,
             )
             action = ErrorAction.DLQ
-        if self.lane.closed:
+        if self.partition.closed:
             return
-        if isinstance(action, list):
-            self._replace(run, error, action)
-        elif action is ErrorAction.RETRY:
+        if action is ErrorAction.RETRY:
             self._retry(run, error)
-        elif action is ErrorAction.SKIP:
-            self.engine.counters.skipped += 1
+        elif action in (ErrorAction.SKIP, []):
+            self.context.counters.skipped += 1
             self.give_up(run, error)
+        elif isinstance(action, list):
+            self._replace(run, error, action)
         else:
             failures.task_failed(self, run, error)
 
     def _retry(self, run: TaskRun, error: ExecutorError) -> None:
-        engine = self.engine
-        if error.never_starts:
-            failures.task_failed(self, run, error)
-            return
-        decision = decide(run.attempts, engine.settings.executor.max_retries, engine.backoff, random.getrandbits(32))
-        if isinstance(decision, Retry):
-            engine.pool.retry(run, decision.delay_seconds)
+        context = self.context
+        decision = decide(run.attempts, context.settings.executor.max_retries, context.backoff, random.getrandbits(32))
+        if isinstance(decision, Retry) and not error.never_starts:
+            context.pool.retry(run, decision.delay_seconds)
         else:
             failures.task_failed(self, run, error)
 
     def _replace(self, run: TaskRun, error: ExecutorError, tasks: list[ExecutorTask]) -> None:
-        if not tasks:
-            self.engine.counters.skipped += 1
-            self.give_up(run, error)
-            return
-        most = self.engine.settings.executor.max_replacements
+        most = self.context.settings.executor.max_replacements
         if run.generation >= most:
-            failures.task_failed(
-                self, run, error, f"on_error has replaced it {most} times (executor.max_replacements): "
-            )
+            why = f"on_error has replaced it {most} times (executor.max_replacements): "
+            failures.task_failed(self, run, error, why)
             return
         run.replaced = True
         run.error = error
-        self.lane.pending.pop(run.key, None)
+        self.partition.pending.pop(run.key, None)
         indexes = self.graph.indexes_of(run)
         children = []
         for task in tasks:
@@ -280,39 +225,77 @@ class WindowRun:
             for index in indexes:
                 self.runs_of[index].append(child)
         effects = self.graph.replace(run, children)
-        if self.lane.order is None:
+        if self.partition.order is None:
             for child in children:
-                self.launch(child)
+                self.partition.launch(child)
         else:
-            self.lane.order.replaced(run, children)
+            self.partition.order.replaced(run, children)
         self._apply(effects)
 
     def give_up(self, run: TaskRun, error: ExecutorError) -> None:
         """Let a task be terminal that failed for good."""
         run.error = error
         self.results.append(error)
-        self.engine.counters.tasks_failed += 1
+        self.context.counters.tasks_failed += 1
         self._terminal(run)
 
     def _terminal(self, run: TaskRun) -> None:
-        self.lane.pending.pop(run.key, None)
-        if not self.lane.closed:
+        self.partition.pending.pop(run.key, None)
+        if not self.partition.closed:
             self._apply(self.graph.task_done(run))
-            if self.lane.order is not None:
-                self.lane.order.ended(run)
+            if (order := self.partition.order) is not None:
+                order.ended(run)
 
-    def indexes_of(self, run: TaskRun) -> Sequence[int]:
-        """Return the messages that a task works for."""
-        return self.graph.indexes_of(run)
+    def indexes_of(self, of: Hooked) -> Sequence[int]:
+        """Return the indexes of the messages that a hook is called for."""
+        if of is None:
+            return range(len(self.messages))
+        return (of,) if isinstance(of, int) else self.graph.indexes_of(of)
 
-    def offsets_of(self, run: TaskRun) -> list[int]:
+    def _offsets_of(self, run: TaskRun) -> list[int]:
         """Return the messages that cannot leave the pipeline without a task."""
-        indexes = range(len(self.messages)) if self.held_for_window else self.indexes_of(run)
-        return [self.messages[index].offset for index in indexes]
+        return [self.messages[index].offset for index in self.indexes_of(None if self.held_for_window else run)]
 
-    def withdraw(self, run: TaskRun) -> None:
-        """Leave the messages of a task that does not start any more to the partition's next owner."""
-        self.lane.withdraw(self.offsets_of(run))
+    # -- hooks that return payloads ---------------------------------------------------------------------------
+
+    async def collect(self, of: Hooked) -> None:
+        """Call the hook of a task, a message or the window, and deliver what it returns."""
+        context, partition = self.context, self.partition
+        if partition.closed:
+            return
+        hook, returned = hook_name(of), None
+        try:
+            returned = await call_hook(self._call(of), context.hooks.calls, hook, self._place, of)
+            routed = context.route(returned)
+        except Exception as error:
+            if not partition.closed:
+                failures.hook_failed(self, hook, error, of, returned)
+            return
+        if partition.closed:
+            return
+        if of is None:
+            self._end_window_hook(routed)
+            return
+        if routed:
+            self._deliver(routed, self.indexes_of(of), None if isinstance(of, int) else of.task, hook)
+        self.hook_over(of)
+
+    def _call(self, of: Hooked) -> Awaitable[Any]:
+        # Copies: what the handler does to its lists must not change ours.
+        handler = self.context.handler
+        if of is None:
+            return handler.on_window_complete(list(self.results), list(self.messages))
+        if isinstance(of, int):
+            return handler.on_message_complete(self._group(of))
+        assert of.result is not None
+        return handler.on_task_complete(of.result)
+
+    def hook_over(self, of: TaskRun | int) -> None:
+        """Go on after the hook of a task or of a message."""
+        if isinstance(of, int):
+            self._message_over(of)
+        else:
+            self._terminal(of)
 
     # -- deliveries and letters -------------------------------------------------------------------------------
 
@@ -322,15 +305,18 @@ class WindowRun:
         self._submit(routed, origin, functools.partial(self.released, indexes, origin))
 
     def _submit(self, routed: list[Routed], origin: Origin, done: Callable[[], None]) -> None:
-        self.engine.outbox.submit(routed, origin, done)
-        self.lane.undelivered += 1
-        self.lane.undelivered_bytes += origin.size_bytes
+        self.context.outbox.submit(routed, origin, done)
+        self.partition.submitted(origin.size_bytes)
+
+    def hold(self, indexes: Sequence[int]) -> None:
+        """Keep messages from being resolved until `released`."""
+        self.graph.hold(indexes)
 
     def released(self, indexes: Sequence[int], origin: Origin | None = None) -> None:
         """Take a hold off messages: what was delivered for them, or their letter, is confirmed."""
-        if not self.lane.closed:
+        if not self.partition.closed:
             if origin is not None:
-                self.engine.intake.delivered(self.lane, origin.size_bytes)
+                self.partition.delivered(origin.size_bytes)
             self._apply(self.graph.release(indexes))
 
     # -- messages and the window ------------------------------------------------------------------------------
@@ -340,44 +326,32 @@ class WindowRun:
             if isinstance(effect, MessageComplete):
                 self._message_complete(effect.index)
             elif isinstance(effect, MessageResolved):
-                self._resolved(effect.index)
+                index = effect.index
+                self.partition.resolve(self.messages[index], self.entries[index], self.runs_of[index], self.started_at)
             else:
                 self._window_complete()
 
     def _message_complete(self, index: int) -> None:
-        self.engine.intake.finished(self.lane)
-        if self.engine.has.on_message_complete:
-            self.engine.hooks.submit(self._message_hook, index)
+        self.partition.tasks_done()
+        if self.context.overridden.on_message_complete:
+            self.context.hooks.submit(self.collect, index)
         else:
             self._apply(self.graph.message_hook_done(index))
-            if self.engine.brake is not None:
-                self.engine.brake.ended(self, index)
-
-    async def _message_hook(self, index: int) -> None:
-        engine = self.engine
-        if self.lane.closed:
-            return
-        returned = None
-        try:
-            hook = engine.handler.on_message_complete(self._group(index))
-            returned = await call_hook(hook, engine.hooks.calls, "on_message_complete", self._place, index)
-            routed = engine.route(returned)
-        except Exception as error:
-            again = functools.partial(engine.hooks.submit, self._message_hook, index)
-            then = functools.partial(self._message_over, index)
-            failures.hook_failed(self, "on_message_complete", error, (index,), None, returned, again, then)
-            return
-        if not self.lane.closed:
-            if routed:
-                self._deliver(routed, (index,), None, "on_message_complete")
-            self._message_over(index)
+            if self.context.brake is not None:
+                self._tell_brake(index)
 
     def _message_over(self, index: int) -> None:
         self._apply(self.graph.message_hook_done(index))
-        if self.lane.order is not None:
-            self.lane.order.message_ended(self.entries[index])
-        if self.engine.brake is not None:
-            self.engine.brake.ended(self, index)
+        if self.partition.order is not None:
+            self.partition.order.message_ended(self.entries[index])
+        if self.context.brake is not None:
+            self._tell_brake(index)
+
+    def _tell_brake(self, index: int) -> None:
+        brake, messages = self.context.brake, self.messages
+        if brake is not None:
+            cause = self.causes.get(index)
+            brake.ended(self.partition, messages[index].offset, cause, is_alone=len(messages) == 1)
 
     def _group(self, index: int) -> MessageGroup:
         runs = self.runs_of[index]
@@ -391,53 +365,36 @@ class WindowRun:
             sum(run.replaced for run in runs),
         )
 
-    def _resolved(self, index: int) -> None:
-        self.engine.resolved(self.lane, self.messages[index], self.entries[index], self, self.runs_of[index])
-
     def _window_complete(self) -> None:
-        if self.engine.has.on_window_complete:
-            self.lane.windows += 1
-            self.engine.hooks.submit(self.window_hook)
+        if self.context.overridden.on_window_complete:
+            self.partition.windows += 1
+            self.context.hooks.submit(self.collect, None)
         else:
             self._release_window()
 
-    async def window_hook(self) -> None:
-        """Call `on_window_complete` and deliver what it returns."""
-        engine = self.engine
-        if self.lane.closed:
-            return
-        returned = None
-        try:
-            hook = engine.handler.on_window_complete(list(self.results), list(self.messages))
-            returned = await call_hook(hook, engine.hooks.calls, "on_window_complete", self._place)
-            routed = engine.route(returned)
-        except Exception as error:
-            if not self.lane.closed:
-                failures.window_hook_failed(self, error, returned)
+    def _end_window_hook(self, routed: list[Routed]) -> None:
+        brake = self.context.brake
+        if brake is not None:
+            brake.window_ended(self.partition, self.messages[0].offset)
+        if routed and not self.partition.closed:
+            origin = Origin(self.messages, None, hook="on_window_complete")
+            self._submit(routed, origin, functools.partial(self.window_done, origin))
         else:
-            if engine.brake is not None and not self.lane.closed:
-                engine.brake.window_ended(self)
-            if routed and not self.lane.closed:
-                origin = Origin(self.messages, None, hook="on_window_complete")
-                self._submit(routed, origin, functools.partial(self.window_done, origin))
-            else:
-                self.window_done()
+            self.window_done()
 
     def window_done(self, origin: Origin | None = None) -> None:
         """Take the end of what the window's own hook delivered."""
-        if not self.lane.closed:
+        if not self.partition.closed:
             if origin is not None:
-                self.engine.intake.delivered(self.lane, origin.size_bytes)
+                self.partition.delivered(origin.size_bytes)
             self._release_window()
-            self.engine.window_done(self.lane)
+            self.partition.window_done()
 
     def _release_window(self) -> None:
         if self.held_for_window:
             self.held_for_window = False
             self._apply(self.graph.release(range(len(self.messages))))
 
-    def _place(self, of: TaskRun | int | None) -> tuple[str, str]:
-        """Say for which messages a hook runs: those of a task, one, or all of the window."""
-        if of is None:
-            return place_of(self.messages)
-        return place_of([self.messages[index] for index in ((of,) if isinstance(of, int) else self.indexes_of(of))])
+    def _place(self, of: Hooked) -> tuple[str, str]:
+        """Say for which messages a hook runs."""
+        return place_of([self.messages[index] for index in self.indexes_of(of)])

@@ -16,7 +16,7 @@ from tidemill.pipeline.delivery.outbox import Outbox
 from tidemill.pipeline.engine import Engine
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ExecutorError, ExecutorResult
-from tidemill.pipeline.tasks.pool import TaskRun
+from tidemill.pipeline.reports.report import FinishedMessage
 from tidemill.pipeline.tasks.resident import build_executor
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity
@@ -75,16 +75,9 @@ class _Report:
         self.outcomes: list[MessageOutcome] = []
         self.tasks = EngineTasks()
 
-    def finished(
-        self, message: SourceMessage, started_at: float | None, runs: Iterable[TaskRun], error: str | None
-    ) -> None:
+    def finished(self, finished: FinishedMessage) -> None:
         self.outcomes.append(
-            MessageOutcome(
-                message,
-                [run.result for run in runs if run.result is not None],
-                [run.error for run in runs if run.error is not None and not run.replaced],
-                error,
-            )
+            MessageOutcome(finished.message, list(finished.results), list(finished.errors), finished.rejected)
         )
 
     async def close(self) -> None:

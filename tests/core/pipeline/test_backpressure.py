@@ -161,7 +161,7 @@ def test_shares_shrink_with_every_lane_but_never_below_a_window() -> None:
     for lane in range(4):
         pressure.assign(lane)
         rooms.append(pressure.room(0))
-    assert rooms == [128, 64, 50, 50]
+    assert (rooms, pressure.lanes) == ([128, 64, 50, 50], 4)
 
 
 def test_with_many_lanes_one_slow_message_does_not_hold_its_lane() -> None:

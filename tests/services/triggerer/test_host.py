@@ -133,7 +133,7 @@ async def test_a_trigger_that_wrote_itself_down_as_something_absolute_goes_on_wi
     await hosts.stop(first)
     await hosts.start(later)
     assert DID["moments"] == ["1005", "1005"]
-    assert json.loads((await hosts.record("later")).made or "") == [
+    assert json.loads((await hosts.record("later")).serialized or "") == [
         "tests.services.triggerer.hosted.Delayed",
         '{"moment": 1005}',
     ]

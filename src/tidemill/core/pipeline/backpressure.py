@@ -79,6 +79,11 @@ class Backpressure(Generic[LaneT]):
         self._max_lane_bytes = max(1, self._max_bytes // lanes)
         self._max_lane_undelivered = max(self._window_size, self._max_undelivered // lanes)
 
+    @property
+    def lanes(self) -> int:
+        """How many lanes are assigned."""
+        return len(self._loads)
+
     def assign(self, lane: LaneT) -> None:
         """Take a lane on, with nothing in hand."""
         self._loads[lane] = _Load()

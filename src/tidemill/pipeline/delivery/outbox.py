@@ -28,8 +28,7 @@ from tidemill.pipeline.delivery.routing import Origin, Routed, Router
 from tidemill.pipeline.delivery.transaction_buffer import TransactionBuffer
 from tidemill.pipeline.delivery.transaction_sender import TransactionSender
 from tidemill.pipeline.handler.models import DeliveryAction, DeliveryError
-from tidemill.pipeline.hooks import Calls, call_hook
-from tidemill.pipeline.reports.failure_log import hook_raised
+from tidemill.pipeline.hooks import Calls, call_hook, log_hook_error
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.messages import place_of
 from tidemill.runtime.progress import SinkStats
@@ -223,7 +222,7 @@ class Outbox:
             action = DeliveryAction(await call_hook(hook(error), self.calls, "on_delivery_error", _locate, question))
         except Exception as raised:
             event = "on_delivery_error raised, or returned no DeliveryAction; dead-lettering"
-            hook_raised(log, "on_delivery_error", raised, event, sink=sender.label)
+            log_hook_error(log, "on_delivery_error", raised, event, sink=sender.label)
             action = DeliveryAction.DLQ
         if self._closed:
             return

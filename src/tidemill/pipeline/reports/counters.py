@@ -17,12 +17,18 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Counters:
-    """Numbers that only rise."""
+    """Numbers that only rise, and how many there are now of a few things.
+
+    Attributes:
+        in_flight: Messages that were taken and have not left the pipeline, now.
+        parked: Tasks that wait until less of their partition waits for sinks, now.
+    """
 
     __slots__ = (
         "consumed",
-        "dead_lettered",
+        "in_flight",
         "messages_done",
+        "parked",
         "skipped",
         "tasks_done",
         "tasks_failed",
@@ -37,7 +43,8 @@ class Counters:
         self.tasks_failed = 0
         self.skipped = 0
         self.warnings = 0
-        self.dead_lettered = 0
+        self.in_flight = 0
+        self.parked = 0
 
 
 class Slowest:

@@ -16,18 +16,15 @@ import functools
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 
+from tidemill.pipeline.handler.models import ExecutorError
+from tidemill.pipeline.reports.report import FinishedMessage
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.log import limited
-from tidemill.runtime.messages import SourceMessage
-
-if TYPE_CHECKING:
-    from tidemill.pipeline.handler.models import ExecutorError
-    from tidemill.pipeline.tasks.pool import TaskRun
 
 log = structlog.get_logger(__name__)
 
@@ -88,18 +85,9 @@ class HistoryWriter:
         #: Rows that were given up because the disk went on refusing, or that no schema can hold.
         self.dropped = 0
 
-    def finished(
-        self, message: SourceMessage, started_at: float | None, runs: Sequence[TaskRun], error: str | None
-    ) -> None:
-        """Report a message that left the pipeline now.
-
-        Args:
-            message: The message.
-            started_at: Seconds since the epoch when its window was arranged; None if it never was.
-            runs: Its tasks.
-            error: Why it never became tasks, if so.
-        """
-        self._append(row_of(message, started_at, runs, error))
+    def finished(self, finished: FinishedMessage) -> None:
+        """Report a message that left the pipeline now."""
+        self._append(row_of(finished))
 
     def add(
         self,
@@ -193,22 +181,22 @@ class HistoryWriter:
         )
 
 
-def row_of(message: SourceMessage, started_at: float | None, runs: Sequence[TaskRun], error: str | None) -> Row:
-    """Return the row of a message that left the pipeline now; see `HistoryWriter.finished`."""
-    status = HistoryStatus.DONE if error is None else HistoryStatus.REJECTED
-    attempts = 0
-    for run in runs:
-        attempts += run.attempts
-        if run.error is not None and error is None and not run.replaced:
-            status, error = HistoryStatus.FAILED, _said(run.error)
+def row_of(finished: FinishedMessage) -> Row:
+    """Return the row of a message that left the pipeline now."""
+    message, started_at = finished.message, finished.started_at
+    status, error = HistoryStatus.DONE, finished.rejected
+    if error is not None:
+        status = HistoryStatus.REJECTED
+    elif finished.errors:
+        status, error = HistoryStatus.FAILED, _describe(finished.errors[0])
     return (
         message.topic,
         message.partition,
         message.offset,
         message.key,
         status,
-        len(runs),
-        attempts,
+        finished.tasks,
+        finished.attempts,
         message.timestamp * 1000 if message.timestamp >= 0 else None,
         None if started_at is None else int(started_at * 1_000_000),
         time.time_ns() // 1000,
@@ -220,7 +208,7 @@ def _clipped(error: str | None) -> str | None:
     return None if error is None else error[:MAX_ERROR_CHARS].encode("utf-8", "replace").decode()
 
 
-def _said(error: ExecutorError) -> str:
+def _describe(error: ExecutorError) -> str:
     return f"{error.kind}: {error.exception or f'exit code {error.exit_code}'}"
 
 

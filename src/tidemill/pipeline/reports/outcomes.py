@@ -13,20 +13,17 @@ import contextlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tidemill.core.ranges import OffsetRange
 from tidemill.deadletters.files import METADATA_KEY
 from tidemill.pipeline.delivery.file_letters import FileDeadLetters
 from tidemill.pipeline.reports.history import Row, row_of, table_of
+from tidemill.pipeline.reports.report import FinishedMessage, Report
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sources.base import TopicPartition
-
-if TYPE_CHECKING:
-    from tidemill.pipeline.reports.report import Report
-    from tidemill.pipeline.tasks.pool import TaskRun
 
 #: Rows are handed to the file when so many wait; so many make a row group.
 ROWS = 20_000
@@ -174,16 +171,15 @@ class Outcomes:
         if self.letters is not None:
             self.letters.tasks = tasks
 
-    def finished(
-        self, message: SourceMessage, started_at: float | None, runs: Sequence[TaskRun], error: str | None
-    ) -> None:
+    def finished(self, finished: FinishedMessage) -> None:
         """Take a message that left the pipeline."""
+        message = finished.message
         part = self._whole or self._parts[message.topic, message.partition]
-        part.rows.append(row_of(message, started_at, runs, error))
+        part.rows.append(row_of(finished))
         if len(part.rows) >= part.limit and self._writing is None:
             self._writing = self._tasks.run("the outcomes", self._write(part, message))
         if self._history is not None:
-            self._history.finished(message, started_at, runs, error)
+            self._history.finished(finished)
         self.count += 1
         self.on_finished()
 

@@ -1,21 +1,37 @@
-"""What an engine tells: what became of its messages, and what it waits for."""
+"""What an engine tells of its messages: a report hears of each one that left the pipeline."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from tidemill.core.errors import sound
+import msgspec
+
+from tidemill.pipeline.handler.models import ExecutorError, ExecutorResult
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.messages import SourceMessage
-from tidemill.runtime.progress import brake_name
 
-if TYPE_CHECKING:
-    from tidemill.pipeline.engine import Engine
-    from tidemill.pipeline.tasks.pool import TaskRun
 
-#: A reason for waiting is told up to this length, which is four times a second.
-MAX_STALLED_CHARS = 2_000
+class FinishedMessage(msgspec.Struct, frozen=True):
+    """A message that left the pipeline.
+
+    Attributes:
+        message: The message.
+        started_at: Seconds since the epoch when its window was arranged; None if it never was.
+        tasks: How many tasks it had.
+        attempts: How often these were tried, together.
+        results: What its tasks returned that ended well.
+        errors: How its other tasks failed for good, without those that others replaced.
+        rejected: Why it was dead-lettered before it had any task; None if it was not.
+    """
+
+    message: SourceMessage
+    started_at: float | None
+    tasks: int
+    attempts: int
+    results: Sequence[ExecutorResult]
+    errors: Sequence[ExecutorError]
+    rejected: str | None
 
 
 class Report(Protocol):
@@ -27,24 +43,8 @@ class Report(Protocol):
 
     tasks: EngineTasks
 
-    def finished(
-        self, message: SourceMessage, started_at: float | None, runs: Sequence[TaskRun], error: str | None
-    ) -> None:
+    def finished(self, finished: FinishedMessage) -> None:
         """Take a message that left the pipeline; must be quick and must not raise."""
 
     async def close(self) -> None:
         """Write what is left."""
-
-
-def stalled_of(engine: Engine) -> dict[str, str]:
-    """Return what an engine waits for, and why."""
-    stalled = engine.outbox.stalled() | engine.services.stalled() | engine.hooks.calls.stalled()
-    for name, text in (
-        ("kafka", engine.source.stalled()),
-        ("dead letters", engine.letters.stalled()),
-        ("resident program", engine.executor.stalled()),
-        (brake_name(engine.identity.slot), engine.brake.stalled() if engine.brake is not None else None),
-    ):
-        if text is not None:
-            stalled[name] = text
-    return {name: sound(text)[:MAX_STALLED_CHARS] for name, text in stalled.items()}

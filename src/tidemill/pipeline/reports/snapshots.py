@@ -1,34 +1,50 @@
 """What an engine says of itself: whole snapshots, and the beats that tell only what changed since the one before.
 
-Invariant: a beat costs by what moved since the last one, not by how many partitions the engine owns; only what the
-source looks at about once a second, the lag, is compared as a whole then.
+Invariant: a beat costs by what moved since the last one, not by how many partitions the engine owns; only the lag,
+which the source looks at about once a second, is compared as a whole then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
-from tidemill.pipeline.reports.counters import process_usage
-from tidemill.pipeline.reports.report import stalled_of
+from tidemill.pipeline.commits import Commits
 from tidemill.runtime.beats import Beat, PartitionChanges, whole_beat
 from tidemill.runtime.progress import EngineProgress
-from tidemill.sources.base import TopicPartition, name_of
+from tidemill.sources.base import Source, TopicPartition, name_of
 
-if TYPE_CHECKING:
-    from tidemill.pipeline.engine import Engine
+
+class PartitionNames(Protocol):
+    """The owned partitions, as far as they are shown."""
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all of them; the list is replaced when they change."""
+
+    @property
+    def paused(self) -> list[str]:
+        """The names of those that backpressure holds."""
 
 
 class Snapshots:
-    """Makes an engine's snapshots and beats.
+    """Takes an engine's snapshots and beats.
 
     Args:
-        engine: Which one.
+        source: Knows the lag.
+        commits: Know what is committed.
+        partitions: The owned partitions.
+        count: Returns a snapshot without anything by partition.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(
+        self, source: Source, commits: Commits, partitions: PartitionNames, count: Callable[[], EngineProgress]
+    ) -> None:
         """Start with nothing told."""
-        self._engine = engine
+        self._source = source
+        self._commits = commits
+        self._partitions = partitions
+        self._count = count
         self._lag: tuple[Mapping[TopicPartition, int], dict[str, int]] = ({}, {})
         self._told_lag: dict[str, int] = {}
         self._told_paused: list[str] = []
@@ -36,11 +52,11 @@ class Snapshots:
 
     def whole(self) -> EngineProgress:
         """Return a snapshot with all partitions."""
-        progress = self._counts()
-        progress.committed = dict(self._engine.commits.named)
+        progress = self._count()
+        progress.committed = dict(self._commits.named)
         progress.lag = self._named_lag()
-        progress.paused = self._engine.intake.paused
-        progress.partitions = self._engine.intake.names
+        progress.paused = self._partitions.paused
+        progress.partitions = self._partitions.names
         return progress
 
     def beat(self, *, whole: bool) -> Beat:
@@ -49,63 +65,33 @@ class Snapshots:
         Args:
             whole: Tell of all partitions: what was told before is lost.
         """
-        lag, paused, names = self._named_lag(), self._engine.intake.paused, self._engine.intake.names
+        lag, paused, names = self._named_lag(), self._partitions.paused, self._partitions.names
         if whole:
             beat = whole_beat(self.whole())
-            self._engine.commits.take_moved()
+            self._commits.take_moved()
         else:
             changed, unknown = _differences(self._told_lag, lag)
-            counts = self._counts()
             changes = PartitionChanges(
-                committed=self._engine.commits.take_moved(),
+                committed=self._commits.take_moved(),
                 lag=changed,
                 lag_unknown=unknown,
                 paused=None if paused == self._told_paused else paused,
                 partitions=None if names is self._told_names else names,
             )
-            beat = Beat(counts, changes)
+            beat = Beat(self._count(), changes)
         self._told_lag, self._told_paused, self._told_names = lag, paused, names
         return beat
 
     def _named_lag(self) -> dict[str, int]:
         """Return the lag by names; a source looks at it about once a second, a snapshot is taken more often."""
-        lag = self._engine.source.lag()
+        lag = self._source.lag()
         if lag is not self._lag[0]:
             self._lag = lag, {name_of(partition): count for partition, count in lag.items()}
         return self._lag[1]
 
-    def _counts(self) -> EngineProgress:
-        engine = self._engine
-        counters, pool, intake, outbox = engine.counters, engine.pool, engine.intake, engine.outbox
-        cpu_seconds, rss_bytes = process_usage()
-        return EngineProgress(
-            consumed=counters.consumed,
-            messages_done=counters.messages_done,
-            tasks_running=pool.running,
-            tasks_queued=pool.queued + intake.held_back,
-            tasks_retrying=pool.retrying,
-            tasks_done=counters.tasks_done,
-            tasks_failed=counters.tasks_failed,
-            delivered=outbox.delivered,
-            dead_lettered=engine.letters.written,
-            letters_dropped=engine.letters.dropped,
-            skipped=counters.skipped + outbox.skipped,
-            warnings=counters.warnings,
-            held=engine.brake.held if engine.brake is not None else 0,
-            gap=engine.source.gap,
-            stalled=stalled_of(engine),
-            cpu_seconds=cpu_seconds,
-            rss_bytes=rss_bytes,
-            slowest=engine.slowest.rows(),
-            in_flight=intake.in_flight,
-            uncommitted=engine.commits.failed,
-            sinks=outbox.stats,
-            **engine.services.counts(),
-        )
-
 
 def _differences(before: dict[str, int], now: dict[str, int]) -> tuple[dict[str, int], list[str]]:
-    """Return what is new or other than before, and what is there no more."""
+    """Return what is new or has changed, and what is no longer there."""
     if now is before:
         return {}, []
     changed = {name: count for name, count in now.items() if before.get(name) != count}

@@ -1,7 +1,7 @@
 """Tasks on their way to an outcome: the queue by age, the slots, and the waits between tries.
 
-A task waits in the queue, oldest arrival first, until a slot is free; it runs as a process; its outcome goes to the
-window that asked for it. A task that waits for its next try holds no slot and keeps its age.
+A task waits in the queue, oldest arrival first, until a slot is free; it runs as a process; its outcome goes to its
+owner, which also says whether it may start. A task that waits for its next try holds no slot and keeps its age.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import structlog
 
@@ -20,18 +19,51 @@ from tidemill.pipeline.tasks.process import ProcessOutcome, TaskExecutor
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.log import limited
 
-if TYPE_CHECKING:
-    from tidemill.pipeline.partition import OwnedPartition
-    from tidemill.pipeline.window import WindowRun
-
 log = structlog.get_logger(__name__)
 
 #: When the machine cannot start a process (no memory, no descriptors), the queue waits this long.
 SPAWN_PAUSE_SECONDS = 0.5
 
 
+class TaskGroup(Protocol):
+    """Tasks that start, stop and are given up together."""
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether its outcomes are no longer wanted."""
+
+    @property
+    def leaving(self) -> bool:
+        """Whether nothing more of it starts; what runs is finished."""
+
+    @property
+    def may_start(self) -> bool:
+        """Whether its tasks may start now."""
+
+
+class TaskOwner(Protocol):
+    """What a task runs for."""
+
+    @property
+    def group(self) -> TaskGroup:
+        """The group that its tasks belong to."""
+
+    def park(self, run: TaskRun) -> None:
+        """Take back a task that may not start; the owner submits it again when it may."""
+
+    def succeeded(self, run: TaskRun, result: ExecutorResult) -> None:
+        """Take the result of a task."""
+
+    def failed(self, run: TaskRun, error: ExecutorError) -> None:
+        """Take the failure of a task's latest try."""
+
+
 class TaskRun:
-    """One task of one window, over all its tries."""
+    """One task, over all its tries."""
 
     __slots__ = (
         "age",
@@ -39,18 +71,18 @@ class TaskRun:
         "error",
         "generation",
         "key",
+        "owner",
         "process",
         "replaced",
         "result",
         "task",
         "timer",
-        "window",
     )
 
-    def __init__(self, task: ExecutorTask, window: WindowRun, age: float) -> None:
+    def __init__(self, task: ExecutorTask, owner: TaskOwner, age: float) -> None:
         """Start with no try."""
         self.task = task
-        self.window = window
+        self.owner = owner
         self.age = age
         self.key: object = task.task_id
         self.attempts = 0
@@ -69,24 +101,13 @@ class TaskPool:
     Args:
         executor: Starts the processes.
         settings: Slots and limits.
-        is_full: Tells whether too much of a partition waits for sinks.
-        park: Called with its tasks then, instead of starting them.
         tasks: Where asyncio tasks run.
     """
 
-    def __init__(
-        self,
-        executor: TaskExecutor,
-        settings: ExecutorSettings,
-        is_full: Callable[[OwnedPartition], bool],
-        park: Callable[[TaskRun], None],
-        tasks: EngineTasks,
-    ) -> None:
+    def __init__(self, executor: TaskExecutor, settings: ExecutorSettings, tasks: EngineTasks) -> None:
         """Start with an empty queue."""
-        self._park = park
         self._tasks = tasks
         self._executor = executor
-        self._is_full = is_full
         self._settings = settings
         self._slots = executor.capacity
         self._queue: list[tuple[float, int, TaskRun]] = []
@@ -114,17 +135,17 @@ class TaskPool:
         return len(self._retrying)
 
     def submit(self, run: TaskRun) -> None:
-        """Queue a task; it starts as soon as it is the oldest and a slot is free, unless its partition is going."""
-        if run.window.lane.handover is not None:
-            run.window.withdraw(run)
+        """Queue a task; it starts as soon as it is the oldest and a slot is free, unless its group is leaving."""
+        if run.owner.group.leaving:
+            run.owner.park(run)
             return
         heapq.heappush(self._queue, (run.age, next(self._order), run))
         self._dispatch_soon()
 
     def retry(self, run: TaskRun, delay_seconds: float) -> None:
-        """Queue a task again after a while, unless its partition is going."""
-        if run.window.lane.handover is not None:
-            run.window.withdraw(run)
+        """Queue a task again after a while, unless its group is leaving."""
+        if run.owner.group.leaving:
+            run.owner.park(run)
             return
         self._retrying.add(run)
         run.timer = asyncio.get_running_loop().call_later(delay_seconds, self._again, run)
@@ -147,13 +168,13 @@ class TaskPool:
         queue = self._queue
         while queue and len(self._running) < self._slots:
             run = heapq.heappop(queue)[2]
-            lane = run.window.lane
-            if lane.closed:
+            group = run.owner.group
+            if group.closed:
                 continue
-            if lane.undelivered_bytes and self._is_full(lane):
-                self._park(run)
-            else:
+            if group.may_start:
                 self._start(run)
+            else:
+                run.owner.park(run)
 
     def _start(self, run: TaskRun) -> None:
         task = run.task
@@ -176,13 +197,13 @@ class TaskPool:
     def _ended(self, run: TaskRun, outcome: ProcessOutcome) -> None:
         self._running.discard(run)
         run.process = None
-        if run.window.lane.closed or self._closed:
-            pass  # the partition is somebody else's: the result is theirs to make
+        if run.owner.group.closed or self._closed:
+            pass  # the work is somebody else's by now, and so is its result
         elif outcome.kind is None and outcome.exit_code is None:
             self._cannot_spawn(run, outcome)
         elif outcome.kind is None:
             assert outcome.exit_code is not None
-            run.window.succeeded(
+            run.owner.succeeded(
                 run,
                 ExecutorResult(
                     outcome.exit_code,
@@ -194,7 +215,7 @@ class TaskPool:
                 ),
             )
         else:
-            run.window.failed(run, _error(run.task, outcome, outcome.kind))
+            run.owner.failed(run, _error(run.task, outcome, outcome.kind))
         if self._queue:
             self._dispatch()
 
@@ -210,30 +231,30 @@ class TaskPool:
         self._pause = None
         self._dispatch()
 
-    def withdraw(self, lane: OwnedPartition) -> list[TaskRun]:
-        """Take what does not run out of the queue and out of its backoff; return it."""
-        waiting = [run for run in self._retrying if run.window.lane is lane]
+    def withdraw(self, group: TaskGroup) -> list[TaskRun]:
+        """Take a group's tasks that do not run out of the queue and out of their backoff; return them."""
+        waiting = [run for run in self._retrying if run.owner.group is group]
         for run in waiting:
             self._retrying.discard(run)
             if run.timer is not None:
                 run.timer.cancel()
-        waiting += [run for _, _, run in self._queue if run.window.lane is lane]
-        self._queue = [item for item in self._queue if item[2].window.lane is not lane]
+        waiting += [run for _, _, run in self._queue if run.owner.group is group]
+        self._queue = [item for item in self._queue if item[2].owner.group is not group]
         heapq.heapify(self._queue)
         return waiting
 
-    def abandon(self, lane: OwnedPartition) -> None:
-        """Kill what runs for a closed lane and forget what waits."""
-        assert lane.closed
-        theirs = [run for run in self._running if run.window.lane is lane]
+    def abandon(self, group: TaskGroup) -> None:
+        """Kill what runs for a closed group and forget what waits."""
+        assert group.closed
+        theirs = [run for run in self._running if run.owner.group is group]
         if theirs:
             self._running.difference_update(theirs)
             processes = [run.process for run in theirs if run.process is not None]
             course = self._executor.kill(processes, self._settings.term_grace_seconds)
-            killing = self._tasks.run(f"the end of the tasks of {lane.name}", course)
+            killing = self._tasks.run(f"the end of the tasks of {group.name}", course)
             self._killing.add(killing)
             killing.add_done_callback(self._killed)
-        self.withdraw(lane)
+        self.withdraw(group)
 
     def _killed(self, killing: asyncio.Future[None]) -> None:
         self._killing.discard(killing)

@@ -1,0 +1,91 @@
+"""What the partitions and windows of an engine share: its parts, and what it did and can do.
+
+Everything here is below partitions and windows; it names neither. What they tell the parts above them goes through
+the two callables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tidemill.config.settings import Settings
+from tidemill.core.pipeline.backpressure import Backpressure
+from tidemill.core.retry import Backoff
+from tidemill.deadletters.writer import DeadLetters
+from tidemill.pipeline.brake import EngineBrake
+from tidemill.pipeline.checks import check_collect_result
+from tidemill.pipeline.commits import Commits
+from tidemill.pipeline.delivery.outbox import Outbox
+from tidemill.pipeline.delivery.routing import Routed
+from tidemill.pipeline.handler.base import Handler
+from tidemill.pipeline.hooks import HookRunner
+from tidemill.pipeline.reports.counters import Counters, Overridden, Slowest
+from tidemill.pipeline.reports.report import Report
+from tidemill.pipeline.tasks.pool import TaskPool
+from tidemill.runtime.log import limited
+from tidemill.sources.base import TopicPartition
+
+#: A warning of the same kind is logged once in this many seconds.
+WARN_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineContext:
+    """The shared parts of one engine.
+
+    Attributes:
+        settings: The validated configuration.
+        handler: The user's handler.
+        overridden: Which hooks it defines.
+        hooks: Runs them.
+        pool: Runs tasks.
+        outbox: Delivers results.
+        letters: Writes dead letters.
+        commits: The ledger, and what is committed of it.
+        load: How much each partition has in flight, against its share.
+        brake: Holds failures when there are too many; None: no brake is configured.
+        counters: What is counted.
+        slowest: The slowest tasks.
+        report: Where finished messages are reported, if anywhere.
+        backoff: The waits between the tries of a task.
+        log: The engine's logger.
+        holds_windows: Whether the messages of a window are resolved only together, after its own hook.
+        room_freed: Called with a partition that may take more than before.
+        became_idle: Called when a partition has nothing left to wait for.
+    """
+
+    settings: Settings
+    handler: Handler[Any, Any]
+    overridden: Overridden
+    hooks: HookRunner
+    pool: TaskPool
+    outbox: Outbox
+    letters: DeadLetters
+    commits: Commits
+    load: Backpressure[TopicPartition]
+    brake: EngineBrake | None
+    counters: Counters
+    slowest: Slowest
+    report: Report | None
+    backoff: Backoff
+    log: Any
+    holds_windows: bool
+    room_freed: Callable[[TopicPartition], None]
+    became_idle: Callable[[], None]
+
+    def route(self, value: Any) -> list[Routed]:
+        """Resolve the sinks of what a hook returned.
+
+        Raises:
+            TypeError: The hook returned something other than a CollectResult or None.
+            ConfigError: A sink is ambiguous or unknown; nothing was delivered.
+        """
+        collect = check_collect_result(value)
+        return [] if collect is None else self.outbox.route(collect)
+
+    def warn(self, text: str, **details: object) -> None:
+        """Count something wrong but harmless that the handler did, and log it now and then."""
+        self.counters.warnings += 1
+        limited(self.log, WARN_SECONDS).warning(text, **details)

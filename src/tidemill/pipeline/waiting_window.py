@@ -1,0 +1,163 @@
+"""One window that waits for `arrange`, until it has tasks, is split, or its only message is dead-lettered or held.
+
+Invariant: a message that `arrange` cannot take, or that cannot be parsed, is found by splitting its window, and keeps
+no other message of it back.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+
+from tidemill.core.errors import describe_error
+from tidemill.core.ledger import LedgerEntry
+from tidemill.deadletters.letter import LetterKind
+from tidemill.pipeline.brake import Case
+from tidemill.pipeline.checks import check_tasks
+from tidemill.pipeline.context import EngineContext
+from tidemill.pipeline.failures import write_or_hold
+from tidemill.pipeline.handler.models import PendingContext
+from tidemill.pipeline.hooks import LOG_SECONDS, call_hook
+from tidemill.pipeline.key_order import Place
+from tidemill.pipeline.partition import OwnedPartition
+from tidemill.pipeline.window import WindowRun
+from tidemill.runtime.log import kind_of, limited
+from tidemill.runtime.messages import SourceMessage, place_of
+from tidemill.sources.base import TopicPartition
+
+
+class WaitingWindow:
+    """A window of messages of one partition that waits for `arrange`.
+
+    Args:
+        context: The engine's parts.
+        partition: Its partition.
+        messages: Its messages, in order.
+        entries: Their entries in the ledger.
+        arrived: The loop's time when its first message came.
+        arrange_again: Called with it when it is to be arranged once more.
+        is_parsed: Whether its messages were parsed; if not, there is only one, which is parsed before `arrange`.
+    """
+
+    __slots__ = (
+        "_arrange_again",
+        "_arrived",
+        "_causes",
+        "_context",
+        "_entries",
+        "_is_parsed",
+        "_partition",
+        "_place",
+        "messages",
+    )
+
+    def __init__(
+        self,
+        context: EngineContext,
+        partition: OwnedPartition,
+        messages: list[SourceMessage],
+        entries: Sequence[LedgerEntry[TopicPartition, int]],
+        arrived: float,
+        arrange_again: Callable[[WaitingWindow], None],
+        *,
+        is_parsed: bool = True,
+    ) -> None:
+        """Keep the messages."""
+        self._context = context
+        self._partition = partition
+        self.messages = messages
+        self._entries = entries
+        self._arrived = arrived
+        self._arrange_again = arrange_again
+        self._is_parsed = is_parsed
+        self._place: Place | None = None
+        self._causes: dict[int, str] | None = None
+
+    async def arrange(self) -> Sequence[WaitingWindow]:
+        """Ask the handler for tasks and launch them; when it raises, find the message that it cannot take.
+
+        Returns:
+            The parts that are to be arranged instead, in order, if the window cannot be arranged as a whole.
+        """
+        context, partition = self._context, self._partition
+        if not self._is_parsed and not self._parse():
+            return ()
+        started_at = time.time()
+        try:
+            # A copy: what the handler does to its list must not change ours.
+            hook = context.handler.arrange(list(self.messages), PendingContext(partition.pending_tasks))
+            returned = await call_hook(hook, context.hooks.calls, "arrange", place_of, self.messages)
+            tasks = check_tasks("arrange", returned)
+        except Exception as error:
+            if partition.closed or partition.leaving:
+                return ()
+            if len(self.messages) > 1:
+                return self._halves()
+            self._cannot_arrange(error)
+        else:
+            if not partition.closed and not partition.leaving:
+                run = WindowRun(context, partition, self.messages, self._entries, self._arrived, started_at)
+                run.start(tasks, self._place)
+        return ()
+
+    def _parse(self) -> bool:
+        """Set the payload of the only message; return whether that went well."""
+        message = self.messages[0]
+        try:
+            message.payload = self._context.handler.deserialize_message(message)
+        except (Exception, SystemExit) as error:
+            self._refuse(LetterKind.PARSE, error)
+            return False
+        self._is_parsed = True
+        return True
+
+    def _halves(self) -> Sequence[WaitingWindow]:
+        half = len(self.messages) // 2
+        return [
+            WaitingWindow(
+                self._context,
+                self._partition,
+                self.messages[part],
+                self._entries[part],
+                self._arrived,
+                self._arrange_again,
+            )
+            for part in (slice(0, half), slice(half, None))
+        ]
+
+    def _cannot_arrange(self, error: Exception) -> None:
+        text = describe_error(error)
+        limited(self._context.log, LOG_SECONDS, about=kind_of(text)).warning(
+            "arrange raised", message=self._label(), error=text, partition=self._partition.name
+        )
+        self._refuse(LetterKind.ARRANGE, error)
+
+    def _label(self) -> str:
+        message = self.messages[0]
+        try:
+            return self._context.handler.message_label(message)
+        except Exception as error:
+            place = f"{message.topic}/{message.partition}/{message.offset}"
+            return f"{place} (message_label raised {describe_error(error)})"
+
+    def _refuse(self, kind: LetterKind, error: BaseException) -> None:
+        """Dead-letter or hold the only message: it gets no task."""
+        context, partition, text = self._context, self._partition, describe_error(error)
+        message, entry, order = self.messages[0], self._entries[0], self._partition.order
+        if self._causes is None:
+            self._causes = {}
+        causes = self._causes
+        if context.brake is not None and order is not None and self._place is None:
+            self._place = order.keep_place((message, entry))
+
+        def write() -> None:
+            partition.reject(message, entry, kind, text)
+            if context.brake is not None:
+                context.brake.ended(partition, message.offset, causes.get(0), is_alone=True)
+            if order is not None and self._place is not None:
+                order.give_up_place(self._place, entry)
+
+        again, offsets = functools.partial(self._arrange_again, self), (message.offset,)
+        case = Case(partition, offsets, offsets, causes, (0,), again, write)
+        write_or_hold(context, f"{kind.value}: {type(error).__name__}", text, case)
