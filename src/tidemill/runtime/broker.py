@@ -1,8 +1,8 @@
 """The embedded Kafka: a real single-node Apache Kafka as a child process.
 
-For the demo, tests and for trying things out; not for production. Invariants: it never outlives the process
+For the demo, tests and experiments; not for production. Invariants: it never outlives the process
 that started it, not even one that is killed; it keeps its data folder and its ports over `stop`/`kill` and
-`start`, so that an outage can be staged; it listens on the loopback interface only.
+`start`, so that tests can stage an outage; it listens on the loopback interface only.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ _PROPERTIES: Mapping[str, str] = {
     "share.coordinator.state.topic.num.partitions": "4",
     "group.initial.rebalance.delay.ms": "0",
     "auto.create.topics.enable": "false",
-    # A broker that was killed may come back only when the controller has given up on its former life (9 s).
+    # A broker that was killed may come back only when the controller has expired its earlier session (9 s).
     "broker.session.timeout.ms": "3000",
     "broker.heartbeat.interval.ms": "500",
     "log.cleaner.dedupe.buffer.size": "4194304",
 }
 #: Waits for a line before it becomes Java: until then nothing runs that could be left behind.
 _GATE = 'read -r _ && exec "$@" </dev/null'
-#: Reads until its parent is gone, however that ended, and takes the broker along.
+#: Reads until its parent is gone, however it ended, and then kills the broker.
 _GUARD = 'trap "" HUP INT TERM; read -r _; kill -KILL "$1"'
 
 
@@ -90,7 +90,7 @@ class EmbeddedBroker:
         progress: Progress | None = None,
         start_timeout_seconds: float = 60.0,
     ) -> None:
-        """Remember what to start; nothing runs before `start`."""
+        """Start nothing; `start` does."""
         self._temporary: OwnedFolder | None = None
         if data_dir is None:
             self._temporary = OwnedFolder("tidemill-kafka-")
@@ -108,7 +108,7 @@ class EmbeddedBroker:
 
     @property
     def bootstrap(self) -> str:
-        """What clients put into `bootstrap.servers`."""
+        """The value for clients' `bootstrap.servers`."""
         if not self._port:
             raise RuntimeError("the broker has no address before its first start()")
         return f"{HOST}:{self._port}"
@@ -129,7 +129,7 @@ class EmbeddedBroker:
         return self.data_dir / "broker.log"
 
     def start(self) -> EmbeddedBroker:
-        """Start (or start again) and wait until clients are answered; does nothing while it runs.
+        """Start (or restart) and wait until it answers clients; does nothing while it runs.
 
         Raises:
             RemoteError: It did not come up (with the end of its log), or its jars cannot be downloaded.
@@ -183,7 +183,7 @@ class EmbeddedBroker:
             self._temporary.cleanup()
 
     def __enter__(self) -> EmbeddedBroker:
-        """Start; if that fails, nothing is left of it."""
+        """Start; a failed start leaves nothing behind."""
         try:
             return self.start()
         except BaseException:

@@ -1,7 +1,8 @@
 """Control sockets: processes of this user on this machine that answer over a Unix socket each.
 
 The names of the sockets begin with a prefix that says what kind of process it is and has a digest of what it works on,
-so that all who work on it can be found. The folder is private to the user (`runtime.lock.private_directory`).
+so that all processes that work on it can be found. The folder is private to the user
+(`runtime.lock.private_directory`).
 
 A client may send one JSON document, ends its side of the connection, and gets one JSON document. Invariants: only the
 socket's own user can connect (mode 0600 from the start); a socket that can be seen is being listened to, unless its
@@ -39,7 +40,7 @@ Answer = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def prefix_of(kind: str, what: bytes) -> str:
-    """Return how the names of the sockets begin of processes that work on something.
+    """Return the prefix of the sockets of processes that work on something.
 
     Example:
         >>> prefix_of("triggers", b"/srv/list.yaml")
@@ -54,7 +55,7 @@ class ControlSocket:
 
     Args:
         prefix: See `prefix_of`.
-        answer: Called on the loop with what a client sent ({} if nothing); returns what there is to say; quick.
+        answer: Called on the loop with what a client sent ({} if nothing); returns the answer; must be quick.
     """
 
     def __init__(self, prefix: str, answer: Answer) -> None:
@@ -77,7 +78,7 @@ class ControlSocket:
             refuse_foreign(folder)
             await asyncio.to_thread(_remove_dead, self._prefix)
             path = folder / f"{self._prefix}{secrets.token_hex(4)}.sock"
-            # It gets the name that others look for when it listens: until then it would look like a dead one.
+            # It gets its final name once it listens: until then it would look like a dead one.
             hidden = path.with_suffix(".new")
             os.fchmod(listener.fileno(), 0o600)
             listener.bind(os.fspath(hidden))
@@ -113,7 +114,7 @@ class ControlSocket:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What the processes of a prefix said.
+    """What the processes of a prefix answered.
 
     Attributes:
         reports: Of those that answered.

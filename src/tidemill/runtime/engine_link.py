@@ -47,7 +47,7 @@ log = structlog.get_logger(__name__)
 BEAT_SECONDS = 0.25
 #: How long an engine tries to reach its driver before it gives up.
 RECONNECT_SECONDS = 10.0
-#: Snapshots are left out while this much waits for a driver that does not read.
+#: Snapshots are skipped while this many bytes wait for a driver that does not read.
 MAX_WAITING_BYTES = 256 * 1024
 _RETRY_SECONDS = 0.2
 
@@ -58,9 +58,9 @@ class EngineLink:
     Args:
         address: The driver.
         hello: Who this engine is; nonce and run token are filled in here.
-        beat: Called for every beat, with whether that has to tell of all partitions.
+        beat: Called for every beat, with whether it has to cover all partitions.
         on_command: Called with each command of the driver.
-        on_lost: Called once, with the reason: the driver cannot be reached any more, or refuses this engine.
+        on_lost: Called once, with the reason: the driver can no longer be reached, or refuses this engine.
         tasks: Where its tasks run.
         reconnect_seconds: How long to try to reach the driver.
     """
@@ -76,7 +76,7 @@ class EngineLink:
         *,
         reconnect_seconds: float = RECONNECT_SECONDS,
     ) -> None:
-        """Prepare; nothing is connected before `connect`."""
+        """Connect nothing; `connect` does."""
         self._address = address
         self._hello = hello
         self._beat_of = beat
@@ -187,7 +187,7 @@ class EngineLink:
             match frame:
                 case Refused(reason):
                     self._on_lost(reason)
-                    # Nothing else will come, and asking again would be refused again.
+                    # Nothing else will come, and another hello would be refused too.
                     await asyncio.get_running_loop().create_future()
                 case Welcome() | Challenge():
                     raise BadFrameError("a second welcome")

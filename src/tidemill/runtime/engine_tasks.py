@@ -1,11 +1,11 @@
-"""The asyncio tasks of an engine, under one watch: none of them ends unnoticed.
+"""The asyncio tasks of an engine in one place: none of them ends unnoticed.
 
-Whatever runs beside the engine's own course is started here: the link's beats, batchers, periodic hooks, the runners of
-hooks, the cache, files that are written. Callbacks of the event loop (the intake, timers, the pipes of programs) have
-no task; where one of tidemill's raises, the loop tells this module too.
+Everything that runs beside the engine itself is started here: the link's beats, senders, periodic hooks, the runners
+of hooks, the cache, files that are written. Callbacks of the event loop (the intake, timers, the pipes of programs) have
+no task; where one of tidemill's raises, this module hears of it from the loop.
 
 Invariants: a task that ends without having been stopped is named, once, in the log and to `on_fault`; a task that is
-stopped here, or that was started to end and returned, is not; the loop's own handler of errors is given back.
+stopped here, or that was started to end and returned, is not; the loop's own error handler is restored.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class EngineTasks:
     """
 
     def __init__(self, on_fault: Callable[[str], None] = lambda _: None) -> None:
-        """Start none."""
+        """Start without tasks."""
         self._on_fault = on_fault
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stopped: set[asyncio.Task[Any]] = set()
@@ -55,7 +55,7 @@ class EngineTasks:
         return task
 
     def is_ending(self, task: asyncio.Task[Any]) -> bool:
-        """Tell whether the cancellation of a task came from where it may come from."""
+        """Tell whether a task was cancelled by a part that may do so."""
         return self._closed or task in self._stopped or task not in self._tasks
 
     def cancel(self, task: asyncio.Task[Any]) -> None:
@@ -81,13 +81,13 @@ class EngineTasks:
             self._loop = None
 
     def watch(self) -> None:
-        """Look after the callbacks of the running loop as well, until `close`."""
+        """Watch the callbacks of the running loop as well, until `close`."""
         self._loop = asyncio.get_running_loop()
         self._handler = self._loop.get_exception_handler()
         self._loop.set_exception_handler(self._on_loop_error)
 
     def fault(self, name: str, error: BaseException) -> None:
-        """Name something of the engine that failed and that it cannot do without."""
+        """Report the failure of something that the engine cannot do without."""
         self._tell(f"{name} failed: {describe_error(error)}", error)
 
     def _on_kept_ended(self, task: asyncio.Task[Any]) -> None:

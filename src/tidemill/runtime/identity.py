@@ -1,7 +1,7 @@
 """Who a worker and an engine are: names that stay the same over restarts, and ids that do not.
 
-The worker's name becomes a part of Kafka ids and file names, so it is held to what Kafka allows in a topic's
-name. No I/O but reading the environment and the host's name.
+The worker's name becomes a part of Kafka ids and file names, so it is limited to what Kafka allows in a topic's
+name. No I/O except reading the environment and the host's name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Identity(msgspec.Struct, frozen=True):
 
     Attributes:
         worker: The worker's name, unique in its consumer group.
-        slot: The numbered place of the engine in its pipeline, from 0; it survives restarts of the engine.
+        slot: The number of the engine's slot in its pipeline, from 0; it survives restarts of the engine.
         engine_id: New for every start; the value of TIDEMILL_ENGINE_ID in every process that it starts.
         group: The consumer group.
         run_token: Rises with every start of an engine in this slot: the newest one wins.

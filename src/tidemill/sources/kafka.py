@@ -1,6 +1,6 @@
 """The Kafka consumer of one engine: a thread that fetches, commits and takes part in the group.
 
-Invariants: only the thread touches the consumer. It never decides about offsets: it commits what it is told, after
+Invariants: only the thread touches the consumer. It never decides about offsets: it commits what it is given, after
 dropping what it does not own. What it fetched waits in a bounded buffer per partition; only when that is full is the
 partition paused at the broker's side, because a pause throws away everything that librdkafka had prefetched.
 
@@ -61,7 +61,7 @@ class KafkaSource:
     """
 
     def __init__(self, settings: Settings, instance_id: str, transactor: TransactionalProducer | None = None) -> None:
-        """Prepare; nothing is connected before `start`."""
+        """Connect nothing; `start` does."""
         self._topic = settings.kafka.source_topic
         self._max_poll = settings.kafka.max_poll_records
         self._revoke_seconds = settings.revoke_timeout_seconds
@@ -136,7 +136,7 @@ class KafkaSource:
         self._fetching = False
 
     def lag(self) -> Mapping[TopicPartition, int]:
-        """Return the end minus what is committed, per owned partition of which the brokers have told."""
+        """Return the end minus what is committed, per owned partition for which the brokers have answered."""
         return self._lag.lag
 
     @property

@@ -18,7 +18,7 @@ from tidemill.sources.base import TopicPartition
 ASK_AGAIN_SECONDS = 5.0
 #: A request may hold up the consumer's thread for this long.
 ANSWER_SECONDS = 0.5
-#: In a question for the offset at a time, these stand for the end and the beginning (Kafka's ListOffsets).
+#: In a request for the offset at a time, these stand for the end and the beginning (Kafka's ListOffsets).
 _LATEST, _EARLIEST = -1, -2
 
 
@@ -37,7 +37,7 @@ class LagWatch:
         self._ask_at = 0.0
 
     def assigned(self, committed: Mapping[TopicPartition, int]) -> None:
-        """Take partitions on, with what is committed of them, negative where nothing is."""
+        """Add partitions with their committed offsets, negative where there is none."""
         for partition, offset in committed.items():
             self._positions[partition] = offset if offset >= 0 else None
 

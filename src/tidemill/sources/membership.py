@@ -25,13 +25,13 @@ from tidemill.runtime.kafka_client import LibraryLog, client_config
 #: How long leaving waits for the group to complete a join, and for the partitions to be given up.
 JOIN_SECONDS = 3.0
 LEAVE_SECONDS = 5.0
-#: How often a member looks whether the topic has partitions that it had not. The client's own 5 minutes would leave
+#: How often a member looks for new partitions of the topic. The client's own 5 minutes would leave
 #: them unread for as long, or until the driver notices that they have no owner.
 TOPIC_REFRESH_MS = 5_000
 
 
 def consumer_config(settings: Settings, instance_id: str) -> dict[str, Any]:
-    """Return the consumer's configuration: what is ours is fixed, the rest is the user's."""
+    """Return the consumer's configuration: some of it is fixed, the rest is the user's."""
     kafka = settings.kafka
     return client_config(
         kafka,
@@ -106,7 +106,7 @@ def _describe_group(admin: AdminClient, settings: Settings, timeout_seconds: flo
 def _read_assignment(assignment: bytes) -> Iterator[tuple[str, int]]:
     """Yield the topics and partitions of a member, from Kafka's ConsumerProtocolAssignment (the classic protocol)."""
     if not assignment:
-        return  # it joins just now
+        return  # it is joining
     (topics,) = struct.unpack_from(">i", assignment, 2)  # behind an int16, the version
     at = 6
     for _ in range(topics):
@@ -120,10 +120,10 @@ def _read_assignment(assignment: bytes) -> Iterator[tuple[str, int]]:
 
 
 class GroupView(NamedTuple):
-    """How the group looks, as far as the source topic is concerned.
+    """The state of the group, as far as the source topic is concerned.
 
     Attributes:
-        settled: It has members, and is not distributing partitions.
+        settled: It has members, and is not rebalancing.
         partitions: Those of the topic.
         owned: Those that a member has.
     """
@@ -134,19 +134,19 @@ class GroupView(NamedTuple):
 
 
 class GroupViewer:
-    """Asks the brokers how the group looks.
+    """Asks the brokers for the state of the group.
 
     Args:
         settings: Of the pipeline.
     """
 
     def __init__(self, settings: Settings) -> None:
-        """Connect when it is asked."""
+        """Connect at the first look."""
         self._settings = settings
         self._admin = _admin(settings)
 
     def look(self, timeout_seconds: float = 5.0) -> GroupView:
-        """Return how the group looks.
+        """Return the state of the group.
 
         Raises:
             KafkaException: The brokers do not say.
@@ -165,9 +165,9 @@ class GroupViewer:
 
 
 def distribute_again(settings: Settings, join_seconds: float = 10.0) -> None:
-    """Let the group distribute its partitions again, by being a member of it for a moment.
+    """Make the group rebalance, by being a member of it for a moment.
 
-    Reads and commits nothing. Others keep what they have, but for what this member is given for that moment.
+    Reads and commits nothing. Others keep what they have, except what this member is assigned for that moment.
 
     Raises:
         KafkaException: The brokers refuse.
@@ -185,7 +185,7 @@ def distribute_again(settings: Settings, join_seconds: float = 10.0) -> None:
 
 
 def reap_member(settings: Settings, instance_id: str, join_seconds: float = 10.0) -> None:
-    """Leave the group for a member that ended without leaving, so that others get its partitions at once.
+    """Leave the group on behalf of a member that ended without leaving, so that others get its partitions at once.
 
     Subscribes under its id, which replaces it, and leaves; reads and commits nothing.
 
@@ -204,11 +204,11 @@ def reap_member(settings: Settings, instance_id: str, join_seconds: float = 10.0
 def find_other_topics(settings: Settings, own_prefix: str, timeout_seconds: float = 5.0) -> dict[str, list[str]]:
     """Return the topics that members of the group subscribe to instead of the source topic, with those members' names.
 
-    While a group distributes its partitions the brokers do not say what its members subscribe to, so this waits.
+    While a group rebalances, the brokers do not say what its members subscribe to, so this waits.
 
     Args:
         settings: Of the pipeline.
-        own_prefix: How the names of this worker's own members begin: those that are there died a moment ago.
+        own_prefix: How the names of this worker's own members begin: any that are left died a moment ago.
         timeout_seconds: How long to ask.
 
     Raises:

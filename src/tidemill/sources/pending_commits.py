@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 
 #: Within a rebalance callback, the coordinator has to answer this fast to be sent a commit.
 ANSWER_SECONDS = 0.5
-#: A commit of what partitions leave behind is tried again after this long.
+#: A commit of what partitions leave behind is retried after this long.
 COMMIT_AGAIN_SECONDS = 0.2
 #: At the end, a transaction that is open may take this long to be committed or aborted.
 TRANSACTION_END_SECONDS = 5.0
@@ -39,7 +39,7 @@ _AGAIN = frozenset(
     }
 )
 _NO_ANSWER = ck.KafkaError(ck.KafkaError._TIMED_OUT)
-#: A commit within a rebalance callback that failed so fails again.
+#: A commit within a rebalance callback with such an error would fail again.
 _FINAL = _AGAIN | {ck.KafkaError.FENCED_INSTANCE_ID, ck.KafkaError._FATAL}
 
 
@@ -51,9 +51,9 @@ class PendingCommits:
         lag: Notified of what is committed.
         notes: Texts to keep beside offsets; read at each commit.
         transactor: Commits offsets together with records, if that is wanted.
-        on_answer: Called when brokers have taken a commit without a transaction.
+        on_answer: Called when brokers have accepted a commit without a transaction.
         on_committed: Called when a commit has ended.
-        on_fatal: Called when no commit can succeed any more.
+        on_fatal: Called once no commit can succeed.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class PendingCommits:
             self._committer.send_now(consumer, self._to_commit, ANSWER_SECONDS)
 
     def _transact(self, transactor: TransactionalProducer, consumer: ck.Consumer) -> None:
-        """Go on with the open transaction, or begin one with everything that waits."""
+        """Continue the open transaction, or begin one with everything that waits."""
         if not transactor.busy and self._to_commit:
             offsets, self._to_commit = self._to_commit, {}
             records, self._to_send = self._to_send, {}

@@ -9,9 +9,9 @@ A consumer that was expelled, or whose client left the group, has no generation 
 again. While the group is empty brokers accept offsets of such a place without any check, so no transaction may begin
 with one.
 
-A client that was expelled while it was joining (it stood still, say) joins as a new member and goes on with what it
-had: until it is told to give those partitions up it has a valid place, and so has their next owner. So a transaction
-begins only with partitions that were assigned to the member it has a place of.
+A client that was expelled while it was joining (it stood still, say) joins as a new member and keeps what it
+had: until it has to give those partitions up it has a valid place, and so has their next owner. So a transaction
+begins only with partitions that were assigned to the member of its place.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _GENERATION = struct.Struct("=i")
 def is_member(place: object) -> bool:
     """Tell whether a place (`Consumer.consumer_group_metadata()`) is that of a member of the group.
 
-    One in a form that is not known here counts as such; the brokers judge it.
+    One in an unknown form counts as such; the brokers judge it.
 
     Example:
         >>> is_member(b"CGMDv2:" + _GENERATION.pack(7) + b"group\\0member-1\\0\\0instance\\0")
@@ -43,7 +43,7 @@ def is_member(place: object) -> bool:
 
 
 def read_member_id(place: object) -> bytes | None:
-    """Return the member id in a place, b"" while there is none; None for a form that is not known here.
+    """Return the member id in a place, b"" while there is none; None for an unknown form.
 
     Example:
         >>> read_member_id(b"CGMDv2:" + _GENERATION.pack(7) + b"group\\0member-1\\0\\0instance\\0")

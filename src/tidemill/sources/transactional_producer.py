@@ -1,16 +1,16 @@
 """The transactional producer of one engine: results, dead letters and offsets in one transaction.
 
 Lives on the consumer's thread, the only one that may ask the consumer for its place in the group. One transaction at a
-time; `core.transaction` says which call comes next. No call waits longer than `CALL_SECONDS`, so that the thread goes
-on polling while the brokers are away, and the same call is then made again.
+time; `core.delivery.transaction` says which call comes next. No call waits longer than `CALL_SECONDS`, so that the
+thread keeps polling while the brokers are away; the same call is then repeated.
 
 Handing the offsets over is the one call that may not come back: librdkafka ignores its time limit, and waits for ever
 if the group's coordinator went away (its issues 5456 and 5511; 2.16). So it has a thread of its own, and if it
 hangs the producer is replaced: nothing of its transaction was committed, and the new one's start aborts it.
 
 A transaction keeps the place in the group (`sources.place`) that was current when it began: brokers reject its offsets
-once partitions may belong to another member. It is then aborted, and what is still owned is offered again. Giving up a
-partition aborts an open transaction with its offset, unless the brokers have accepted that already.
+once partitions may belong to another member. It is then aborted, and what is still owned is committed again. Giving up
+a partition aborts an open transaction with its offset, unless the brokers have accepted that already.
 
 A request with offsets that got no answer may still arrive, and would count for the producer's next transaction: within
 one generation it has the same place and the same producer epoch. So the producer is replaced after one; the start of
@@ -52,10 +52,10 @@ HANG_SECONDS = 10.0
 #: Brokers give up a transaction that is open for this long; records are given up after 30 s, so an outage ends in an
 #: abort and not in this.
 TRANSACTION_SECONDS = 60.0
-#: A batch that fills within this time travels whole; a commit waits for nothing.
+#: A batch that fills within this time is sent whole; a commit does not wait for it.
 _LINGER_MS = 5
 
-#: The client's pause before it repeats a request, a fifth of it at random; and what a call takes that has done so.
+#: The client's pause before it repeats a request, a fifth of it at random; and how long a call takes that did so.
 RETRY_SECONDS = 0.5
 REPEATED_SECONDS = 0.35
 #: Requests of these count for the producer's next transaction if they arrive only then.
@@ -63,11 +63,11 @@ _REPEATABLE = frozenset({Call.OFFSETS, Call.COMMIT, Call.ABORT})
 
 
 class TransactionalProducer:
-    """One producer and the transaction that it has open.
+    """One producer and its open transaction.
 
     Args:
         kafka: The `kafka` section.
-        transactional_id: Whom it fences.
+        transactional_id: Its id; earlier producers with it are fenced.
         overrides: The sinks' own client settings.
         limits: The largest batch that each topic takes, in bytes; read when it is opened.
     """
@@ -75,7 +75,7 @@ class TransactionalProducer:
     def __init__(
         self, kafka: KafkaSettings, transactional_id: str, overrides: Mapping[str, Any], limits: Sequence[int]
     ) -> None:
-        """Prepare; nothing is connected before `open`."""
+        """Connect nothing; `open` does."""
         self._config = producer_config(
             kafka,
             "",
@@ -341,7 +341,7 @@ class TransactionalProducer:
             if answer is TransactionAnswer.ABORT:
                 self._rebalanced = is_rebalance(error)
             return answer
-        except BaseException as raised:  # of any type: what the call did is not known, so nothing may follow it
+        except BaseException as raised:  # of any type: what the call did is unknown, so nothing may follow it
             log.exception("an unexpected error in a transaction")
             self.trouble = scrubbed(f"{type(raised).__name__}: {raised}", self._config)
             return TransactionAnswer.FATAL
@@ -362,7 +362,7 @@ class TransactionalProducer:
         limited(log, 10.0).warning("Kafka producer", client="transactions", error=text)
 
     def finish(self, consumer: ck.Consumer, seconds: float) -> list[tuple[End, dict[TopicPartition, int]]]:
-        """End an open transaction, well or not, within `seconds`; return how, if it ended."""
+        """End an open transaction, committed or not, within `seconds`; return how, if it ended."""
         self._deadline = time.monotonic() + seconds
         try:
             while self.busy and self.fatal is None and time.monotonic() < self._deadline:

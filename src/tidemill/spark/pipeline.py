@@ -1,8 +1,8 @@
 """The pipeline as a user runs it: from a handler and a configuration to engines on Spark, until a clean stop.
 
 The order is fixed. Start: configuration, logging, `on_startup`, validation, the handler packed, the worker's
-name locked, the topic looked up, Spark, the link, the engines. Stop: the engines drain, what they could not leave
-is left for them, the link, Spark. Nothing is started before everything that can be checked without it was.
+name locked, the topic looked up, Spark, the link, the engines. Stop: the engines drain, the group is left on
+behalf of those that could not, the link, Spark. Nothing starts before everything that can be checked without it is.
 
 Signal handlers and other threads only put a wake-up into a queue; the thread that runs the pipeline waits on that
 queue and acts. It is never inside a call that can block, neither during the start (see `foreground`) nor while engines
@@ -139,7 +139,7 @@ class Pipeline:
     def _start_and_run(self) -> ExitCode:
         foreground = self._foreground
         settings = self._settings or load_settings(self._config_path)
-        # `on_startup` may change them; a user finds this run by what is configured.
+        # `on_startup` may change them; users find this run by the configured ones.
         self._found_by = settings.kafka
         worker = worker_name(settings)
         foreground.configure_logs(settings, worker)
@@ -256,7 +256,7 @@ class Pipeline:
                     return ExitCode.OK
 
     def _compute_left(self, settings: Settings) -> float:
-        """Return how much of the time of a stop is left."""
+        """Return how many seconds of a stop are left."""
         if self._drained_at is None:
             return LEAVE_SECONDS
         left = self._drained_at + settings.executor.drain_timeout_seconds + STOP_SECONDS - time.monotonic()
@@ -314,7 +314,7 @@ def _advise(finished: RunFinished) -> str:
 
 
 def refuse_uncommitted(done: PipelineProgress) -> None:
-    """Let a drain fail whose commits did.
+    """Refuse to call a drain clean whose commits failed.
 
     Raises:
         RemoteError: Finished messages are not committed.
@@ -328,7 +328,7 @@ def refuse_uncommitted(done: PipelineProgress) -> None:
 
 
 def _leave_for(settings: Settings, worker: str, slots: list[int], seconds: float) -> None:
-    """Leave the consumer group for engines that could not, so that others have their partitions at once.
+    """Leave the consumer group on behalf of engines that could not, so that others get their partitions at once.
 
     An engine that died did not leave, and one that was drained while the group was joining may not have been able
     to; the brokers know.

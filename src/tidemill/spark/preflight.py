@@ -107,7 +107,7 @@ class StartUp:
 
     Args:
         handler: The handler.
-        settings: What it is shown.
+        settings: What it receives.
     """
 
     def __init__(self, handler: Handler[Any, Any], settings: Settings) -> None:
@@ -122,7 +122,7 @@ class StartUp:
 
         Raises:
             HandlerError: It raised, or returned something else.
-            ConfigError: It made the configuration wrong.
+            ConfigError: It made the configuration invalid.
         """
         name = f"{type(self._handler).__name__}.on_startup"
         try:
@@ -156,7 +156,7 @@ def run_startup(handler: Handler[Any, Any], settings: Settings) -> Settings:
 
 
 def with_full_paths(settings: Settings) -> Settings:
-    """Return settings whose folders do not depend on where an engine's process stands."""
+    """Return settings with absolute paths, which mean the same in every engine's process."""
     settings = settings.model_copy(deep=True)
     for sink in settings.sinks.filesystem.values():
         sink.base_path = str(Path.cwd() / sink.base_path)
@@ -172,7 +172,7 @@ def refuse_letter_files(settings: Settings) -> None:
     """Refuse a live pipeline whose dead letters would go to files.
 
     Raises:
-        ConfigError: They would.
+        ConfigError: They would go to files.
     """
     if settings.dlq.path:
         raise ConfigError(
@@ -185,7 +185,7 @@ def refuse_no_sinks(settings: Settings) -> None:
     """Refuse a pipeline that could deliver nothing.
 
     Raises:
-        SinkNotConfiguredError: There is no sink.
+        SinkNotConfiguredError: No sink is configured.
     """
     if settings.sinks.is_empty():
         raise SinkNotConfiguredError(
@@ -227,7 +227,7 @@ def refuse_shared_group(settings: Settings, worker: str) -> None:
         worker: This worker's name; the caller holds its lock.
 
     Raises:
-        GroupInUseError: It has.
+        GroupInUseError: It has such members.
     """
     kafka = settings.kafka
     # Slots and their numbers follow.
@@ -281,7 +281,7 @@ def choose_engine_count(settings: SparkSettings, partitions: int) -> int:
 
 
 def _run_to_completion(start: Callable[[], Coroutine[Any, Any, ResultT]]) -> ResultT:
-    """Run a coroutine to its end, also where this thread has a loop that runs already (a notebook)."""
+    """Run a coroutine to its end, also if this thread has a running loop already (a notebook)."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

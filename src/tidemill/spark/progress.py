@@ -1,4 +1,4 @@
-"""What a pipeline says of itself: the sums over its engines, and how each of them stands."""
+"""What a pipeline reports of itself: the sums over its engines, and the state of each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class EngineStatus(msgspec.Struct, frozen=True):
         pid: The engine's process, None before its hello.
         host: The engine's host.
         starts: How many engines this slot has had.
-        silent_seconds: Since when nothing was heard of it, None without a link.
+        silent_seconds: How long it has been silent, None without a link.
         progress: The engine's last snapshot.
     """
 
@@ -40,7 +40,7 @@ class EngineStatus(msgspec.Struct, frozen=True):
 
 
 class PipelineProgress(EngineProgress):
-    """The sums over all engines, those that are gone included.
+    """The sums over all engines, ended ones included.
 
     Attributes:
         engines: Each slot.
@@ -90,9 +90,9 @@ _HELD = (
 
 
 class PartitionSums:
-    """Merges what is per partition, again only where an engine told something new.
+    """Merges values per partition, and again only if an engine sent changes.
 
-    Between two beats that tell nothing new an engine's snapshots share their mappings, so that a merge of the same
+    Between two beats without changes an engine's snapshots share their mappings, so that a merge of the same
     objects is the same. What is returned is shared, too: it must not be changed. Any thread may use it.
     """
 
@@ -126,9 +126,9 @@ def sum_progress(
     """Add up engines.
 
     Args:
-        past: Engines that are gone: only what they did counts.
-        now: Engines that run, or ended last.
-        engines: How each slot stands.
+        past: Ended engines: only their counters count.
+        now: Current engines, running or ended last.
+        engines: The state of each slot.
         partitions: What was merged before, by a caller that adds up the same engines again and again.
 
     Example:

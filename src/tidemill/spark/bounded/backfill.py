@@ -1,7 +1,7 @@
-"""Backfill: the handler over what a topic has already, as one ordinary Spark job over offset ranges.
+"""Backfill: the handler over messages that a topic already has, as one ordinary Spark job over offset ranges.
 
 The order is that of a live pipeline: everything that can be checked without Spark is checked before it starts, and the
-plan is written down before anything is done. No consumer group is joined and no offset is committed, so a live pipeline
+plan is stored before anything is processed. No consumer group is joined and no offset is committed, so a live pipeline
 of the same group continues beside it, undisturbed.
 
 Invariants: a range counts as done when its outcomes have appeared, and only then; running the same backfill again does
@@ -77,7 +77,7 @@ class Backfill:
         outcomes: A folder for the outcomes, empty or of this same backfill, which then is resumed. On a cluster it
             has to be shared.
         settings: A configuration built elsewhere; then no file is read.
-        range_messages: The most offsets of a range; None: a quarter of a core's share, 1,000 to 50,000.
+        range_messages: The most offsets in a range; None: a quarter of a core's share, 1,000 to 50,000.
         whole_partitions: Split no partition, so that each is done in order.
 
     Example:
@@ -177,7 +177,7 @@ class Backfill:
 
     @contextlib.contextmanager
     def _prepare(self) -> Iterator[_Work]:
-        """Check everything, and yield what is left to do while the folder is this process's alone."""
+        """Check everything, and yield what is left to do, holding the folder's lock."""
         start, end = parse_position(self._start, "the start (--from)"), parse_position(self._end, "the end (--to)")
         check_order(start, end, ("the start (--from)", "the end (--to)"))
         if self._range_messages is not None and self._range_messages < 1:
@@ -303,7 +303,7 @@ class Backfill:
     # -- the end ----------------------------------------------------------------------------------------------
 
     def _check(self, todo: _Work, results: Sequence[ChunkResult]) -> None:
-        """Refuse to call done what did not leave its outcomes where this process looks for them."""
+        """Refuse a run whose outcomes are not where this process looks for them."""
         incomplete = sorted(set(range(len(todo.parts))) - {result.index for result in results if result.complete})
         if incomplete:
             raise RemoteError(f"{len(incomplete)} parts of the run were not finished; run the same backfill again")
@@ -338,7 +338,7 @@ def backfill(
     range_messages: int | None = None,
     whole_partitions: bool = False,
 ) -> DataFrame:
-    """Run a handler over what a topic has already, and return the outcomes: one row per message.
+    """Run a handler over messages that a topic already has, and return the outcomes: one row per message.
 
     Args:
         handler: The handler, or its class.
@@ -346,12 +346,12 @@ def backfill(
         start: Where to begin: `earliest`, an offset, or a time as ISO 8601 with its zone.
         end: Where to end, in the same forms.
         outcomes: A folder for the outcomes, empty or of this same backfill, which then is resumed.
-        session: Where to run; None: the active session.
-        range_messages: The most offsets of a range.
+        session: The session to run in; None: the active one.
+        range_messages: The most offsets in a range.
         whole_partitions: Split no partition, so that each is done in order.
 
     Returns:
-        The outcomes of all runs of this backfill, as they are in the folder; reading it delivers nothing again.
+        The outcomes of all runs of this backfill, read from the folder; reading them delivers nothing again.
 
     Raises:
         ConfigError: An argument makes no sense, or there is no session.
@@ -371,7 +371,7 @@ def backfill(
 
 
 def find_session(session: SparkSession | None) -> SparkSession:
-    """Return the session that was given, else the active one.
+    """Return the given session, else the active one.
 
     Raises:
         ConfigError: There is none.

@@ -1,10 +1,10 @@
 """DataFrame mode: the handler over rows, batch or streaming, through the same engine.
 
-Spark runs a DataFrame again for every action on it, which would deliver again. So nothing lazy is handed out: the rows
-are worked off at once, in one Spark job, and what comes back reads the outcomes that were written.
+Spark recomputes a DataFrame for every action on it, which would deliver again. So nothing lazy is returned: the rows
+are processed at once, in one Spark job, and the returned DataFrame reads the outcomes that were written.
 
 Invariants: columns are checked before anything runs; a folder holds the outcomes of one run, and of a stream one folder
-per micro-batch, which is replaced when Spark gives that micro-batch again.
+per micro-batch, which is replaced when Spark repeats that micro-batch.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ def process(
     """Run a handler over the rows of a DataFrame: each row is a message.
 
     Args:
-        df: With the columns key and value, and optionally topic, partition, offset, timestamp and headers; others take
-            no part.
+        df: With the columns key and value, and optionally topic, partition, offset, timestamp and headers; others are
+            ignored.
         handler: The handler, or its class.
         config: Settings or their file; None: the one that TIDEMILL_CONFIG names, or the defaults. The source topic is
             not read; dead letters go to the dead-letter topic, or with `dlq.path` to files.
-        outcomes: An empty or new folder for the outcomes; on a cluster it has to be shared. May be left out for a batch
-            on this host alone; then they go with this process. That of a stream is the same at every start.
-        checkpoint: Of a stream: where Spark keeps how far it is.
+        outcomes: An empty or new folder for the outcomes; on a cluster it has to be shared. Optional for a batch
+            on this host alone; then they are deleted with this process. That of a stream is the same at every start.
+        checkpoint: Of a stream: where Spark keeps its position.
         trigger: Of a stream: the arguments of Spark's `trigger`, for example `{"availableNow": True}`.
 
     Returns:
@@ -83,8 +83,8 @@ def process(
         running query; its outcomes are in the folder, with the number of the micro-batch in the column batch.
 
     Raises:
-        ConfigError: A column is missing or of a wrong type, or something else that was given makes no sense.
-        TidemillError: The run failed; some rows may have been delivered then.
+        ConfigError: A column is missing or has a wrong type, or another argument makes no sense.
+        TidemillError: The run failed; some rows may have been delivered.
 
     Example:
         >>> done = process(spark.read.parquet("orders"), OrderHandler, "pipeline.yaml")  # doctest: +SKIP
@@ -123,7 +123,7 @@ def check_columns(df: DataFrame) -> None:
 
 
 class _Rows:
-    """A handler that was started up, ready to be run over rows in a session."""
+    """A handler after its `on_startup`, ready to run over rows in a session."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class _Rows:
             log.warning("spark.speculation is on: Spark runs slow tasks twice, and both deliver; set it to false")
 
     def own_folder(self, given: str | Path | None) -> Path:
-        """Return the folder for a batch's outcomes, empty and there."""
+        """Create and return the folder for a batch's outcomes."""
         if given is None:
             if not is_local_context(self._context):
                 raise ConfigError("on a cluster outcomes need a folder that all hosts share; name it: outcomes=...")
@@ -165,7 +165,7 @@ class _Rows:
         checkpoint: str | Path | None,
         trigger: Mapping[str, Any] | None,
     ) -> StreamingQuery:
-        """Start a query that works off each micro-batch."""
+        """Start a query that processes each micro-batch."""
         if outcomes is None or checkpoint is None:
             raise ConfigError("a stream needs outcomes=... and checkpoint=..., two folders that outlive it")
         root = _make_folder(Path(outcomes).absolute())
@@ -182,7 +182,7 @@ class _Rows:
         return query
 
     def batch(self, df: DataFrame, folder: Path) -> None:
-        """Work off the rows of a batch, once."""
+        """Process the rows of a batch, once."""
         given = [name for name in _COLUMNS if name in df.columns]
         rows = df.selectExpr(*(f"{_COLUMNS[name][2]} AS `{name}`" for name in given))
         if "offset" in given:

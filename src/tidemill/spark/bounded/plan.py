@@ -1,10 +1,10 @@
-"""What a backfill has to do, looked up once and written down, and what of it is done already.
+"""The plan of a backfill, made once and stored, and how much of it is done.
 
 The folder of the outcomes is the record of a backfill: `_backfill/plan.json` says what was requested and which offsets
-that was, the outcome files say which ranges are done. Readers of the folder skip what begins with `_`.
+those were, the outcome files say which ranges are done. Readers of the folder skip what begins with `_`.
 
-Invariants: a plan is written before anything is done and never changed; a folder holds one backfill; one process works
-on it at a time.
+Invariants: a plan is written before anything is processed and never changed; a folder holds one backfill; one process
+works on it at a time.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Plan(msgspec.Struct, frozen=True):
 
     Attributes:
         topic: The source topic.
-        start: Where it begins, as the user said it.
-        end: Where it ends, as the user said it.
-        pieces: The ranges to do, in order.
+        start: Where it begins, as the user wrote it.
+        end: Where it ends, as the user wrote it.
+        pieces: The ranges to process, in order.
         deleted: How many of the requested offsets the broker had deleted by then.
         made_at: When, ISO 8601, UTC.
-        version: Of this form.
+        version: Of this format.
     """
 
     topic: str
@@ -66,7 +66,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def refuse_unordered(settings: Settings, *, whole: bool) -> None:
-    """Refuse `executor.order_by: key` where ranges of one partition would run beside each other.
+    """Refuse `executor.order_by: key` where ranges of one partition would run in parallel.
 
     Args:
         settings: The pipeline's settings.
@@ -87,7 +87,7 @@ class Folder:
     """The folder of a backfill.
 
     Args:
-        path: Where outcomes appear; made if it is missing.
+        path: Where outcomes appear; created if it is missing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -97,10 +97,10 @@ class Folder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Work on it alone, as long as the block runs.
+        """Hold the folder's lock for a block.
 
         Raises:
-            ConfigError: Another process does, or the folder cannot be made.
+            ConfigError: Another process holds it, or the folder cannot be created.
         """
         path = self.path / _PLACE / "lock"
         try:
@@ -119,7 +119,7 @@ class Folder:
             os.close(fd)
 
     def load(self, topic: str, start: str, end: str) -> Plan | None:
-        """Return the plan that is there; None if there is none.
+        """Return the stored plan; None if there is none.
 
         Raises:
             ConfigError: It is of another backfill, or cannot be read.
@@ -154,11 +154,11 @@ class Folder:
         unfinished.replace(self._plan_path)
 
     def find_left(self, plan: Plan) -> list[OffsetRange]:
-        """Return what is not done, in order."""
+        """Return the ranges that are not done, in order."""
         return remaining(plan.pieces, finished_ranges(entry.name for entry in self.path.iterdir()))
 
     def tidy(self) -> None:
-        """Remove the beginnings of files that killed engines left."""
+        """Remove incomplete files that killed engines left."""
         for leftover in self.path.glob("_part-*"):
             leftover.unlink(missing_ok=True)
 
@@ -202,7 +202,7 @@ def _resolve(
         case Moment(milliseconds):
             asked = [ck.TopicPartition(topic, number, milliseconds) for number in edges]
             found = consumer.offsets_for_times(asked, timeout=CALL_SECONDS)
-            # Behind the last message there is no offset of that time: its end is meant.
+            # There is no offset for a time behind the last message: the end is meant.
             return {at.partition: at.offset if at.offset >= 0 else edges[at.partition][1] for at in found}
 
 
@@ -210,7 +210,7 @@ def check_still_there(settings: Settings, left: list[OffsetRange]) -> None:
     """Refuse to resume over a topic that was recreated.
 
     Raises:
-        RemoteError: The topic ends before what was planned; or the brokers do not answer.
+        RemoteError: The topic ends before the planned ranges, or the brokers do not answer.
     """
     ends = {span.range.partition: span.range.end for span in look_up(settings, Edge.EARLIEST, Edge.LATEST)}
     for piece in left:

@@ -1,10 +1,10 @@
-"""What runs in the tasks of a bounded run: one engine over what the task was given, until all of it is done.
+"""What runs in the tasks of a bounded run: one engine over the part of its task, until all of it is processed.
 
-Spark starts a task again, elsewhere if need be, when its process or its host dies. Unlike an engine of a slot it leaves
+Spark restarts a task, elsewhere if necessary, when its process or its host dies. Unlike an engine of a slot it leaves
 the worker process as it found it, since in a user's own session Spark runs other tasks in it afterwards.
 
-Invariants: a task that returns `complete` has published its outcomes; one whose engine failed raised, so that Spark
-tries it again.
+Invariants: a task that returns `complete` has published its outcomes; one whose engine failed raises, so that Spark
+retries it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PartsMaker = Callable[[Settings, Identity], tuple[BoundedSource, Outcomes]]
 
 
 class ChunkFailedError(Exception):
-    """An engine of a bounded run failed; raised in the task, for Spark to try it again."""
+    """An engine of a bounded run failed; raised in the task, so that Spark retries it."""
 
 
 class ChunkResult(msgspec.Struct, frozen=True):
@@ -48,9 +48,9 @@ class ChunkResult(msgspec.Struct, frozen=True):
 
     Attributes:
         index: Which part of the run it was.
-        complete: Whether everything is done; False if the engine was told to stop.
+        complete: Whether everything is processed; False if the engine was stopped.
         progress: The engine's last snapshot.
-        letters: The names of the files that its dead letters are in, where they are in files.
+        letters: The names of the files with its dead letters, if they go to files.
     """
 
     index: int
@@ -63,8 +63,8 @@ def run_bounded(job: EngineJob, make: PartsMaker) -> bytes:
     """Run one engine over one part of a run, in a Spark task.
 
     Args:
-        job: What travelled here; its slot is the number of the part.
-        make: Makes source and outcomes.
+        job: What the driver sent; its slot is the number of the part.
+        make: Creates source and outcomes.
 
     Returns:
         A `ChunkResult`, as msgpack.
@@ -106,7 +106,7 @@ def run_bounded(job: EngineJob, make: PartsMaker) -> bytes:
 
 
 def _of_this_task(job: EngineJob) -> EngineJob:
-    """Return the job with what the driver needs to have this very task killed."""
+    """Return the job with what the driver needs to kill this very task."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -118,7 +118,7 @@ def _of_this_task(job: EngineJob) -> EngineJob:
 def _open_letters(
     job: EngineJob, folder: str, identity: Identity, partitions: Iterable[TopicPartition] = ()
 ) -> FileDeadLetters | None:
-    """Return the dead letters of this engine, where they go to files."""
+    """Return the dead letters of this engine, if they go to files."""
     path = job.settings.dlq.path
     if not path:
         return None
@@ -129,7 +129,7 @@ def run_ranges(job: EngineJob, folder: str, chunk: Chunk) -> bytes:
     """Run one engine over ranges of the source topic; see `run_bounded`.
 
     Args:
-        job: What travelled here.
+        job: What the driver sent.
         folder: Where outcomes appear.
         chunk: The ranges.
     """
@@ -149,7 +149,7 @@ def run_rows(
     """Run one engine over the rows of a Spark partition, if it has any; see `run_bounded`.
 
     Args:
-        job: What travelled here.
+        job: What the driver sent.
         folder: Where outcomes appear.
         names: The columns; see `RowReader`.
         index: The number of the Spark partition.

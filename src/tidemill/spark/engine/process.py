@@ -1,10 +1,10 @@
-"""What runs inside a Spark Python worker: one engine, its link to the driver, and the certainty that it ends.
+"""What runs inside a Spark Python worker: one engine, its link to the driver, and a deadline.
 
-The engine owns the worker's main thread. Signals: SIGINT and SIGTERM mean nothing here, since clean stops come
+The engine owns the worker's main thread. Signals: SIGINT and SIGTERM are ignored here, since clean stops come
 over the link; SIGHUP (Spark's Python daemon is going), a lost link and a changed parent process mean: drain, and
-be gone by a deadline. The deadline belongs to a thread of its own, so that a blocked loop ends too.
+end by a deadline. The deadline belongs to a thread of its own, so that a blocked loop ends too.
 
-Invariants: every ending is a summary, never an exception and never SystemExit, which Spark would take for its
+Invariants: every ending is a summary, never an exception and never SystemExit, which Spark would mistake for its
 own; after a deadline has been set the process ends, whatever hangs.
 """
 
@@ -58,12 +58,12 @@ class EngineJob(msgspec.Struct, frozen=True):
         slot: The slot that the engine fills.
         job_token: The number of this submission.
         worker: The worker's name.
-        address: The driver's end of the link.
+        address: The driver's side of the link.
         settings: The validated configuration.
         handler: The handler, cloudpickled.
         log_context: What every log line of the engine carries.
         factory: "module:callable" that builds the engine from settings, handler and identity.
-        import_path: The driver's own folders; looked into for modules, where the engine's host has them.
+        import_path: The driver's own folders; searched for modules if the engine's host has them.
         stage: The Spark stage of a bounded run's task.
         attempt: Spark's number for the attempt of that task.
         run: The id of the bounded run.
@@ -97,14 +97,14 @@ class RunnableEngine(Protocol):
         ...
 
     async def run(self, may_subscribe: Any) -> EngineSummary:
-        """Work until drained or at an end."""
+        """Work until drained or ended."""
         ...
 
     def drain(self) -> None:
         """Ask for a clean end."""
 
     def fail(self, text: str) -> None:
-        """End at once: a part of the process that it cannot do without is gone."""
+        """End at once: an indispensable part of the process is gone."""
 
     def pause(self) -> None:
         """Take no new messages."""
@@ -113,7 +113,7 @@ class RunnableEngine(Protocol):
         """Take messages again."""
 
     def release(self) -> None:
-        """Let the brake off, if it is on."""
+        """Release the brake, if it is on."""
 
 
 EngineMaker = Callable[[Settings, Any, Identity], RunnableEngine]
@@ -155,7 +155,7 @@ def _imported(factory: str) -> EngineMaker:
 
 
 def outlive_stderr() -> None:
-    """Let log lines go nowhere once the JVM that reads them is gone: the engine still has to drain."""
+    """Discard log lines once the JVM that reads them is gone: the engine still has to drain."""
 
     class Lasting(io.FileIO):
         def write(self, data: Any) -> int:
@@ -181,7 +181,7 @@ class Deadline(threading.Thread):
     """
 
     def __init__(self, on_orphaned: Any) -> None:
-        """Prepare; `start` watches."""
+        """Start nothing; `start` watches."""
         super().__init__(name="tidemill-deadline", daemon=True)
         self._on_orphaned = on_orphaned
         self._parent = int(os.environ.get(DAEMON_VARIABLE) or os.getppid())
@@ -194,7 +194,7 @@ class Deadline(threading.Thread):
         self._at = at if self._at is None else min(at, self._at)
 
     def cancel(self) -> None:
-        """Let the process live; for one that does other work afterwards."""
+        """Let the process live, for other work afterwards."""
         self._over.set()
 
     def run(self) -> None:
@@ -213,8 +213,8 @@ class EngineProcess:
     """The worker process while an engine runs in it.
 
     Args:
-        job: What travelled here.
-        build: Makes the engine; None: what `job.factory` names.
+        job: What the driver sent.
+        build: Creates the engine; None: what `job.factory` names.
         on_abandoned: Called once when the engine is no longer supervised, before it is drained.
     """
 
@@ -224,7 +224,7 @@ class EngineProcess:
         build: EngineMaker | None = None,
         on_abandoned: Callable[[], None] | None = None,
     ) -> None:
-        """Prepare; `run` connects."""
+        """Connect nothing; `run` does."""
         self._job = job
         self._build = build
         self._on_abandoned = on_abandoned

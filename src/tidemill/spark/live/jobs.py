@@ -1,6 +1,6 @@
 """Runs the endless Spark jobs of the slots: one thread per slot, each job in a job group of its own.
 
-Invariants: for every submitted job exactly one `JobOutcome` is reported, on the loop that was given, unless that
+Invariants: for every submitted job exactly one `JobOutcome` is reported, on the given loop, unless that
 loop is closed by then. Nothing here restarts anything.
 """
 
@@ -32,10 +32,10 @@ class JobOutcome(msgspec.Struct, frozen=True):
     """How a job ended.
 
     Attributes:
-        ending: What became of its engine, as far as the job tells.
-        error: What went wrong, in a line.
+        ending: What became of its engine, as far as the job shows.
+        error: What went wrong, in one line.
         progress: The engine's last snapshot, if it came back.
-        spark_lost: Spark itself is gone; no job can be run any more.
+        spark_lost: Spark itself is gone; no further job can run.
     """
 
     ending: Ending
@@ -116,11 +116,11 @@ def job_group(worker: str, slot: int, job_token: int) -> str:
 
 
 def make_engine_error(what: str, said: str) -> TidemillError:
-    """Return the error of an engine as one of this process: engines say what they raised by its name.
+    """Return the error of an engine as an error of this process, of the type that the engine named.
 
     Args:
         what: Which engine it was.
-        said: What it said, "TypeOfError: text" if it could.
+        said: What it reported, "TypeOfError: text" if possible.
 
     Example:
         >>> make_engine_error("the engine of slot 0", "ConfigError: no such folder")
@@ -134,7 +134,7 @@ def make_engine_error(what: str, said: str) -> TidemillError:
 
 
 def describe_failure(error: Any) -> str:
-    """Say in a line why a job failed: Spark's texts are pages of Java and Python traces.
+    """Say in one line why a job failed: Spark's texts are pages of Java and Python traces.
 
     Example:
         >>> describe_failure(RuntimeError("... org.apache.spark.SparkException: Python worker exited unexpectedly"))

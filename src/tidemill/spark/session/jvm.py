@@ -40,7 +40,7 @@ _NOISE = (b"WARNING: Using incubator modules", b"WARNING: package sun.security.a
 
 
 class JvmEndedError(Exception):
-    """The JVM ended before it said where it listens."""
+    """The JVM ended before it wrote its address."""
 
 
 def is_given() -> bool:
@@ -53,8 +53,8 @@ def launch(conf: Mapping[str, str], connection_file: Path, quiet: threading.Even
 
     Args:
         conf: Spark's whole configuration.
-        connection_file: Where the JVM writes how it is reached; see `gateway_to`.
-        quiet: Set when only the noise of its end can come from it and from what runs below it.
+        connection_file: Where the JVM writes its address; see `gateway_to`.
+        quiet: Set when it and its descendants can write only noise about its end.
     """
     from pyspark.find_spark_home import _find_spark_home
 
@@ -72,10 +72,10 @@ def launch(conf: Mapping[str, str], connection_file: Path, quiet: threading.Even
 
 
 def gateway_to(jvm: subprocess.Popen[bytes] | None, connection_file: Path) -> Any:
-    """Return pyspark's gateway to a JVM, once that listens.
+    """Return pyspark's gateway to a JVM, once it listens.
 
     Args:
-        jvm: What `launch` returned; None: the one that was given to this process.
+        jvm: What `launch` returned; None: the one that was started for this process.
         connection_file: The same as at its launch.
 
     Raises:
