@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tidemill.core.ledger import LedgerEntry
 from tidemill.core.pipeline.handover import Handover
-from tidemill.deadletters.letter import LetterKind
+from tidemill.deadletters.letter import Letter, LetterKind
 from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.delivery.routing import encode_payloads
 from tidemill.pipeline.handler.models import ExecutorError, ExecutorResult, ExecutorTask
