@@ -1,8 +1,8 @@
 """The asyncio tasks of an engine in one place: none of them ends unnoticed.
 
 Everything that runs beside the engine itself is started here: the link's beats, senders, periodic hooks, the runners
-of hooks, the cache, files that are written. Callbacks of the event loop (the intake, timers, the pipes of programs) have
-no task; where one of tidemill's raises, this module hears of it from the loop.
+of hooks, the cache, files that are written. Callbacks of the event loop (the intake, timers, the pipes of programs)
+have no task; where one of tidemill's raises, this module hears of it from the loop.
 
 Invariants: a task that ends without having been stopped is named, once, in the log and to `on_fault`; a task that is
 stopped here, or that was started to end and returned, is not; the loop's own error handler is restored.

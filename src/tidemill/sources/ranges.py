@@ -213,7 +213,7 @@ class RangeReader:
 
     def _on_record_error(self, error: ck.KafkaError) -> None:
         if error.code() == ck.KafkaError.UNKNOWN_TOPIC_OR_PART:
-            self._stalled = f"topic {self._topic!r} does not exist any more; create it again or stop the run"
+            self._stalled = f"topic {self._topic!r} no longer exists; create it again or stop the run"
         limited(log, 10.0).warning("consumer error", error=error.str())
 
     def _on_error(self, error: ck.KafkaError) -> None:
