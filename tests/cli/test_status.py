@@ -12,16 +12,16 @@ import pytest
 
 from tidemill.cli.status import Rate, format_status, live_status
 from tidemill.runtime.progress import EngineProgress
-from tidemill.spark.progress import EngineStatus, PipelineProgress, summed
+from tidemill.spark.progress import EngineStatus, PipelineProgress, sum_progress
 
 
 def pipeline(*engines: EngineProgress) -> PipelineProgress:
     statuses = [EngineStatus(slot, "running", progress=engine) for slot, engine in enumerate(engines)]
-    return summed((), engines, statuses)
+    return sum_progress((), engines, statuses)
 
 
 def test_before_the_first_engine_it_says_what_is_waited_for() -> None:
-    assert format_status(summed((), (), [EngineStatus(0, "starting")]), 0.0) == "starting Spark and the engines"
+    assert format_status(sum_progress((), (), [EngineStatus(0, "starting")]), 0.0) == "starting Spark and the engines"
 
 
 def test_engines_are_summed_up() -> None:
@@ -85,7 +85,7 @@ from tidemill.cli.status import live_status
 from tidemill.config.settings import LoggingSettings
 from tidemill.runtime.log import configure
 from tidemill.runtime.progress import EngineProgress
-from tidemill.spark.progress import EngineStatus, summed
+from tidemill.spark.progress import EngineStatus, sum_progress
 import structlog
 configure(LoggingSettings())
 calls = []
@@ -94,7 +94,7 @@ def progress():
     if len(calls) == 1:
         raise RuntimeError("not yet")
     engine = EngineProgress(messages_done=4242)
-    return summed((), [engine], [EngineStatus(0, 'running', progress=engine)])
+    return sum_progress((), [engine], [EngineStatus(0, 'running', progress=engine)])
 with live_status(progress, plain="--plain" in sys.argv):
     structlog.get_logger().info("a log line")
     deadline = time.monotonic() + 20

@@ -14,6 +14,7 @@ import msgspec
 import pydantic
 import pytest
 import structlog.testing
+from tests.until import until
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import RemoteError
@@ -288,9 +289,7 @@ async def test_while_the_broker_is_down_letters_wait_say_so_and_are_written_late
     await written(letters, Letter(kind=LetterKind.HOOK, error="first"))
     broker.kill()
     waiting = asyncio.ensure_future(written(letters, Letter(kind=LetterKind.HOOK, error="second"), 60.0))
-    async with asyncio.timeout(10):
-        while letters.stalled() is None:
-            await asyncio.sleep(0.02)
+    await until(lambda: letters.stalled() is not None)
     assert "1 letters wait for topic dlq" in (letters.stalled() or "")
     await asyncio.to_thread(broker.start)
     await waiting
@@ -309,9 +308,7 @@ async def test_closing_gives_up_letters_that_wait(own_kafka: Callable[..., Embed
     broker.kill()
     called: list[int] = []
     letters.put(Letter(kind=LetterKind.HOOK, error="in back-off"), lambda: called.append(1))
-    async with asyncio.timeout(10):
-        while letters.stalled() is None:
-            await asyncio.sleep(0.02)
+    await until(lambda: letters.stalled() is not None)
     letters.put(Letter(kind=LetterKind.HOOK, error="in flight"), lambda: called.append(2))
     async with asyncio.timeout(8):
         await letters.close()

@@ -48,7 +48,7 @@ def broker(
                 _say(f"Kafka is ready at {running.bootstrap}; Ctrl-C stops it")
                 while running.running:
                     time.sleep(0.5)
-                raise RemoteError(f"the broker exited unexpectedly:\n{running.log_tail()}")
+                raise RemoteError(f"the broker exited unexpectedly:\n{running.read_log_tail()}")
         except _StopRequestedError:
             raise typer.Exit(ExitCode.OK) from None
 

@@ -260,9 +260,9 @@ def check_handler(spec: str) -> str:
     from pyspark import cloudpickle
 
     from tidemill.cli.handlers import load_handler
-    from tidemill.spark.preflight import handler_of
+    from tidemill.spark.preflight import make_handler
 
-    handler = handler_of(load_handler(spec))
+    handler = make_handler(load_handler(spec))
     try:
         cloudpickle.dumps(handler)
     except Exception as error:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import typer
 
 from tidemill.core.errors import ConfigError, TidemillError
-from tidemill.runtime.exitcode import ExitCode, exit_code_of
+from tidemill.runtime.exitcode import ExitCode, find_exit_code
 
 
 @contextlib.contextmanager
@@ -23,7 +23,7 @@ def reporting() -> Iterator[None]:
         yield
     except TidemillError as error:
         print_error(error)
-        raise typer.Exit(exit_code_of(error)) from None
+        raise typer.Exit(find_exit_code(error)) from None
     except KeyboardInterrupt:
         raise typer.Exit(ExitCode.STOPPED) from None
     except (typer.Exit, typer.Abort):

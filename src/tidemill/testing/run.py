@@ -25,7 +25,7 @@ from tidemill.runtime.progress import EngineSummary, StopReason
 from tidemill.sinks.base import Sink
 from tidemill.sinks.build import build_sink
 from tidemill.sources.base import TopicPartition
-from tidemill.spark.preflight import handler_of
+from tidemill.spark.preflight import make_handler
 from tidemill.testing.scripted import ScriptedDeadLetters, ScriptedSink, ScriptedSource
 
 Message = SourceMessage | bytes | str | Mapping[str, Any] | None
@@ -114,7 +114,7 @@ async def run_handler_async(
     timeout_seconds: float = 60.0,
 ) -> HandlerRun:
     """Run a handler like `run_handler`, in a running event loop."""
-    instance = handler_of(handler)
+    instance = make_handler(handler)
     settings = config if isinstance(config, Settings) else Settings.model_validate(dict(config or {}))
     settings = await instance.on_startup(settings) or settings
     sources = [_to_message(value, index) for index, value in enumerate(messages)]

@@ -12,6 +12,7 @@ from typing import Any
 import confluent_kafka as ck
 import pytest
 from structlog.testing import capture_logs
+from tests.until import until
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import FencedError, RemoteError
@@ -354,14 +355,10 @@ async def test_a_second_host_takes_its_share_and_no_event_is_lost(places):
             done.add((event.lane[1], event.offset))
 
     workers = [asyncio.ensure_future(work(first))]
-    async with asyncio.timeout(20):
-        while len(done) < 100:
-            await asyncio.sleep(0.01)
+    await until(lambda: len(done) >= 100)
     second = place.start("b")
     workers.append(asyncio.ensure_future(work(second)))
-    async with asyncio.timeout(20):
-        while len(second.producer._lanes) < 2 or len(first.producer._lanes) > 2:
-            await asyncio.sleep(0.01)
+    await until(lambda: len(second.producer._lanes) >= 2 and len(first.producer._lanes) <= 2)
     for partition in range(4):
         place.feed(*(b"%d" % n for n in range(100, 150)), partition=partition)
     await place.committed(150, 150, 150, 150)
@@ -468,9 +465,7 @@ class Scripted:
         self.stream = Stream(producer)
 
     async def commit(self, offset: int, partition: int = 0) -> None:
-        async with asyncio.timeout(5):
-            while self.source.committed.get(("topic", partition)) != offset:
-                await asyncio.sleep(0.005)
+        await until(lambda: self.source.committed.get(("topic", partition)) == offset)
 
 
 @pytest.fixture
@@ -503,9 +498,7 @@ async def test_a_commit_that_did_not_succeed_is_made_again_and_never_moves_back(
     one.source.answers.extend([CommitStatus.AGAIN, CommitStatus.AGAIN])
     first, second = await one.stream.take(2)
     await one.stream.advance(first)
-    async with asyncio.timeout(5):
-        while not one.source.commits:
-            await asyncio.sleep(0.005)
+    await until(lambda: one.source.commits)
     await one.stream.advance(second)
     await one.commit(2)
     floors = [commit["topic", 0] for commit in one.source.commits]

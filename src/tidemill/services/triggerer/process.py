@@ -19,7 +19,7 @@ import structlog
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.runtime.exitcode import ExitCode, exit_code_of
+from tidemill.runtime.exitcode import ExitCode, find_exit_code
 from tidemill.runtime.identity import worker_name
 from tidemill.services.triggerer.control import control_server
 from tidemill.services.triggerer.host import TriggerHost
@@ -67,7 +67,7 @@ def run_host(settings: Settings, specs: Path, pace: Pace | None = None) -> ExitC
     try:
         code = _run_all(runner.get_loop(), _run(settings, specs, found, signals, pace))
     except BaseException as error:
-        code = exit_code_of(error)
+        code = find_exit_code(error)
         raise
     finally:
         signals.close()

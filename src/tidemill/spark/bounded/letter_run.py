@@ -1,4 +1,4 @@
-"""The driver's end of dead letters in files: one id per run, and the check that all hosts share their folder.
+"""The driver's side of dead letters in files: one id per run, and the check that all hosts share their folder.
 
 Without `dlq.path` nothing here does anything. Invariants: a run's id is in the names of its files, so two runs never
 meet; what killed engines left unfinished is removed when the run ends, or when the next one begins in its folder.
@@ -46,7 +46,7 @@ class LetterRun:
         return msgspec.structs.replace(job, run=self._run, outcomes_id=self._outcomes_id)
 
     def check(self, results: Sequence[ChunkResult]) -> None:
-        """Refuse to call done what did not leave its letters where this process looks for them.
+        """Refuse a run whose letters are not where this process looks for them.
 
         Raises:
             ConfigError: Files are missing.
@@ -67,11 +67,11 @@ class LetterRun:
 
 @contextlib.contextmanager
 def letter_run(settings: Settings, outcomes: Path) -> Iterator[LetterRun]:
-    """Provide the letters of one run, as long as the block runs.
+    """Provide the letters of one run for a block.
 
     Args:
         settings: With full paths.
-        outcomes: The folder of the outcomes, which is there.
+        outcomes: The folder of the outcomes, which exists.
     """
     run = LetterRun(settings.dlq.path, outcomes)
     try:
@@ -84,7 +84,7 @@ def check_letters(settings: Settings) -> None:
     """Make sure, before Spark starts, that letters can be written.
 
     Raises:
-        ConfigError: They cannot.
+        ConfigError: They cannot be written.
     """
     if settings.dlq.path:
         check_letters_folder(Path(settings.dlq.path))
