@@ -24,6 +24,8 @@ import yaml
 from bench.harness import ROOT, TICKS, Bench, report, tree_cpu_seconds, tree_rss
 from bench.pipeline import LINES
 
+from tidemill.runtime.processes import read_stat
+
 
 class Memory(threading.Thread):
     """Looks at the processes of a tree while they run."""
@@ -64,7 +66,7 @@ class Memory(threading.Thread):
 def own_cpu_seconds(pid: int) -> float:
     """Return the CPU time of one process; 0 if it has gone."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = read_stat(pid)
     except OSError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / TICKS

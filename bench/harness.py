@@ -18,6 +18,7 @@ import yaml
 from confluent_kafka.admin import AdminClient
 
 from tidemill.runtime.broker import EmbeddedBroker
+from tidemill.runtime.processes import find_descendants, read_command, read_stat
 
 ROOT = Path(__file__).parent.parent
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -37,24 +38,9 @@ def chosen(names: Iterable[str]) -> list[str]:
     return wanted
 
 
-def _stat(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-
-
 def tree(root: int) -> list[int]:
-    """Return the pids of a process and all that descend from it or carry its pipeline's mark."""
-    parents: dict[int, int] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError, IndexError):
-                parents[int(entry)] = int(_stat(int(entry))[1])
-    wanted = {root}
-    grown = True
-    while grown:
-        more = {pid for pid, parent in parents.items() if parent in wanted} - wanted
-        wanted |= more
-        grown = bool(more)
-    return sorted(wanted)
+    """Return the ids of a process and of all that descend from it."""
+    return [root, *find_descendants(root)]
 
 
 def tree_cpu_seconds(root: int) -> float:
@@ -62,7 +48,7 @@ def tree_cpu_seconds(root: int) -> float:
     total = 0
     for pid in tree(root):
         with contextlib.suppress(OSError, IndexError):
-            total += sum(int(field) for field in _stat(pid)[11:15])
+            total += sum(int(field) for field in read_stat(pid)[11:15])
     return total / TICKS
 
 
@@ -71,8 +57,7 @@ def tree_rss(root: int) -> dict[int, tuple[str, int]]:
     sizes = {}
     for pid in tree(root):
         with contextlib.suppress(OSError, IndexError, ValueError):
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()[:120]
-            sizes[pid] = (command, int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096)
+            sizes[pid] = (read_command(pid)[:120], int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096)
     return sizes
 
 

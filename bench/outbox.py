@@ -18,8 +18,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from tidemill.config.settings import FilesystemSinkSettings
-from tidemill.pipeline.delivery.outbox import Origin, Outbox
+from tidemill.config.sink_settings import FilesystemSinkSettings
+from tidemill.pipeline.delivery.outbox import Outbox
+from tidemill.pipeline.delivery.routing import Origin
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sinks.files import FilesystemSink
 from tidemill.sinks.payloads import CollectResult, FilePayload

@@ -21,7 +21,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 
 from tidemill.triggers.base import BaseEventTrigger, TriggerEvent
-from tidemill.triggers.streams.manager import AdvanceItem, SharedStreamManager, SharedStreamProducer
+from tidemill.triggers.shared_stream import AdvanceItem, SharedStreamManager, SharedStreamProducer
 
 BURST = 250
 SUBSCRIBERS = (1, 10, 100, 1000)

@@ -32,7 +32,7 @@ from tidemill.store.opening import open_store
 from tidemill.store.queries.events import list_events
 from tidemill.store.records import TriggerSpec
 from tidemill.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
-from tidemill.triggers.streams.manager import AdvanceItem, SharedStreamProducer
+from tidemill.triggers.shared_stream import AdvanceItem, SharedStreamProducer
 
 PAYLOAD_BYTES = 512
 PRODUCERS = 100

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.deadletters.files import LetterFile, LettersPlace, row_of
-from tidemill.deadletters.writer import Letter, LetterKind, letter_sources
+from tidemill.deadletters.letter import Letter, LetterKind, letter_sources
 from tidemill.runtime.messages import SourceMessage
 
 

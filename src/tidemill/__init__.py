@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from tidemill.config.sink_types import SINK_TYPES
+
 if TYPE_CHECKING:
     from tidemill.config.settings import Settings
     from tidemill.core.errors import (
@@ -37,16 +39,8 @@ if TYPE_CHECKING:
     from tidemill.pipeline.handler.periodic import periodic
     from tidemill.runtime.exitcode import ExitCode
     from tidemill.runtime.messages import SourceMessage
-    from tidemill.sinks.payloads import (
-        CollectResult,
-        CustomPayload,
-        FilePayload,
-        HttpPayload,
-        KafkaPayload,
-        MongoPayload,
-        PostgresPayload,
-        RedisPayload,
-    )
+    from tidemill.sinks.payloads import *  # noqa: F403 - the payloads of all sink types
+    from tidemill.sinks.payloads import CollectResult, CustomPayload
     from tidemill.spark.pipeline import Pipeline
 
 _MODULES = {
@@ -77,19 +71,11 @@ _MODULES = {
     "tidemill.pipeline.handler.periodic": ("periodic",),
     "tidemill.runtime.exitcode": ("ExitCode",),
     "tidemill.runtime.messages": ("SourceMessage",),
-    "tidemill.sinks.payloads": (
-        "CollectResult",
-        "CustomPayload",
-        "FilePayload",
-        "HttpPayload",
-        "KafkaPayload",
-        "MongoPayload",
-        "PostgresPayload",
-        "RedisPayload",
-    ),
+    "tidemill.sinks.payloads": ("CollectResult", "CustomPayload"),
     "tidemill.spark.pipeline": ("Pipeline",),
 }
-_PLACES = {name: module for module, names in _MODULES.items() for name in names}
+_PAYLOADS = {name: module for module, _, name in (kind.payload.partition(":") for kind in SINK_TYPES.values())}
+_PLACES = {**{name: module for module, names in _MODULES.items() for name in names}, **_PAYLOADS}
 
 __all__ = [
     "AmbiguousSinkError",
@@ -104,18 +90,12 @@ __all__ = [
     "ExecutorResult",
     "ExecutorTask",
     "ExitCode",
-    "FilePayload",
     "Handler",
     "HandlerError",
-    "HttpPayload",
-    "KafkaPayload",
     "MessageGroup",
-    "MongoPayload",
     "PendingContext",
     "Pipeline",
-    "PostgresPayload",
     "PrecomputedResult",
-    "RedisPayload",
     "RemoteError",
     "Settings",
     "SinkNotConfiguredError",
@@ -125,6 +105,7 @@ __all__ = [
     "make_task_id",
     "periodic",
 ]
+__all__ += list(_PAYLOADS)
 
 
 def __getattr__(name: str) -> object:

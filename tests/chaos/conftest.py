@@ -23,6 +23,8 @@ from confluent_kafka.admin import AdminClient
 from tests.sinks.conftest import database, http_double, mongo, postgres, valkey
 from tests.spark.terminal import Command
 
+from tidemill.runtime.processes import find_marked, read_parent
+
 __all__ = ["database", "http_double", "mongo", "postgres", "valkey"]
 
 ROOT = Path(__file__).parent.parent.parent
@@ -178,26 +180,12 @@ class PipelineProcess:
 
     def marked(self) -> dict[int, str]:
         """Return the command of every living process that carries this pipeline's mark."""
-        found = {}
-        wanted = f"CHAOS_MARK={self.mark}".encode()
-        for entry in os.listdir("/proc"):
-            if entry.isdigit():
-                with contextlib.suppress(OSError):
-                    if wanted in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
-                        found[int(entry)] = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-        return found
+        return find_marked(f"CHAOS_MARK={self.mark}")
 
     def engines(self) -> list[int]:
         """Return the Spark Python workers: children of the daemon that forks them."""
-        workers = []
-        marked = self.marked()
-        for pid, command in marked.items():
-            if "-m tidemill.spark.engine.daemon" in command:
-                with contextlib.suppress(OSError):
-                    parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-                    if "-m tidemill.spark.engine.daemon" in marked.get(parent, ""):
-                        workers.append(pid)
-        return sorted(workers)
+        daemons = {pid for pid, command in self.marked().items() if "-m tidemill.spark.engine.daemon" in command}
+        return sorted(pid for pid in daemons if read_parent(pid) in daemons)
 
     def wait_working(self, seconds: float = 60.0) -> None:
         def working() -> bool:

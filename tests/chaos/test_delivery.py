@@ -18,7 +18,7 @@ from tests.chaos.conftest import PipelineProcess, Site, read_all, wait_for
 from tests.chaos.every_sink import REFUSED_EVERY, EverySink
 from tests.faults import FaultyProxy
 
-from tidemill.deadletters.writer import Letter, LetterKind, decode_letter
+from tidemill.deadletters.letter import Letter, LetterKind, decode_letter
 
 #: Which engine is killed when, and which sink is cut off when, follow from it.
 SEED = 5

@@ -16,16 +16,13 @@ from typing import Any
 import pytest
 from tests.chaos.conftest import PipelineProcess, ShellPipeline, Site, wait_for
 
+from tidemill.runtime.processes import read_state
+
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 STANDSTILL_SECONDS = 20.0
 #: Runs when the standstill begins and when it ends.
 LONG_TASK_SECONDS = 25.0
-
-
-def state(pid: int) -> str:
-    """Return the state of a process: T is stopped."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def send(number: signal.Signals, pids: list[int]) -> None:
@@ -116,7 +113,7 @@ class Cases:
         shell = self.terminal.pipeline
         assert isinstance(shell, ShellPipeline)
         shell.ctrl_z()
-        wait_for(lambda: state(shell.driver) == "T", 10, "the driver is stopped")
+        wait_for(lambda: read_state(shell.driver) == "T", 10, "the driver is stopped")
         self.driver.stop([self.driver.pipeline.driver])
         self.engine.stop(self.engine.engines[:1])
         self.host.stop(list(self.host.pipeline.marked()))

@@ -71,6 +71,32 @@ def test_what_does_not_finish_within_the_drain_timeout_is_redelivered(site):
     assert len(site.rows()) == 40, "a late result was delivered"
 
 
+@pytest.mark.parametrize("signals", [1, 2], ids=["one signal", "two signals"])
+def test_a_hook_that_holds_up_the_loop_for_good_does_not_delay_a_stop(site, signals):
+    site.feed(40, sleep=0.02)
+    site.feed(1, bad=True)
+    site.feed(40, sleep=0.02)
+    pipeline = site.start(handler="BlockOnce", executor={"drain_timeout_seconds": 2})
+    wait_for(lambda: "a hook holds up the event loop" in pipeline.log, 90, "the hook is named")
+    engines = pipeline.engines()
+    pipeline.signal(signal.SIGTERM)
+    started = time.monotonic()
+    if signals == 2:
+        wait_for(lambda: "drain" in pipeline.log, 10, "the drain begins")
+        pipeline.signal(signal.SIGTERM)
+    code = pipeline.wait(60)
+    seconds = time.monotonic() - started
+    print(f"ended {seconds:.1f} s after the signal")
+    assert code == (4 if signals == 1 else 130), pipeline.log
+    if signals == 1:
+        assert "did not end within 5 s after it was told to drain and was killed" in pipeline.log
+    assert seconds < 7.0 * max(1.0, os.getloadavg()[0] / 5)
+    assert not [pid for pid in engines if os.path.exists(f"/proc/{pid}")], "an engine outlived the run"
+    site.start(handler="BlockOnce")
+    site.wait_all_committed(120)
+    site.assert_nothing_lost()
+
+
 def test_a_second_signal_stops_at_once(site):
     site.feed(8, sleep=60)
     pipeline = site.start()

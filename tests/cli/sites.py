@@ -15,7 +15,7 @@ MAIN = "from tidemill.cli.main import main; main()"
 TRIGGERS = """
 import asyncio, os, time
 from tidemill.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
-from tidemill.triggers.streams.manager import SharedStreamProducer
+from tidemill.triggers.shared_stream import SharedStreamProducer
 
 class Fires(BaseTrigger):
     def __init__(self, count=3, then="wait"):

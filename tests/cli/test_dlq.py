@@ -24,7 +24,8 @@ from tidemill.cli.dlq_view import plain
 from tidemill.cli.main import app
 from tidemill.core.deadletters.redrive import Target
 from tidemill.core.errors import ConfigError
-from tidemill.deadletters.writer import Letter, LetterKind, encode_letter, letter_sources, payload_json
+from tidemill.deadletters.letter import Letter, LetterKind, encode_letter, letter_sources
+from tidemill.deadletters.payloads import payload_json
 from tidemill.runtime.broker import EmbeddedBroker, free_port
 from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.messages import SourceMessage

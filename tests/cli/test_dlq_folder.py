@@ -18,7 +18,8 @@ from tests.letters import letter, write
 from typer.testing import CliRunner
 
 from tidemill.cli.main import app
-from tidemill.deadletters.writer import Letter, LetterKind, payload_json
+from tidemill.deadletters.letter import Letter, LetterKind
+from tidemill.deadletters.payloads import payload_json
 from tidemill.runtime.broker import free_port
 from tidemill.sinks.payloads import FilePayload
 

@@ -10,9 +10,9 @@ from rich.console import Console
 
 from tidemill.cli.dlq import _table
 from tidemill.cli.dlq_view import letter_text, letters_table
+from tidemill.deadletters.letter import Letter, LetterKind, letter_sources
 from tidemill.deadletters.reader import Found
 from tidemill.deadletters.redrive.history import Redriven
-from tidemill.deadletters.writer import Letter, LetterKind, letter_sources
 from tidemill.runtime.messages import SourceMessage
 
 WHY = 'insert orders (id=17): UndefinedColumnError: column "totl" of relation "orders" does not exist'

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tidemill.cli.checks import check_letter_folder, check_program, checked
-from tidemill.config.settings import ExecutorSettings
+from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.exitcode import ExitCode
 from tidemill.testing.kafka import unique_name

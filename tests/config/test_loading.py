@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.config.loading import load_settings, validated
-from tidemill.config.settings import Settings, revoke_problem
+from tidemill.config.loading import load_settings, revalidate
+from tidemill.config.settings import Settings, find_revoke_problem
 from tidemill.core.errors import ConfigError
 
 Load = Callable[..., Settings]
@@ -222,7 +222,7 @@ def test_an_unknown_key_is_named_with_place_and_nearest_key(load: Load) -> None:
         ("sinks: {kafka: {out: {topics: x}}}", "sinks.kafka.out.topics: unknown key; did you mean topic?"),
         ("executor: {zzz: 1}", "executor.zzz: unknown key; known here: binary_path, max_executors"),
         ("executor: {retry_backoff: {initial: 1}}", "did you mean initial_seconds?"),
-        ("kafka: {sasl.password: x}", "unknown key; properties of librdkafka belong into client_config"),
+        ("kafka: {sasl.password: x}", "unknown key; properties of librdkafka belong in client_config"),
     ],
 )
 def test_the_nearest_known_key_is_found(load: Load, text: str, expected: str) -> None:
@@ -238,7 +238,7 @@ def test_the_nearest_known_key_is_found(load: Load, text: str, expected: str) ->
         ("kafka: {max_poll_records: 0}", "expected a number above 0, got the number 0"),
         ("kafka: {source_topic: 5}", "expected a string, got the number 5; write it in quotes"),
         ("kafka: {source_topic: 2024-01-01}", "expected a string, got the date 2024-01-01; write it in quotes"),
-        ("kafka: {brokers: ''}", "expected a text that is not empty"),
+        ("kafka: {brokers: ''}", "expected a non-empty string"),
         ("kafka: {on_parse_error: drop}", "expected 'dlq' or 'pass', got the string 'drop'"),
         ("kafka: [1]", "kafka: expected a section (a mapping of keys to values), got a list"),
         ("kafka: {client_config: x}", "expected a mapping of keys to values, got a string"),
@@ -251,9 +251,9 @@ def test_the_nearest_known_key_is_found(load: Load, text: str, expected: str) ->
         ("sinks: {filesystem: {a: {base_path: x, fsync: 1}}}", "expected true or false, got the number 1"),
         ("sinks: {kafka: {out: {}}}", "tidemill.yaml:1: sinks.kafka.out.topic: is missing"),
         ("sinks: {kafka: {out: }}", "sinks.kafka.out.topic: is missing"),
-        ("sinks: {kafka: {out: {topic: 'a b'}}}", "is no topic name"),
-        ("kafka: {source_topic: ..}", "is no topic name"),
-        ("kafka: {consumer_group: a/b}", "is no usable group name"),
+        ("sinks: {kafka: {out: {topic: 'a b'}}}", "is not a valid topic name"),
+        ("kafka: {source_topic: ..}", "is not a valid topic name"),
+        ("kafka: {consumer_group: a/b}", "is not a usable group name"),
     ],
 )
 def test_a_wrong_value_says_what_is_expected_and_what_is_there(load: Load, text: str, expected: str) -> None:
@@ -304,7 +304,7 @@ def test_settings_that_contradict_each_other_are_refused(load: Load, text: str, 
         ("enable.auto.commit", "it is always false"),
         ("auto.offset.reset", "it is always earliest"),
         ("group.id", "set kafka.consumer_group"),
-        ("group.instance.id", "made of kafka.consumer_group"),
+        ("group.instance.id", "built from kafka.consumer_group"),
         ("partition.assignment.strategy", "it is always cooperative-sticky"),
         ("bootstrap.servers", "set kafka.brokers"),
         ("session.timeout.ms", "set kafka.session_timeout_ms"),
@@ -325,7 +325,7 @@ def test_all_problems_are_said_at_once(load: Load) -> None:
     )
 
     for part in (
-        ":3: kafka.brokers: is there twice",
+        ":3: kafka.brokers: duplicate key",
         "max_poll_records",
         "nope",
         "sinks.kafka.o.topic",
@@ -338,7 +338,7 @@ def test_all_problems_are_said_at_once(load: Load) -> None:
 def test_a_key_that_is_there_twice_names_both_lines(load: Load) -> None:
     message = refused(load, "executor:\n  max_retries: 1\n  window_size: 5\n  max_retries: 2\n")
 
-    assert "tidemill.yaml:4: executor.max_retries: is there twice; the first is in line 2" in message
+    assert "tidemill.yaml:4: executor.max_retries: duplicate key; first defined on line 2" in message
 
 
 @pytest.mark.parametrize(
@@ -353,10 +353,10 @@ def test_a_key_that_is_there_twice_names_both_lines(load: Load) -> None:
         ("- kafka\n", "expected sections (kafka, executor, ...) at the top"),
         (
             "executor: {env: {on: 'x'}}",
-            "executor.env.on: YAML takes this key for a value of type bool; write it in quotes",
+            "executor.env.on: YAML reads this key as a value of type bool; put it in quotes",
         ),
         ("kafka: &k {client_config: *k}", "contains itself"),
-        ("kafka: {source_topic: !x y}", "has a tag that is not known here"),
+        ("kafka: {source_topic: !x y}", "has an unknown tag"),
         ("kafka: {source_topic: 2024-99-99}", "is not a valid date, time or number; quote the value"),
     ],
 )
@@ -431,14 +431,14 @@ def test_settings_changed_in_code_are_checked_as_a_whole() -> None:
     settings.kafka.client_config["group.id"] = "x"
 
     with pytest.raises(ConfigError, match=r"on_startup: kafka\.client_config: group\.id may not be set here"):
-        validated(settings)
+        revalidate(settings)
 
 
 def test_settings_that_are_still_valid_stay_the_same() -> None:
     settings = load_settings(None, {"TIDEMILL_SINKS__KAFKA__A__TOPIC": "t"})
     settings.executor.max_executors = 9
 
-    assert validated(settings) == settings
+    assert revalidate(settings) == settings
 
 
 def test_one_file_and_one_environment_are_for_a_trigger_host_too(load: Load) -> None:
@@ -470,6 +470,6 @@ def test_revoked_partitions_wait_as_long_as_a_drain_unless_they_have_a_time_of_t
 
 def test_only_a_pipeline_minds_a_poll_interval_below_the_times_that_nobody_set(load: Load) -> None:
     settings = load("kafka: {max_poll_interval_ms: 30000, session_timeout_ms: 6000}")
-    problem = revoke_problem(settings)
+    problem = find_revoke_problem(settings)
     assert problem is not None
     assert "(30, the value of executor.drain_timeout_seconds) and 10 s" in problem

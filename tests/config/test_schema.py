@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from tidemill.config.schema import schema_text, settings_schema
+from tidemill.config.schema import build_schema, format_schema
 from tidemill.config.settings import Settings
 
 
@@ -18,7 +18,7 @@ def properties(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def test_every_setting_and_section_has_a_description() -> None:
-    schema = settings_schema()
+    schema = build_schema()
 
     missing = [name for name, value in properties(schema) if "description" not in value and "$ref" not in value]
     assert missing == []
@@ -26,13 +26,13 @@ def test_every_setting_and_section_has_a_description() -> None:
 
 
 def test_the_text_is_stable_and_ends_with_a_newline() -> None:
-    assert schema_text() == schema_text()
-    assert schema_text().endswith("}\n")
-    assert json.loads(schema_text())["title"] == "tidemill configuration"
+    assert format_schema() == format_schema()
+    assert format_schema().endswith("}\n")
+    assert json.loads(format_schema())["title"] == "tidemill configuration"
 
 
 def test_unknown_keys_are_refused_by_the_schema_too() -> None:
-    schema = settings_schema()
+    schema = build_schema()
 
     assert schema["additionalProperties"] is False
     assert schema["$defs"]["KafkaSinkSettings"]["required"] == ["topic"]

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from tidemill.cli.main import app
 from tidemill.config.loading import load_settings
-from tidemill.config.redaction import redact, url_secrets, without
+from tidemill.config.redaction import find_url_secrets, mask_secrets, redact
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError
 
@@ -59,21 +59,21 @@ def test_defaults_are_those_of_the_reference() -> None:
     ("section", "text"),
     [
         ({"postgres": {"a": {}}}, r"sinks\.postgres\.a\.dsn: is missing"),
-        ({"postgres": {"a": {"dsn": "host=h password=hunter2"}}}, r"a\.dsn: has to begin with postgresql://"),
-        ({"postgres": {"a": {"dsn": "postgresql://u:hunter2@h:port/d"}}}, r"a\.dsn: is no valid address"),
+        ({"postgres": {"a": {"dsn": "host=h password=hunter2"}}}, r"a\.dsn: must begin with postgresql://"),
+        ({"postgres": {"a": {"dsn": "postgresql://u:hunter2@h:port/d"}}}, r"a\.dsn: is not a valid address"),
         ({"postgres": {"a": {"dsn": "postgresql://h/d", "pool_min": 11}}}, r"pool_min \(11\) may not exceed pool_max"),
         ({"postgres": {"a": {"dsn": "postgresql://h/d", "pool": 1}}}, "unknown key; did you mean pool_m"),
-        ({"mongo": {"a": {"uri": "mongo://u:hunter2@h", "database": "d"}}}, r"a\.uri: has to begin with mongodb://"),
-        ({"mongo": {"a": {"uri": "mongodb://h", "database": "a b"}}}, "is no name of a database"),
-        ({"http": {"a": {"url": "ftp://u:hunter2@h/"}}}, r"a\.url: has to begin with http:// or https://"),
-        ({"http": {"a": {"url": "https:///path"}}}, r"a\.url: names no host"),
+        ({"mongo": {"a": {"uri": "mongo://u:hunter2@h", "database": "d"}}}, r"a\.uri: must begin with mongodb://"),
+        ({"mongo": {"a": {"uri": "mongodb://h", "database": "a b"}}}, "is not a valid database name"),
+        ({"http": {"a": {"url": "ftp://u:hunter2@h/"}}}, r"a\.url: must begin with http:// or https://"),
+        ({"http": {"a": {"url": "https:///path"}}}, r"a\.url: has no host"),
         ({"http": {"a": {"url": "https://h/", "method": "GET"}}}, r"a\.method: expected 'POST', 'PUT' or 'PATCH'"),
-        ({"http": {"a": {"url": "https://h/", "headers": {"a b": "hunter2"}}}}, "'a b' is no name of a header"),
+        ({"http": {"a": {"url": "https://h/", "headers": {"a b": "hunter2"}}}}, "'a b' is not a valid header name"),
         ({"http": {"a": {"url": "https://h/", "headers": {"Host": "x"}}}}, "Host may not be set here"),
         ({"http": {"a": {"url": "https://h/", "headers": {"A": "hunter2\r\nB: x"}}}}, "the value of A has characters"),
-        ({"http": {"a": {"url": "https://h/", "idempotency_header": "Host"}}}, "is no usable name of a header"),
+        ({"http": {"a": {"url": "https://h/", "idempotency_header": "Host"}}}, "cannot be used as a header name"),
         ({"http": {"a": {"url": "https://h/", "concurrency": 0}}}, r"a\.concurrency: expected a number above 0"),
-        ({"redis": {"a": {"url": "http://h"}}}, r"a\.url: has to begin with redis://"),
+        ({"redis": {"a": {"url": "http://h"}}}, r"a\.url: must begin with redis://"),
         ({"custom": {"redis": {"a": {}}}}, r"move it to sinks\.redis"),
         ({"custom": {"s3": {"a": {"ui_url": 5}}}}, r"s3\.a\.ui_url: expected a string"),
         ({"custom": {"s3": "x"}}, r"sinks\.custom\.s3: expected a mapping"),
@@ -137,10 +137,10 @@ def test_an_object_of_settings_shows_no_secret_and_still_has_it() -> None:
 
 
 def test_passwords_of_addresses_are_known_in_each_of_their_forms() -> None:
-    assert url_secrets("postgresql://u:p%40ss@h/d?password=q&x=1") == {"p%40ss", "p@ss", "q"}
-    assert url_secrets("redis://h") == frozenset()
-    assert url_secrets("http://[") == frozenset()
-    assert without("a p@ss and token=b", {"p@ss"}) == "a *** and token=***"
+    assert find_url_secrets("postgresql://u:p%40ss@h/d?password=q&x=1") == {"p%40ss", "p@ss", "q"}
+    assert find_url_secrets("redis://h") == frozenset()
+    assert find_url_secrets("http://[") == frozenset()
+    assert mask_secrets("a p@ss and token=b", {"p@ss"}) == "a *** and token=***"
     assert redact({"headers": {"X-Any": "s", "Accept": "a"}}) == {"headers": {"X-Any": "***", "Accept": "a"}}
 
 
@@ -153,12 +153,12 @@ def test_a_header_that_no_request_could_have_is_refused(value: str) -> None:
 @pytest.mark.parametrize(
     ("statement", "problem"),
     [
-        ({"s": {"sql": "COMMIT"}}, "has to be one statement that begins with INSERT"),
-        ({"s": {"sql": "DROP TABLE t"}}, "has to be one statement"),
-        ({"s": {"sql": "selection"}}, "has to be one statement"),
+        ({"s": {"sql": "COMMIT"}}, "must be one statement that begins with INSERT"),
+        ({"s": {"sql": "DROP TABLE t"}}, "must be one statement"),
+        ({"s": {"sql": "selection"}}, "must be one statement"),
         ({"s": {"sql": ""}}, "sql"),
         ({"s": {"sql": "SELECT f($1)", "parameters": ["a b"]}}, "'a b' is not a usable name"),
-        ({"s": {"sql": "SELECT f($1)", "parameters": ["a", "a"]}}, "has a name twice"),
+        ({"s": {"sql": "SELECT f($1)", "parameters": ["a", "a"]}}, "has duplicate names"),
         ({"s": {"sql": "SELECT f($1)", "parameters": ["a"], "key": ["b"]}}, "key names b, which is not in parameters"),
         ({"s; --": {"sql": "SELECT f()"}}, "'s; --' is not a usable name"),
         ({"s": {"sql": "SELECT f()", "params": []}}, "params"),

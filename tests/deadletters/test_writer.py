@@ -18,17 +18,9 @@ import structlog.testing
 from tidemill.config.settings import Settings
 from tidemill.core.errors import RemoteError
 from tidemill.core.retry import Backoff
-from tidemill.deadletters.writer import (
-    Blob,
-    KafkaDeadLetters,
-    Letter,
-    LetterKind,
-    decode_letter,
-    encode_letter,
-    letter_sources,
-    payload_json,
-    stderr_tail,
-)
+from tidemill.deadletters.letter import Letter, LetterKind, decode_letter, encode_letter, letter_sources, stderr_tail
+from tidemill.deadletters.payloads import Blob, payload_json
+from tidemill.deadletters.writer import KafkaDeadLetters
 from tidemill.runtime.broker import EmbeddedBroker, free_port
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sinks.payloads import FilePayload, KafkaPayload

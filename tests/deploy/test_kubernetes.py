@@ -15,7 +15,7 @@ import yaml
 from tidemill.cli.main import app
 from tidemill.config.loading import load_settings
 from tidemill.config.settings import Settings
-from tidemill.spark.session.session import spark_conf
+from tidemill.spark.session.conf import spark_conf
 
 ROOT = Path(__file__).parent.parent.parent
 PLACE = ROOT / "deploy" / "kubernetes"

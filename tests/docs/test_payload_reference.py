@@ -10,10 +10,11 @@ import msgspec
 import pytest
 from tests.docs.snippets import ROOT
 
-from tidemill.sinks.payloads import CollectResult, Payload
+from tidemill.config.sink_types import SINK_TYPES, load_class
+from tidemill.sinks.payloads import CollectResult, CustomPayload
 
 PAGE = (ROOT / "docs/reference/payloads.md").read_text()
-CLASSES: tuple[type[msgspec.Struct], ...] = typing.get_args(Payload)
+CLASSES: list[type[msgspec.Struct]] = [*(load_class(kind.payload) for kind in SINK_TYPES.values()), CustomPayload]
 
 
 def shown(default: object) -> str:

@@ -18,7 +18,7 @@ import yaml
 from tidemill.cli import demo_check
 from tidemill.cli.demo import example_folder
 from tidemill.config.settings import Settings
-from tidemill.deadletters.writer import Letter, LetterKind, LetterSource
+from tidemill.deadletters.letter import Letter, LetterKind, LetterSource
 from tidemill.pipeline.handler.models import ExecutorResult, ExecutorTask, MessageGroup, PendingContext
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sinks.base import to_json

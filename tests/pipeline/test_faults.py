@@ -10,10 +10,11 @@ import pytest
 from tests.faults import FaultyProxy, LineServer, LineSink
 from tests.pipeline.conftest import P0, Rig, message
 
-from tidemill.config.settings import DeliverySettings
+from tidemill.config.delivery_settings import DeliverySettings
 from tidemill.core.errors import RemoteError
-from tidemill.deadletters.writer import LetterKind
-from tidemill.pipeline.delivery.outbox import Origin, Outbox
+from tidemill.deadletters.letter import LetterKind
+from tidemill.pipeline.delivery.outbox import Outbox
+from tidemill.pipeline.delivery.routing import Origin
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import DeliveryAction, DeliveryError, ExecutorTask, PrecomputedResult
 from tidemill.runtime.messages import SourceMessage

@@ -19,10 +19,10 @@ from tidemill.core.errors import ConfigError
 from tidemill.core.ranges import OffsetRange, remaining
 from tidemill.deadletters.files import LettersPlace, with_outcomes_id
 from tidemill.deadletters.folder_reader import LetterFolder
+from tidemill.deadletters.letter import Letter, decode_letter
 from tidemill.deadletters.reader import Found
-from tidemill.deadletters.writer import Letter, decode_letter
-from tidemill.pipeline import file_letters
 from tidemill.pipeline.bounded import BoundedEngine, bounded_settings
+from tidemill.pipeline.delivery import file_letters
 from tidemill.pipeline.delivery.file_letters import FileDeadLetters
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ExecutorTask, PrecomputedResult

@@ -11,16 +11,18 @@ from typing import Any
 import pydantic
 import pytest
 
-from tidemill.config.settings import DeliverySettings, FilesystemSinkSettings, Settings
-from tidemill.config.sink_settings import MongoSinkSettings, RedisSinkSettings
+from tidemill.config.delivery_settings import DeliverySettings
+from tidemill.config.settings import Settings
+from tidemill.config.sink_settings import FilesystemSinkSettings, MongoSinkSettings, RedisSinkSettings
 from tidemill.core.deadletters.redrive import Why
 from tidemill.core.errors import RemoteError
+from tidemill.deadletters.letter import Letter, LetterKind, letter_sources
 from tidemill.deadletters.payloads import payload_json
 from tidemill.deadletters.redrive import sinks as redrive_sinks
 from tidemill.deadletters.redrive.sinks import SinkTarget, payload_of
 from tidemill.deadletters.redrive.targets import Item
-from tidemill.deadletters.writer import Letter, LetterKind, letter_sources
-from tidemill.pipeline.delivery.outbox import Origin, Outbox
+from tidemill.pipeline.delivery.outbox import Outbox
+from tidemill.pipeline.delivery.routing import Origin
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sinks.base import Encoded, Refusal, Sink, to_json
 from tidemill.sinks.files import FilesystemSink

@@ -102,8 +102,8 @@ async def test_the_end_of_a_sinks_task_ends_the_engine_and_is_named(rig) -> None
     def take(now: float) -> None:
         raise KeyError("an order that is lost")
 
-    for courier in run.engine.outbox._all:
-        courier._queue.take = take
+    for sender in run.engine.outbox._all:
+        sender._queue.take = take
     summary = await ended(run)
     assert summary.reason is StopReason.FAILED
     assert "the deliveries to sinks.filesystem.files failed: KeyError" in summary.error
@@ -114,11 +114,11 @@ async def test_the_end_of_a_sinks_task_ends_the_engine_and_is_named(rig) -> None
 async def test_the_end_of_a_sinks_task_during_the_drain_does_not_wait_for_its_timeout(rig) -> None:
     run = rig(Known(), [message(0)])
     run.files.open.clear()
-    await run.until(lambda: any(courier.outstanding for courier in run.engine.outbox._all))
+    await run.until(lambda: any(sender.outstanding for sender in run.engine.outbox._all))
     run.engine.drain()
     await run.until(lambda: not run.source._fetching)
-    for courier in run.engine.outbox._all:
-        courier._task.cancel()
+    for sender in run.engine.outbox._all:
+        sender._task.cancel()
     summary = await ended(run)
     assert summary.reason is StopReason.FAILED
     assert "was cancelled" in summary.error

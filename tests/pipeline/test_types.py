@@ -10,7 +10,7 @@ import pytest
 from tests.pipeline.conftest import message
 
 from tidemill.core.errors import HandlerError
-from tidemill.deadletters.writer import LetterKind
+from tidemill.deadletters.letter import LetterKind
 from tidemill.pipeline.checks import check_action, check_tasks
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ErrorAction, ExecutorTask, PrecomputedResult

@@ -91,9 +91,12 @@ asyncio.run(main())
 def test_a_loop_that_gets_no_cpu_blames_nobody():
     """Busy processes of normal priority share one CPU with a loop of the lowest."""
     cpu = min(os.sched_getaffinity(0))
-    hog = f"import os; os.sched_setaffinity(0, {{{cpu}}})\nwhile True: pass"
-    hogs = [subprocess.Popen([sys.executable, "-c", hog]) for _ in range(2)]
+    hog = f"import os; os.sched_setaffinity(0, {{{cpu}}}); print(flush=True)\nwhile True: pass"
+    hogs = [subprocess.Popen([sys.executable, "-c", hog], stdout=subprocess.PIPE) for _ in range(2)]
     try:
+        for process in hogs:  # they run by now
+            assert process.stdout is not None
+            process.stdout.readline()
         done = subprocess.run([sys.executable, "-c", STARVED, str(cpu)], capture_output=True, text=True, timeout=60)
     finally:
         for process in hogs:

@@ -15,6 +15,7 @@ import pytest
 
 from tidemill.core.errors import RemoteError
 from tidemill.runtime.broker import EmbeddedBroker
+from tidemill.runtime.processes import is_running
 from tidemill.testing.kafka import consume, produce, unique_name
 
 pytestmark = pytest.mark.kafka
@@ -91,7 +92,7 @@ def test_closing_removes_a_temporary_folder_and_ends_the_process() -> None:
         assert pid is not None
         assert (folder / "server.properties").exists()
     assert not folder.exists()
-    assert not alive(pid)
+    assert not is_running(pid)
 
 
 CHILD = """
@@ -110,20 +111,13 @@ def test_the_broker_ends_when_its_parent_is_killed(number: signal.Signals, tmp_p
         try:
             assert parent.stdout is not None
             pid = int(parent.stdout.readline())
-            assert alive(pid)
+            assert is_running(pid)
         finally:
             parent.send_signal(number)
     deadline = time.monotonic() + 5
-    while alive(pid):
+    while is_running(pid):
         assert time.monotonic() < deadline, "the broker outlived its parent"
         time.sleep(0.02)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def test_nothing_is_started_without_a_word_when_the_parent_dies_in_between() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tidemill.config.settings import KafkaSettings
+from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.core.errors import RemoteError
 from tidemill.runtime import control_socket
 from tidemill.runtime.control_socket import ControlSocket, ask

@@ -65,3 +65,17 @@ def test_jars_are_kept_in_a_temporary_folder_where_the_cache_cannot_be_written(
         resolve_jars("group:thing:1.0", environ=environ)
     folder.mkdir(parents=True)
     assert resolve_jars("group:thing:1.0", environ=environ) == folder
+
+
+def test_a_home_that_cannot_be_looked_into_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(folder: Path) -> bool:
+        if folder.is_relative_to(tmp_path / "home"):
+            raise PermissionError(13, "Permission denied", str(folder))
+        return folder.exists()
+
+    spare = tmp_path / "spare" / "jars" / "kafka_2.13-9.9"
+    spare.mkdir(parents=True)
+    monkeypatch.setattr("tidemill.runtime.jars.user_cache_folder", lambda environ: tmp_path / "home")
+    monkeypatch.setattr("tidemill.runtime.jars.writable_cache_folder", lambda environ: tmp_path / "spare")
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    assert resolve_jars("org:kafka_2.13:9.9", environ={}) == spare

@@ -11,7 +11,7 @@ from typing import Any
 import confluent_kafka as ck
 import pytest
 
-from tidemill.config.settings import KafkaSettings
+from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.core.errors import ConfigError
 from tidemill.runtime.broker import EmbeddedBroker
 from tidemill.runtime.engine_tasks import EngineTasks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import select
 import signal
@@ -17,6 +18,7 @@ import pytest
 
 from tidemill.runtime import warden as warden_module
 from tidemill.runtime.kept_warden import KeptWarden
+from tidemill.runtime.processes import is_running, list_processes, read_command
 from tidemill.runtime.warden import ENGINE_ID_VARIABLE, Warden, marked
 
 DEADLINE_SECONDS = 20.0
@@ -24,7 +26,7 @@ DEADLINE_SECONDS = 20.0
 #: Stands for an engine: a warden, children as the executor starts them, then it waits to be killed.
 ENGINE = """
 import asyncio, os, sys, time
-from tidemill.config.settings import ExecutorSettings
+from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.pipeline.tasks.executor import Executor
 from tidemill.runtime.kept_warden import KeptWarden
 from tidemill.runtime.warden import Warden
@@ -53,14 +55,6 @@ def until(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.005)
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stream:
-            return stream.read().rpartition(b")")[2].split()[0] != b"Z"
-    except OSError:
-        return False
-
-
 class FakeEngine:
     """The stand-in engine in a process of its own."""
 
@@ -75,14 +69,11 @@ class FakeEngine:
     def wardens(self) -> list[int]:
         """Return the wardens of this engine that are up."""
         found = []
-        for name in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                with open(f"/proc/{name}/cmdline", "rb") as stream:
-                    words = stream.read().split(b"\0")
-                if b"-S" in words and self.engine_id.encode() in words and os.readlink(f"/proc/{name}/cwd") == "/":
-                    found.append(int(name))
-            except OSError:
-                continue
+        for pid in list_processes():
+            words = read_command(pid).split(" ")
+            with contextlib.suppress(OSError):
+                if "-S" in words and self.engine_id in words and os.readlink(f"/proc/{pid}/cwd") == "/":
+                    found.append(pid)
         return found
 
     def close(self) -> None:
@@ -119,9 +110,9 @@ def test_the_children_of_a_killed_engine_die_within_two_seconds(start: Callable[
     children = marked(engine.engine_id)
     engine.process.kill()
     killed_at = time.monotonic()
-    until(lambda: not any(map(is_alive, children)), "all of them are gone")
+    until(lambda: not any(map(is_running, children)), "all of them are gone")
     assert time.monotonic() - killed_at < 2
-    until(lambda: not is_alive(engine.warden_pid), "the warden has left too")
+    until(lambda: not is_running(engine.warden_pid), "the warden has left too")
 
 
 def test_a_fork_of_the_engine_that_holds_the_pipe_does_not_stop_the_warden(
@@ -157,7 +148,7 @@ def test_other_engines_children_are_left_alone(start: Callable[..., FakeEngine])
     killed, other = start("exec sleep 79"), start("exec sleep 79")
     until(lambda: marked(killed.engine_id) and len(marked(other.engine_id)) == 4, "both are up")
     killed.process.kill()
-    until(lambda: not is_alive(killed.warden_pid), "the first warden is through")
+    until(lambda: not is_running(killed.warden_pid), "the first warden is through")
     assert not marked(killed.engine_id)
     assert len(marked(other.engine_id)) == 4
 
@@ -192,7 +183,7 @@ def test_a_warden_that_was_killed_is_reaped_all_the_same() -> None:
     warden.start()
     assert warden.pid is not None
     os.kill(warden.pid, signal.SIGKILL)
-    until(lambda: not is_alive(warden.pid or 0), "it is gone")
+    until(lambda: not is_running(warden.pid or 0), "it is gone")
     warden.close()
     assert warden.pid is None
     warden.close()
@@ -211,7 +202,7 @@ async def test_a_warden_that_dies_is_replaced_within_a_second_again_and_again() 
                 assert time.monotonic() - killed_at < 1
                 await asyncio.sleep(0.005)
             assert warden.pid is not None
-            assert is_alive(warden.pid)
+            assert is_running(warden.pid)
     finally:
         warden.close()
     assert warden.pid is None
@@ -241,7 +232,7 @@ async def test_a_warden_that_cannot_be_replaced_at_once_is_replaced_later(monkey
     os.kill(inner.pid, signal.SIGKILL)
     try:
         deadline = time.monotonic() + DEADLINE_SECONDS
-        while refusals < 2 or inner.pid is None or not is_alive(inner.pid):
+        while refusals < 2 or inner.pid is None or not is_running(inner.pid):
             assert time.monotonic() < deadline
             await asyncio.sleep(0.01)
     finally:
@@ -255,7 +246,7 @@ def test_the_successor_of_a_dead_warden_finds_what_runs(start: Callable[..., Fak
     os.kill(engine.warden_pid, signal.SIGKILL)
     until(lambda: set(engine.wardens()) - {engine.warden_pid}, "another warden is up")
     engine.process.kill()
-    until(lambda: not any(map(is_alive, children)), "all children are gone")
+    until(lambda: not any(map(is_running, children)), "all children are gone")
 
 
 def test_a_warden_is_small_holds_no_descriptor_of_the_engine_and_carries_no_id(

@@ -17,9 +17,11 @@ from tests.docs.snippets import ROOT, blocks
 from tests.sinks.servers import HttpDouble, MongoServer, ValkeyServer
 from tests.store.server import PostgresServer
 
-from tidemill.config.settings import FilesystemSinkSettings, KafkaSettings, KafkaSinkSettings
+from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.config.sink_settings import (
+    FilesystemSinkSettings,
     HttpSinkSettings,
+    KafkaSinkSettings,
     MongoSinkSettings,
     PostgresSinkSettings,
     RedisSinkSettings,

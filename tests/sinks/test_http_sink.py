@@ -17,10 +17,11 @@ import pytest
 from tests.faults import FaultyProxy
 from tests.sinks.servers import Answer, HttpDouble, Request
 
-from tidemill.config.settings import DeliverySettings
+from tidemill.config.delivery_settings import DeliverySettings
 from tidemill.config.sink_settings import HttpSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.pipeline.delivery.outbox import Origin, Outbox
+from tidemill.pipeline.delivery.outbox import Outbox
+from tidemill.pipeline.delivery.routing import Origin
 from tidemill.runtime.broker import free_port
 from tidemill.sinks import http as module
 from tidemill.sinks.base import WAITS, Sink

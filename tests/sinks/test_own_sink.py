@@ -95,9 +95,9 @@ def test_without_a_model_a_sink_gets_its_section_without_what_all_sinks_have() -
     [
         ("unknown", {}, r"sinks\.custom\.unknown: no installed package .* absent, bare, broken, lines"),
         ("absent", {}, r"sinks\.custom\.absent: tests\.sinks\.not_there:Sink cannot be imported: ModuleNotFoundError"),
-        ("nosink", {}, "is no subclass"),
-        ("misnamed", {}, "calls its type 'other', not 'misnamed'"),
-        ("broken", {"path": "x"}, r"sinks\.custom\.broken\.out cannot be made: RuntimeError: no luck"),
+        ("nosink", {}, "is not a subclass"),
+        ("misnamed", {}, "has the type 'other', not 'misnamed'"),
+        ("broken", {"path": "x"}, r"sinks\.custom\.broken\.out cannot be created: RuntimeError: no luck"),
         ("lines", {"path": "x", "most_bytes": 0}, r"sinks\.custom\.lines\.out: most_bytes: Input should be greater"),
         ("lines", {"path": "x", "password": "hunter2"}, r"sinks\.custom\.lines\.out: password: Extra"),
     ],

@@ -32,7 +32,7 @@ from tidemill import (
 )
 from tidemill.cli.main import app
 from tidemill.config.settings import LoggingSettings
-from tidemill.deadletters.writer import encode_letter
+from tidemill.deadletters.letter import encode_letter
 from tidemill.runtime import kafka_client
 from tidemill.runtime.broker import EmbeddedBroker, free_port
 from tidemill.runtime.log import configure

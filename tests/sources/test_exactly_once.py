@@ -17,7 +17,7 @@ from tests.sources.kafka_proxy import END_TXN, TXN_OFFSET_COMMIT, Fault, When, p
 from tidemill.config.loading import load_settings
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError
-from tidemill.deadletters.writer import LetterKind, decode_letter
+from tidemill.deadletters.letter import LetterKind, decode_letter
 from tidemill.pipeline.build import build_engine
 from tidemill.pipeline.engine import Engine
 from tidemill.pipeline.handler.base import Handler
@@ -343,10 +343,10 @@ async def test_rebalances_in_a_row_under_load_repeat_nothing(place):
     first = place.start(Copy(), "w1")
     await place.until(lambda: first.commits.committed)
     second = place.start(Copy(), "w2")
-    await place.until(lambda: second.intake.lanes)
+    await place.until(lambda: second.intake.partitions)
     place.feed(2_000, 2_000)
     third = place.start(Copy(), "w3")
-    await place.until(lambda: third.intake.lanes)
+    await place.until(lambda: third.intake.partitions)
     place.feed(4_000, 1_000)
     second.drain()
     place.feed(5_000, 1_000)
@@ -397,7 +397,7 @@ async def test_a_revoke_ends_the_last_transaction_of_its_partitions_first(place)
     first = place.start(Slow(), "w1")
     await place.until(lambda: first.progress().tasks_done > 20)
     second = place.start(Slow(), "w2")
-    await place.until(lambda: second.intake.lanes)
+    await place.until(lambda: second.intake.partitions)
     await place.committed(200)
     place.assert_exactly_once(200)
     owners = [len(engine.intake.partitions) for engine in (first, second)]
@@ -478,13 +478,13 @@ async def test_an_engine_that_waits_for_its_transactions_can_be_stopped(own_kafk
 @pytest.mark.parametrize(
     ("more", "text"),
     [
-        ({"sinks": {"filesystem": {"f": {"base_path": "x"}}}}, r"sinks\.filesystem\.f is no Kafka sink"),
+        ({"sinks": {"filesystem": {"f": {"base_path": "x"}}}}, r"sinks\.filesystem\.f is not a Kafka sink"),
         ({"dlq": {"on_send_failure": "drop"}}, r"dlq\.on_send_failure is drop"),
         ({"sinks": {"kafka": {"o": {"topic": "o", "brokers": "other:1"}}}}, r"sinks\.kafka\.o is on other brokers"),
         ({"dlq": {"brokers": "other:1"}}, r"dlq is on other brokers \(other:1\)"),
         (
             {"sinks": {"kafka": {"a": {"topic": "a"}, "b": {"topic": "b", "client_config": {"linger.ms": 1}}}}},
-            r"sinks\.kafka\.b has another client_config than sinks\.kafka\.a",
+            r"sinks\.kafka\.b has a different client_config from sinks\.kafka\.a",
         ),
         ({"kafka": {"client_config": {"isolation.level": "read_uncommitted"}}}, r"isolation\.level read_uncommitted"),
     ],

@@ -11,7 +11,8 @@ import pytest
 from tests.sources.test_kafka import Events, carry_out
 from tests.sources.test_transactor import Moving, Producer, error
 
-from tidemill.config.settings import KafkaSettings, Settings
+from tidemill.config.kafka_settings import KafkaSettings
+from tidemill.config.settings import Settings
 from tidemill.sources.base import CommitStatus, Fatal, Outgoing
 from tidemill.sources.kafka import KafkaSource
 from tidemill.sources.transactional_producer import TransactionalProducer

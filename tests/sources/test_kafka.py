@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 
 from tidemill.config.settings import Settings
 from tidemill.core.delivery.transaction import End
-from tidemill.deadletters.writer import decode_letter
+from tidemill.deadletters.letter import decode_letter
 from tidemill.pipeline.build import build_engine
 from tidemill.pipeline.engine import Engine
 from tidemill.pipeline.handler.base import Handler
@@ -298,7 +298,7 @@ async def test_a_revoke_in_the_middle_of_windows_waits_for_them_and_repeats_noth
     await place.until(lambda: first.progress().consumed == 80)
     assert not place.lines(), "no window is done yet"
     second = place.start(Slow(), "w2")
-    await place.until(lambda: len(second.intake.lanes) == 2)
+    await place.until(lambda: len(second.intake.partitions) == 2)
     place.feed(numbers(40, 80))
     await place.committed(120)
     assert place.lines() == Counter(str(n) for n in range(120))
@@ -330,7 +330,7 @@ async def test_kept_partitions_work_and_commit_while_one_task_of_a_revoked_one_r
     first.resume()
     # Within the callback: what was buffered of the kept ones is worked off, and the brokers have their offsets.
     await place.until(lambda: sum(place.committed_at_the_broker(kept).values()) == 2002)
-    assert not second.intake.lanes
+    assert not second.intake.partitions
     for gate in handler.gates.values():
         gate.set()
     await place.committed(4004)
@@ -342,7 +342,7 @@ async def test_partitions_that_come_while_an_engine_is_paused_wait_until_it_resu
     await place.until(lambda: len(first.intake.partitions) == 4)
     first.pause()
     second = place.start(Copy(), "w2")
-    await place.until(lambda: len(second.intake.lanes) == 2)
+    await place.until(lambda: len(second.intake.partitions) == 2)
     place.feed(numbers(400))
     await place.until(lambda: second.progress().messages_done == 200)
     second.drain()

@@ -12,7 +12,7 @@ import pytest
 from tests.sources import kafka_proxy
 from tests.sources.kafka_proxy import END_TXN, TXN_OFFSET_COMMIT, KafkaProxy, proxied_broker
 
-from tidemill.config.settings import KafkaSettings
+from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.core.delivery.transaction import Call, End
 from tidemill.sources.base import Outgoing
 from tidemill.sources.transactional_producer import TransactionalProducer

@@ -10,7 +10,8 @@ import confluent_kafka as ck
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from tidemill.config.settings import KafkaSettings, Settings
+from tidemill.config.kafka_settings import KafkaSettings
+from tidemill.config.settings import Settings
 from tidemill.core.errors import RemoteError
 from tidemill.core.ranges import Edge, Moment, Offset, OffsetRange
 from tidemill.runtime.messages import SourceMessage

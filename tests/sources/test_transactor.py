@@ -11,7 +11,7 @@ from typing import Any
 import confluent_kafka as ck
 import pytest
 
-from tidemill.config.settings import KafkaSettings
+from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.core.delivery.transaction import End, RecordVerdict
 from tidemill.sources.base import Fatal, Outgoing
 from tidemill.sources.place import is_member

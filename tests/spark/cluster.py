@@ -5,10 +5,8 @@ Its Python has every package of this one but tidemill, so what runs there was sh
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import sysconfig
@@ -22,6 +20,7 @@ import pyspark
 
 from tidemill.runtime.broker import free_port
 from tidemill.runtime.java import find_java
+from tidemill.spark.session.process_tree import kill_tree
 
 SPARK_HOME = Path(pyspark.__file__).parent
 #: What an executor gets; Spark refuses less than 450 MB.
@@ -49,19 +48,6 @@ def python_without_tidemill(folder: Path) -> Path:
     found = subprocess.run([python, "-c", "import tidemill"], capture_output=True, text=True, env={}, cwd="/")
     assert "No module named 'tidemill'" in found.stderr, found
     return python
-
-
-def descendants(root: int) -> list[int]:
-    """Return a process and all that descend from it."""
-    parents: dict[int, int] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError, IndexError):
-                parents[int(entry)] = int(Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[1])
-    wanted = {root}
-    while more := {pid for pid, parent in parents.items() if parent in wanted} - wanted:
-        wanted |= more
-    return sorted(wanted)
 
 
 class Cluster:
@@ -126,9 +112,7 @@ class Cluster:
 
     def kill_worker(self, number: int) -> None:
         """Lose a host: the worker, its executors and the engines in them end at once."""
-        for pid in descendants(self.workers[number].pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        kill_tree(self.workers[number].pid)
 
     def replace_worker(self, number: int) -> None:
         """Have a new worker in the place of one that was killed."""
@@ -155,7 +139,6 @@ class Cluster:
     def close(self) -> None:
         """End all of it."""
         for process in self.processes:
-            for pid in reversed(descendants(process.pid)):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            if process.poll() is None:
+                kill_tree(process.pid)
             process.wait(30)

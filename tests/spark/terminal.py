@@ -17,6 +17,8 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from tidemill.runtime.processes import find_marked
+
 
 class Command:
     """`tidemill ARGUMENTS`, or another program, in a session of its own.
@@ -88,14 +90,7 @@ class Command:
 
     def family(self) -> dict[int, str]:
         """Return the command and all that descends from it, with their command lines."""
-        found = {}
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                if self.mark.encode() in (folder / "environ").read_bytes():
-                    found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except OSError:
-                continue
-        return found
+        return find_marked(self.mark)
 
     def until_alone(self, seconds: float = 5.0) -> None:
         deadline = time.monotonic() + seconds

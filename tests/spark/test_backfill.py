@@ -22,6 +22,7 @@ import yaml
 from confluent_kafka.admin import AdminClient
 
 from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.processes import find_marked, read_parent
 from tidemill.testing.kafka import committed_offsets
 
 pytestmark = pytest.mark.timeout(180)
@@ -135,24 +136,13 @@ def wait_for(condition: Callable[[], Any], seconds: float, what: str) -> Any:
 
 def marked(mark: str) -> dict[int, str]:
     """Return the command of every living process that was started with this in its environment."""
-    found = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError):
-                if f"BACKFILL_MARK={mark}".encode() in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
-                    found[int(entry)] = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-    return found
+    return find_marked(f"BACKFILL_MARK={mark}")
 
 
 def engines(mark: str) -> list[int]:
     """Return the Spark Python workers: children of the daemon that forks them."""
     daemons = {pid for pid, command in marked(mark).items() if "-m tidemill.spark.engine.daemon" in command}
-    found = []
-    for pid in daemons:
-        with contextlib.suppress(OSError):
-            if int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) in daemons:
-                found.append(pid)
-    return found
+    return [pid for pid in daemons if read_parent(pid) in daemons]
 
 
 def test_a_topic_is_done_once_in_ranges_finer_than_its_partitions(site: Site) -> None:

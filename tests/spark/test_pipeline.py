@@ -28,6 +28,7 @@ from tidemill.runtime.broker import EmbeddedBroker
 from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.identity import worker_name
 from tidemill.runtime.lock import WorkerLock
+from tidemill.runtime.processes import find_marked
 from tidemill.spark.pipeline import Pipeline
 
 HERE = Path(__file__).parent
@@ -60,14 +61,7 @@ class Driver:
 
     def family(self) -> dict[int, str]:
         """Return all processes that descend from the driver, with their command lines."""
-        found = {}
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                if self.mark.encode() in (folder / "environ").read_bytes():
-                    found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except OSError:
-                continue
-        return found
+        return find_marked(self.mark)
 
     def jvm(self) -> int:
         return next(pid for pid, command in self.family().items() if "SparkSubmit" in command)

@@ -23,6 +23,7 @@ from tidemill.runtime.broker import EmbeddedBroker
 from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.java import find_java
 from tidemill.spark.foreground import StartStoppedError, unless_stopped
+from tidemill.spark.foreground import running as starting
 from tidemill.spark.pipeline import Pipeline
 from tidemill.spark.session.session import Spark
 
@@ -146,6 +147,36 @@ def test_a_second_signal_ends_the_start_at_once(arguments: Arguments, env: dict[
     assert seconds < end_seconds()
 
 
+@pytest.mark.parametrize(
+    "work",
+    [
+        "await asyncio.to_thread(time.sleep, 1000)",
+        "threading.Thread(target=time.sleep, args=(1000,), daemon=False).start()",
+    ],
+    ids=["an executor's", "a thread"],
+)
+@pytest.mark.parametrize("command", ["run", "backfill"])
+def test_threads_that_a_handler_started_do_not_keep_the_start_from_ending(
+    command: str, work: str, arguments: Arguments, env: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "threads.py").write_text(
+        "import asyncio, threading, time\n"
+        "from tests.spark.backfill_handlers import Known\n"
+        "class Threads(Known):\n"
+        "    async def on_startup(self, config):\n"
+        "        print('on its way', flush=True)\n"
+        f"        {work}\n"
+        "        await asyncio.sleep(1000)\n"
+    )
+    env["PYTHONPATH"] += f":{tmp_path}"
+    words = [word.replace("tests.spark.backfill_handlers:Known", "threads:Threads") for word in arguments(command)]
+    with running(words, env, tmp_path) as process:
+        process.until_said("on its way")
+        process.process.send_signal(signal.SIGTERM)
+        seconds = ended(process, {ExitCode.OK if command == "run" else ExitCode.STOPPED})
+    assert seconds < end_seconds()
+
+
 def test_a_start_of_spark_that_takes_too_long_ends_and_says_what_to_look_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,9 +199,10 @@ def test_a_signal_at_every_moment_of_a_start_ends_it(
 ) -> None:
     wanted = {ExitCode.OK, ExitCode.STOPPED, -signal.SIGTERM, -signal.SIGINT}
     worst = 0.0
-    for step in range(100):
+    # A start takes about 7 s; at a load of 10 it is over half a minute, whose later part is looked at less closely.
+    for moment in [0.2 * step for step in range(75)] + [15.0 + 2.0 * step for step in range(40)]:
         with running(arguments("run"), env, tmp_path, terminal=terminal) as process:
-            if not after(process, 0.2 * step):
+            if not after(process, moment):
                 raise AssertionError(process.said)
             if terminal:
                 process.interrupt()
@@ -178,10 +210,12 @@ def test_a_signal_at_every_moment_of_a_start_ends_it(
                 process.process.send_signal(signal.SIGTERM)
             running_by_then = "engine connected" in process.said
             seconds = ended(process, wanted)
-            print(f"{0.2 * step:.1f} s: ended in {seconds:.2f} s, {process.process.returncode}")
+            print(f"{moment:.1f} s: ended in {seconds:.2f} s, {process.process.returncode}")
         if running_by_then:
             break
         worst = max(worst, seconds)
+    else:
+        raise AssertionError("no start was whole before the last moment")
     print(f"worst: {worst:.2f} s at a load of {os.getloadavg()[0]:.0f}")
     assert worst < end_seconds()
 
@@ -225,6 +259,38 @@ def test_a_second_wish_to_end_waits_for_nothing() -> None:
         unless_stopped(work, words, "done", lambda: None)
     assert raised.value.at_once
     hanging.set()
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_spark_that_hangs_in_its_start_and_its_stop_is_killed_and_not_waited_for(signals: int) -> None:
+    words: queue.SimpleQueue[str] = queue.SimpleQueue()
+    hanging, killed = threading.Event(), threading.Event()
+
+    class Hanging(Spark):
+        def __init__(self) -> None:
+            pass
+
+        def start(self) -> None:
+            for _ in range(signals):
+                words.put("end")
+            hanging.wait(60)
+
+        def abort(self) -> None:
+            pass
+
+        def stop(self) -> None:
+            hanging.wait(60)
+
+        def kill(self) -> None:
+            killed.set()
+
+    started_at = time.monotonic()
+    with pytest.raises(StartStoppedError), starting(Hanging(), words, "done", ()):
+        pass
+    seconds = time.monotonic() - started_at
+    hanging.set()
+    assert killed.is_set()
+    assert seconds < end_seconds()
 
 
 def test_words_that_are_no_wish_to_end_do_not_end_a_step() -> None:

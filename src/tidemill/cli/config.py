@@ -23,10 +23,10 @@ ConfigPath = Annotated[
 def check(config: ConfigPath = None) -> None:
     """Say whether a configuration (file and environment) is right; every problem has its place."""
     with reporting():
-        from tidemill.config.loading import NO_TOPIC, load_settings, named_source
+        from tidemill.config.loading import NO_TOPIC, describe_source, load_settings
 
         settings = load_settings(config)
-        typer.echo(f"ok: {named_source(config)}")
+        typer.echo(f"ok: {describe_source(config)}")
         if "source_topic" not in settings.kafka.model_fields_set:
             typer.echo(f"warning: {NO_TOPIC.format(topic=settings.kafka.source_topic)}", err=True)
         if settings.sinks.is_empty():
@@ -61,6 +61,6 @@ def show(
 def schema() -> None:
     """Print the JSON schema of the configuration file, for editors."""
     with reporting():
-        from tidemill.config.schema import schema_text
+        from tidemill.config.schema import format_schema
 
-        typer.echo(schema_text(), nl=False)
+        typer.echo(format_schema(), nl=False)

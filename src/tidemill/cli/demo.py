@@ -28,7 +28,7 @@ from tidemill.cli.demo_view import live_line, progress_text, show_summary
 from tidemill.cli.handlers import load_handler
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.deadletters.writer import Letter
+from tidemill.deadletters.letter import Letter
 from tidemill.runtime.broker import EmbeddedBroker
 from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.topics import TopicReader
@@ -128,7 +128,8 @@ class _Demo:
 
     @property
     def result_topic(self) -> str:
-        return self.settings.sinks.kafka["results"].topic
+        topic: str = self.settings.sinks.kafka["results"].topic
+        return topic
 
     def prepare(self, broker: EmbeddedBroker) -> None:
         """Make the topics and feed the source."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tidemill.deadletters.writer import Letter
+from tidemill.deadletters.letter import Letter
 
 Position = tuple[int, int]
 

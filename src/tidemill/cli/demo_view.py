@@ -18,7 +18,7 @@ from rich.progress import (
 from rich.table import Table
 
 from tidemill.cli import demo_check
-from tidemill.deadletters.writer import Letter
+from tidemill.deadletters.letter import Letter
 from tidemill.spark.progress import PipelineProgress
 
 Show = Callable[[int, str], None]

@@ -262,10 +262,9 @@ def _matching(
 
 def _newest(box: Letters, criteria: Criteria, limit: int) -> list[Found]:
     """Return the newest letters asked for, in order of time; what is no letter is among them if all are asked for."""
-    from tidemill.deadletters.reader import written_at
 
     def age(each: Found) -> float:
-        return written_at(each.letter) if each.letter is not None else 0.0
+        return each.letter.written_at if each.letter is not None else 0.0
 
     def newest(found: Iterable[Found]) -> list[Found]:
         numbered = heapq.nlargest(limit, enumerate(found), key=lambda each: (age(each[1]), each[0]))

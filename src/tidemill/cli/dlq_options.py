@@ -92,7 +92,7 @@ def criteria_of(
         ConfigError: A kind or a time is none.
     """
     from tidemill.core.deadletters.redrive import Criteria
-    from tidemill.deadletters.writer import LetterKind
+    from tidemill.deadletters.letter import LetterKind
 
     known = [kind.value for kind in LetterKind]
     for kind in kinds or ():

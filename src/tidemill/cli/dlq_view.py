@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tidemill.deadletters.letter import HISTORY_HEADER, Letter, LetterSource, history_in
 from tidemill.deadletters.payloads import Blob
 from tidemill.deadletters.reader import Found, shown_bytes
 from tidemill.deadletters.redrive.history import Redriven
-from tidemill.deadletters.writer import HISTORY_HEADER, Letter, LetterSource
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -160,8 +160,6 @@ def _source_lines(source: LetterSource) -> list[str]:
 
 
 def _history(value: str | Blob | None) -> Iterable[str]:
-    from tidemill.deadletters.redrive.resending import history_in
-
     text = shown_bytes(value) or ""
     for entry in history_in([(HISTORY_HEADER, text.encode())]):
         known = {name: plain(str(entry.get(name, "?"))) for name in ("timestamp", "kind", "error", "letter_id")}

@@ -43,13 +43,13 @@ def doctor(
 def examine(config: Path | None, handler: str | None) -> Iterator[Finding]:
     """Yield what each check finds, as soon as it is known."""
     from tidemill.cli.checks import Finding, check_cache_folder, check_handler, check_java, check_spark, checked
-    from tidemill.config.loading import load_settings, named_source
+    from tidemill.config.loading import describe_source, load_settings
     from tidemill.core.errors import ConfigError
 
     settings: Settings | None = None
     try:
         settings = load_settings(config)
-        yield Finding("configuration", named_source(config))
+        yield Finding("configuration", describe_source(config))
     except ConfigError as error:
         yield Finding("configuration", str(error), error)
     yield checked("Java", check_java)
@@ -64,7 +64,7 @@ def examine(config: Path | None, handler: str | None) -> Iterator[Finding]:
 
 def _examine_remote(settings: Settings) -> Iterator[Finding]:
     from tidemill.cli.checks import Cluster, check_letter_folder, check_program, check_worker, checked
-    from tidemill.spark.session.session import is_local
+    from tidemill.spark.session.conf import is_local
 
     kafka = settings.kafka
     source = Cluster(kafka, "", kafka.client_config, "kafka.brokers")
@@ -85,7 +85,7 @@ def _examine_remote(settings: Settings) -> Iterator[Finding]:
 
 def _examine_sinks(settings: Settings, source: Cluster) -> Iterator[Finding]:
     from tidemill.cli.checks import Cluster, Finding, check_folder, check_sink, checked
-    from tidemill.config.sink_settings import BUILT_IN_TYPES
+    from tidemill.config.sink_types import sink_section
     from tidemill.core.errors import SinkNotConfiguredError
 
     if settings.sinks.is_empty():
@@ -100,5 +100,4 @@ def _examine_sinks(settings: Settings, source: Cluster) -> Iterator[Finding]:
         yield checked(f"sinks.filesystem.{name}", lambda f=folder: check_folder(f))  # type: ignore[misc]
     for kind, named in settings.sinks.by_type().items():
         for name in named if kind not in ("kafka", "filesystem") else ():
-            place = f"sinks.{kind if kind in BUILT_IN_TYPES else f'custom.{kind}'}.{name}"
-            yield checked(place, lambda k=kind, n=name: check_sink(settings, k, n))  # type: ignore[misc]
+            yield checked(f"{sink_section(kind)}.{name}", lambda k=kind, n=name: check_sink(settings, k, n))  # type: ignore[misc]

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from tidemill.cli.leaving import LEAVE_SECONDS, leave_within
 from tidemill.cli.reporting import reporting, say_error
 from tidemill.core.errors import TidemillError
 
@@ -43,4 +44,6 @@ def run(
         if isinstance(pipeline.error, TidemillError):
             # It was logged too, but a log may go elsewhere.
             say_error(pipeline.error)
+        if pipeline.error is None and not pipeline.progress().engines:  # the start was ended
+            leave_within(LEAVE_SECONDS, code)
         raise typer.Exit(code)

@@ -1,7 +1,7 @@
-"""Reads YAML into plain values and remembers where each of them stands.
+"""Reads YAML into plain values and remembers where each of them is.
 
-Stricter than YAML itself: a key occurs once, and every key is a string. Messages name lines and keys but
-never quote the text, which may hold secrets.
+Stricter than YAML itself: keys are unique strings. Messages name lines and keys but never quote the text, which may
+hold secrets.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import yaml.constructor
 
 Path = tuple[str | int, ...]
 
-#: Written in C where PyYAML has it: a list of ten thousand triggers takes less than a second instead of four.
+#: The parser in C where PyYAML has it: a list of ten thousand triggers takes less than a second instead of four.
 _FastLoader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-#: What to look for where YAML's own message names the consequence only, in a line that may be the next one.
+#: What to look for where YAML's own message names only a consequence, perhaps on the line after the mistake.
 _HINTS = {
     "mapping values are not allowed here": "look for a missing ':' or a wrong indentation here or one line above, or "
     "for a value with ': ' in it that is not in quotes",
@@ -45,7 +45,7 @@ class Problem:
     text: str
 
     def __str__(self) -> str:
-        """The three in one line."""
+        """Return place, path and text on one line."""
         return ": ".join(part for part in (self.place, self.path, self.text) if part)
 
 
@@ -55,7 +55,7 @@ class Document:
 
     Attributes:
         value: The plain value; a mapping if the text was empty.
-        places: Where each value stands, by its path.
+        places: Where each value is, by its path.
         problems: What is wrong with the text itself.
     """
 
@@ -75,13 +75,13 @@ def read_yaml(text: str, source: str, *, lines: bool = True) -> Document:
     Args:
         text: The text.
         source: What messages call it: a file's name or a variable.
-        lines: Whether places say the line.
+        lines: Whether places include the line.
     """
     try:
         try:
             return _read(_FastLoader(text), source, lines=lines)
         except yaml.YAMLError:
-            # Again, for its messages: the hints below know them.
+            # Read again for the messages of the Python parser: the hints match those.
             return _read(yaml.SafeLoader(text), source, lines=lines)
     except yaml.YAMLError as error:
         return Document({}, problems=[_syntax_problem(error, source, lines=lines)])
@@ -132,7 +132,7 @@ class _Reader:
             return self._loader.construct_object(node)
         except yaml.constructor.ConstructorError:
             # The constructor's own message quotes the text.
-            self._problem(node, path, "has a tag that is not known here; quote the value if it begins with '!'")
+            self._problem(node, path, "has an unknown tag; quote the value if it begins with '!'")
         except ValueError:
             self._problem(node, path, "is not a valid date, time or number; quote the value")
         return None
@@ -141,7 +141,7 @@ class _Reader:
         seen: dict[Hashable, int] = {}
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and (line := seen.get(key.value)) is not None:
-                self._problem(key, (*path, key.value), f"is there twice; the first is in line {line}")
+                self._problem(key, (*path, key.value), f"duplicate key; first defined on line {line}")
             elif isinstance(key, yaml.ScalarNode):
                 seen[key.value] = key.start_mark.line + 1
         self._loader.flatten_mapping(node)
@@ -154,7 +154,7 @@ class _Reader:
                 self._problem(
                     key,
                     (*path, key.value),
-                    f"YAML takes this key for a value of type {kind}; write it in quotes",
+                    f"YAML reads this key as a value of type {kind}; put it in quotes",
                 )
             else:
                 mapping[key.value] = self._value(item, (*path, key.value), key)

@@ -1,8 +1,8 @@
 """Overrides from the environment: `TIDEMILL_SECTION__KEY=value`, merged into what the file says.
 
-Names are compared without regard to case, with the settings' keys and with the names that the file uses (of
-sinks, of client properties). A setting that is a text takes the value as it stands; any other reads it as
-YAML, so that numbers, true, lists and JSON work.
+Names are matched regardless of case, against the settings' keys and the names that the file uses (of sinks, of client
+properties). A string setting gets the value as it is; for any other it is read as YAML, so that numbers, true, lists
+and JSON work.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tidemill.config.document import Document, Path, Problem, dotted, read_yaml
-from tidemill.config.introspection import at, is_map, nearest, section, takes_text
+from tidemill.config.introspection import find_annotation, find_model, find_nearest, is_map, list_keys, takes_text
 from tidemill.config.settings import Settings
 
 PREFIX = "TIDEMILL_"
-#: Variables of tidemill that are no settings.
+#: Variables of tidemill that are not settings.
 RESERVED = frozenset({"TIDEMILL_CONFIG", "TIDEMILL_OFFLINE", "TIDEMILL_ENGINE_ID"})
 
 
 def _dotted_name(name: str) -> str:
-    """Write a client property's name: a variable's name cannot have the dots that all of these have."""
+    """Return a client property's name: they all have dots, which the name of a variable cannot have."""
     return name.lower().replace("_", ".")
 
 
-#: How a new key of a mapping is written; any other mapping holds names (of sinks), which are lower case.
+#: How a key is written that the file does not have; in other mappings (of sinks by name) it is in lower case.
 _NEW_KEY: Mapping[str, Callable[[str], str]] = {
     "client_config": _dotted_name,
     "conf": _dotted_name,
@@ -34,11 +34,11 @@ _NEW_KEY: Mapping[str, Callable[[str], str]] = {
 
 
 class UnknownKeyError(LookupError):
-    """A variable names no setting."""
+    """A variable does not name a setting."""
 
 
 def apply_environment(document: Document, environ: Mapping[str, str]) -> None:
-    """Merge all variables into a document; what is wrong with them joins its problems."""
+    """Merge all variables into a document, and add what is wrong with them to its problems."""
     names = [name for name in environ if name.startswith(PREFIX) and name not in RESERVED]
     taken: dict[Path, str] = {}
     # A whole section before its keys: the more precise name wins.
@@ -82,23 +82,23 @@ def merge(document: Document, path: Path, value: Any, place: str) -> None:
 def _with_two_underscores(name: str) -> str | None:
     """Return the variable that was meant, if only the second underscore is missing."""
     first, _, rest = name.removeprefix(PREFIX).partition("_")
-    return f"{PREFIX}{first}__{rest}" if at((first.lower(), rest.lower())) is not None else None
+    return f"{PREFIX}{first}__{rest}" if find_annotation((first.lower(), rest.lower())) is not None else None
 
 
 def _value(document: Document, path: Path, name: str, raw: str) -> Any:
-    if takes_text(at(path)):
+    if takes_text(find_annotation(path)):
         return raw
     parsed = read_yaml(raw, name, lines=False)
     document.problems.extend(parsed.problems)
-    # Nothing in a variable means nothing, not an empty section.
+    # An empty variable means None, not an empty section.
     return parsed.value if raw.strip() else None
 
 
 def _resolve(parts: list[str], values: Any) -> Path:
     path: Path = ()
     for part in parts:
-        annotation = at(path)
-        model = section(annotation)
+        annotation = find_annotation(path)
+        model = find_model(annotation)
         if model is not None:
             keys = [key for key in model.model_fields if key == part.lower()]
             if not keys:
@@ -124,22 +124,17 @@ def _map_key(part: str, kind: str, values: Any) -> str:
 
 
 def _unknown(path: Path) -> str:
-    near = nearest(path)
+    near = find_nearest(path)
     if near is None:
-        known = _keys_of(path[:-1])
-        return f"there is no setting {dotted(path)}; known there: {known}"
+        known = ", ".join(list_keys(path[:-1]))
+        return f"there is no setting {dotted(path)}; known keys: {known}"
     variable = PREFIX + near.replace(".", "__").upper()
     return f"there is no setting {dotted(path)}; did you mean {variable} ({near})?"
 
 
-def _keys_of(path: Path) -> str:
-    model = section(at(path))
-    return ", ".join(model.model_fields) if model is not None else "nothing"
-
-
 def fill_empty_sections(value: Any, annotation: Any = Settings) -> Any:
-    """Return the value with sections that have no content (`kafka:`, nothing below it) as empty mappings."""
-    model = section(annotation)
+    """Return the value with empty mappings for sections without content (`kafka:` and nothing below it)."""
+    model = find_model(annotation)
     if model is None and not is_map(annotation):
         return value
     if value is None:
@@ -147,6 +142,6 @@ def fill_empty_sections(value: Any, annotation: Any = Settings) -> Any:
     if not isinstance(value, dict):
         return value
     for key, item in value.items():
-        inner = at((key,), annotation) if model is not None else typing.get_args(annotation)[1]
+        inner = find_annotation((key,), annotation) if model is not None else typing.get_args(annotation)[1]
         value[key] = fill_empty_sections(item, inner)
     return value

@@ -1,4 +1,4 @@
-"""What the settings' models allow at a path, and which known key is nearest to a wrong one."""
+"""Which settings the models allow at a path, and which known key is nearest to a wrong one."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from tidemill.config.settings import Settings
 _NEAR = 0.55
 
 
-def section(annotation: Any) -> type[BaseModel] | None:
-    """Return the model that an annotation names, None for anything else."""
+def find_model(annotation: Any) -> type[BaseModel] | None:
+    """Return the model that an annotation names, or None."""
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
 
 def is_map(annotation: Any) -> bool:
-    """Tell whether the annotation is a mapping with free keys."""
+    """Return whether the annotation is a mapping with free keys."""
     return typing.get_origin(annotation) is dict
 
 
 def takes_text(annotation: Any) -> bool:
-    """Tell whether a value can be any text, so that what looks like a number has to stay one."""
+    """Return whether a value is text, so that what looks like a number must stay text."""
     if annotation is str or annotation is Any:
         return True
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
@@ -41,11 +41,11 @@ def takes_text(annotation: Any) -> bool:
     return False
 
 
-def at(path: Path, root: Any = Settings) -> Any:
-    """Return the annotation at a path, None if nothing is allowed there."""
+def find_annotation(path: Path, root: Any = Settings) -> Any:
+    """Return the annotation at a path, or None if nothing is allowed there."""
     annotation = root
     for part in path:
-        model = section(annotation)
+        model = find_model(annotation)
         if model is not None:
             info = model.model_fields.get(str(part))
             annotation = info.annotation if info else None
@@ -56,16 +56,16 @@ def at(path: Path, root: Any = Settings) -> Any:
     return annotation
 
 
-def known_keys(path: Path) -> list[str]:
+def list_keys(path: Path) -> list[str]:
     """Return the keys of the section at a path."""
-    model = section(at(path))
+    model = find_model(find_annotation(path))
     return list(model.model_fields) if model is not None else []
 
 
-def nearest(path: Path) -> str | None:
-    """Return what an unknown path most likely means: a key beside it, or the same name elsewhere."""
+def find_nearest(path: Path) -> str | None:
+    """Return what an unknown path most likely means: a key next to it, or the same name elsewhere."""
     parent, key = path[:-1], str(path[-1])
-    near = difflib.get_close_matches(key.lower(), known_keys(parent), n=1, cutoff=_NEAR)
+    near = difflib.get_close_matches(key.lower(), list_keys(parent), n=1, cutoff=_NEAR)
     if near:
         return dotted((*parent, near[0]))
     elsewhere = [known for known in _all_paths(Settings, ()) if known[-1] == key.lower()]
@@ -75,6 +75,6 @@ def nearest(path: Path) -> str | None:
 def _all_paths(model: type[BaseModel], path: Path) -> Iterator[Path]:
     for name, info in model.model_fields.items():
         yield (*path, name)
-        inner = section(info.annotation)
+        inner = find_model(info.annotation)
         if inner is not None:
             yield from _all_paths(inner, (*path, name))

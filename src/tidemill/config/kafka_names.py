@@ -10,39 +10,39 @@ from tidemill.config.redaction import redact_text
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 _MAX_TOPIC = 249
-#: The group's name is a part of `group.instance.id`, to which Kafka's limit for names applies.
+#: The group's name is part of `group.instance.id`, to which Kafka's limit for names applies.
 _MAX_GROUP = 100
 
 
 def check_topic(name: str) -> str:
-    """Return a topic's name, if Kafka allows it.
+    """Return a topic's name if Kafka allows it.
 
     Raises:
         ValueError: It does not.
     """
     if name in {".", ".."} or len(name) > _MAX_TOPIC or not _NAME.fullmatch(name):
-        raise ValueError(f"is no topic name: {_rule(_MAX_TOPIC)}, got {redact_text(name)!r}")
+        raise ValueError(f"is not a valid topic name: {_rule(_MAX_TOPIC)}, got {redact_text(name)!r}")
     return name
 
 
 def check_topic_or_empty(name: str) -> str:
-    """Return a topic's name, if it is empty or Kafka allows it."""
+    """Return a topic's name if it is empty or Kafka allows it."""
     return check_topic(name) if name else name
 
 
 def check_group(name: str) -> str:
-    """Return a consumer group's name, if engines can carry it in their member ids.
+    """Return a consumer group's name if it can be part of the engines' member ids.
 
     Raises:
-        ValueError: They cannot.
+        ValueError: It cannot.
     """
     if len(name) > _MAX_GROUP or not _NAME.fullmatch(name):
-        raise ValueError(f"is no usable group name: {_rule(_MAX_GROUP)}, got {redact_text(name)!r}")
+        raise ValueError(f"is not a usable group name: {_rule(_MAX_GROUP)}, got {redact_text(name)!r}")
     return name
 
 
 def refuse_owned(config: dict[str, Any], owned: Mapping[str, str]) -> dict[str, Any]:
-    """Return a client configuration, if it sets no key that tidemill sets itself.
+    """Return a client configuration if it sets none of the keys that tidemill sets itself.
 
     Args:
         config: Keys and values for librdkafka.

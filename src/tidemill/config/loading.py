@@ -1,12 +1,12 @@
-"""Makes the settings of one YAML file, the environment and overrides from code, or says all that is wrong.
+"""Builds the settings from a YAML file, the environment and overrides in code, or reports everything that is wrong.
 
-The environment wins over the file, overrides win over both; mappings are merged key by key. Nothing here
-connects to anything, and no message quotes a secret.
+The environment wins over the file, and overrides win over both; mappings are merged key by key. Nothing here connects
+to anything, and no message quotes a secret.
 """
 
-# pydantic-settings is not used for the merging: its sources know no lines of a file, match environment names
-# with fields only (not with the names of sinks and client properties that the file uses), and would read
-# TOPIC=123 as a number.
+# pydantic-settings does not do the merging: its sources do not know the lines of a file, match environment names with
+# fields only (not with the names of sinks and client properties that the file uses), and would read TOPIC=123 as a
+# number.
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError
 
 CONFIG_VARIABLE = "TIDEMILL_CONFIG"
-#: What is said of a configuration that does not name the topic.
-NO_TOPIC = "no kafka.source_topic is configured, so a pipeline reads the topic {topic!r}; name the one that is meant"
+#: The warning about a configuration that does not name the topic.
+NO_TOPIC = "no kafka.source_topic is configured, so a pipeline reads the topic {topic!r}; name the one you mean"
 
 
 def load_settings(
@@ -42,7 +42,7 @@ def load_settings(
         overrides: Nested values that override both.
 
     Raises:
-        ConfigError: Something is wrong; the message has a line for each problem, with its place.
+        ConfigError: Something is wrong; the message has one line per problem, with its place.
 
     Example:
         >>> load_settings(None, {"TIDEMILL_KAFKA__SOURCE_TOPIC": "orders"}).kafka.source_topic
@@ -54,24 +54,24 @@ def load_settings(
     document = _read(Path(path), named_by) if path is not None else Document({})
     source = str(path) if path is not None else "the defaults"
     if not isinstance(document.value, dict):
-        raise _error([Problem(source, "", "expected sections (kafka, executor, ...) at the top of the file")])
+        raise _build_error([Problem(source, "", "expected sections (kafka, executor, ...) at the top of the file")])
     apply_environment(document, environ)
     merge(document, (), copy.deepcopy(dict(overrides or {})), "set in code")
     try:
         settings = Settings.model_validate(fill_empty_sections(document.value))
     except ValidationError as error:
         problems = [*document.problems, *explain(error, document, source)]
-        raise _error(problems) from None
+        raise _build_error(problems) from None
     if document.problems:
-        raise _error(document.problems)
+        raise _build_error(document.problems)
     return settings
 
 
-def named_source(path: Path | str | None = None, environ: Mapping[str, str] = os.environ) -> str:
-    """Say where `load_settings` takes the settings from.
+def describe_source(path: Path | str | None = None, environ: Mapping[str, str] = os.environ) -> str:
+    """Return where `load_settings` takes the settings from, for people to read.
 
     Example:
-        >>> named_source(None, {"TIDEMILL_CONFIG": "orders.yaml"})
+        >>> describe_source(None, {"TIDEMILL_CONFIG": "orders.yaml"})
         'orders.yaml (named by TIDEMILL_CONFIG)'
     """
     if path is not None:
@@ -80,21 +80,21 @@ def named_source(path: Path | str | None = None, environ: Mapping[str, str] = os
     return f"{named} (named by {CONFIG_VARIABLE})" if named else "defaults and environment, no file was named"
 
 
-def validated(settings: Settings, source: str = "on_startup") -> Settings:
-    """Return settings that code has changed, checked again as a whole.
+def revalidate(settings: Settings, source: str = "on_startup") -> Settings:
+    """Check settings that code has changed again as a whole, and return them.
 
     Args:
         settings: The changed settings.
-        source: Who changed them, for messages.
+        source: What changed them, for messages.
 
     Raises:
-        ConfigError: They are not valid any more.
+        ConfigError: They are no longer valid.
     """
     values = settings.model_dump(warnings=False)
     try:
         return Settings.model_validate(values)
     except ValidationError as error:
-        raise _error(explain(error, Document(values), source)) from None
+        raise _build_error(explain(error, Document(values), source)) from None
 
 
 def _read(path: Path, named_by: str) -> Document:
@@ -102,7 +102,7 @@ def _read(path: Path, named_by: str) -> Document:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(
-            f"the configuration file {path}{named_by} does not exist; `tidemill init DIR` makes a project with one"
+            f"the configuration file {path}{named_by} does not exist; `tidemill init DIR` creates a project with one"
         ) from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"the configuration file {path}{named_by} is not UTF-8 text: {error.reason}") from None
@@ -110,10 +110,10 @@ def _read(path: Path, named_by: str) -> Document:
         raise ConfigError(f"the configuration file {path}{named_by} cannot be read: {error.strerror}") from None
     document = read_yaml(text, str(path))
     if document.problems and not document.value:
-        raise _error(document.problems)
+        raise _build_error(document.problems)
     return document
 
 
-def _error(problems: list[Problem]) -> ConfigError:
+def _build_error(problems: list[Problem]) -> ConfigError:
     lines = "".join(f"\n  {problem}" for problem in problems)
     return ConfigError(f"the configuration is wrong:{lines}")

@@ -1,4 +1,4 @@
-"""Says in the user's words what the models found wrong: where it stands, what was expected, what is there."""
+"""Explains in the user's terms what validation found wrong: where it is, what was expected and what was found."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from tidemill.config.document import Document, Path, Problem, dotted
-from tidemill.config.introspection import known_keys, nearest
+from tidemill.config.introspection import find_nearest, list_keys
 from tidemill.config.redaction import is_secret, redact_text
 
 _MAX_SHOWN = 60
@@ -30,7 +30,7 @@ _EXPECTED: Mapping[str, str] = {
     "greater_than": "a number above {gt}",
     "greater_than_equal": "a number of at least {ge}",
     "less_than_equal": "a number of at most {le}",
-    "string_too_short": "a text that is not empty",
+    "string_too_short": "a non-empty string",
 }
 
 
@@ -39,8 +39,8 @@ def explain(error: ValidationError, document: Document, source: str) -> list[Pro
 
     Args:
         error: What validation raised.
-        document: Where the values came from; what it knows to be wrong already is not said twice.
-        source: What is named where no place is known.
+        document: Where the values came from; problems that it already lists are not repeated.
+        source: What to name where the place is not known.
     """
     known = {problem.path for problem in document.problems if problem.path}
     problems = []
@@ -83,7 +83,7 @@ def _hint(kind: str, value: Any, path: Path) -> str:
         return "; write it in quotes"
     if kind == "list_type":
         return '; for example ["a", "b"]'
-    if kind == "model_type" and len(path) > 1 and path[-1] in known_keys(path):
+    if kind == "model_type" and len(path) > 1 and path[-1] in list_keys(path):
         return f"; a name comes first: {dotted((*path[:-1], 'my-name', path[-1]))}"
     if kind in {"model_type", "dict_type"} and isinstance(value, str) and ":" in value:
         return "; a space is needed after the colon of a key"
@@ -91,11 +91,11 @@ def _hint(kind: str, value: Any, path: Path) -> str:
 
 
 def _unknown(path: Path) -> str:
-    near = nearest(path)
-    if near is None and "." in str(path[-1]) and "client_config" in known_keys(path[:-1]):
-        return "unknown key; properties of librdkafka belong into client_config"
+    near = find_nearest(path)
+    if near is None and "." in str(path[-1]) and "client_config" in list_keys(path[:-1]):
+        return "unknown key; properties of librdkafka belong in client_config"
     if near is None:
-        return f"unknown key; known here: {', '.join(known_keys(path[:-1]))}"
+        return f"unknown key; known here: {', '.join(list_keys(path[:-1]))}"
     beside = dotted(path[:-1])
     return f"unknown key; did you mean {near.removeprefix(beside + '.') if beside else near}?"
 
@@ -105,7 +105,7 @@ def _is_scalar(value: Any) -> bool:
 
 
 def _shown(value: Any, path: Path, kind: str) -> str:
-    """Name a value; its text only where that cannot be a secret in the wrong place."""
+    """Describe a value, with its text only where that cannot be a misplaced secret."""
     what, text = _named(value)
     if kind in {"model_type", "dict_type"} or any(is_secret(str(part)) for part in path):
         return what.replace("the ", "a ", 1)

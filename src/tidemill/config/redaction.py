@@ -1,8 +1,7 @@
 """Hides secrets wherever configuration, errors or logs are shown.
 
-A secret is known by its key (`redact`), or by its form inside a text (`redact_text`): the user part of an
-address, and `password=...`. It is better to mask too much than too little; what is passed on to clients is
-never changed.
+A secret is recognised by its key (`redact`), or by its form inside a text (`redact_text`): the user part of an address,
+and `password=...`. Masking too much is better than masking too little; what is passed to clients is never changed.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ _SECRET_KEY = re.compile(rf"(?:{_WORDS})|[._-]key$|^key[._-]?pem$", re.IGNORECAS
 _SASL = re.compile(r"sasl[._]", re.IGNORECASE)
 _SASL_PUBLIC = re.compile(r"sasl[._]mechanisms?$", re.IGNORECASE)
 _SSL_KEY = re.compile(r"ssl[._]key(?:[._]|$|store[._-]?key)", re.IGNORECASE)
-#: Paths and names of things that hold secrets are no secrets, and needed to see what is wrong.
+#: Paths and names of things that hold secrets are not secret, and needed to see what is wrong.
 _PUBLIC = re.compile(
     r"[._](?:location|path|file|url|mechanism|format|type|enabled?)$|^env_inherit_deny$", re.IGNORECASE
 )
 _USERINFO = re.compile(r"(?P<scheme>\b[A-Za-z][A-Za-z0-9+.-]*://)(?P<user>[^/?#\s'\"]*)@")
-#: Starts at the beginning of a word only: tried inside every word, a long one would cost its length squared.
+#: Starts only at the beginning of a word: tried inside each word, it would take quadratic time on a long one.
 _ASSIGNED = re.compile(
     rf"(?P<name>(?<![\w.-])[\w.-]*(?:{_WORDS})[\w.-]*)(?P<equals>['\"]?\s*[=:]\s*)"
     r"(?P<value>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^\s,;&'\"}\])]+)",
     re.IGNORECASE,
 )
-#: Of headers nobody knows which are secret, except these.
+#: Any header may be secret, except these.
 PUBLIC_HEADERS = frozenset({"accept", "accept-encoding", "content-encoding", "content-type", "user-agent"})
 _BEARER = re.compile(r"\b(Bearer|Basic)\s+[A-Za-z0-9._~+/=-]{6,}")
 
@@ -75,11 +74,11 @@ def redact_text(text: str) -> str:
     return text
 
 
-def url_secrets(url: str) -> frozenset[str]:
-    """Return the passwords in an address, as they stand there and decoded: what no message may repeat.
+def find_url_secrets(url: str) -> frozenset[str]:
+    """Return the passwords in an address, as written and decoded: no message may repeat them.
 
     Example:
-        >>> sorted(url_secrets("redis://app:p%40ss@host/0"))
+        >>> sorted(find_url_secrets("redis://app:p%40ss@host/0"))
         ['p%40ss', 'p@ss']
     """
     try:
@@ -92,11 +91,11 @@ def url_secrets(url: str) -> frozenset[str]:
     return frozenset(found)
 
 
-def without(text: str, secrets: Iterable[str]) -> str:
-    """Mask these secrets in a text, and what looks like one.
+def mask_secrets(text: str, secrets: Iterable[str]) -> str:
+    """Mask these secrets in a text, and everything that looks like a secret.
 
     Example:
-        >>> without("login of app with p@ss failed", {"p@ss"})
+        >>> mask_secrets("login of app with p@ss failed", {"p@ss"})
         'login of app with *** failed'
     """
     for secret in secrets:
@@ -112,7 +111,7 @@ def _mask_assigned(found: re.Match[str]) -> str:
 
 
 def _redact_item(key: str, value: Any) -> Any:
-    # An empty value is shown: that a password is missing is what the reader has to see.
+    # An empty value is shown: the reader has to see that a password is missing.
     if is_secret(key) and value is not None and value != "" and not isinstance(value, bool):
         return MASK
     if key.lower() == "headers" and isinstance(value, Mapping):

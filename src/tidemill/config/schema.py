@@ -1,4 +1,4 @@
-"""The JSON schema of the configuration file: for editors, and for a reference that cannot get out of date."""
+"""The JSON schema of the configuration file: for editors, and for a reference that cannot go out of date."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from tidemill.config.settings import Settings
 
 
-def settings_schema() -> dict[str, Any]:
+def build_schema() -> dict[str, Any]:
     """Return the JSON schema of the settings; the same settings give the same schema."""
     schema = Settings.model_json_schema()
     return {
@@ -18,6 +18,6 @@ def settings_schema() -> dict[str, Any]:
     }
 
 
-def schema_text() -> str:
-    """Return the schema as JSON text, sorted, with a newline at its end."""
-    return json.dumps(settings_schema(), indent=2, sort_keys=True) + "\n"
+def format_schema() -> str:
+    """Return the schema as sorted JSON text that ends with a newline."""
+    return json.dumps(build_schema(), indent=2, sort_keys=True) + "\n"

@@ -29,3 +29,8 @@ class Section(BaseModel):
         """Yield what is set, secrets masked: an object of settings ends up in logs and tracebacks."""
         for name, value in super().__repr_args__():
             yield name, redact({name: value})[name] if name else value
+
+
+def to_upper(value: object) -> object:
+    """Return text in upper case, and anything else as it is: for validators of names like `info`."""
+    return value.upper() if isinstance(value, str) else value

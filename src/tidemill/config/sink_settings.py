@@ -1,4 +1,4 @@
-"""The sections of the sinks: what each type of sink can be told, and what is refused before anything connects.
+"""The settings of each type of sink, and what is refused before anything connects.
 
 Every sink has a `ui_url`. Addresses may hold passwords; they are masked wherever configuration is shown, and no
 message here quotes them.
@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from tidemill.config.kafka_names import check_topic, refuse_owned
-from tidemill.config.section import NonEmpty, Section
+from tidemill.config.section import NonEmpty, Section, to_upper
 
 #: librdkafka's keys that tidemill sets itself, and what to use instead.
 OWNED_SINK_KEYS: Mapping[str, str] = {
@@ -23,7 +23,7 @@ OWNED_SINK_KEYS: Mapping[str, str] = {
 }
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\uffff]*")
-#: Made by the client from the request itself.
+#: Set by the client from the request itself.
 _OWNED_HEADERS = frozenset({"host", "content-length", "transfer-encoding", "connection"})
 _IDENTIFIER = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,62}")
 #: What a statement of the configuration may be: nothing that ends the transaction it is in.
@@ -35,19 +35,15 @@ def _sink_client_config(value: dict[str, Any]) -> dict[str, Any]:
     return refuse_owned(value, OWNED_SINK_KEYS)
 
 
-def _upper(value: object) -> object:
-    return value.upper() if isinstance(value, str) else value
-
-
 def _address(value: str, schemes: tuple[str, ...], example: str) -> str:
     """Check the form of an address without quoting it: it may hold a password."""
     try:
         parts = urlsplit(value)
         _ = parts.port if "," not in parts.netloc else None
     except ValueError:
-        raise ValueError(f"is no valid address; expected something like {example}") from None
+        raise ValueError(f"is not a valid address; expected something like {example}") from None
     if parts.scheme not in schemes:
-        raise ValueError(f"has to begin with {' or '.join(f'{scheme}://' for scheme in schemes)}, like {example}")
+        raise ValueError(f"must begin with {' or '.join(f'{scheme}://' for scheme in schemes)}, like {example}")
     return value
 
 
@@ -61,14 +57,14 @@ def _mongo_uri(value: str) -> str:
 
 def _mongo_database(value: str) -> str:
     if _DATABASE_REFUSED.search(value) or len(value.encode()) > 63:
-        raise ValueError('is no name of a database: 1 to 63 bytes without / \\ . " $ and spaces are allowed')
+        raise ValueError('is not a valid database name: 1 to 63 bytes without / \\ . " $ and spaces are allowed')
     return value
 
 
 def _http_url(value: str) -> str:
     _address(value, ("http", "https"), "https://host/path")
     if not urlsplit(value).hostname:
-        raise ValueError("names no host; expected something like https://host/path")
+        raise ValueError("has no host; expected something like https://host/path")
     return value
 
 
@@ -76,7 +72,7 @@ def _utf8(value: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"has no form in UTF-8: {error.reason}") from None
+        raise ValueError(f"cannot be encoded as UTF-8: {error.reason}") from None
     return value
 
 
@@ -87,32 +83,30 @@ def _redis_url(value: str) -> str:
 def _headers(value: dict[str, str]) -> dict[str, str]:
     for name, content in value.items():
         if not _HEADER_NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is no name of a header")
+            raise ValueError(f"{name!r} is not a valid header name")
         if name.lower() in _OWNED_HEADERS:
-            raise ValueError(f"{name} may not be set here: the client makes it")
+            raise ValueError(f"{name} may not be set here: the client sets it")
         if not _HEADER_VALUE.fullmatch(content) or content != content.strip(" \t"):
-            raise ValueError(
-                f"the value of {name} has characters that a header cannot have, or a blank at an end of it"
-            )
+            raise ValueError(f"the value of {name} has characters that a header cannot have, or a space at either end")
     return value
 
 
 def _header_name(value: str) -> str:
     if not _HEADER_NAME.fullmatch(value) or value.lower() in _OWNED_HEADERS:
-        raise ValueError(f"{value!r} is no usable name of a header")
+        raise ValueError(f"{value!r} cannot be used as a header name")
     return value
 
 
 class SinkSection(Section):
-    """What every sink has."""
+    """The settings that all sinks have."""
 
-    ui_url: str = Field("", description="Where people look at what was written.")
+    ui_url: str = Field("", description="Where people can look at what was written.")
 
 
 class KafkaSinkSettings(SinkSection):
     """A topic to write to."""
 
-    topic: Annotated[str, AfterValidator(check_topic)] = Field(description="The topic to write to; it has to exist.")
+    topic: Annotated[str, AfterValidator(check_topic)] = Field(description="The topic to write to; it must exist.")
     brokers: str = Field("", description="'' inherits kafka.brokers and its security settings.")
     client_config: Annotated[dict[str, Any], AfterValidator(_sink_client_config)] = Field(
         default_factory=dict, description="Passed to librdkafka."
@@ -123,21 +117,23 @@ class FilesystemSinkSettings(SinkSection):
     """A folder to write JSON lines into."""
 
     base_path: NonEmpty = Field(description="Relative to the driver's directory; shared between hosts on a cluster.")
-    fsync: bool = Field(False, description="Wait until what was written is on the disk.")
+    fsync: bool = Field(False, description="Wait until written data is on disk.")
 
 
 def _sql(value: str) -> str:
     if not _SQL.match(value) or "\0" in value:
-        raise ValueError("has to be one statement that begins with INSERT, UPDATE, DELETE, MERGE, WITH or SELECT")
+        raise ValueError("must be one statement that begins with INSERT, UPDATE, DELETE, MERGE, WITH or SELECT")
     return value
 
 
 def _identifiers(value: list[str]) -> list[str]:
     for name in value:
         if not _IDENTIFIER.fullmatch(name):
-            raise ValueError(f"{name!r} is not a usable name: letters, digits and _ are allowed, not first a digit")
+            raise ValueError(
+                f"{name!r} is not a usable name: letters, digits and _ are allowed, and the first may not be a digit"
+            )
     if len(set(value)) < len(value):
-        raise ValueError("has a name twice")
+        raise ValueError("has duplicate names")
     return value
 
 
@@ -148,11 +144,11 @@ class PostgresStatementSettings(Section):
         description="One INSERT, UPDATE, DELETE, MERGE, WITH or SELECT, with $1, $2, ... for its parameters."
     )
     parameters: Annotated[list[str], AfterValidator(_identifiers)] = Field(
-        default_factory=list, description="What $1, $2, ... are called in a payload's data."
+        default_factory=list, description="The names of $1, $2, ... in a payload's data."
     )
     key: Annotated[list[str], AfterValidator(_identifiers)] = Field(
         default_factory=list,
-        description="The parameters that say which row is meant; payloads with the same values stay in order.",
+        description="The parameters that identify the row; payloads with the same values stay in order.",
     )
 
     @model_validator(mode="after")
@@ -175,7 +171,7 @@ class PostgresSinkSettings(SinkSection):
     )
     pool_min: NonNegativeInt = Field(2, description="Connections that each engine keeps open.")
     pool_max: PositiveInt = Field(
-        10, description="Connections that each engine opens at most; the server sees engines x pool_max."
+        10, description="The most connections that each engine opens; the server sees engines x pool_max."
     )
     statements: Annotated[dict[str, PostgresStatementSettings], AfterValidator(_statements)] = Field(
         default_factory=dict, description="Statements that payloads can name."
@@ -196,24 +192,25 @@ class MongoSinkSettings(SinkSection):
 
 
 class HttpSinkSettings(SinkSection):
-    """An HTTP endpoint that takes one request per payload."""
+    """An HTTP endpoint that gets one request per payload."""
 
     url: Annotated[NonEmpty, AfterValidator(_http_url)] = Field(
-        description="Where requests go, or what the paths of payloads are below of."
+        description="Where requests go; the paths of payloads are below it."
     )
-    method: Annotated[Literal["POST", "PUT", "PATCH"], BeforeValidator(_upper)] = Field(
-        "POST", description="How, unless a payload says otherwise."
+    method: Annotated[Literal["POST", "PUT", "PATCH"], BeforeValidator(to_upper)] = Field(
+        "POST", description="The method, unless a payload has its own."
     )
-    timeout_seconds: PositiveFloat = Field(30.0, description="A request that is not answered for so long has failed.")
+    timeout_seconds: PositiveFloat = Field(30.0, description="A request that is not answered in this time has failed.")
     headers: Annotated[dict[str, str], AfterValidator(_headers)] = Field(
         default_factory=dict, description="Sent with every request; shown masked."
     )
     max_retries: NonNegativeInt = Field(
-        3, description="How often a request is sent again before the sink as a whole is given a pause."
+        3, description="How often a request is retried before the sink as a whole backs off."
     )
-    concurrency: PositiveInt = Field(1, description="Requests at a time; above 1, payloads are in no order.")
+    concurrency: PositiveInt = Field(1, description="Concurrent requests; above 1, payloads are not in order.")
     idempotency_header: Annotated[str, AfterValidator(_header_name)] = Field(
-        "Idempotency-Key", description="The header with a payload's key, the same in each of its requests."
+        "Idempotency-Key",
+        description="The header with a payload's idempotency key, which is the same in all its requests.",
     )
 
 
@@ -223,46 +220,7 @@ class RedisSinkSettings(SinkSection):
     url: Annotated[NonEmpty, AfterValidator(_redis_url)] = Field(
         "redis://localhost:6379/0", description="redis://, rediss:// or unix://; may have user and password."
     )
-    key_prefix: Annotated[str, AfterValidator(_utf8)] = Field("", description="Put before every key.")
+    key_prefix: Annotated[str, AfterValidator(_utf8)] = Field("", description="Prepended to every key.")
     scripts: dict[NonEmpty, Annotated[NonEmpty, AfterValidator(_utf8)]] = Field(
         default_factory=dict, description="Lua scripts by name, for payloads with `op: script`."
     )
-
-
-def _custom(value: dict[str, dict[str, dict[str, Any]]]) -> dict[str, dict[str, dict[str, Any]]]:
-    for kind, named in value.items():
-        if kind in BUILT_IN_TYPES:
-            raise ValueError(f"{kind} is a type of tidemill's own: move it to sinks.{kind}")
-        for name, options in named.items():
-            if not isinstance(options.get("ui_url", ""), str):
-                raise ValueError(f"{kind}.{name}.ui_url: expected a string")  # noqa: TRY004 - pydantic takes only this
-    return value
-
-
-class SinksSettings(Section):
-    """The sinks, by type and name."""
-
-    kafka: dict[str, KafkaSinkSettings] = Field(default_factory=dict, description="Topics, by name.")
-    filesystem: dict[str, FilesystemSinkSettings] = Field(default_factory=dict, description="Folders, by name.")
-    postgres: dict[str, PostgresSinkSettings] = Field(
-        default_factory=dict, description="PostgreSQL databases, by name."
-    )
-    mongo: dict[str, MongoSinkSettings] = Field(default_factory=dict, description="MongoDB databases, by name.")
-    http: dict[str, HttpSinkSettings] = Field(default_factory=dict, description="HTTP endpoints, by name.")
-    redis: dict[str, RedisSinkSettings] = Field(default_factory=dict, description="Redis databases, by name.")
-    custom: Annotated[dict[str, dict[str, dict[str, Any]]], AfterValidator(_custom)] = Field(
-        default_factory=dict,
-        description="Sinks of other packages: `custom.<type>.<name>` holds what that type takes, and `ui_url`.",
-    )
-
-    def by_type(self) -> dict[str, Mapping[str, Any]]:
-        """Return the sections by type and name; types without a sink are left out."""
-        built_in = {kind: getattr(self, kind) or {} for kind in sorted(BUILT_IN_TYPES)}
-        return {kind: named for kind, named in {**built_in, **self.custom}.items() if named}
-
-    def is_empty(self) -> bool:
-        """Whether no sink is configured at all."""
-        return not self.by_type()
-
-
-BUILT_IN_TYPES = frozenset(SinksSettings.model_fields) - {"custom"}

@@ -1,4 +1,4 @@
-"""The sections that a trigger host reads, and no pipeline: where events are stored, and how streams are shared."""
+"""The sections that only trigger hosts read: where events are stored, and how streams are shared."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tidemill.config.section import Section
 
 def _printable(name: str) -> str:
     if not name.isprintable():
-        raise ValueError("a list's name is made of printable characters")
+        raise ValueError("a list's name may contain only printable characters")
     return name
 
 
@@ -24,26 +24,26 @@ class StoreSettings(Section):
     url: str = Field(
         "",
         description="sqlite:///file.db, sqlite:////absolute/file.db or postgresql://user:password@host/name; "
-        "'' means tidemill.db beside the list of triggers.",
+        "'' means tidemill.db next to the trigger list.",
     )
     retention_events_days: NonNegativeFloat = Field(
         0.0, description="Events are removed from the store after this many days; 0 keeps them."
     )
     retention_identities_days: NonNegativeFloat = Field(
         0.0,
-        description="Identities are removed after this many days, and are not recognised any more when they come "
-        "again; 0 keeps them.",
+        description="Identities are removed after this many days; events that repeat later are not recognised. 0 keeps "
+        "them.",
     )
 
 
 class TriggererSettings(Section):
-    """How a trigger host shares streams, and when it complains."""
+    """How a trigger host shares streams, and what it warns about."""
 
     shared_stream_subscriber_queue_size: PositiveInt = Field(
-        1024, description="Events that may wait for one subscriber; with more of them it fails, alone."
+        1024, description="Events that may wait for one subscriber; beyond that, this subscriber fails."
     )
     shared_stream_ack_timeout: PositiveFloat = Field(
-        300.0, description="Seconds a subscriber may take with an event, until what it derived is stored."
+        300.0, description="Seconds a subscriber may take to handle an event, until what it derived is stored."
     )
     shared_stream_cohort_grace_period: NonNegativeFloat = Field(
         0.0, description="Seconds a new stream waits for more subscribers before it is polled."
@@ -55,7 +55,7 @@ class TriggererSettings(Section):
     )
     list_name: ListName = Field(
         "",
-        description="What the list of triggers is called in the store; hosts with one name are replicas, of which one "
+        description="The name of the trigger list in the store; hosts with the same name are replicas, one of which "
         "runs the list. '' means the absolute path of its file.",
     )
     seat_seconds: PositiveFloat = Field(

@@ -21,7 +21,7 @@ import msgspec
 
 from tidemill.core.deadletters.letter_files import letters_name, run_pattern, unfinished_name, unfinished_pattern
 from tidemill.core.errors import ConfigError, sound
-from tidemill.deadletters.writer import Letter, encode_letter
+from tidemill.deadletters.letter import Letter, encode_letter
 
 #: Under this key a letters file says what it belongs to, and an outcome file which letters file belongs to it.
 METADATA_KEY = b"tidemill.letters"

@@ -18,9 +18,9 @@ import msgspec
 from tidemill.config.settings import Settings
 from tidemill.core.deadletters.redrive import Facts
 from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.deadletters.letter import Letter, decode_letter
 from tidemill.deadletters.payloads import Blob
 from tidemill.deadletters.redrive.producer import CursorProducer
-from tidemill.deadletters.writer import Letter, decode_letter
 from tidemill.runtime.kafka_client import CALL_SECONDS, LibraryLog, TopicAdmin, client_config, reason, scrubbed
 from tidemill.runtime.producer import producer_config
 
@@ -243,12 +243,6 @@ def decoded(place: Found, value: bytes) -> Found:
     return place
 
 
-def written_at(letter: Letter) -> float:
-    """Return when a letter was written, in seconds since the epoch."""
-    at = datetime.fromisoformat(letter.timestamp)
-    return (at.astimezone() if at.tzinfo is None else at).timestamp()
-
-
 def facts_of(letter: Letter, *, text: bool = False) -> Facts:
     """Return what a letter is judged by.
 
@@ -261,7 +255,7 @@ def facts_of(letter: Letter, *, text: bool = False) -> Facts:
         letter.kind.value,
         letter.sink_type,
         letter.sink_name,
-        written_at(letter),
+        letter.written_at,
         tuple(shown for source in letter.sources if (shown := shown_bytes(source.key)) is not None),
         letter.redrives,
         len(letter.sources),

@@ -15,8 +15,8 @@ import confluent_kafka as ck
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import RemoteError
+from tidemill.deadletters.letter import LetterSource
 from tidemill.deadletters.payloads import Blob
-from tidemill.deadletters.writer import LetterSource
 from tidemill.runtime.kafka_client import LibraryLog, reason, scrubbed
 from tidemill.runtime.messages import SourceMessage
 

@@ -71,5 +71,5 @@ def _transactor(
     if stage is None:
         return None
     # The settings see to it that all sinks have the same.
-    overrides = next((sink.client_config for sink in settings.sinks.kafka.values()), {})
+    overrides: dict[str, Any] = next((sink.client_config for sink in settings.sinks.kafka.values()), {})
     return TransactionalProducer(settings.kafka, identity.instance_id, overrides, stage.limits)

@@ -17,7 +17,8 @@ from tidemill.deadletters.writer import DeadLetters
 from tidemill.pipeline.brake import EngineBrake
 from tidemill.pipeline.checks import check_collect_result
 from tidemill.pipeline.commits import Commits
-from tidemill.pipeline.delivery.outbox import Outbox, Routed
+from tidemill.pipeline.delivery.outbox import Outbox
+from tidemill.pipeline.delivery.routing import Routed
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.hooks import HookRunner
 from tidemill.pipeline.reports.counters import Counters, Overridden, Slowest

@@ -11,8 +11,7 @@ from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, Protocol
 
 from tidemill.core.errors import describe_error, sound
-from tidemill.deadletters.making import last_words
-from tidemill.deadletters.writer import LetterKind
+from tidemill.deadletters.letter import LetterKind, last_words
 from tidemill.pipeline.brake import Case
 from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.handler.models import ErrorKind, ExecutorError

@@ -70,12 +70,16 @@ class Calls:
         return True
 
     def stalled(self) -> dict[str, str]:
-        """Return the hooks that have not returned for too long, by name and partition: the oldest call of each."""
+        """Return the hooks that have not returned for too long; see `unreturned`."""
+        return self.unreturned(HOOK_SECONDS)
+
+    def unreturned(self, seconds: float) -> dict[str, str]:
+        """Return the hooks that have not returned for so long, by name and partition: the oldest call of each."""
         now = time.monotonic()
         found: dict[str, str] = {}
         more: Counter[str] = Counter()
         for since, name, place, what in itertools.islice(self._open.values(), MAX_OVERDUE):
-            if now - since < HOOK_SECONDS:
+            if now - since < seconds:
                 break
             partition, messages = place(what)
             key = f"{name} of {partition}" if partition else name

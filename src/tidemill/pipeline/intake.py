@@ -15,7 +15,7 @@ from functools import partial
 from tidemill.core.errors import describe_error
 from tidemill.core.ledger import LedgerEntry
 from tidemill.core.pipeline.window import Window, Windowing
-from tidemill.deadletters.writer import LetterKind
+from tidemill.deadletters.letter import LetterKind
 from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.key_order import Opened
 from tidemill.pipeline.partition import OwnedPartition

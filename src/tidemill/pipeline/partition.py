@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tidemill.core.ledger import LedgerEntry
 from tidemill.core.pipeline.handover import Handover
-from tidemill.deadletters.making import make_letter
-from tidemill.deadletters.writer import LetterKind
+from tidemill.deadletters.letter import Letter, LetterKind
 from tidemill.pipeline.context import EngineContext
-from tidemill.pipeline.delivery.outbox import payloads_of
+from tidemill.pipeline.delivery.routing import encode_payloads
 from tidemill.pipeline.handler.models import ExecutorError, ExecutorResult, ExecutorTask
 from tidemill.pipeline.hooks import call_hook
 from tidemill.pipeline.key_order import OrderedTasks
@@ -255,11 +254,11 @@ class OwnedPartition:
             error: How it failed, if it did.
             refused: What a hook returned that is not delivered, if that is why.
         """
-        letter = make_letter(
+        letter = Letter.about(
+            messages,
             kind,
             text,
-            messages,
-            payloads=payloads_of(refused) if isinstance(refused, CollectResult) else (),
+            payloads=encode_payloads(refused) if isinstance(refused, CollectResult) else (),
             attempts=max(1, run.attempts) if run is not None else 1,
             task_id=run.task.task_id if run is not None else None,
             args=run.task.args if run is not None else (),

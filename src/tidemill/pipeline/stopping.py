@@ -22,6 +22,8 @@ END_SECONDS = 2.5
 CLOSE_SECONDS = 0.8
 #: Hooks may take this long to end once they are cancelled.
 HOOK_SECONDS = 1.0
+#: Hooks that have not returned for this long are named at the end of the drain timeout.
+UNRETURNED_SECONDS = 1.0
 #: A step that comes too late still gets this long.
 LATE_SECONDS = 0.3
 
@@ -114,7 +116,12 @@ class Stopping:
                 await self._intake.idle()
         except TimeoutError:
             left = sum(owned.unresolved for owned in self._intake.partitions.values())
-            self._context.log.warning("the drain timeout is over; what is left is redelivered", messages=left)
+            unreturned = self._context.hooks.calls.unreturned(UNRETURNED_SECONDS)
+            self._context.log.warning(
+                "the drain timeout is over; what is left is redelivered",
+                messages=left,
+                **({"hooks": unreturned} if unreturned else {}),
+            )
         await self._context.outbox.flush(max(0.0, self._drained_by - self._loop.time()))
 
     async def _end_work(self) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from tidemill.core.errors import describe_error
 from tidemill.core.ledger import LedgerEntry
-from tidemill.deadletters.writer import LetterKind
+from tidemill.deadletters.letter import LetterKind
 from tidemill.pipeline.brake import Case
 from tidemill.pipeline.checks import check_tasks
 from tidemill.pipeline.context import EngineContext

@@ -19,7 +19,7 @@ from tidemill.core.retry import Retry, decide
 from tidemill.pipeline import failures
 from tidemill.pipeline.checks import check_action, find_sources
 from tidemill.pipeline.context import EngineContext
-from tidemill.pipeline.delivery.outbox import Origin, Routed
+from tidemill.pipeline.delivery.routing import Origin, Routed
 from tidemill.pipeline.failures import Hooked, hook_name
 from tidemill.pipeline.handler.models import (
     ErrorAction,

@@ -7,6 +7,7 @@ renamed. Processes that need the same jars at the same time wait for the first o
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import importlib.util
 import os
@@ -81,8 +82,9 @@ def resolve_jars(
     for cache in (user_cache_folder, writable_cache_folder):
         root = cache(environ) / "jars"
         folder = root / name
-        if folder.is_dir():
-            return folder
+        with contextlib.suppress(PermissionError):  # a home of somebody else
+            if folder.is_dir():
+                return folder
     if environ.get(OFFLINE_VARIABLE, "") not in ("", "0"):
         raise RemoteError(
             f"The jars of {coordinates} are not in {folder} and {OFFLINE_VARIABLE} forbids downloading them. "

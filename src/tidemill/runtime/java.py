@@ -163,7 +163,7 @@ def _wrapper_home(executable: Path, environ: Mapping[str, str]) -> Path:
     name = hashlib.sha256(script.encode()).hexdigest()[:16]
     place = Path("java", f"{sys.platform}-{name}")
     home = user_cache_folder(environ) / place
-    if not (home / "bin" / "java").exists():
+    if not os.access(home / "bin" / "java", os.X_OK):
         home = writable_cache_folder(environ) / place
     target = home / "bin" / "java"
     if not target.exists():

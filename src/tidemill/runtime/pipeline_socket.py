@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from tidemill.config.settings import KafkaSettings
+from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.core.errors import RemoteError
 from tidemill.runtime import control_socket
 from tidemill.runtime.control_socket import ControlSocket, prefix_of

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import confluent_kafka as ck
 import structlog
 
-from tidemill.config.settings import KafkaSettings
+from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.core.errors import ConfigError, InvariantError, describe_error
 from tidemill.runtime.kafka_client import CALL_SECONDS, LibraryLog, client_config, reason, scrubbed
 from tidemill.runtime.log import limited

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from tidemill.config.sink_settings import BUILT_IN_TYPES
+from tidemill.config.sink_types import sink_section
 from tidemill.core.errors import RemoteError
 
 #: What to do when the other side does not answer; the name of the setting follows.
@@ -86,7 +86,7 @@ class Sink(ABC):
     @property
     def place(self) -> str:
         """Where it is configured, for messages."""
-        return f"sinks.{'' if self.type in BUILT_IN_TYPES else 'custom.'}{self.type}.{self.name}"
+        return f"{sink_section(self.type)}.{self.name}"
 
     @abstractmethod
     async def connect(self) -> None:

@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 import msgspec
 import structlog
 
-from tidemill.config.settings import FilesystemSinkSettings
+from tidemill.config.sink_settings import FilesystemSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError, WrongPlaceError
 from tidemill.sinks import replacing
 from tidemill.sinks.base import Encoded, Refusal, Sink, shortened, to_json

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
-from tidemill.config.redaction import PUBLIC_HEADERS, redact_text, url_secrets, without
+from tidemill.config.redaction import PUBLIC_HEADERS, find_url_secrets, mask_secrets, redact_text
 from tidemill.config.sink_settings import HttpSinkSettings
 from tidemill.core.delivery.http_delivery import HttpVerdict, answer_text, judge_response, retry_after_seconds
 from tidemill.core.delivery.http_request import address, form, request_headers
@@ -104,7 +104,9 @@ class HttpSink(Sink):
         self._secure = parts.scheme == "https"
         # A path or a query can be a secret of its own: messages say where, not more.
         self._where = f"{parts.scheme}://{self._address[0]}:{self._address[1]}"
-        self._secrets = url_secrets(settings.url) | {value for value in settings.headers.values() if len(value) > 5}
+        self._secrets = find_url_secrets(settings.url) | {
+            value for value in settings.headers.values() if len(value) > 5
+        }
         self._secrets |= {part for part in (parts.path, parts.query) if len(part) > 5}
         self._url = httpx.URL()
         self._headers = {name.lower(): value for name, value in settings.headers.items()}
@@ -159,7 +161,7 @@ class HttpSink(Sink):
             raise RemoteError(f"{self.place}: {self._where}: {self._text(error)}; {CHECK} url") from None
 
     def _text(self, error: BaseException) -> str:
-        return without(describe_error(error), self._secrets)
+        return mask_secrets(describe_error(error), self._secrets)
 
     def encode(self, payload: HttpPayload) -> Encoded:
         """Return the request.
@@ -296,13 +298,13 @@ class HttpSink(Sink):
         headers = answer.headers
         body = answer_text(content, headers.get("content-type"), headers.get("content-encoding"))
         # Masked first: what is cut through could not be found.
-        body = shortened(without(body, self._secrets_of(wanted)), SHOWN_CHARACTERS)
+        body = shortened(mask_secrets(body, self._secrets_of(wanted)), SHOWN_CHARACTERS)
         reason = shortened(answer_text(answer.reason_phrase.encode()), 60)
         text = f"{self._where} answered {answer.status_code} {reason}{': ' if body else ''}{body}"
         if answer.is_redirect:
             text = f"{self._where} redirects ({answer.status_code}), which is not followed; correct url"
             text += f" (it says: {body})" if body else ""
-        text = without(text, self._secrets)
+        text = mask_secrets(text, self._secrets)
         pause_seconds = retry_after_seconds(
             answer.headers.get("retry-after"), answer.headers.get("date"), time.time(), MAX_PAUSE_SECONDS
         )
@@ -312,7 +314,7 @@ class HttpSink(Sink):
         """Return what an answer may repeat of a request and no message may."""
         public = PUBLIC_HEADERS | {self._settings.idempotency_header}
         given = {value for name, value in wanted.headers.items() if name not in public and len(value) > 5}
-        return given | self._secrets | (url_secrets(wanted.url) if wanted.url is not None else set())
+        return given | self._secrets | (find_url_secrets(wanted.url) if wanted.url is not None else set())
 
     async def close(self) -> None:
         """Disconnect."""

@@ -12,7 +12,8 @@ from typing import ClassVar
 
 import confluent_kafka as ck
 
-from tidemill.config.settings import KafkaSettings, KafkaSinkSettings
+from tidemill.config.kafka_settings import KafkaSettings
+from tidemill.config.sink_settings import KafkaSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.kafka_client import FRESH_TOPIC_SECONDS, TopicAdmin, client_config, scrubbed
 from tidemill.runtime.producer import (

@@ -21,7 +21,7 @@ from bson.raw_bson import RawBSONDocument
 from pymongo import errors as refused
 from pymongo.asynchronous.mongo_client import AsyncMongoClient
 
-from tidemill.config.redaction import redact, redact_text, url_secrets, without
+from tidemill.config.redaction import find_url_secrets, mask_secrets, redact, redact_text
 from tidemill.config.sink_settings import MongoSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError, describe_error
 from tidemill.sinks.base import CHECK, Answers, Encoded, Refusal, Sink, closed_in, plain, shortened
@@ -142,7 +142,7 @@ class MongoSink(Sink):
         """Prepare; nothing is connected before `connect`."""
         super().__init__(name)
         self._settings = settings
-        self._secrets = url_secrets(settings.uri)
+        self._secrets = find_url_secrets(settings.uri)
         self._collections: set[str] = set()
         self._client: AsyncMongoClient[Any] | None = None
 
@@ -179,7 +179,9 @@ class MongoSink(Sink):
 
     def _text(self, error: BaseException) -> str:
         # Behind it the client says everything that it knows about all servers.
-        return without(describe_error(error).partition(", Timeout: ")[0].partition(", full error: ")[0], self._secrets)
+        return mask_secrets(
+            describe_error(error).partition(", Timeout: ")[0].partition(", full error: ")[0], self._secrets
+        )
 
     # -- payloads -----------------------------------------------------------------------------------------------
 
@@ -286,7 +288,7 @@ class MongoSink(Sink):
         if code == _DUPLICATE and await self._is_there(job):
             answers.confirm([indexes[at]])
         else:
-            answers.refuse(indexes[at], self._refusal(job, without(text, self._secrets), code))
+            answers.refuse(indexes[at], self._refusal(job, mask_secrets(text, self._secrets), code))
         return indexes[at + 1 :]
 
     async def _is_there(self, job: _Job) -> bool:

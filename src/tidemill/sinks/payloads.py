@@ -172,9 +172,6 @@ class CustomPayload(msgspec.Struct, frozen=True):
     data: Any = None
 
 
-Payload = KafkaPayload | FilePayload | PostgresPayload | MongoPayload | HttpPayload | RedisPayload | CustomPayload
-
-
 class CollectResult(msgspec.Struct):
     """Everything a hook wants delivered, by type of sink.
 
@@ -194,4 +191,4 @@ class CollectResult(msgspec.Struct):
     @property
     def has_outputs(self) -> bool:
         """Whether there is anything to deliver."""
-        return bool(self.kafka or self.postgres or self.mongo or self.http or self.redis or self.files or self.custom)
+        return any(msgspec.structs.astuple(self))

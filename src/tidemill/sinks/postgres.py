@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import asyncpg
 import structlog
 
-from tidemill.config.redaction import redact_text, url_secrets, without
+from tidemill.config.redaction import find_url_secrets, mask_secrets, redact_text
 from tidemill.config.sink_settings import PostgresSinkSettings
 from tidemill.core.delivery.sql_plan import Operation, Row, Shape
 from tidemill.core.errors import ConfigError, RemoteError, describe_error
@@ -57,7 +57,7 @@ class PostgresSink(Sink):
         """Prepare; nothing is connected before `connect`."""
         super().__init__(name)
         self._settings = settings
-        self._secrets = url_secrets(settings.dsn)
+        self._secrets = find_url_secrets(settings.dsn)
         # Shapes that were checked; forgotten together when there are too many.
         self._shapes: dict[Hashable, tuple[Shape, tuple[str, ...]]] = {}
         self._writer = Writer(self.max_batch_count)
@@ -132,7 +132,7 @@ class PostgresSink(Sink):
             detail = error.detail if error.detail and error.sqlstate not in _ROW_IN_DETAIL else ""
             text = f"{type(error).__name__}: {error.args[0]}{f' ({detail})' if detail else ''}"
         # The server may repeat a whole value. It is cut twice, so that no secret is cut where it is still shown.
-        return shortened(without(text[:10_000], self._secrets), 2_000)
+        return shortened(mask_secrets(text[:10_000], self._secrets), 2_000)
 
     # -- payloads -----------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from redis import exceptions as refused
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from tidemill.config.redaction import redact_text, url_secrets, without
+from tidemill.config.redaction import find_url_secrets, mask_secrets, redact_text
 from tidemill.config.sink_settings import RedisSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError, describe_error
 from tidemill.sinks.base import CHECK, Answers, Encoded, Refusal, Sink, closed_in, shortened
@@ -58,7 +58,7 @@ class RedisSink(Sink):
         self._url = settings.url
         self._prefix = settings.key_prefix.encode()
         self._scripts = {name: text.encode() for name, text in settings.scripts.items()}
-        self._secrets = url_secrets(settings.url)
+        self._secrets = find_url_secrets(settings.url)
         self._client: aioredis.Redis | None = None
         # Set once a command for several keys was refused: what is wrong with it may be wrong with one of them only.
         self._one_each = False
@@ -97,7 +97,7 @@ class RedisSink(Sink):
     def _text(self, error: BaseException) -> str:
         # The client puts the command, data included, before what the server said.
         kind, _, text = describe_error(error).partition(": ")
-        return without(f"{kind}: {text.rpartition(' caused error: ')[2]}", self._secrets)
+        return mask_secrets(f"{kind}: {text.rpartition(' caused error: ')[2]}", self._secrets)
 
     # -- payloads -----------------------------------------------------------------------------------------------
 

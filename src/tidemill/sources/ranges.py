@@ -14,7 +14,7 @@ from typing import Any
 import confluent_kafka as ck
 import structlog
 
-from tidemill.config.settings import KafkaSettings
+from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.core.errors import RemoteError
 from tidemill.core.ranges import OffsetRange
 from tidemill.runtime.kafka_client import LibraryLog, client_config

@@ -32,7 +32,7 @@ from typing import Any
 import confluent_kafka as ck
 import structlog
 
-from tidemill.config.settings import KafkaSettings
+from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.core.delivery.transaction import Call, End, Fence, Transaction, TransactionAnswer, fenced, judge_records
 from tidemill.runtime.kafka_client import BackgroundCall, LibraryLog, reason, scrubbed
 from tidemill.runtime.log import limited

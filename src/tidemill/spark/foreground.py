@@ -1,32 +1,64 @@
-"""Signals, and what blocks while a run starts or stops: a wish to end is heard at every moment.
+"""What a live pipeline and a backfill share as the foreground of their process: signals, exit codes, log context.
 
-Signal handlers and other threads only put a word into the run's queue. The thread that runs a pipeline or a backfill
-waits on that queue alone; whatever can block (a handler's `on_startup`, brokers, Spark) runs in a thread beside it.
+Signal handlers and other threads only put a wake-up into the run's queue. The thread that runs a pipeline or a backfill
+waits on that queue alone; whatever can block (a handler's `on_startup`, brokers, Spark) runs in a thread beside it, so
+that a request to end is noticed at every moment.
 
 Invariant: after a wish to end, the waiting thread goes on within `END_SECONDS`, whatever the other one hangs in. That
-one is a daemon: it does not keep the process alive.
+one is a daemon: it does not keep the process alive. The end of a start has that one deadline for all its steps; what
+is left of Spark then is killed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import queue
 import signal
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from types import FrameType
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, TypeVar
 
-if TYPE_CHECKING:
-    from tidemill.spark.session.session import Spark
+import structlog
+
+from tidemill.config.settings import Settings
+from tidemill.core.errors import TidemillError
+from tidemill.runtime.exitcode import ExitCode, exit_code_of
+from tidemill.runtime.identity import cluster_name
+from tidemill.runtime.log import configure
+from tidemill.spark.session.session import Spark
+
+log = structlog.get_logger(__name__)
 
 ResultT = TypeVar("ResultT")
 WordT = TypeVar("WordT")
 
-#: How long a step of the start may take to end after it was told to.
+#: How long a start may take to end after it was told to, all its steps together.
 END_SECONDS = 1.0
+#: How long it may take to tidy up what was killed.
+KILLED_SECONDS = 0.3
 NUMBERS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Wake(enum.Enum):
+    """Why the thread that runs a pipeline or a backfill has something to do."""
+
+    #: A step of the start or the stop has ended.
+    STEPPED = enum.auto()
+    #: A signal: the first one drains, or ends the start; a second one stops at once.
+    SIGNAL = enum.auto()
+    DRAIN = enum.auto()
+    STOP = enum.auto()
+    SPARK_LOST = enum.auto()
+    #: The engines have ended.
+    FINISHED = enum.auto()
+
+
+#: Wake-ups that may be left over when the engines have ended.
+LEFT_OVER = (Wake.DRAIN, Wake.SPARK_LOST, Wake.FINISHED)
 
 
 class StartStoppedError(Exception):
@@ -34,12 +66,14 @@ class StartStoppedError(Exception):
 
     Attributes:
         at_once: Whether it was asked for twice.
+        deadline: The `time.monotonic()` at which everything else has to have ended, too.
     """
 
-    def __init__(self, *, at_once: bool) -> None:
+    def __init__(self, *, at_once: bool, deadline: float) -> None:
         """Say how."""
         super().__init__("ended on request")
         self.at_once = at_once
+        self.deadline = deadline
 
 
 def unless_stopped(
@@ -48,6 +82,7 @@ def unless_stopped(
     done: WordT,
     abort: Callable[[], None],
     ignored: Collection[WordT] = (),
+    deadline: float | None = None,
 ) -> ResultT:
     """Run one step of a start or a stop in another thread and return its result.
 
@@ -57,9 +92,11 @@ def unless_stopped(
         done: What the other thread puts there when it has ended.
         abort: Called in this thread when the step is to end; must not block.
         ignored: Words that may arrive and are no wish to end.
+        deadline: The `time.monotonic()` at which the step is ended unasked, and not waited for.
 
     Raises:
         StartStoppedError: A wish to end came first; the step has ended, was given `END_SECONDS`, or a second wish came.
+            Or the deadline has passed.
     """
     result: Future[ResultT] = Future()
 
@@ -71,15 +108,26 @@ def unless_stopped(
         words.put(done)
 
     threading.Thread(target=run, name="tidemill-start", daemon=True).start()
-    # An earlier step that was given up may say only now that it has ended.
-    while (word := words.get()) in ignored or (word is done and not result.done()):
-        pass
+    try:
+        # An earlier step that was given up may say only now that it has ended.
+        while (word := words.get(timeout=_until(deadline))) in ignored or (word is done and not result.done()):
+            pass
+    except queue.Empty:
+        abort()
+        raise StartStoppedError(at_once=False, deadline=time.monotonic()) from None
     if word is done:
         return result.result()
+    deadline = time.monotonic() + END_SECONDS
     abort()
-    with contextlib.suppress(queue.Empty):
-        raise StartStoppedError(at_once=words.get(timeout=END_SECONDS) is not done)
-    raise StartStoppedError(at_once=False)
+    try:
+        at_once = words.get(timeout=_until(deadline)) is not done
+    except queue.Empty:
+        at_once = False
+    raise StartStoppedError(at_once=at_once, deadline=deadline)
+
+
+def _until(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
 @contextlib.contextmanager
@@ -96,16 +144,19 @@ def running(spark: Spark, words: queue.SimpleQueue[WordT], done: WordT, ignored:
         StartStoppedError: The start was ended.
         TidemillError: Spark does not start.
     """
+    deadline: float | None = None
     try:
         unless_stopped(spark.start, words, done, spark.abort)
         yield
     except StartStoppedError as stopped:
-        if stopped.at_once:
+        deadline = stopped.deadline
+        if stopped.at_once or deadline <= time.monotonic():
             spark.kill()
+            deadline = time.monotonic() + KILLED_SECONDS
         raise
     finally:
         with contextlib.suppress(StartStoppedError):
-            unless_stopped(spark.stop, words, done, spark.kill, ignored)
+            unless_stopped(spark.stop, words, done, spark.kill, ignored, deadline)
 
 
 @contextlib.contextmanager
@@ -130,15 +181,69 @@ def signals_noted(note: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-@contextlib.contextmanager
-def signals_kept() -> Iterator[None]:
-    """Undo the handlers that a block sets: pyspark's would cancel all jobs at Ctrl-C."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in NUMBERS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _do_nothing() -> None:
+    pass
+
+
+class Foreground:
+    """One run in the foreground of its process.
+
+    Args:
+        what: What runs, as log messages call it.
+
+    Attributes:
+        wakes: Where signals and other threads tell the thread that runs what it has to do.
+        error: Why the run failed; None if it did not, or has not ended.
+        log_context: What every line of this process's logs carries; engines are given it, too.
+    """
+
+    def __init__(self, what: str) -> None:
+        """Prepare; everything happens in `run`."""
+        self._what = what
+        # Its put() may be called from a signal handler, unlike Event.set().
+        self.wakes: queue.SimpleQueue[Wake] = queue.SimpleQueue()
+        self.error: BaseException | None = None
+        self.log_context: dict[str, Any] = {}
+
+    def run(self, work: Callable[[], ExitCode]) -> ExitCode:
+        """Run in this thread, signals noted, and turn errors into an exit code; they are logged, and kept in `error`.
+
+        Args:
+            work: What runs; returns the exit code of a run without an error.
+        """
+        try:
+            with signals_noted(lambda: self.wakes.put(Wake.SIGNAL)):
+                return work()
+        except TidemillError as error:
+            self.error = error
+            log.error(f"the {self._what} failed", error=str(error), kind=type(error).__name__)  # noqa: TRY400
+        except KeyboardInterrupt as error:
+            self.error = error
+        except Exception as error:
+            self.error = error
+            log.exception(f"the {self._what} failed; this is a fault of tidemill, please report it")
+        return exit_code_of(self.error)
+
+    def configure_logs(self, settings: Settings, worker: str) -> None:
+        """Send this process's logs where the settings say, with the context that every line carries."""
+        self.log_context = {
+            "worker_id": worker,
+            "consumer_group": settings.kafka.consumer_group,
+            "cluster": cluster_name(settings) or None,
+        }
+        configure(settings.logging, **self.log_context)
+
+    def unless_stopped(
+        self,
+        work: Callable[[], ResultT],
+        abort: Callable[[], None] = _do_nothing,
+        ignored: Collection[Wake] = (),
+    ) -> ResultT:
+        """Run one step of the start or the stop; see `unless_stopped`."""
+        return unless_stopped(work, self.wakes, Wake.STEPPED, abort, ignored)
+
+    @contextlib.contextmanager
+    def running(self, spark: Spark) -> Iterator[None]:
+        """Start Spark for a block and stop it after that; see `running`."""
+        with running(spark, self.wakes, Wake.STEPPED, LEFT_OVER):
+            yield

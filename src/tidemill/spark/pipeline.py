@@ -11,34 +11,30 @@ run.
 
 from __future__ import annotations
 
-import enum
-import queue
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import structlog
 
 from tidemill.config.loading import load_settings
-from tidemill.config.settings import Settings, revoke_problem
-from tidemill.core.errors import ConfigError, FencedError, RemoteError, TidemillError
+from tidemill.config.settings import Settings, find_revoke_problem
+from tidemill.core.errors import ConfigError, FencedError, RemoteError
 from tidemill.core.supervision.slot import SlotLimits
 from tidemill.core.supervision.slot_events import Ending
 from tidemill.core.supervision.slot_group import RunFinished
 from tidemill.pipeline.handler.base import Handler
-from tidemill.runtime.exitcode import ExitCode, exit_code_of
-from tidemill.runtime.identity import Identity, cluster_name, worker_name
+from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.identity import Identity, worker_name
 from tidemill.runtime.link import RECONNECT_SECONDS
 from tidemill.runtime.link_messages import LinkAddress
 from tidemill.runtime.lock import WorkerLock
-from tidemill.runtime.log import configure
 from tidemill.runtime.pipeline_socket import pipeline_socket
 from tidemill.sinks.build import build_sinks
 from tidemill.sources.membership import present_members, reap_member
 from tidemill.spark.engine.process import ABANDONED_SECONDS, DEFAULT_FACTORY, EngineJob
-from tidemill.spark.foreground import StartStoppedError, running, signals_noted, unless_stopped
+from tidemill.spark.foreground import LEFT_OVER, Foreground, StartStoppedError, Wake
 from tidemill.spark.live.group_monitor import GroupWatch
 from tidemill.spark.live.jobs import engine_error
 from tidemill.spark.live.supervisor import Supervisor
@@ -54,38 +50,19 @@ from tidemill.spark.preflight import (
     with_full_paths,
 )
 from tidemill.spark.progress import PipelineProgress
+from tidemill.spark.session.conf import is_local
 from tidemill.spark.session.packaging import own_folders, pack_handler
-from tidemill.spark.session.session import Spark, is_local
+from tidemill.spark.session.session import Spark
 
 log = structlog.get_logger(__name__)
-
-ResultT = TypeVar("ResultT")
 
 
 #: A stop takes no longer than its drain timeout and this, whatever is away; the rest of 5 s is for Spark.
 STOP_SECONDS = 4.0
+#: Of that, an engine may take this much beyond its drain timeout; `pipeline.stopping` has it end a little earlier.
+ENGINE_END_SECONDS = 3.0
 #: Leaving the group for an engine that could not takes no longer.
 LEAVE_SECONDS = 10.0
-
-
-class _Wake(enum.Enum):
-    """Why the thread that runs the pipeline has something to do."""
-
-    #: A step of the start or the stop has ended.
-    STEPPED = enum.auto()
-    SIGNAL = enum.auto()
-    DRAIN = enum.auto()
-    STOP = enum.auto()
-    SPARK_LOST = enum.auto()
-    FINISHED = enum.auto()
-
-
-#: Words that may be left when the engines have ended.
-_NO_WISH = (_Wake.DRAIN, _Wake.SPARK_LOST, _Wake.FINISHED)
-
-
-def _nothing() -> None:
-    pass
 
 
 class Pipeline:
@@ -117,17 +94,15 @@ class Pipeline:
         self._settings = settings
         self._factory = factory
         self._limits = limits
-        # Its put() may be called from a signal handler, unlike Event.set().
-        self._wakes: queue.SimpleQueue[_Wake] = queue.SimpleQueue()
+        self._foreground = Foreground("pipeline")
         self._live: Supervisor | None = None
         self._finished: RunFinished | None = None
-        self._error: BaseException | None = None
         self._drained_at: float | None = None
 
     @property
     def error(self) -> BaseException | None:
         """Why the run failed; None if it did not, or has not ended."""
-        return self._error
+        return self._foreground.error
 
     def run(self) -> ExitCode:
         """Run until drained, stopped or at an end that nobody asked for; say which by an exit code.
@@ -138,25 +113,15 @@ class Pipeline:
         Returns:
             OK after a drain; else why not, see `ExitCode`.
         """
-        try:
-            return self._run()
-        except TidemillError as error:
-            self._error = error
-            log.error("the pipeline failed", error=str(error), kind=type(error).__name__)  # noqa: TRY400
-        except KeyboardInterrupt as error:
-            self._error = error
-        except Exception as error:
-            self._error = error
-            log.exception("the pipeline failed; this is a fault of tidemill, please report it")
-        return exit_code_of(self._error)
+        return self._foreground.run(self._run)
 
     def drain(self) -> None:
         """Ask for a clean end; returns at once, from any thread."""
-        self._wakes.put(_Wake.DRAIN)
+        self._foreground.wakes.put(Wake.DRAIN)
 
     def stop_now(self) -> None:
         """Ask for an immediate end: what runs is killed, and done again by the next run; from any thread."""
-        self._wakes.put(_Wake.STOP)
+        self._foreground.wakes.put(Wake.STOP)
 
     def progress(self) -> PipelineProgress:
         """Return the sums over all engines, and how each of them stands; from any thread, at any time."""
@@ -165,26 +130,26 @@ class Pipeline:
     # -- start -----------------------------------------------------------------------------------------------
 
     def _run(self) -> ExitCode:
-        with signals_noted(lambda: self._wakes.put(_Wake.SIGNAL)):
-            try:
-                return self._start_and_run()
-            except StartStoppedError as stopped:
-                log.info("stopped before the engines were started; nothing was read")
-                return ExitCode.STOPPED if stopped.at_once else ExitCode.OK
+        try:
+            return self._start_and_run()
+        except StartStoppedError as stopped:
+            log.info("stopped before the engines were started; nothing was read")
+            return ExitCode.STOPPED if stopped.at_once else ExitCode.OK
 
     def _start_and_run(self) -> ExitCode:
+        foreground = self._foreground
         settings = self._settings or load_settings(self._config_path)
         # `on_startup` may change them; a user finds this run by what is configured.
         self._found_by = settings.kafka
         worker = worker_name(settings)
-        self._configure_logs(settings, worker)
+        foreground.configure_logs(settings, worker)
         handler = handler_of(self._handler)
         startup, configured = StartUp(handler, settings), settings
-        settings = with_full_paths(self._unless_stopped(startup.run, startup.cancel))
-        self._configure_logs(settings, worker)
+        settings = with_full_paths(foreground.unless_stopped(startup.run, startup.cancel))
+        foreground.configure_logs(settings, worker)
         refuse_no_sinks(settings)
         refuse_letter_files(settings)
-        if problem := revoke_problem(settings):
+        if problem := find_revoke_problem(settings):
             raise ConfigError(problem)
         warn_without_topic(configured, settings)
         # What no engine could make is told before any of them is started.
@@ -198,26 +163,15 @@ class Pipeline:
             topic=kafka.source_topic,
             name_env=settings.worker_name_env,
         ):
-            partitions = self._unless_stopped(lambda: look_up_partitions(settings))
-            self._unless_stopped(lambda: refuse_shared_group(settings, worker))
+            partitions = foreground.unless_stopped(lambda: look_up_partitions(settings))
+            foreground.unless_stopped(lambda: refuse_shared_group(settings, worker))
             return self._run_on_spark(settings, worker, packed, partitions)
-
-    def _unless_stopped(self, work: Callable[[], ResultT], abort: Callable[[], None] = _nothing) -> ResultT:
-        return unless_stopped(work, self._wakes, _Wake.STEPPED, abort)
-
-    def _configure_logs(self, settings: Settings, worker: str) -> None:
-        self._log_context: dict[str, Any] = {
-            "worker_id": worker,
-            "consumer_group": settings.kafka.consumer_group,
-            "cluster": cluster_name(settings) or None,
-        }
-        configure(settings.logging, **self._log_context)
 
     def _run_on_spark(self, settings: Settings, worker: str, packed: bytes, partitions: int) -> ExitCode:
         count = engine_count(settings.spark, partitions)
         spark = Spark(settings.spark, f"tidemill {settings.kafka.consumer_group}", count)
         log.info("starting Spark", master=settings.spark.master, engines=count, partitions=partitions)
-        with running(spark, self._wakes, _Wake.STEPPED, _NO_WISH):
+        with self._foreground.running(spark):
             return self._run_live(spark, settings, worker, packed, count, partitions)
 
     def _run_live(
@@ -226,14 +180,13 @@ class Pipeline:
         folders = own_folders()
 
         def make_job(slot: int, job_token: int, address: LinkAddress) -> EngineJob:
-            return EngineJob(
-                slot, job_token, worker, address, settings, packed, self._log_context, self._factory, folders
-            )
+            log_context = self._foreground.log_context
+            return EngineJob(slot, job_token, worker, address, settings, packed, log_context, self._factory, folders)
 
         live = Supervisor(spark, worker, count, make_job, self._on_finished, self._times(settings), partitions)
         control = pipeline_socket(self._found_by, worker, live.release)
         host = "127.0.0.1" if is_local(settings.spark) else spark.driver_host
-        spark.watch(lambda: self._wakes.put(_Wake.SPARK_LOST))
+        spark.watch(lambda: self._foreground.wakes.put(Wake.SPARK_LOST))
         self._live = live
         try:
             live.start(bind_host=host)
@@ -256,7 +209,7 @@ class Pipeline:
             (log.warning if left else log.info)(
                 f"the pipeline is drained{left}",
                 messages_done=done.messages_done,
-                lag=sum(done.lag.values()),
+                **lag_fields(done),
                 in_flight=done.in_flight,
                 dead_lettered=done.dead_lettered,
                 letters_dropped=done.letters_dropped,
@@ -267,39 +220,39 @@ class Pipeline:
         if self._limits is not None:
             return self._limits
         lost = RECONNECT_SECONDS + ABANDONED_SECONDS + settings.executor.drain_timeout_seconds
-        return SlotLimits(lost_seconds=lost)
+        return SlotLimits(lost_seconds=lost, drain_seconds=settings.executor.drain_timeout_seconds + ENGINE_END_SECONDS)
 
     # -- while engines run -----------------------------------------------------------------------------------
 
     def _supervise(self, live: Supervisor) -> ExitCode:
         signals = 0
         while True:
-            wake = self._wakes.get()
-            if wake is _Wake.SIGNAL:
+            wake = self._foreground.wakes.get()
+            if wake is Wake.SIGNAL:
                 signals += 1
-                wake = _Wake.DRAIN if signals == 1 else _Wake.STOP
+                wake = Wake.DRAIN if signals == 1 else Wake.STOP
             match wake:
-                case _Wake.DRAIN:
+                case Wake.DRAIN:
                     self._drained_at = self._drained_at or time.monotonic()
                     now = live.progress()
                     log.info(
                         "draining: nothing more is read; a second signal stops at once",
-                        lag=sum(now.lag.values()),
+                        **lag_fields(now),
                         in_flight=now.in_flight,
                     )
                     live.drain()
-                case _Wake.STOP:
+                case Wake.STOP:
                     log.warning("stopping at once; what is not committed is done again by the next run")
                     live.exit_now()
                     return ExitCode.STOPPED
-                case _Wake.SPARK_LOST:
-                    self._error = RemoteError(
+                case Wake.SPARK_LOST:
+                    self._foreground.error = RemoteError(
                         "Spark's JVM ended although nobody stopped it (out of memory, or killed?); the engines "
                         "were drained: start the pipeline again"
                     )
                     log.error("Spark's JVM is gone; the engines drain")
                     live.drain()
-                case _Wake.FINISHED:
+                case Wake.FINISHED:
                     return ExitCode.OK
 
     def _left(self, settings: Settings) -> float:
@@ -311,7 +264,7 @@ class Pipeline:
 
     def _on_finished(self, finished: RunFinished) -> None:
         self._finished = finished
-        self._wakes.put(_Wake.FINISHED)
+        self._foreground.wakes.put(Wake.FINISHED)
 
     # -- stop ------------------------------------------------------------------------------------------------
 
@@ -320,14 +273,14 @@ class Pipeline:
             _leave_for(settings, worker, slots, self._left(settings))
 
         try:
-            unless_stopped(leave, self._wakes, _Wake.STEPPED, _nothing, _NO_WISH)
+            self._foreground.unless_stopped(leave, ignored=LEFT_OVER)
         except StartStoppedError:
             log.warning("the brokers are not waited for; partitions may stay reserved for the session timeout")
 
     def _raise_failure(self, settings: Settings, worker: str) -> None:
         """Raise why the run ended, unless it was drained."""
-        if self._error is not None:
-            raise self._error
+        if self._foreground.error is not None:
+            raise self._foreground.error
         finished = self._finished
         if finished is None or finished.ending in (Ending.DRAINED, Ending.ABSENT):
             return
@@ -337,12 +290,27 @@ class Pipeline:
                 f"{settings.kafka.consumer_group!r}; give one of them another name: "
                 f"{settings.worker_name_env}=..."
             )
-        if finished.ending is Ending.CRASHED:
+        if finished.ending is Ending.OVERDUE:
             raise RemoteError(
-                f"the engine of slot {finished.slot} was lost: {finished.error}; look at how much memory this host has "
-                "left, and at native libraries that the handler loads"
+                f"slot {finished.slot} had {finished.error} and was killed; what it had not committed will be "
+                "reprocessed by the next run (if a hook held up its event loop, the log names it)"
             )
+        if finished.ending is Ending.CRASHED:
+            raise RemoteError(f"the engine of slot {finished.slot} was lost: {finished.error}; {_advice(finished)}")
         raise engine_error(f"the engine of slot {finished.slot}", finished.error or finished.ending.value)
+
+
+def lag_fields(progress: PipelineProgress) -> dict[str, int | None]:
+    """Return the lag as fields of a log line: null as long as no engine knows one, which is not 0."""
+    unknown = len(set(progress.partitions) - progress.lag.keys())
+    fields: dict[str, int | None] = {"lag": sum(progress.lag.values()) if progress.lag else None}
+    return fields | {"partitions_without_lag": unknown} if unknown else fields
+
+
+def _advice(finished: RunFinished) -> str:
+    if "Cannot run program" in (finished.error or ""):
+        return "look whether this user may execute that program, and every folder above it"
+    return "look at how much memory this host has left, and at native libraries that the handler loads"
 
 
 def refuse_uncommitted(done: PipelineProgress) -> None:

@@ -17,8 +17,9 @@ from typing import Any, TypeVar
 import confluent_kafka as ck
 import structlog
 
-from tidemill.config.loading import NO_TOPIC, validated
-from tidemill.config.settings import KafkaSettings, Settings, SparkSettings
+from tidemill.config.kafka_settings import KafkaSettings
+from tidemill.config.loading import NO_TOPIC, revalidate
+from tidemill.config.settings import Settings, SparkSettings
 from tidemill.core.errors import (
     ConfigError,
     HandlerError,
@@ -133,7 +134,7 @@ class StartUp:
             return self._settings
         if not isinstance(changed, Settings):
             raise HandlerError(f"{name} returned a {type(changed).__name__}; return the settings, or None")
-        return validated(changed, name)
+        return revalidate(changed, name)
 
     def cancel(self) -> None:
         """Let it be cancelled, if it runs; from any thread, returns at once."""

@@ -25,10 +25,11 @@ import msgspec
 import pydantic
 import pytest
 
-from tidemill.config.settings import DeliverySettings
-from tidemill.config.sink_settings import BUILT_IN_TYPES
+from tidemill.config.delivery_settings import DeliverySettings
+from tidemill.config.sink_types import SINK_TYPES
 from tidemill.core.errors import RemoteError
-from tidemill.pipeline.delivery.outbox import Origin, Outbox
+from tidemill.pipeline.delivery.outbox import Outbox
+from tidemill.pipeline.delivery.routing import Origin
 from tidemill.sinks.base import Encoded, Refusal, Sink, encoded
 from tidemill.sinks.payloads import CollectResult
 from tidemill.testing.scripted import ScriptedDeadLetters
@@ -104,7 +105,7 @@ async def deliver_through_outbox(sink: Sink, payloads: Sequence[Any], **delivery
     outbox = Outbox({sink.type: {sink.name: sink}}, letters, None, settings)
     await outbox.connect()
     try:
-        field = {"filesystem": "files"}.get(sink.type, sink.type) if sink.type in BUILT_IN_TYPES else "custom"
+        field = SINK_TYPES[sink.type].field if sink.type in SINK_TYPES else "custom"
         settled = asyncio.Event()
         outbox.submit(outbox.route(CollectResult(**{field: payloads})), Origin([]), settled.set)
         async with asyncio.timeout(RECOVERY_SECONDS):

@@ -8,9 +8,10 @@ from typing import Any
 
 import msgspec
 
-from tidemill.config.settings import FilesystemSinkSettings, KafkaSinkSettings, Settings
+from tidemill.config.settings import Settings
+from tidemill.config.sink_settings import FilesystemSinkSettings, KafkaSinkSettings
 from tidemill.core.errors import HandlerError, TidemillError
-from tidemill.deadletters.writer import Letter
+from tidemill.deadletters.letter import Letter
 from tidemill.pipeline.delivery.outbox import Outbox
 from tidemill.pipeline.engine import Engine
 from tidemill.pipeline.handler.base import Handler

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from tidemill.deadletters.writer import Letter
+from tidemill.deadletters.letter import Letter
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sinks.base import Encoded, Refusal, Sink, encoded, to_json
 from tidemill.sinks.fields import check_choices

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import abc
 from collections.abc import AsyncIterator, Hashable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 
 from tidemill.config.redaction import redact
-
-if TYPE_CHECKING:
-    from tidemill.triggers.streams.api import SharedStreamProducer
+from tidemill.triggers.stream_api import SharedStreamProducer
 
 _log = structlog.get_logger(__name__)
 

@@ -20,6 +20,7 @@ from tidemill.core.supervision.slot_events import (
     Hello,
     Input,
     JobEnded,
+    Kill,
     LinkClosed,
     Ready,
     Refuse,
@@ -417,6 +418,25 @@ def test_a_drain_is_passed_on_and_its_end_is_the_end_of_the_slot(running: Play) 
     assert running.feed(DrainRequested()) == []
     running.feed(LinkClosed(1), 1.0)
     assert running.feed(JobEnded(1, Ending.DRAINED)) == [Finished(Ending.DRAINED)]
+
+
+@pytest.mark.parametrize("linked", [True, False], ids=["on its link", "without a link"])
+def test_an_engine_that_does_not_end_after_a_drain_is_killed_when_the_time_for_it_is_over(linked: bool) -> None:
+    play = Play()
+    play.slot = Slot(3, SlotLimits(drain_seconds=8.0))
+    play.feed(Start())
+    play.feed(Hello(1, 1), 0.5)
+    play.feed(Ready(1), 0.5)
+    assert play.feed(DrainRequested()) == [Drain(1)]
+    if not linked:
+        play.feed(LinkClosed(1))
+    for _ in range(7):
+        assert play.feed(Heartbeat(1) if linked else Tick(), 1.0) == []
+        assert play.tick(0.0) == []
+    why = "an engine that did not end within 8 s after it was told to drain"
+    assert play.tick(1.0) == [Kill(1), CancelJob(1), Finished(Ending.OVERDUE, why)]
+    assert play.kinds()[-1] is ReportKind.CANCELLED
+    assert play.feed(JobEnded(1, Ending.CRASHED, "killed"), 0.5) == []
 
 
 def test_an_engine_that_dies_while_it_drains_is_not_replaced(running: Play) -> None:

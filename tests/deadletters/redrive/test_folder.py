@@ -13,12 +13,13 @@ from tests.letters import letter, write
 from tidemill.config.settings import Settings
 from tidemill.core.deadletters.redrive import Criteria, Tally, Target, Why
 from tidemill.core.errors import ConfigError, FencedError, RemoteError
+from tidemill.deadletters.letter import Letter, LetterKind
 from tidemill.deadletters.opening import history_of, open_letters
+from tidemill.deadletters.payloads import payload_json
 from tidemill.deadletters.redrive import run as redrive_module
 from tidemill.deadletters.redrive.folder_cursor import FolderCursor
 from tidemill.deadletters.redrive.run import Order, Redrive
 from tidemill.deadletters.redrive.sinks import SinkTarget
-from tidemill.deadletters.writer import Letter, LetterKind, payload_json
 from tidemill.runtime.broker import EmbeddedBroker, free_port
 from tidemill.sinks.payloads import FilePayload
 from tidemill.testing.kafka import consume, unique_name

@@ -23,22 +23,23 @@ from tidemill.core.deadletters.redrive import Criteria, Tally, Target, Why
 from tidemill.core.errors import ConfigError, FencedError, RemoteError
 from tidemill.deadletters import reader as letterbox
 from tidemill.deadletters import restore as restoring
-from tidemill.deadletters.redrive import producer as redrive_producer
-from tidemill.deadletters.redrive import run as redrive_module
-from tidemill.deadletters.redrive import sinks as redrive_sinks
-from tidemill.deadletters.redrive.run import Order, Redrive
-from tidemill.deadletters.redrive.targets import Item
-from tidemill.deadletters.writer import (
+from tidemill.deadletters.letter import (
     Letter,
     LetterKind,
     LetterSource,
     decode_letter,
     encode_letter,
     letter_sources,
-    payload_json,
     redrives_in,
 )
-from tidemill.pipeline.delivery.outbox import Origin, Outbox
+from tidemill.deadletters.payloads import payload_json
+from tidemill.deadletters.redrive import producer as redrive_producer
+from tidemill.deadletters.redrive import run as redrive_module
+from tidemill.deadletters.redrive import sinks as redrive_sinks
+from tidemill.deadletters.redrive.run import Order, Redrive
+from tidemill.deadletters.redrive.targets import Item
+from tidemill.pipeline.delivery.outbox import Outbox
+from tidemill.pipeline.delivery.routing import Origin
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import DeliveryAction, ErrorAction, ExecutorTask
 from tidemill.runtime.broker import EmbeddedBroker, free_port
@@ -554,7 +555,7 @@ def test_a_letter_for_a_sink_that_is_not_configured_or_without_its_payload_is_na
         ),
         (strange.letter_id, Why.LOST, tally.failed[2][2]),
     ]
-    assert "it is no KafkaPayload" in tally.failed[2][2]
+    assert "it is not a KafkaPayload" in tally.failed[2][2]
 
 
 def test_a_payload_that_is_refused_again_is_named_and_the_others_arrive(place: Place) -> None:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tidemill.pipeline.delivery.idempotency import name_payloads
-from tidemill.pipeline.delivery.outbox import Origin, Routed
+from tidemill.pipeline.delivery.routing import Origin, Routed
 from tidemill.pipeline.handler.models import ExecutorTask
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sinks.payloads import CustomPayload, HttpPayload, KafkaPayload
@@ -20,12 +20,12 @@ TASK = ExecutorTask("t-5")
 
 
 def routed(payloads: Sequence[Any]) -> list[Routed]:
-    def courier(payload: Any) -> Any:
+    def sender(payload: Any) -> Any:
         return cast(
             "Any", SimpleNamespace(sink=SimpleNamespace(takes_idempotency_key=type(payload) is not KafkaPayload))
         )
 
-    return [Routed(courier(payload), payload) for payload in payloads]
+    return [Routed(sender(payload), payload) for payload in payloads]
 
 
 def keys(origin: Origin, group: str = "g", count: int = 1) -> list[str]:

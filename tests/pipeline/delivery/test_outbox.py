@@ -10,16 +10,15 @@ from typing import Any
 
 import pytest
 
-from tidemill.config.settings import (
-    DeliverySettings,
-    FilesystemSinkSettings,
-    KafkaSettings,
-    KafkaSinkSettings,
-    Settings,
-)
+from tidemill.config.delivery_settings import DeliverySettings
+from tidemill.config.kafka_settings import KafkaSettings
+from tidemill.config.settings import Settings
+from tidemill.config.sink_settings import FilesystemSinkSettings, KafkaSinkSettings
 from tidemill.core.errors import AmbiguousSinkError, ConfigError, RemoteError, SinkNotConfiguredError
-from tidemill.deadletters.writer import KafkaDeadLetters, LetterKind, decode_letter
-from tidemill.pipeline.delivery.outbox import Origin, Outbox
+from tidemill.deadletters.letter import LetterKind, decode_letter
+from tidemill.deadletters.writer import KafkaDeadLetters
+from tidemill.pipeline.delivery.outbox import Outbox
+from tidemill.pipeline.delivery.routing import Origin
 from tidemill.pipeline.handler.models import DeliveryAction, DeliveryError, ExecutorTask
 from tidemill.runtime.broker import EmbeddedBroker
 from tidemill.runtime.messages import SourceMessage
@@ -138,7 +137,7 @@ async def test_names_are_resolved_before_anything_is_delivered() -> None:
     one, two, only = ScriptedSink("one", "kafka"), ScriptedSink("two", "kafka"), ScriptedSink("f", "filesystem")
     outbox = Outbox({"kafka": {"one": one, "two": two}, "filesystem": {"f": only}}, letters)
     routed = outbox.route(CollectResult(kafka=[KafkaPayload("two", None, 1)], files=[FilePayload("", "p", 1)]))
-    assert [each.courier.label for each in routed] == ["sinks.kafka.two", "sinks.filesystem.f"]
+    assert [each.sender.label for each in routed] == ["sinks.kafka.two", "sinks.filesystem.f"]
     with pytest.raises(AmbiguousSinkError, match="one, two"):
         outbox.route(CollectResult(files=[FilePayload("", "p", 1)], kafka=[KafkaPayload(data=1)]))
     with pytest.raises(SinkNotConfiguredError, match=r"sinks\.kafka\.three is not configured; there is one, two"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import os
 import resource
@@ -17,9 +16,10 @@ from typing import Any
 
 import pytest
 
-from tidemill.config.settings import ExecutorSettings
+from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.pipeline.handler.models import ErrorKind
 from tidemill.pipeline.tasks.executor import Executor, ProcessOutcome, Run
+from tidemill.runtime.processes import find_children, list_processes, read_command, read_environment
 
 ENVIRON = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
 DEADLINE_SECONDS = 20.0
@@ -37,17 +37,10 @@ def open_fds() -> set[str]:
 
 def processes_with(marker: str) -> list[int]:
     """The living processes whose command line or environment has `marker` in it."""
-    found = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) == os.getpid():
-            continue
-        with contextlib.suppress(OSError):
-            for file in ("cmdline", "environ"):
-                with open(f"/proc/{name}/{file}", "rb") as stream:
-                    if marker.encode() in stream.read():
-                        found.append(int(name))
-                        break
-    return found
+    others = set(list_processes()) - {os.getpid()}
+    return [
+        pid for pid in others if marker in read_command(pid) or any(marker in each for each in read_environment(pid))
+    ]
 
 
 def is_inheritable(fd: int) -> bool:
@@ -74,11 +67,7 @@ async def executor() -> AsyncIterator[Executor]:
 
 def children() -> set[int]:
     """Return the children of this process; other tests' servers are among them."""
-    found = set()
-    for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # a thread that has ended meanwhile
-            found |= {int(pid) for pid in (task / "children").read_text().split()}
-    return found
+    return find_children(os.getpid())
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from tidemill.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
-from tidemill.triggers.streams.manager import AdvanceItem, SharedStreamProducer
+from tidemill.triggers.shared_stream import AdvanceItem, SharedStreamProducer
 
 #: What happened, by the name of the trigger.
 DID: dict[str, list[str]] = defaultdict(list)

@@ -16,7 +16,7 @@ from tests.services.triggerer.proof_broker import Broker
 
 from tidemill.runtime.messages import SourceMessage
 from tidemill.triggers.base import BaseEventTrigger, TriggerEvent
-from tidemill.triggers.streams.manager import SharedStreamProducer, reject_shared_stream_event
+from tidemill.triggers.shared_stream import SharedStreamProducer, reject_shared_stream_event
 
 WORLDS: dict[str, World] = {}
 

@@ -16,7 +16,7 @@ from tidemill.core.errors import RemoteError
 from tidemill.core.retry import Backoff
 from tidemill.core.streams.offset_metadata import decode_note
 from tidemill.core.streams.redelivery_items import RedeliveryLimits
-from tidemill.deadletters.writer import Letter
+from tidemill.deadletters.letter import Letter
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sources.base import CommitStatus, Fatal, Records, SourceEvents, TopicPartition
 from tidemill.triggers.producers.kafka import KafkaStreamProducer

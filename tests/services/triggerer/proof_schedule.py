@@ -27,7 +27,7 @@ from tests.services.triggerer.proof_broker import MAX_REDELIVERIES, Broker
 from tidemill.config.triggerer_settings import TriggererSettings
 from tidemill.core.errors import RemoteError
 from tidemill.core.retry import Backoff
-from tidemill.deadletters.writer import LetterKind
+from tidemill.deadletters.letter import LetterKind
 from tidemill.services.triggerer import host as host_module
 from tidemill.services.triggerer.host import TriggerHost
 from tidemill.services.triggerer.sessions import Ownership

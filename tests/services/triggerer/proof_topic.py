@@ -13,7 +13,7 @@ import yaml
 from tests.chaos.conftest import read_all
 from tests.services.triggerer.proving import Trying
 
-from tidemill.deadletters.writer import Letter, decode_letter
+from tidemill.deadletters.letter import Letter, decode_letter
 
 PARTITIONS = 4
 

@@ -13,7 +13,7 @@ from tidemill.core.streams.redelivery_items import RedeliveryLimits
 from tidemill.runtime.messages import SourceMessage
 from tidemill.triggers.base import BaseEventTrigger, TriggerEvent
 from tidemill.triggers.producers.kafka import KafkaStreamProducer, kafka_stream
-from tidemill.triggers.streams.manager import AdvanceItem, SharedStreamProducer
+from tidemill.triggers.shared_stream import AdvanceItem, SharedStreamProducer
 
 
 def _note(path: str, what: str, who: str, number: int) -> None:

@@ -20,7 +20,7 @@ from tests.services.triggerer.proof_topic import NumberedTopic, Trio
 from tests.sinks.conftest import proxy
 from tests.store.server import PostgresServer
 
-from tidemill.config.settings import KafkaSettings
+from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.runtime.broker import free_port
 from tidemill.runtime.exitcode import ExitCode
 

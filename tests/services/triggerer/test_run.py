@@ -18,7 +18,7 @@ from tidemill.core.triggers.lifecycle import CancelReason
 from tidemill.services.triggerer.run import TriggerRun
 from tidemill.services.triggerer.state_writer import StateChange
 from tidemill.store.records import TriggerSpec, TriggerState
-from tidemill.triggers.streams.manager import SharedStreamManager
+from tidemill.triggers.shared_stream import SharedStreamManager
 
 pytestmark = pytest.mark.usefixtures("fresh")
 

@@ -53,10 +53,10 @@ def test_a_file_without_a_list_is_refused_so_that_one_that_is_cut_off_removes_no
         ("- {name: x, classpath: a.B, kwargs: [1]}", "kwargs has to be a mapping of argument names, not a list"),
         (
             "- {name: x, classpath: a.B, kwargs: {1: 2}}",
-            "entry 1: kwargs.1: YAML takes this key for a value of type int",
+            "entry 1: kwargs.1: YAML reads this key as a value of type int",
         ),
-        ("- {name: x, classpath: a.B, name: y}", "entry 1: name: is there twice"),
-        ("- {name: x, classpath: a.B, kwargs: {a: !thing b}}", "has a tag that is not known here"),
+        ("- {name: x, classpath: a.B, name: y}", "entry 1: name: duplicate key"),
+        ("- {name: x, classpath: a.B, kwargs: {a: !thing b}}", "has an unknown tag"),
         ("- {name: x, classpath: a.B, kwargs: {at: 2030-01-01}}", "put times and dates in quotes"),
         ("- {name: x, classpath: a.B, kwargs: {n: .nan}}", "JSON has no .nan and no .inf"),
         ("- {name: '  ', classpath: a.B}", "entry 1: name has to be a text of 1 to 200 printable characters"),

@@ -18,9 +18,9 @@ from tests.spark.backfill_handlers import Known, Unready
 from tidemill import CollectResult, ExecutorTask, FilePayload, Handler, PrecomputedResult
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, HandlerError, TidemillError
+from tidemill.deadletters.letter import decode_letter
 from tidemill.deadletters.opening import open_letters
 from tidemill.deadletters.reader import Found
-from tidemill.deadletters.writer import decode_letter
 from tidemill.runtime.broker import free_port
 from tidemill.runtime.java import find_java
 from tidemill.spark import backfill, process

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tidemill.config.settings import ExecutorSettings, Settings
+from tidemill.config.executor_settings import ExecutorSettings
+from tidemill.config.settings import Settings
 from tidemill.core.supervision.slot import SlotLimits
 from tidemill.core.supervision.slot_events import Ending
 from tidemill.core.supervision.slot_group import RunFinished
@@ -23,6 +24,7 @@ from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.reports.history import HistoryStatus, HistoryWriter
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.link_messages import LinkAddress
+from tidemill.runtime.processes import is_running
 from tidemill.spark.engine.process import EngineJob
 from tidemill.spark.live.supervisor import Supervisor
 from tidemill.spark.progress import EngineStatus
@@ -118,13 +120,6 @@ def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
         time.sleep(0.005)
 
 
-def gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
 def test_engines_start_say_how_they_stand_and_drain_over_the_link(running: Callable[..., Running]) -> None:
     run = running(2)
     until(lambda: run.works(0) and run.works(1))
@@ -135,7 +130,7 @@ def test_engines_start_say_how_they_stand_and_drain_over_the_link(running: Calla
     assert len(set(pids)) == 2
     run.live.drain()
     assert run.finish() == RunFinished(Ending.DRAINED)
-    until(lambda: all(gone(pid) for pid in pids if pid is not None))
+    until(lambda: all(not is_running(pid) for pid in pids if pid is not None))
 
 
 def test_a_paused_pipeline_takes_nothing_until_it_is_resumed(running: Callable[..., Running]) -> None:
@@ -225,7 +220,7 @@ def test_an_engine_that_hangs_is_killed_and_replaced(running: Callable[..., Runn
     stopped_at = time.monotonic()
     until(lambda: run.engine(0).pid not in (victim, None) and run.works(0))
     print(f"replaced {time.monotonic() - stopped_at:.2f} s after SIGSTOP, with a limit of 1.5 s")
-    until(lambda: gone(victim))
+    until(lambda: not is_running(victim))
 
 
 def test_an_engine_ignores_sigterm_and_sigint(running: Callable[..., Running]) -> None:
@@ -243,7 +238,7 @@ def test_sighup_drains_an_engine_that_nobody_else_would_end(running: Callable[..
     until(run.works)
     victim = run.engine(0).pid
     os.kill(victim, signal.SIGHUP)
-    until(lambda: gone(victim))
+    until(lambda: not is_running(victim))
     until(lambda: run.engine(0).pid not in (victim, None) and run.works(0))
 
 
@@ -294,7 +289,7 @@ def test_exit_now_ends_the_processes_at_once(running: Callable[..., Running]) ->
     pid = run.engine(0).pid
     run.live.drain()
     run.live.exit_now()
-    until(lambda: gone(pid), 3.0)
+    until(lambda: not is_running(pid), 3.0)
 
 
 def test_spark_sql_reads_the_history_while_it_grows(spark: Spark, tmp_path: Path) -> None:

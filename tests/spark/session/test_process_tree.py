@@ -30,7 +30,7 @@ def test_who_outlives_its_parent_is_waited_for() -> None:
     began = time.monotonic()
     with Descendants(process.pid) as below:
         process.communicate()
-        assert below.left(20.0) == []
+        assert below.wait(20.0) == []
     assert 0.5 < time.monotonic() - began < 10
 
 
@@ -38,13 +38,13 @@ def test_who_does_not_end_in_time_is_named() -> None:
     process, sleeper = tree(60.0)
     files = len(os.listdir("/proc/self/fd"))
     with Descendants(os.getpid()) as below:
-        assert sleeper in below.left(0.1)
+        assert sleeper in below.wait(0.1)
         os.kill(sleeper, 9)
         process.communicate()
-        assert not {sleeper, process.pid} & set(below.left(0.1))
+        assert not {sleeper, process.pid} & set(below.wait(0.1))
     assert len(os.listdir("/proc/self/fd")) <= files
 
 
 def test_nobody_is_not_waited_for() -> None:
     with Descendants(2**30) as below:
-        assert below.left(20.0) == []
+        assert below.wait(20.0) == []

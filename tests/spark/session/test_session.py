@@ -18,8 +18,10 @@ from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.progress import EngineProgress, SinkStats
 from tidemill.spark.preflight import engine_count
 from tidemill.spark.progress import summed
+from tidemill.spark.session.conf import spark_conf
 from tidemill.spark.session.jvm import standard_error_pipe
-from tidemill.spark.session.session import Spark, _package_zip, spark_conf
+from tidemill.spark.session.packaging import _package_zip
+from tidemill.spark.session.session import Spark
 
 
 def test_local_has_one_core_more_than_engines() -> None:
@@ -71,6 +73,7 @@ def test_a_local_jvm_that_stood_still_holds_it_against_nobody() -> None:
     conf = {
         # What Spark says of itself: two minutes, ten seconds, a minute, sixty times.
         "spark.network.timeout": "3s",
+        "spark.rpc.askTimeout": "120s",
         "spark.executor.heartbeatInterval": "1s",
         "spark.network.timeoutInterval": "1ms",
         "spark.executor.heartbeat.maxFailures": "3",
@@ -81,12 +84,12 @@ def test_a_local_jvm_that_stood_still_holds_it_against_nobody() -> None:
         spark.start()
         spark.watch(ended.set)
         assert spark.jvm_pid is not None
-        for _ in range(2):
+        # Spark forgives the first one. Three heartbeats that fail end the JVM.
+        for seconds in (4, 5):
             os.kill(spark.jvm_pid, signal.SIGSTOP)
             time.sleep(4.5)  # the standstill itself is what is tested
             os.kill(spark.jvm_pid, signal.SIGCONT)
-            # Three heartbeats that fail end it.
-            assert not ended.wait(5), "the JVM ended itself"
+            assert not ended.wait(seconds), "the JVM ended itself"
         assert spark.context.parallelize([1, 2], 2).sum() == 3
     finally:
         spark.stop()

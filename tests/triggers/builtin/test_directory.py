@@ -17,7 +17,7 @@ from tidemill.triggers.base import TriggerEvent
 from tidemill.triggers.builtin.directory import DirectoryTrigger
 from tidemill.triggers.producers import directory as module
 from tidemill.triggers.producers.directory import DirectorySettings, FoundFile, Looked, look_twice
-from tidemill.triggers.streams.manager import SharedStreamManager, route
+from tidemill.triggers.shared_stream import SharedStreamManager, route
 
 
 class Watching:

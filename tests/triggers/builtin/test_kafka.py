@@ -11,12 +11,12 @@ import pytest
 from tests.triggers.builtin.triggers_contract import first, made_again
 
 from tidemill.core.errors import ConfigError
-from tidemill.deadletters.writer import LetterKind, decode_letter
+from tidemill.deadletters.letter import LetterKind, decode_letter
 from tidemill.testing.kafka import committed_offsets, consume, produce, unique_name, wait_for_committed
 from tidemill.triggers.base import TriggerEvent
 from tidemill.triggers.builtin.kafka import KafkaTrigger
 from tidemill.triggers.producers.kafka import kafka_claim
-from tidemill.triggers.streams.manager import SharedStreamManager, route
+from tidemill.triggers.shared_stream import SharedStreamManager, route
 
 
 class Topic:
@@ -208,5 +208,5 @@ def test_its_claim_is_topic_and_group_whatever_else_it_is_given():
     ],
 )
 def test_what_cannot_be_meant_is_refused(topic_name, kwargs):
-    with pytest.raises(ValueError, match=r"is no topic name|is no usable group name|may not be"):
+    with pytest.raises(ValueError, match=r"is not a valid topic name|is not a usable group name|may not be"):
         KafkaTrigger(topic_name, **kwargs)

@@ -11,8 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from tidemill.triggers.streams.manager import AdvanceItem, AdvanceOutcome, SharedStreamProducer
-from tidemill.triggers.streams.observer import SubscriberObserver
+from tidemill.triggers.shared_stream import AdvanceItem, AdvanceOutcome, SharedStreamProducer, SubscriberObserver
 
 CLEAN = AdvanceOutcome(1, 0, 0)
 FAILED = AdvanceOutcome(1, 1, 0)

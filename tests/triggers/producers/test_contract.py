@@ -14,12 +14,12 @@ from tests.triggers.producers.sqs_server import SqsServer, moto_url, sqs_server
 from tidemill.config.settings import Settings
 from tidemill.core.retry import Backoff
 from tidemill.core.streams.redelivery_items import RedeliveryLimits
-from tidemill.deadletters.writer import decode_letter
+from tidemill.deadletters.letter import decode_letter
 from tidemill.testing.kafka import committed_offsets, consume, produce, unique_name
 from tidemill.triggers.builtin.directory import DirectoryTrigger
 from tidemill.triggers.producers.kafka import KafkaStreamProducer
 from tidemill.triggers.producers.sqs import SqsStreamProducer, sqs_stream
-from tidemill.triggers.streams.manager import SharedStreamProducer
+from tidemill.triggers.shared_stream import SharedStreamProducer
 
 __all__ = ["moto_url", "sqs_server"]
 

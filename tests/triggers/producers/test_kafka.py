@@ -17,7 +17,7 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import FencedError, RemoteError
 from tidemill.core.retry import Backoff
 from tidemill.core.streams.redelivery_items import RedeliveryLimits
-from tidemill.deadletters.writer import LetterKind, decode_letter, encode_letter
+from tidemill.deadletters.letter import LetterKind, decode_letter, encode_letter
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sources.base import CommitStatus, Fatal
 from tidemill.testing.kafka import committed_offsets, consume, unique_name, wait_for_committed
@@ -25,9 +25,8 @@ from tidemill.testing.kafka import produce as produce_now
 from tidemill.testing.scripted import ScriptedDeadLetters, ScriptedSource
 from tidemill.triggers.producers.kafka import AbsentSubscriberError, KafkaStreamProducer, kafka_stream
 from tidemill.triggers.producers.kafka_member import member_id
-from tidemill.triggers.streams.api import LIST_NAME
-from tidemill.triggers.streams.manager import AdvanceItem, AdvanceOutcome
-from tidemill.triggers.streams.observer import SubscriberObserver
+from tidemill.triggers.shared_stream import AdvanceItem, AdvanceOutcome, SubscriberObserver
+from tidemill.triggers.stream_api import LIST_NAME
 
 CLEAN = AdvanceOutcome(1, 0, 0)
 FAILED = AdvanceOutcome(2, 1, 0)

@@ -17,7 +17,7 @@ from tidemill.triggers.builtin.sqs import SqsTrigger
 from tidemill.triggers.producers import sqs as module
 from tidemill.triggers.producers.sqs import SqsStreamProducer, sqs_stream
 from tidemill.triggers.producers.sqs_client import Fault, Partly, SqsSettings
-from tidemill.triggers.streams.manager import AckTimeout, AdvanceItem, AdvanceOutcome, SharedStreamManager, route
+from tidemill.triggers.shared_stream import AckTimeout, AdvanceItem, AdvanceOutcome, SharedStreamManager, route
 
 __all__ = ["moto_url", "sqs_server"]
 

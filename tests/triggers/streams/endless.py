@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from tidemill.triggers.base import BaseEventTrigger, TriggerEvent
-from tidemill.triggers.streams.manager import AdvanceItem, SharedStreamManager, SharedStreamProducer
+from tidemill.triggers.shared_stream import AdvanceItem, SharedStreamManager, SharedStreamProducer
 
 KEY = ("endless",)
 QUEUE = 1000

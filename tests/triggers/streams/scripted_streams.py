@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
 from tidemill.triggers.base import BaseEventTrigger, TriggerEvent
-from tidemill.triggers.streams.manager import AdvanceItem, SharedStreamManager, SharedStreamProducer
+from tidemill.triggers.shared_stream import AdvanceItem, SharedStreamManager, SharedStreamProducer
 
 KEY = ("queue", "q")
 

@@ -22,7 +22,7 @@ from tests.triggers.streams.scripted_streams import (
 
 from tidemill.testing.clock import run_on_virtual_clock
 from tidemill.triggers.base import TriggerEvent
-from tidemill.triggers.streams.manager import (
+from tidemill.triggers.shared_stream import (
     AckTimeout,
     AdvanceItem,
     AdvanceOutcome,

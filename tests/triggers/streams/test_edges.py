@@ -10,7 +10,7 @@ import pytest
 from tests.triggers.streams.scripted_streams import KEY, Request, Scene, Trigger, ack_class, pull, turns, until
 
 from tidemill.triggers.base import TriggerEvent
-from tidemill.triggers.streams.manager import AckTimeout, SharedStreamManager, SubscriberOverflow
+from tidemill.triggers.shared_stream import AckTimeout, SharedStreamManager, SubscriberOverflow
 
 both = pytest.mark.parametrize("ack", [False, True], ids=["fast", "ack"])
 

@@ -21,15 +21,16 @@ from tests.triggers.streams.scripted_streams import (
     until,
 )
 
+from tidemill.triggers import shared_stream
 from tidemill.triggers.base import BaseEventTrigger, TriggerEvent
-from tidemill.triggers.streams import manager as shared_stream
-from tidemill.triggers.streams.manager import (
+from tidemill.triggers.shared_stream import (
     DEFAULT_SUBSCRIBER_QUEUE_MAX,
     SharedStreamManager,
     StreamEnded,
     SubscriberOverflow,
     route,
 )
+from tidemill.triggers.streams import routing
 
 both = pytest.mark.parametrize("ack", [False, True], ids=["fast", "ack"])
 
@@ -74,7 +75,7 @@ async def test_a_key_function_that_raises_is_logged_and_the_trigger_runs_by_itse
             raise OSError("no network")
 
     log = Log()
-    monkeypatch.setattr(shared_stream, "log", log)
+    monkeypatch.setattr(routing, "log", log)
     routed = route(SharedStreamManager(), 1, Broken())
     assert [event async for event in routed.events] == [TriggerEvent("ran by itself")]
     ((level, _, details),) = log.lines

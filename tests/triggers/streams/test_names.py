@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.triggers.streams.scripted_streams import KEY, Clock, Log, Scene, pull, turns, until
 
-from tidemill.triggers.streams import manager as shared_stream
-from tidemill.triggers.streams.manager import AckTimeout, SharedStreamManager, reject_shared_stream_event
+from tidemill.triggers import shared_stream
+from tidemill.triggers.shared_stream import AckTimeout, SharedStreamManager, reject_shared_stream_event
 
 both = pytest.mark.parametrize("ack", [False, True], ids=["fast", "ack"])
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tests.triggers.streams.scripted_streams import KEY, Log, Request, Scene, pull, turns
 
+from tidemill.triggers import shared_stream
 from tidemill.triggers.base import TriggerEvent
-from tidemill.triggers.streams import manager as shared_stream
-from tidemill.triggers.streams.manager import reject_shared_stream_event
+from tidemill.triggers.shared_stream import reject_shared_stream_event
 
 
 @pytest.fixture

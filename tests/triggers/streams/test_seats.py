@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tests.triggers.streams.scripted_streams import KEY, Attending, Producer, Request, Scene, pull, turns, until
 
-from tidemill.triggers.streams.api import LIST_NAME
-from tidemill.triggers.streams.manager import StreamEnded, reject_shared_stream_event
+from tidemill.triggers.shared_stream import StreamEnded, reject_shared_stream_event
+from tidemill.triggers.stream_api import LIST_NAME
 
 
 def scene(**settings: Any) -> Scene:

@@ -36,6 +36,7 @@ from tidemill.core.supervision.slot_events import (
     Hello,
     Input,
     JobEnded,
+    Kill,
     LinkClosed,
     Ready,
     Refuse,
@@ -72,6 +73,7 @@ class SlotLimits:
         that has not after so long is taken for dead.
         first_crashes: After so many engines that died before any was ready the slot is given up.
         look_seconds: The longest wait between two ticks while something is waited for.
+        drain_seconds: An engine that has not ended this long after it was told to drain is killed.
         late_seconds: A tick that comes later than this after it was due tells of a process that stood still.
     """
 
@@ -82,6 +84,7 @@ class SlotLimits:
     lost_seconds: float = 55.0
     first_crashes: int = 3
     look_seconds: float = 1.0
+    drain_seconds: float = 33.0
     late_seconds: float = 0.5
 
 
@@ -117,7 +120,7 @@ class Slot:
         self._failures = 0
         self._was_ready = False
         self._had_engine = False
-        self._draining = False
+        self._drained_at: float | None = None
         self._finished = False
         #: For how long this process stood still, altogether; all other times are those of a clock that did so too.
         self._stood_seconds = 0.0
@@ -162,6 +165,8 @@ class Slot:
             times.append(self._alone_since + limits.lost_seconds)
         if not self._connected:
             times.append(self._said_at + limits.hello_seconds)
+        if self._drained_at is not None:
+            times.append(self._drained_at + limits.drain_seconds)
         return min(times) + self._stood_seconds
 
     def feed(self, event: Input, now: float) -> list[Effect]:
@@ -199,7 +204,7 @@ class Slot:
             case JobEnded(job_token, ending, error):
                 return self._job_ended(job_token, ending, error, now)
             case DrainRequested():
-                return self._drain()
+                return self._drain(now)
             case Tick():  # pragma: no branch - mypy knows that nothing else is left
                 return self._tick(now)
 
@@ -228,7 +233,7 @@ class Slot:
             self._had_engine = True
         self._heard_at = now
         effects.append(Admit(run_token))
-        if self._draining:
+        if self._drained_at is not None:
             effects.append(Drain(run_token))
         return effects
 
@@ -258,7 +263,7 @@ class Slot:
         final = ending is Ending.CONFIG or (ending is Ending.FENCED and not by_us)
         if hopeless and ending is Ending.CRASHED:
             error = f"{self._failures + 1} times in a row before it was ready; the last time: {error}"
-        if self._draining or hopeless or final:
+        if self._drained_at is not None or hopeless or final:
             return self._finish(ending, error)
         if self._ready_at is not None and now >= self._ready_at + self._limits.healthy_seconds:
             self._failures = 0
@@ -270,10 +275,10 @@ class Slot:
         text = self._text(f"lost its engine ({ending}{told}); the next one starts in {delay_seconds:g} s")
         return [Report(ReportKind.RESTART, text), *self._tick(now)]
 
-    def _drain(self) -> list[Effect]:
-        if self._draining:
+    def _drain(self, now: float) -> list[Effect]:
+        if self._drained_at is not None:
             return []
-        self._draining = True
+        self._drained_at = now
         ending = Ending.ABSENT if self._had_engine else Ending.DRAINED
         if self._job is None:
             return self._finish(ending, None)
@@ -285,6 +290,8 @@ class Slot:
     def _tick(self, now: float) -> list[Effect]:
         limits = self._limits
         effects: list[Effect] = []
+        if self._drained_at is not None and self._job is not None and now >= self._drained_at + limits.drain_seconds:
+            return self._kill(self._job)
         if self._job is None:
             if self._start_at is not None and now >= self._start_at and not self._open:
                 return [self._submit(now)]
@@ -315,6 +322,13 @@ class Slot:
         self._cancelled_at = now
         self._cancelled_why = f"its job was cancelled: {why} is taken for dead"
         return [CancelJob(job), Report(kind, self._text(f"has {why}; it is taken for dead and replaced"))]
+
+    def _kill(self, job: int) -> list[Effect]:
+        """Wait no longer for an engine that was told to drain: a stop has one deadline."""
+        why = f"an engine that did not end within {self._limits.drain_seconds:g} s after it was told to drain"
+        kill = [Kill(self._run)] if self._run is not None else []
+        report = Report(ReportKind.CANCELLED, self._text(f"has {why}; it is killed"))
+        return [*kill, CancelJob(job), report, *self._finish(Ending.OVERDUE, why)]
 
     def _forget_job(self, now: float) -> None:
         if self._connected:

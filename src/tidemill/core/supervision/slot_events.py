@@ -19,6 +19,8 @@ class Ending(enum.StrEnum):
     FAILED = "failed"
     #: It ended without a word, or its job was cancelled.
     CRASHED = "crashed"
+    #: Of slots only: it did not end in time after it was told to drain, and was killed.
+    OVERDUE = "overdue"
     #: Of slots only: no engine ran when the drain was asked for, but one had, and it did not leave the group.
     ABSENT = "absent"
 
@@ -127,6 +129,13 @@ class Drain:
     run_token: int
 
 
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """Kill this engine's process, if it runs on the driver's host."""
+
+    run_token: int
+
+
 class ReportKind(enum.StrEnum):
     """What a report is about."""
 
@@ -154,4 +163,4 @@ class Finished:
     error: str | None = None
 
 
-Effect = SubmitJob | CancelJob | Admit | Refuse | Drain | Report | Finished
+Effect = SubmitJob | CancelJob | Admit | Refuse | Drain | Kill | Report | Finished

@@ -6,21 +6,18 @@ tell of its redrives. A payload is what the hook returned, or the letter is not 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from tidemill.deadletters.letter import HISTORY_HEADER, REDRIVES_HEADER, Letter, history_in, redrives_in
 from tidemill.deadletters.redrive.producer import Outgoing
 from tidemill.deadletters.restore import Read, restored
-from tidemill.deadletters.writer import HISTORY_HEADER, REDRIVES_HEADER, Letter, redrives_in
 from tidemill.runtime.messages import Header, SourceMessage
 
 #: The history in the header keeps so many of the last letters, and so much of each error.
 HISTORY_LETTERS = 10
 HISTORY_ERROR = 300
-
-_decode_history = msgspec.json.Decoder(list[dict[str, Any]]).decode
 
 
 def records_of(letter: Letter, read: Read, topic: str | None) -> list[Outgoing]:
@@ -70,17 +67,6 @@ def without_history(record: Outgoing) -> Outgoing:
     """Return a record without the header that can be done without."""
     headers = [(name, value) for name, value in record.headers if name != HISTORY_HEADER]
     return msgspec.structs.replace(record, headers=headers)
-
-
-def history_in(headers: Sequence[Header]) -> list[dict[str, Any]]:
-    """Return what a message's header says about its letters so far; nothing where it is not ours."""
-    for name, value in headers:
-        if name == HISTORY_HEADER and value is not None:
-            try:
-                return _decode_history(value)
-            except (msgspec.MsgspecError, UnicodeDecodeError):
-                return []
-    return []
 
 
 def _entry(letter: Letter, message: SourceMessage) -> dict[str, Any]:

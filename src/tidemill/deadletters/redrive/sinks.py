@@ -12,21 +12,21 @@ import random
 import time
 import types
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from tidemill.config.settings import Settings
+from tidemill.config.sink_types import SINK_TYPES, load_class
 from tidemill.core.deadletters.redrive import Why
 from tidemill.core.delivery.culprit import Fault, Witnesses, fault_of, parts_of
 from tidemill.core.errors import RemoteError, TidemillError, describe_error
 from tidemill.core.retry import JITTER_BITS, Backoff
+from tidemill.deadletters.letter import Letter
 from tidemill.deadletters.opening import RedriveCursor
 from tidemill.deadletters.payloads import PayloadLostError, restored_fields
 from tidemill.deadletters.redrive.targets import Item, NotSentError, Positions, Unsent
-from tidemill.deadletters.writer import Letter
-from tidemill.sinks import payloads
 from tidemill.sinks.base import Encoded, Refusal, Sink, encoded
 from tidemill.sinks.build import build_sinks
 from tidemill.sinks.sending.batch_sender import checked
@@ -38,19 +38,6 @@ PATIENCE_SECONDS = 120.0
 #: After so many payloads in a row at which it raised, a sink is given a pause.
 RAISED_IN_A_ROW = 5
 _BACKOFF = Backoff(0.1, 5.0)
-
-#: The class of a sink's payloads, by its type.
-_CLASSES: Mapping[str, str] = {
-    "kafka": "KafkaPayload",
-    "filesystem": "FilePayload",
-    "postgres": "PostgresPayload",
-    "mongo": "MongoPayload",
-    "http": "HttpPayload",
-    "redis": "RedisPayload",
-}
-#: These send JSON: times and the like go out as the letter has them. The others want them as they were, and so does
-#: Redis but for `set`: bytes in what it gets are values of their own.
-_JSON_SINKS = frozenset({"kafka", "filesystem", "http", "redis"})
 
 
 class _Parcel(msgspec.Struct):
@@ -253,14 +240,14 @@ def payload_of(letter: Letter, text: str) -> Any:
     Raises:
         PayloadLostError: It cannot be had back.
     """
-    fields = restored_fields(text, typed=letter.sink_type not in _JSON_SINKS)
-    if letter.sink_type == "redis" and fields.get("op", "set") != "set":
+    kind = SINK_TYPES.get(letter.sink_type)
+    if kind is None:
+        # A sink of another package: the class of its payloads is not known here, but their fields are.
+        return types.SimpleNamespace(**restored_fields(text, typed=True))
+    fields = restored_fields(text, typed=not kind.sends_json)
+    if kind.json_op and fields.get("op", kind.json_op) != kind.json_op:
         fields = restored_fields(text, typed=True)
-    name = _CLASSES.get(letter.sink_type)
-    if name is None:
-        # A sink of somebody's own: its payloads' class is not known here, their fields are.
-        return types.SimpleNamespace(**fields)
     try:
-        return getattr(payloads, name)(**fields)
+        return load_class(kind.payload)(**fields)
     except (AttributeError, TypeError) as error:
-        raise PayloadLostError(f"it is no {name}: {error}") from None
+        raise PayloadLostError(f"it is not a {kind.payload_name}: {error}") from None

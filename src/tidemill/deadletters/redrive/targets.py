@@ -15,11 +15,11 @@ import msgspec
 from tidemill.config.settings import Settings
 from tidemill.core.deadletters.redrive import Why
 from tidemill.core.errors import ConfigError
+from tidemill.deadletters.letter import Letter
 from tidemill.deadletters.opening import RedriveCursor
 from tidemill.deadletters.redrive.producer import Outgoing, PlainProducer
 from tidemill.deadletters.redrive.resending import records_of, without_history
 from tidemill.deadletters.restore import ContentLostError, SourceReader
-from tidemill.deadletters.writer import Letter
 from tidemill.runtime.kafka_client import TopicAdmin, client_config
 from tidemill.runtime.producer import producer_config
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tidemill.core.errors import RemoteError, describe_error
 from tidemill.deadletters.files import LetterFile, LetterRow, LettersPlace, check_letters_folder, row_of
-from tidemill.deadletters.writer import Letter
+from tidemill.deadletters.letter import Letter
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.sources.base import TopicPartition
 

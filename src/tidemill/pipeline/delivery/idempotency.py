@@ -1,21 +1,19 @@
-"""Names payloads, for sinks that send an idempotency key: the same one when the same work is done again.
+"""Names payloads for sinks that send an idempotency key: the same one when the same messages are reprocessed.
 
 A key is a digest of what the payload comes from: the consumer group, the hook, the task's id, the messages with their
-places and contents, and the payload's place in what the hook returned. Invariants: nothing that differs between two
-runs over the same messages is in it (but a task's id, where the handler makes a new one each time); a key that a hook
-set stays. Letters carry the key, so that a payload that is sent again from one has it too.
+positions and contents, and the payload's index in what the hook returned. Invariants: nothing that differs between two
+runs over the same messages is in it (except a task's id, where the handler generates a new one each time); a key that a
+hook set stays. Letters carry the key, so that a payload that is redriven from one has it too.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
-if TYPE_CHECKING:
-    from tidemill.pipeline.delivery.outbox import Origin, Routed
+from tidemill.pipeline.delivery.routing import Origin, Routed
 
 #: 128 bits, as a random UUID has.
 _DIGEST_BYTES = 16
@@ -26,15 +24,15 @@ def name_payloads(routed: Sequence[Routed], origin: Origin, group: str) -> None:
 
     Args:
         routed: Everything that a hook returned, in order.
-        origin: Where it comes from; without messages nothing is named, since nothing would come again.
-        group: The consumer group: two pipelines over one topic do different work.
+        origin: Where it comes from; without messages nothing is named, since nothing is ever reprocessed.
+        group: The consumer group, which tells two pipelines over one topic apart.
     """
     if not origin.sources:
         return
     digest = ""
     for index, each in enumerate(routed):
         # Sinks of other packages may take payloads with and without the field.
-        if each.courier.sink.takes_idempotency_key and getattr(each.payload, "idempotency_key", None) == "":
+        if each.sender.sink.takes_idempotency_key and getattr(each.payload, "idempotency_key", None) == "":
             digest = digest or _digest(origin, group)
             each.payload = msgspec.structs.replace(each.payload, idempotency_key=f"{digest}-{index}")
 
@@ -42,7 +40,7 @@ def name_payloads(routed: Sequence[Routed], origin: Origin, group: str) -> None:
 def _digest(origin: Origin, group: str) -> str:
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for part in _parts(origin, group):
-        # Lengths keep parts apart; contents are there because a topic that is made again has its offsets again.
+        # Lengths keep parts apart; contents are there because a recreated topic starts over with its offsets.
         digest.update(b"-" if part is None else b"%d:" % len(part))
         digest.update(part or b"")
     return digest.hexdigest()
@@ -50,7 +48,7 @@ def _digest(origin: Origin, group: str) -> str:
 
 def _parts(origin: Origin, group: str) -> Iterator[bytes | None]:
     yield from (group.encode(), origin.hook.encode())
-    # Any text has bytes this way; lone surrogates are no reason to fail.
+    # Any text can be encoded this way, lone surrogates included.
     yield None if origin.task is None else str(origin.task.task_id).encode("utf-8", "surrogatepass")
     for source in origin.sources:
         yield f"{source.topic}/{source.partition}/{source.offset}/{source.timestamp}".encode()

@@ -3,7 +3,7 @@
 A payload is settled when its sink confirmed it, when `on_delivery_error` chose to skip it, or when its dead letter is
 confirmed. Invariants: names are resolved before anything of a result is delivered; `released` is called at most once
 per submission, on the loop, never inside `submit`; after `close`, or for an abandoned partition, it is never called.
-What to send when is decided by `core.outbox`.
+What to send when is decided by `core.delivery.send_queue`.
 """
 
 from __future__ import annotations
@@ -16,48 +16,27 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 import structlog
 
-from tidemill.config.settings import DeliverySettings
-from tidemill.config.sink_settings import BUILT_IN_TYPES
+from tidemill.config.delivery_settings import DeliverySettings
 from tidemill.core.delivery.send_items import Decision, Limits, WhenOpen
-from tidemill.core.errors import (
-    AmbiguousSinkError,
-    ConfigError,
-    RemoteError,
-    SinkNotConfiguredError,
-    TidemillError,
-    describe_error,
-)
+from tidemill.core.errors import ConfigError
 from tidemill.core.retry import Backoff
-from tidemill.deadletters.making import make_letter
-from tidemill.deadletters.writer import DeadLetters, LetterKind, payload_json
+from tidemill.deadletters.letter import Letter, LetterKind
+from tidemill.deadletters.payloads import payload_json
+from tidemill.deadletters.writer import DeadLetters
 from tidemill.pipeline.delivery.idempotency import name_payloads
+from tidemill.pipeline.delivery.routing import Origin, Routed, Router
 from tidemill.pipeline.delivery.transaction_buffer import TransactionBuffer
 from tidemill.pipeline.delivery.transaction_sender import TransactionSender
-from tidemill.pipeline.handler.models import DeliveryAction, DeliveryError, ExecutorTask
+from tidemill.pipeline.handler.models import DeliveryAction, DeliveryError
 from tidemill.pipeline.hooks import Calls, call_hook, log_hook_error
 from tidemill.runtime.engine_tasks import EngineTasks
-from tidemill.runtime.messages import SourceMessage, place_of
+from tidemill.runtime.messages import place_of
 from tidemill.runtime.progress import SinkStats
 from tidemill.sinks.base import Sink
-from tidemill.sinks.fields import type_check
-from tidemill.sinks.payloads import (
-    CollectResult,
-    CustomPayload,
-    FilePayload,
-    HttpPayload,
-    KafkaPayload,
-    MongoPayload,
-    PostgresPayload,
-    RedisPayload,
-)
-from tidemill.sinks.sending.batch_sender import (
-    BatchSender,
-    DeliveryLane,
-    Entry,
-    Failure,
-    Question,
-    Submission,
-)
+from tidemill.sinks.payloads import CollectResult
+from tidemill.sinks.sending.batch_sender import BatchSender
+from tidemill.sinks.sending.sender import Sender, connect_sender
+from tidemill.sinks.sending.submission import DeliveryLane, Entry, Failure, Question, Submission
 
 if TYPE_CHECKING:
     from tidemill.sinks.kafka import KafkaSink
@@ -65,43 +44,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 CONNECT_SECONDS = 30.0
-#: Field of `CollectResult`, type of sink, and the class of its payloads; those of custom sinks name their type.
-_FIELDS: Sequence[tuple[str, str, type[Any]]] = (
-    ("kafka", "kafka", KafkaPayload),
-    ("postgres", "postgres", PostgresPayload),
-    ("mongo", "mongo", MongoPayload),
-    ("http", "http", HttpPayload),
-    ("redis", "redis", RedisPayload),
-    ("files", "filesystem", FilePayload),
-    ("custom", "", CustomPayload),
-)
-
 DeliveryHook = Callable[[DeliveryError], Awaitable[DeliveryAction]]
-#: What stands in front of a sink.
-Sender = BatchSender | TransactionSender
-
-
-class Origin(msgspec.Struct):
-    """Where payloads come from, for their order and for letters; all sources are of one partition.
-
-    Attributes:
-        sources: The messages.
-        task: The task, if it was one.
-        size_bytes: What the payloads take, once they are submitted.
-        hook: What returned them.
-    """
-
-    sources: Sequence[SourceMessage]
-    task: ExecutorTask | None = None
-    size_bytes: int = 0
-    hook: str = ""
-
-
-class Routed(msgspec.Struct, gc=False):
-    """A payload whose sink is known."""
-
-    courier: Sender
-    payload: Any
 
 
 class Outbox:
@@ -109,9 +52,9 @@ class Outbox:
 
     Args:
         sinks: Instances by type and name.
-        letters: Where payloads go that nobody takes.
+        letters: Where payloads go that no sink takes.
         on_delivery_error: Decides about refused payloads; None: dead letters.
-        settings: How long to try again, and what a circuit breaker does.
+        settings: How long to retry, and what a circuit breaker does.
         stage: With it, nothing is sent but staged for the transaction of its messages; all sinks are Kafka then.
         connect_seconds: How long sinks may take to connect.
         group: The consumer group, for the names of payloads.
@@ -134,12 +77,14 @@ class Outbox:
         self._letters = letters
         self._hook = on_delivery_error
         self._connect_seconds = connect_seconds
-        self._couriers = {
-            kind: {name: self._courier(sink) for name, sink in named.items()} for kind, named in sinks.items()
+        self._senders = {
+            kind: {name: self._make_sender(sink) for name, sink in named.items()} for kind, named in sinks.items()
         }
-        self._all = [courier for named in self._couriers.values() for courier in named.values()]
+        #: Finds the sinks of what a hook returned; see `Router.route`.
+        self.route: Callable[[CollectResult], list[Routed]] = Router(self._senders).route
+        self._all = [sender for named in self._senders.values() for sender in named.values()]
         self._group = group
-        self._names = any(courier.sink.takes_idempotency_key for courier in self._all)
+        self._names = any(sender.sink.takes_idempotency_key for sender in self._all)
         #: Where its tasks run; an engine sets its own.
         self.tasks = EngineTasks()
         #: Where its hook is noted while it runs; an engine sets its own.
@@ -149,8 +94,8 @@ class Outbox:
         self._idle: asyncio.Event | None = None
         self._closed = False
 
-    def _courier(self, sink: Sink) -> Sender:
-        limits = limits_of(self._settings)
+    def _make_sender(self, sink: Sink) -> Sender:
+        limits = make_limits(self._settings)
         if self.stage is None:
             return BatchSender(sink, limits, self._settings.timeout_seconds, self._ask, self._gave_up, self._changed)
         if sink.type != "kafka":
@@ -164,27 +109,27 @@ class Outbox:
     @property
     def stats(self) -> dict[str, SinkStats]:
         """What happened, by the sink's place in the configuration (`sinks.<type>.<name>`)."""
-        return {courier.label: msgspec.structs.replace(courier.stats) for courier in self._all}
+        return {sender.label: msgspec.structs.replace(sender.stats) for sender in self._all}
 
     @property
     def delivered(self) -> int:
         """Payloads that a sink confirmed."""
-        return sum(courier.stats.delivered_payloads for courier in self._all)
+        return sum(sender.stats.delivered_payloads for sender in self._all)
 
     @property
     def skipped(self) -> int:
         """Payloads that the hook chose to skip."""
-        return sum(courier.stats.skipped for courier in self._all)
+        return sum(sender.stats.skipped for sender in self._all)
 
     @property
     def pg_pool(self) -> Any:
         """The connection pool of the first PostgreSQL sink, once it is connected; None without one."""
-        courier = next(iter(self._couriers.get("postgres", {}).values()), None)
-        return getattr(courier.sink, "pool", None) if courier is not None else None
+        sender = next(iter(self._senders.get("postgres", {}).values()), None)
+        return getattr(sender.sink, "pool", None) if sender is not None else None
 
     def stalled(self) -> dict[str, str]:
         """Return what waits, and why, by the sink's place; 'dead letters' for those."""
-        reasons = {courier.label: courier.stalled() for courier in self._all}
+        reasons = {sender.label: sender.stalled() for sender in self._all}
         reasons["dead letters"] = self._letters.stalled()
         return {label: reason for label, reason in reasons.items() if reason is not None}
 
@@ -194,9 +139,9 @@ class Outbox:
         """Connect all sinks, in parallel; if one fails, close the others.
 
         Raises:
-            TidemillError: What the first sink that failed said, with its name.
+            TidemillError: The error of the first sink that failed; its text names the sink.
         """
-        tasks = [asyncio.ensure_future(self._connect(courier)) for courier in self._all]
+        tasks = [asyncio.ensure_future(connect_sender(sender, self._connect_seconds)) for sender in self._all]
         try:
             await asyncio.gather(*tasks)
         except BaseException:
@@ -205,91 +150,39 @@ class Outbox:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self.close()
             raise
-        for courier in self._all:
-            courier.start(self.tasks)
-
-    async def _connect(self, courier: Sender) -> None:
-        try:
-            async with asyncio.timeout(self._connect_seconds):
-                await courier.connect()
-        except TidemillError:
-            raise
-        except TimeoutError:
-            raise RemoteError(f"{courier.label}: no connection within {self._connect_seconds:g} s") from None
-        except Exception as error:
-            raise RemoteError(f"{courier.label}: {describe_error(error)}") from error
+        for sender in self._all:
+            sender.start(self.tasks)
 
     async def flush(self, deadline_seconds: float) -> None:
-        """Wait until nothing is in hand, letters included, or the deadline is over."""
+        """Wait until nothing is in flight, letters included, or the deadline has passed."""
         try:
             async with asyncio.timeout(deadline_seconds):
-                while self._letters_open or any(courier.outstanding for courier in self._all):
+                while self._letters_open or any(sender.outstanding for sender in self._all):
                     self._idle = asyncio.Event()
                     await self._idle.wait()
         except TimeoutError:
-            left = sum(courier.outstanding for courier in self._all)
+            left = sum(sender.outstanding for sender in self._all)
             log.warning("deliveries were not done in time", payloads=left, letters=self._letters_open)
         finally:
             self._idle = None
 
     def abandon(self, lane: DeliveryLane) -> None:
         """Forget the payloads of a partition that was given up; what is in flight may still arrive."""
-        for courier in self._all:
-            courier.abandon(lane)
+        for sender in self._all:
+            sender.abandon(lane)
         self._changed()
 
     async def close(self) -> None:
         """Give up what is left and close all sinks; errors are logged."""
         self._closed = True
         await self.tasks.stop(*self._hooks)
-        await asyncio.gather(*(courier.close() for courier in self._all))
+        await asyncio.gather(*(sender.close() for sender in self._all))
 
     def _changed(self) -> None:
         if self._idle is not None:
             self._idle.set()
 
     # -- in ----------------------------------------------------------------------------------------------------
-
-    def route(self, collect: CollectResult) -> list[Routed]:
-        """Resolve the sink of every payload.
-
-        Raises:
-            SinkNotConfiguredError: A payload names a sink that does not exist.
-            AmbiguousSinkError: A payload names none where there are several.
-            TypeError: A field has something that is no payload of its type, or a payload's field has another type.
-        """
-        routed: list[Routed] = []
-        for field, kind, payload_class in _FIELDS:
-            payloads = getattr(collect, field)
-            if not payloads:
-                continue
-            if not isinstance(payloads, Sequence) or isinstance(payloads, (str, bytes)):
-                raise TypeError(
-                    f"CollectResult.{field} takes a list of {payload_class.__name__}, not {type(payloads).__name__}"
-                )
-            check = type_check(payload_class)
-            for payload in payloads:
-                if not isinstance(payload, payload_class):
-                    raise TypeError(
-                        f"CollectResult.{field} takes {payload_class.__name__}, not {type(payload).__name__}"
-                    )
-                check(payload)
-                routed.append(Routed(self._courier_of(kind or payload.type, payload.sink), payload))
-        return routed
-
-    def _courier_of(self, kind: str, name: str) -> Sender:
-        named = self._couriers.get(kind)
-        place = f"sinks.{kind}" if kind in BUILT_IN_TYPES else f"sinks.custom.{kind or '<type>'}"
-        if not named:
-            raise SinkNotConfiguredError(f"no sink of type {kind!r} is configured; add {place}.<name>")
-        if name:
-            courier = named.get(name)
-            if courier is None:
-                raise SinkNotConfiguredError(f"{place}.{name} is not configured; there is {_listed(named)}")
-            return courier
-        if len(named) > 1:
-            raise AmbiguousSinkError(f"several sinks of type {kind!r} are configured, name one: {_listed(named)}")
-        return next(iter(named.values()))
 
     def submit(self, routed: Sequence[Routed], origin: Origin, released: Callable[[], None]) -> None:
         """Deliver; `released` is called once everything is settled."""
@@ -303,72 +196,72 @@ class Outbox:
         submission = Submission(origin, len(routed), released)
         lane = (origin.sources[0].topic, origin.sources[0].partition) if origin.sources else None
         for each in routed:
-            each.courier.add(each.payload, lane, submission)
+            each.sender.add(each.payload, lane, submission)
 
     # -- what sinks refuse -------------------------------------------------------------------------------------
 
-    def _ask(self, courier: Sender, question: Question) -> None:
+    def _ask(self, sender: Sender, question: Question) -> None:
         if self._closed:
             return
         if self._hook is None:
-            self._drop(courier, question, DeliveryAction.DLQ)
+            self._drop(sender, question, DeliveryAction.DLQ)
             return
-        task = self.tasks.run("on_delivery_error", self._asked(self._hook, courier, question))
+        task = self.tasks.run("on_delivery_error", self._ask_hook(self._hook, sender, question))
         self._hooks.add(task)
         task.add_done_callback(self._hooks.discard)
 
-    async def _asked(self, hook: DeliveryHook, courier: Sender, question: Question) -> None:
+    async def _ask_hook(self, hook: DeliveryHook, sender: Sender, question: Question) -> None:
         error = DeliveryError(
-            courier.sink.name,
-            courier.sink.type,
+            sender.sink.name,
+            sender.sink.type,
             question.error,
             [item.value.payload for item in question.items],
             question.attempts,
         )
         try:
-            action = DeliveryAction(await call_hook(hook(error), self.calls, "on_delivery_error", _place, question))
+            action = DeliveryAction(await call_hook(hook(error), self.calls, "on_delivery_error", _locate, question))
         except Exception as raised:
             event = "on_delivery_error raised, or returned no DeliveryAction; dead-lettering"
-            log_hook_error(log, "on_delivery_error", raised, event, sink=courier.label)
+            log_hook_error(log, "on_delivery_error", raised, event, sink=sender.label)
             action = DeliveryAction.DLQ
         if self._closed:
             return
         if action is DeliveryAction.RETRY:
-            courier.decided(question, Decision.RETRY)
+            sender.decided(question, Decision.RETRY)
         else:
-            self._drop(courier, question, action)
+            self._drop(sender, question, action)
 
-    def _drop(self, courier: Sender, question: Question, action: DeliveryAction) -> None:
-        # What was abandoned meanwhile belongs to whoever has the partition now.
+    def _drop(self, sender: Sender, question: Question, action: DeliveryAction) -> None:
+        # What was abandoned meanwhile is up to the engine that owns the partition now.
         items = [item for item in question.items if not item.gone]
-        courier.decided(question, Decision.DROP)
+        sender.decided(question, Decision.DROP)
         if action is DeliveryAction.SKIP:
-            courier.stats.skipped += len(items)
+            sender.stats.skipped += len(items)
             for item in items:
                 item.value.submission.settle()
         else:
-            self._dead_letter(courier, items, question.error, question.oversize, question.attempts)
+            self._dead_letter(sender, items, question.error, question.oversize, question.attempts)
         self._changed()
 
-    def _gave_up(self, courier: Sender, failure: Failure) -> None:
-        self._dead_letter(courier, failure.items, failure.error, failure.oversize, failure.attempts)
+    def _gave_up(self, sender: Sender, failure: Failure) -> None:
+        self._dead_letter(sender, failure.items, failure.error, failure.oversize, failure.attempts)
 
-    def _dead_letter(self, courier: Sender, items: Sequence[Entry], error: str, oversize: bool, attempts: int) -> None:
+    def _dead_letter(self, sender: Sender, items: Sequence[Entry], error: str, oversize: bool, attempts: int) -> None:
         """Write one letter per submission."""
         by_submission: dict[Submission, list[Any]] = {}
         for item in items:
             by_submission.setdefault(item.value.submission, []).append(item.value.payload)
         for submission, payloads in by_submission.items():
-            courier.stats.dead_lettered += len(payloads)
+            sender.stats.dead_lettered += len(payloads)
             self._letters_open += 1
             origin: Origin = submission.origin
-            letter = make_letter(
+            letter = Letter.about(
+                origin.sources,
                 LetterKind.OVERSIZE if oversize else LetterKind.DELIVERY,
                 error,
-                origin.sources,
                 attempts=attempts,
                 payloads=[payload_json(payload) for payload in payloads],
-                sink=(courier.sink.type, courier.sink.name),
+                sink=(sender.sink.type, sender.sink.name),
                 task_id=origin.task.task_id if origin.task else None,
                 args=origin.task.args if origin.task else (),
             )
@@ -381,12 +274,12 @@ class Outbox:
         self._changed()
 
 
-def _place(question: Question) -> tuple[str, str]:
+def _locate(question: Question) -> tuple[str, str]:
     return place_of(question.items[0].value.submission.origin.sources) if question.items else ("", "")
 
 
-def limits_of(settings: DeliverySettings) -> Limits:
-    """Return what the configuration says about trying again; batch sizes are each sink's own."""
+def make_limits(settings: DeliverySettings) -> Limits:
+    """Return how deliveries are retried by the configuration; batch sizes are each sink's own."""
     backoff, breaker = settings.retry_backoff, settings.breaker
     return Limits(
         budget_seconds=settings.max_seconds,
@@ -396,13 +289,3 @@ def limits_of(settings: DeliverySettings) -> Limits:
         breaker_seconds=breaker.open_seconds,
         when_open=WhenOpen.HOLD if breaker.when_open == "hold" else WhenOpen.GIVE_UP,
     )
-
-
-def payloads_of(collect: CollectResult) -> list[str]:
-    """Return the payloads of a result that is not delivered, as JSON for its letter."""
-    fields = [getattr(collect, field) for field, _, _ in _FIELDS]
-    return [payload_json(payload) for field in fields if isinstance(field, Sequence) for payload in field]
-
-
-def _listed(named: Mapping[str, object]) -> str:
-    return ", ".join(sorted(named))

@@ -19,7 +19,8 @@ from tidemill.config.settings import Settings
 from tidemill.core.delivery.pending_records import StagedState
 from tidemill.core.delivery.send_items import Ask, Decision, GaveUp, Item, State
 from tidemill.core.errors import InvariantError, describe_error, sound
-from tidemill.deadletters.writer import RECORD_OVERHEAD_BYTES, Letter, encode_letter, letter_topic_limit
+from tidemill.deadletters.letter import Letter, encode_letter
+from tidemill.deadletters.writer import RECORD_OVERHEAD_BYTES, letter_topic_limit
 from tidemill.pipeline.delivery.transaction_buffer import StagedRecord, TransactionBuffer
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.kafka_client import client_config
@@ -27,7 +28,8 @@ from tidemill.runtime.log import limited
 from tidemill.runtime.producer import FullRecord
 from tidemill.runtime.progress import SinkStats
 from tidemill.sinks.base import Encoded
-from tidemill.sinks.sending.batch_sender import DeliveryLane, Entry, Failure, Question, QueuedPayload, Submission
+from tidemill.sinks.sending.sender import Sender
+from tidemill.sinks.sending.submission import DeliveryLane, Entry, Failure, Question, QueuedPayload, Submission
 from tidemill.sources.base import Outgoing
 
 if TYPE_CHECKING:
@@ -53,8 +55,8 @@ class TransactionSender:
         sink: KafkaSink,
         stage: TransactionBuffer,
         max_retries: int,
-        ask: Callable[[TransactionSender, Question], None],
-        gave_up: Callable[[TransactionSender, Failure], None],
+        ask: Callable[[Sender, Question], None],
+        gave_up: Callable[[Sender, Failure], None],
         settled: Callable[[], None],
     ) -> None:
         """Start empty."""
@@ -107,9 +109,9 @@ class TransactionSender:
         if not submission.origin.sources:
             raise InvariantError(f"{self.label}: a result of no message cannot go out with one")
         key, value, headers, partition, timestamp = FullRecord(*encoded.body)
-        parcel = QueuedPayload(payload, encoded, submission)
+        queued = QueuedPayload(payload, encoded, submission)
         record = Outgoing(
-            self.sink.topic, key, value, self, parcel, headers=headers, partition=partition, timestamp=timestamp
+            self.sink.topic, key, value, self, queued, headers=headers, partition=partition, timestamp=timestamp
         )
         self._stage.put(submission.origin.sources, record)
 
@@ -132,11 +134,11 @@ class TransactionSender:
         """Ask about what the brokers will never take, or give it up if it was retried often enough."""
         for staged in records:
             record = staged.result
-            parcel: QueuedPayload = record.ref
+            queued: QueuedPayload = record.ref
             error = record.error or ""
             # Its submission is settled: another one stands for the decision, and lets the messages go.
-            submission = Submission(parcel.submission.origin, 1, partial(self._stage.drop, staged))
-            item: Entry = Item(staged.lane, None, 0, QueuedPayload(parcel.payload, parcel.encoded, submission))
+            submission = Submission(queued.submission.origin, 1, partial(self._stage.drop, staged))
+            item: Entry = Item(staged.lane, None, 0, QueuedPayload(queued.payload, queued.encoded, submission))
             self._note_error(error, 1)
             if record.attempts > self._max_retries:
                 item.state = State.GONE

@@ -25,7 +25,7 @@ import signal
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from tidemill.config.settings import ExecutorSettings
+from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.pipeline.handler.models import ErrorKind
 from tidemill.pipeline.tasks.environment import Environment, TaskEnvironment
 from tidemill.pipeline.tasks.process import (

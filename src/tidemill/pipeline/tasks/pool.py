@@ -13,7 +13,7 @@ from typing import Protocol
 
 import structlog
 
-from tidemill.config.settings import ExecutorSettings
+from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.pipeline.handler.models import ErrorKind, ExecutorError, ExecutorResult, ExecutorTask
 from tidemill.pipeline.tasks.process import ProcessOutcome, TaskExecutor
 from tidemill.runtime.engine_tasks import EngineTasks

@@ -40,7 +40,7 @@ from tidemill.store.queries.triggers import claim_triggers, register_triggers
 from tidemill.store.queries.triggers import note_made as store_made
 from tidemill.store.records import TriggerRecord, TriggerSpec
 from tidemill.store.write_retry import write_patiently
-from tidemill.triggers.streams.manager import SharedStreamManager, StreamReport
+from tidemill.triggers.shared_stream import SharedStreamManager, StreamReport
 
 log = structlog.get_logger(__name__)
 

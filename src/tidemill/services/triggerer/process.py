@@ -32,7 +32,7 @@ from tidemill.store.database import Database
 from tidemill.store.opening import one_writer, open_store, store_url
 from tidemill.store.records import TriggerSpec
 from tidemill.store.retention import Retention
-from tidemill.triggers.streams.manager import StreamReport
+from tidemill.triggers.shared_stream import StreamReport
 
 log = structlog.get_logger(__name__)
 

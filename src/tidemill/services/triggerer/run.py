@@ -37,7 +37,7 @@ from tidemill.services.triggerer.run_services import RunServices
 from tidemill.services.triggerer.state_writer import StateChange
 from tidemill.store.records import TriggerSpec, TriggerState
 from tidemill.triggers.base import BaseEventTrigger, BaseTrigger
-from tidemill.triggers.streams.manager import Routed, route
+from tidemill.triggers.shared_stream import Routed, route
 from tidemill.triggers.streams.subscription import AckSubscription
 
 log = structlog.get_logger(__name__)

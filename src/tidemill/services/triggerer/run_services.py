@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from tidemill.core.triggers.event_plan import StoreOutcome
 from tidemill.core.triggers.group_commit import Standing
 from tidemill.services.triggerer.state_writer import StateChange
-from tidemill.triggers.streams.manager import SharedStreamManager
+from tidemill.triggers.shared_stream import SharedStreamManager
 
 if TYPE_CHECKING:
     from tidemill.services.triggerer.run import TriggerRun

@@ -13,70 +13,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
-import msgspec
 import structlog
 
 from tidemill.core.delivery.breaker import BreakerState
 from tidemill.core.delivery.culprit import Fault, fault_of
-from tidemill.core.delivery.send_items import Ask, Decision, Delivered, GaveUp, Item, Limits
+from tidemill.core.delivery.send_items import Ask, Decision, Delivered, Item, Limits
 from tidemill.core.delivery.send_queue import SendQueue
 from tidemill.core.errors import InvariantError, RemoteError, describe_error, sound
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.log import limited
 from tidemill.runtime.progress import SinkStats
 from tidemill.sinks.base import Encoded, Refusal, Sink, encoded
+from tidemill.sinks.sending.sender import Sender
+from tidemill.sinks.sending.submission import DeliveryLane, Entry, Failure, Question, QueuedPayload, Submission
 
 log = structlog.get_logger(__name__)
 
-#: (source topic, partition); None for what comes from no partition.
-DeliveryLane = tuple[str, int] | None
 #: A batch that the sink does not answer for this long is reported as stalled.
 SLOW_SECONDS = 5.0
 #: A sink may take this long to close.
 CLOSE_SECONDS = 15.0
 #: And this long to give up a call that was cancelled, before it is left to itself.
 CANCEL_SECONDS = 5.0
-
-
-class Submission:
-    """Payloads of one hook's result, across sinks.
-
-    Attributes:
-        origin: Where they come from, and how much they are.
-        pending: How many of them are not settled.
-        released: Called when none is left.
-    """
-
-    __slots__ = ("origin", "pending", "released")
-
-    def __init__(self, origin: Any, pending: int, released: Callable[[], None]) -> None:
-        """Start with everything pending."""
-        self.origin = origin
-        self.pending = pending
-        self.released = released
-
-    def settle(self, count: int = 1) -> None:
-        """Count payloads off; the last one releases."""
-        self.pending -= count
-        if self.pending == 0:
-            try:
-                self.released()
-            except Exception as error:  # ours; what is settled beside it must not suffer
-                context = {"message": "the release of delivered payloads", "exception": error}
-                asyncio.get_running_loop().call_exception_handler(context)
-
-
-class QueuedPayload(msgspec.Struct):
-    """What travels with an item through `core.outbox`: the payload, its wire form, and whose it is."""
-
-    payload: Any
-    encoded: Encoded | None
-    submission: Submission
-
-
-Entry = Item[DeliveryLane, QueuedPayload]
-Question = Ask[DeliveryLane, QueuedPayload]
-Failure = GaveUp[DeliveryLane, QueuedPayload]
 
 
 class BatchSender:
@@ -96,8 +54,8 @@ class BatchSender:
         sink: Sink,
         limits: Limits,
         timeout_seconds: float,
-        ask: Callable[[BatchSender, Question], None],
-        gave_up: Callable[[BatchSender, Failure], None],
+        ask: Callable[[Sender, Question], None],
+        gave_up: Callable[[Sender, Failure], None],
         settled: Callable[[], None],
     ) -> None:
         """Start empty, without a task."""

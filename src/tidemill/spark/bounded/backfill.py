@@ -11,11 +11,9 @@ what is left. As everywhere, work that was done and not told of is done again.
 from __future__ import annotations
 
 import contextlib
-import enum
 import os
-import queue
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,24 +21,24 @@ import structlog
 
 from tidemill.config.loading import load_settings
 from tidemill.config.settings import Settings
-from tidemill.core.errors import ConfigError, RemoteError, TidemillError
+from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.ranges import Chunk, check_order, chunks, parse_position, piece_size, split
 from tidemill.pipeline.bounded import bounded_settings
 from tidemill.pipeline.handler.base import Handler
-from tidemill.runtime.exitcode import ExitCode, exit_code_of
+from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.identity import worker_name
 from tidemill.runtime.link_messages import LinkAddress
-from tidemill.runtime.log import configure
 from tidemill.spark.bounded.letter_run import LetterRun, check_letters, letter_run
 from tidemill.spark.bounded.plan import Folder, Plan, check_still_there, look_up, now_text, refuse_unordered
 from tidemill.spark.bounded.run import BoundedProgress, BoundedRun
 from tidemill.spark.bounded.schema import outcomes_frame
 from tidemill.spark.bounded.task import ChunkResult, run_ranges
 from tidemill.spark.engine.process import EngineJob
-from tidemill.spark.foreground import StartStoppedError, running, signals_noted, unless_stopped
+from tidemill.spark.foreground import Foreground, StartStoppedError, Wake
 from tidemill.spark.preflight import StartUp, handler_of, look_up_partitions, refuse_no_sinks, with_full_paths
-from tidemill.spark.session.packaging import own_folders, pack_handler
-from tidemill.spark.session.session import Spark, bounded_conf, ship_package
+from tidemill.spark.session.conf import bounded_conf
+from tidemill.spark.session.packaging import own_folders, pack_handler, ship_package
+from tidemill.spark.session.session import Spark
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -49,15 +47,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 ResultT = TypeVar("ResultT")
-
-
-class _Wake(enum.Enum):
-    """Why the thread that runs a backfill has something to do."""
-
-    #: A step of the start or the stop has ended.
-    STEPPED = enum.auto()
-    STOP = enum.auto()
-    ENDED = enum.auto()
 
 
 class _Todo:
@@ -115,12 +104,10 @@ class Backfill:
         self._folder = Folder(Path(outcomes).absolute())
         self._range_messages = range_messages
         self._whole_partitions = whole_partitions
-        # Its put() may be called from a signal handler, unlike Event.set().
-        self._wakes: queue.SimpleQueue[_Wake] = queue.SimpleQueue()
+        self._foreground = Foreground("backfill")
         self._run: BoundedRun | None = None
         self._stopped = False
         self._startup: StartUp | None = None
-        self._error: BaseException | None = None
         self._last = BoundedProgress()
         #: How many offsets were asked for that the broker had deleted before they were read.
         self.gap = 0
@@ -128,7 +115,7 @@ class Backfill:
     @property
     def error(self) -> BaseException | None:
         """Why the run failed; None if it did not, or has not ended."""
-        return self._error
+        return self._foreground.error
 
     def progress(self) -> BoundedProgress:
         """Return the sums over all engines; from any thread, at any time."""
@@ -136,38 +123,19 @@ class Backfill:
         return self._last if run is None else run.progress()
 
     def stop(self) -> None:
-        """Let what is in hand finish, and end; a second time: end at once. From any thread, for `run` only."""
-        self._wakes.put(_Wake.STOP)
+        """Finish what is in flight, and end; a second time: end at once. From any thread, for `run` only."""
+        self._foreground.wakes.put(Wake.SIGNAL)
 
     def run(self) -> ExitCode:
         """Run with a Spark of its own until all is done, or stopped; say which by an exit code.
 
-        In the main thread, a first SIGTERM or SIGINT lets what is in hand finish, a second one stops at once; the same
-        backfill can be run again for the rest.
+        In the main thread, a first SIGTERM or SIGINT lets what is in flight finish, a second one stops at once; run the
+        same backfill again for the rest.
 
         Returns:
             OK if all is done; STOPPED if it was stopped; else why not, see `ExitCode`.
         """
-        try:
-            with signals_noted(self.stop), contextlib.ExitStack() as stack:
-                todo = self._unless_stopped(lambda: stack.enter_context(self._todo()), self._cancel_startup)
-                if todo.parts:
-                    self._run_alone(todo)
-                self._report(todo)
-        except TidemillError as error:
-            self._error = error
-            log.error("the backfill failed", error=str(error), kind=type(error).__name__)  # noqa: TRY400
-        except StartStoppedError:
-            self._stopped = True
-            log.info("the backfill was stopped before it began; run it again")
-        except KeyboardInterrupt as error:
-            self._error = error
-        except Exception as error:
-            self._error = error
-            log.exception("the backfill failed; this is a fault of tidemill, please report it")
-        if self._error is not None:
-            return exit_code_of(self._error)
-        return ExitCode.STOPPED if self._stopped else ExitCode.OK
+        return self._foreground.run(self._run_to_end)
 
     def run_in(self, session: SparkSession) -> DataFrame:
         """Run in a session that is there, in this thread, and return the outcomes.
@@ -188,8 +156,18 @@ class Backfill:
             self._report(todo)
         return outcomes_frame(session, self._folder.path)
 
-    def _unless_stopped(self, work: Callable[[], ResultT], abort: Callable[[], None]) -> ResultT:
-        return unless_stopped(work, self._wakes, _Wake.STEPPED, abort)
+    def _run_to_end(self) -> ExitCode:
+        foreground = self._foreground
+        try:
+            with contextlib.ExitStack() as stack:
+                todo = foreground.unless_stopped(lambda: stack.enter_context(self._todo()), self._cancel_startup)
+                if todo.parts:
+                    self._run_alone(todo)
+                self._report(todo)
+        except StartStoppedError:
+            self._stopped = True
+            log.info("the backfill was stopped before it began; run it again")
+        return ExitCode.STOPPED if self._stopped else ExitCode.OK
 
     def _cancel_startup(self) -> None:
         if self._startup is not None:
@@ -205,11 +183,11 @@ class Backfill:
         if self._range_messages is not None and self._range_messages < 1:
             raise ConfigError(f"a range cannot have {self._range_messages} messages; give 1 or more")
         settings = self._settings or load_settings(self._config_path)
-        self._configure_logs(settings)
+        self._foreground.configure_logs(settings, worker_name(settings))
         handler = handler_of(self._handler)
         self._startup = StartUp(handler, settings)
         settings = bounded_settings(with_full_paths(self._startup.run()))
-        self._configure_logs(settings)
+        self._foreground.configure_logs(settings, worker_name(settings))
         refuse_no_sinks(settings)
         check_letters(settings)
         refuse_unordered(settings, whole=self._whole_partitions)
@@ -251,11 +229,6 @@ class Backfill:
         pieces = sorted(ranges) if self._whole_partitions else split(ranges, size)
         return Plan(topic, self._start, self._end, pieces, sum(span.deleted for span in spans), now_text())
 
-    def _configure_logs(self, settings: Settings) -> None:
-        group = settings.kafka.consumer_group
-        self._log_context: dict[str, Any] = {"worker_id": worker_name(settings), "consumer_group": group}
-        configure(settings.logging, **self._log_context)
-
     @staticmethod
     def _cores(settings: Settings) -> int:
         return settings.spark.engines or len(os.sched_getaffinity(0))
@@ -269,7 +242,7 @@ class Backfill:
         name = f"tidemill backfill {settings.kafka.source_topic}"
         spark = Spark(settings.spark, name, cores, bounded_conf(settings.spark, name, cores))
         log.info("starting Spark", master=settings.spark.master, ranges=len(todo.plan.pieces), offsets=todo.plan.total)
-        with running(spark, self._wakes, _Wake.STEPPED, (_Wake.ENDED,)):
+        with self._foreground.running(spark):
             with BoundedRun(spark.context, todo.sizes, todo.before) as run:
                 self._run = run
                 try:
@@ -293,14 +266,14 @@ class Backfill:
                 results.extend(run.results(lambda: self._collect(spark.context, run.address, todo)))
             except Exception as error:
                 failure.append(error)
-            self._wakes.put(_Wake.ENDED)
+            self._foreground.wakes.put(Wake.FINISHED)
 
         thread = InheritableThread(target=work, name="tidemill-backfill", daemon=True)
         thread.start()
-        while self._wakes.get() is _Wake.STOP:
+        while self._foreground.wakes.get() is Wake.SIGNAL:
             if not self._stopped:
                 self._stopped = True
-                log.info("stopping: what is in hand is finished; a second signal stops at once")
+                log.info("stopping: what is in flight is finished; a second signal stops at once")
                 run.drain(lambda: spark.cancel(group))
             else:
                 run.exit_now()
@@ -311,8 +284,8 @@ class Backfill:
 
     def _collect(self, context: SparkContext, address: LinkAddress, todo: _Todo) -> list[bytes]:
         settings, folder = todo.settings, str(self._folder.path)
-        worker = f"{worker_name(settings)}.backfill"
-        job = EngineJob(0, 0, worker, address, settings, todo.packed, self._log_context, import_path=own_folders())
+        worker, log_context = f"{worker_name(settings)}.backfill", self._foreground.log_context
+        job = EngineJob(0, 0, worker, address, settings, todo.packed, log_context, import_path=own_folders())
         job = todo.letters.of(job)
 
         def work(parts: Iterator[tuple[int, Chunk]]) -> Iterator[bytes]:

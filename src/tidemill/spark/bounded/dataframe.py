@@ -30,8 +30,8 @@ from tidemill.spark.bounded.schema import outcomes_frame
 from tidemill.spark.bounded.task import run_rows
 from tidemill.spark.engine.process import EngineJob
 from tidemill.spark.preflight import handler_of, refuse_no_sinks, started_up, with_full_paths
-from tidemill.spark.session.packaging import own_folders, pack_handler
-from tidemill.spark.session.session import is_local_context, ship_package
+from tidemill.spark.session.conf import is_local_context
+from tidemill.spark.session.packaging import own_folders, pack_handler, ship_package
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -24,7 +24,7 @@ from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
 from tidemill.spark.bounded.task import ChunkResult
 from tidemill.spark.live.jobs import engine_error, failure_text
 from tidemill.spark.progress import PipelineProgress, summed
-from tidemill.spark.session.session import is_local_context
+from tidemill.spark.session.conf import is_local_context
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

@@ -23,6 +23,7 @@ from tidemill.core.supervision import slot_group as roster
 from tidemill.core.supervision.slot import Slot, SlotLimits
 from tidemill.core.supervision.slot_events import Ending, ReportKind
 from tidemill.core.supervision.slot_group import RunFinished, SlotGroup
+from tidemill.core.supervision.stalls import Stalls
 from tidemill.runtime.link import LinkServer
 from tidemill.runtime.link_messages import (
     Begin,
@@ -132,6 +133,7 @@ class Supervisor:
         self._seats: Sequence[SupervisedSlot] = ()
         self._callers: dict[int, _Caller] = {}
         self._partition_sums = PartitionSums()
+        self._stalls = Stalls()
         self._paused = False
         self._exiting = False
         #: Whether an engine ever said hello.
@@ -236,6 +238,8 @@ class Supervisor:
         if caller.seat.link == link:
             caller.seat.progress = progress
             caller.seat.last_seen = time.monotonic()
+            for name, text in self._stalls.feed(caller.seat.number, progress.stalled, caller.seat.last_seen):
+                log.warning("the pipeline waits", slot=caller.seat.number, waits_for=name, why=text)
             if progress.partitions and self._roster.holding:
                 self._carry_out(self._roster.owns(caller.seat.number))
         self._feed(caller.seat, slot_events.Heartbeat(caller.run_token))
@@ -290,6 +294,9 @@ class Supervisor:
     def _exit_now(self) -> None:
         self._exiting = True
         self._tell_all(Exit())
+        for caller in self._callers.values():
+            # One whose event loop is held up does not hear of it.
+            self._spark.kill_worker(caller.hello.pid)
 
     def _set_paused(self, paused: bool) -> None:
         self._paused = paused
@@ -334,6 +341,9 @@ class Supervisor:
                 self._send(seat, run_token, Refused(text))
             case slot_events.Drain(run_token):
                 self._send(seat, run_token, Drain())
+            case slot_events.Kill(_):
+                if seat.hello is not None:
+                    self._spark.kill_worker(seat.hello.pid)
             case slot_events.Report(kind, text):
                 level = log.info if kind is ReportKind.REFUSED else log.warning
                 level(text, slot=seat.number, about=kind.value)

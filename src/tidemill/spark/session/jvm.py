@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import threading
@@ -26,8 +27,11 @@ log = structlog.get_logger(__name__)
 
 #: How long a stopped JVM may take to end before it is killed.
 JVM_END_SECONDS = 10.0
+#: For how long a killed JVM is waited for.
+KILLED_WAIT_SECONDS = 0.5
 #: How often to look whether the JVM says where it listens.
 _LOOK_SECONDS = 0.05
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _PORT, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
 #: Signals that are ignored when a program is executed stay so.
 _IGNORING = 'trap "" INT TERM; exec "$@"'
@@ -120,7 +124,23 @@ def kill_launch(jvm: subprocess.Popen[bytes]) -> None:
     """Kill a JVM that no engine runs below yet, with what its launcher started."""
     if jvm.poll() is None:
         kill_tree(jvm.pid)
-        jvm.wait()
+        # Nothing it holds keeps this process: what the kernel has not taken down yet it takes down without a wait.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            jvm.wait(KILLED_WAIT_SECONDS)
+
+
+@contextlib.contextmanager
+def keep_signal_handlers() -> Iterator[None]:
+    """Restore the signal handlers that a block replaces: pyspark's would cancel all jobs at Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Packs a handler for its journey to the engines, and says by name what cannot travel.
+"""Packs a handler and this package for the engines, and names what cannot be pickled.
 
 Modules that an engine may be unable to import (the main module, the files beside the user's program) travel by
 value; installed packages and this one travel by name. The few things that pickle only by name (a function under
@@ -7,20 +7,27 @@ value; installed packages and this one travel by name. The few things that pickl
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
+import importlib.resources
 import sys
 import sysconfig
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark import cloudpickle
 
-import tidemill
 from tidemill.core.errors import HandlerError
 from tidemill.pipeline.handler.base import Handler
+from tidemill.runtime.folders import OwnedFolder
+from tidemill.spark.session.conf import PACKAGE_ZIP, is_local_context
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
 
 
 def pack_handler(handler: Handler[Any, Any]) -> bytes:
@@ -48,6 +55,22 @@ def own_folders() -> list[str]:
     """Return the folders that this process imports from besides installed packages."""
     folders = [Path(entry or ".").resolve() for entry in sys.path]
     return [str(folder) for folder in folders if folder.is_dir() and not _is_installed(folder)]
+
+
+def ship_package(context: SparkContext, folder: Path | None = None) -> None:
+    """Send this package to the executors of a cluster, once per context.
+
+    Args:
+        context: The cluster's.
+        folder: Where the zip can stay as long as the context lives; None: one that ends with this process.
+    """
+    if is_local_context(context) or PACKAGE_ZIP in (context._python_includes or ()):
+        return
+    if folder is None:
+        owned = OwnedFolder("tidemill-zip-")
+        atexit.register(owned.cleanup)
+        folder = owned.path
+    context.addPyFile(str(_package_zip(folder)))
 
 
 def _explained(handler: Handler[Any, Any], error: Exception) -> str:
@@ -109,4 +132,19 @@ def _is_installed(path: Path) -> bool:
 def _installed() -> list[Path]:
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     folders = [Path(path).resolve() for name in names if (path := sysconfig.get_paths().get(name))]
-    return [*folders, Path(tidemill.__file__).resolve().parent]
+    return [*folders, _package_folder().resolve()]
+
+
+def _package_zip(folder: Path) -> Path:
+    """Pack this package for hosts that do not have it; Spark imports from a zip, not from a wheel."""
+    root = _package_folder()
+    target = folder / PACKAGE_ZIP
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted(root.rglob("*")):
+            if file.is_file() and "__pycache__" not in file.parts:
+                archive.write(file, Path(root.name) / file.relative_to(root))
+    return target
+
+
+def _package_folder() -> Path:
+    return Path(str(importlib.resources.files(__name__.partition(".")[0])))

@@ -1,4 +1,4 @@
-"""Waits for, or kills, processes that are not this one's children: those below the JVM, which outlive it by a moment.
+"""Waits for, or kills, processes that are not this one's children: those below the JVM, which outlive it briefly.
 
 Where the system has no /proc or no pidfd (only Linux has both), nothing is waited for.
 """
@@ -10,31 +10,31 @@ import os
 import select
 import signal
 import time
-from collections import defaultdict
-from pathlib import Path
 from typing import Self
+
+from tidemill.runtime.processes import find_descendants
 
 
 class Descendants:
-    """The processes that descend from one, held by files that stand for them even after their ids are used again.
+    """The processes that descend from one, held by pidfds, which stay theirs even after their ids are reused.
 
     Args:
-        root: The id of the process; it is not among them.
+        root: The id of the process; it is not among them itself.
 
     Example:
-        >>> with Descendants(os.getpid()) as nobody:
-        ...     nobody.left(1.0)
+        >>> with Descendants(os.getpid()) as descendants:
+        ...     descendants.wait(1.0)
         []
     """
 
     def __init__(self, root: int) -> None:
-        """Look at who is there now."""
+        """Find those that there are now."""
         self._files: dict[int, int] = {}
         self.look(root)
 
     def look(self, root: int) -> None:
-        """Look again, and note those that were started since."""
-        for pid in set(_below(root)) - set(self._files.values()):
+        """Look again, and add those that were started since."""
+        for pid in set(find_descendants(root)) - set(self._files.values()):
             with contextlib.suppress(OSError, AttributeError):  # it has ended; or this is not Linux
                 self._files[os.pidfd_open(pid)] = pid
 
@@ -48,8 +48,8 @@ class Descendants:
             os.close(file)
         self._files = {}
 
-    def left(self, seconds: float) -> list[int]:
-        """Wait until all of them have ended, but no longer than this; return the ids of those that have not."""
+    def wait(self, seconds: float) -> list[int]:
+        """Wait up to this long until all of them have ended; return the ids of those that have not."""
         deadline = time.monotonic() + seconds
         poll = select.poll()
         for file in self._files:
@@ -63,10 +63,10 @@ class Descendants:
 
 
 def kill_tree(root: int) -> None:
-    """Kill a process and all below it; they are stopped first, so that none starts another that is missed.
+    """Kill a process and all its descendants; they are stopped first, so that none starts another that is missed.
 
     Args:
-        root: The id of a child of this process that was not waited for yet.
+        root: The id of a child of this process that was not reaped yet.
     """
     seen: set[int] = set()
     found = {root}
@@ -75,25 +75,16 @@ def kill_tree(root: int) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
         seen |= new
-        found = {root, *_below(root)}
+        found = {root, *find_descendants(root)}
     for pid in seen:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
-def _below(root: int) -> list[int]:
-    children = defaultdict(list)
-    with contextlib.suppress(FileNotFoundError):
-        for name in os.listdir("/proc"):
-            if name.isdigit():
-                with contextlib.suppress(OSError):  # it ended meanwhile
-                    # The name of the program, in parentheses, may hold anything; the parent is the second behind it.
-                    stat = Path("/proc", name, "stat").read_text(errors="replace").rpartition(")")[2]
-                    children[int(stat.split()[1])].append(int(name))
-    found = []
-    look_at = [root]
-    while look_at:
-        below = children[look_at.pop()]
-        found += below
-        look_at += below
-    return found
+def kill_below(root: int, pid: int) -> bool:
+    """Kill a process if it is below another one; tell whether it was."""
+    if pid not in find_descendants(root):
+        return False
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    return True

@@ -1,37 +1,39 @@
-"""Makes and ends the SparkContext that the engines run on; the only place that knows Spark's settings.
+"""Starts and stops the SparkContext that the engines run on.
 
-Invariants: the process has the signal handlers afterwards that it had before; a start ends by itself after
-`spark.start_timeout_seconds`, and at once when it is aborted; what the user writes in `spark.conf` wins over everything
-here but what engines cannot do without.
+Invariants: afterwards the process has the signal handlers that it had before; a start ends by itself after
+`spark.start_timeout_seconds`, and at once when it is aborted.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import importlib.resources
 import os
-import re
-import shlex
 import subprocess
-import sys
 import threading
 import warnings
-import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
 
-import tidemill
 from tidemill.config.settings import SparkSettings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.folders import OwnedFolder
 from tidemill.runtime.java import find_java
-from tidemill.spark.foreground import signals_kept
-from tidemill.spark.session.jvm import JvmEndedError, close_stdin, end, gateway_to, is_given, kill_launch, launch
-from tidemill.spark.session.process_tree import Descendants
+from tidemill.spark.session.conf import is_local, spark_conf
+from tidemill.spark.session.jvm import (
+    JvmEndedError,
+    close_stdin,
+    end,
+    gateway_to,
+    is_given,
+    keep_signal_handlers,
+    kill_launch,
+    launch,
+)
+from tidemill.spark.session.packaging import ship_package
+from tidemill.spark.session.process_tree import Descendants, kill_below
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -46,100 +48,6 @@ CONTEXT_STOP_SECONDS = 10.0
 UNUSED_STOP_SECONDS = 0.3
 #: How long the Python processes below a JVM that has ended may take after that.
 WORKERS_END_SECONDS = 5.0
-#: What the package is called on its way to a cluster's executors.
-PACKAGE_ZIP = "tidemill.zip"
-#: How often Spark starts a task of a bounded run that fails, the first time included.
-TASK_ATTEMPTS = 4
-_EXECUTOR_PATH = "spark.executorEnv.PYTHONPATH"
-_LOCAL_CORES = re.compile(r"local\[(\d+|\*)\]")
-
-#: What the user may change in `spark.conf`.
-DEFAULTS = {
-    "spark.driver.memory": "1g",
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.python.unix.domain.socket.enabled": "true",
-    # A cancelled engine has nothing to clean up that its warden does not; do not wait 2 s to kill it.
-    "spark.python.task.killTimeout": "200ms",
-    "spark.deploy.maxExecutorRetries": "-1",
-}
-#: The same with a local master. Such a JVM misses its own heartbeats only while it is stopped or its host is suspended;
-#: after 120 s of that (`spark.network.timeout`) it would drop its only executor, and exit 60 heartbeats later.
-LOCAL = {
-    **DEFAULTS,
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.storage.blockManagerHeartbeatTimeoutMs": "3650d",
-}
-#: What engines cannot do without: their supervisor alone restarts them, each in a process of its own.
-REQUIRED = {
-    "spark.scheduler.mode": "FAIR",
-    "spark.python.worker.reuse": "false",
-    "spark.python.daemon.module": "tidemill.spark.engine.daemon",
-    "spark.task.maxFailures": "1",
-    "spark.speculation": "false",
-    "spark.pyspark.python": sys.executable,
-    "spark.pyspark.driver.python": sys.executable,
-}
-
-
-def is_local(settings: SparkSettings) -> bool:
-    """Tell whether the engines run on this host, in the JVM of the driver."""
-    return settings.master == "local" or settings.master.startswith("local[")
-
-
-def is_local_context(context: SparkContext) -> bool:
-    """Tell whether the tasks of a running context run on this host, in the JVM of the driver."""
-    return is_local(SparkSettings(master=context.master))
-
-
-def spark_conf(settings: SparkSettings, app_name: str, engines: int) -> dict[str, str]:
-    """Return the whole Spark configuration.
-
-    Args:
-        settings: The `spark` section.
-        app_name: What Spark calls the application.
-        engines: How many engines will run; `local` has one core more, so that other jobs can run beside.
-
-    Example:
-        >>> spark_conf(SparkSettings(), "demo", 2)["spark.master"]
-        'local[3]'
-    """
-    conf = {**(LOCAL if is_local(settings) else DEFAULTS), "spark.app.name": app_name, **settings.conf, **REQUIRED}
-    if not is_local(settings):
-        # Other hosts may have their Python elsewhere; and what forks the workers there imports the shipped code too.
-        conf["spark.pyspark.python"] = settings.conf.get("spark.pyspark.python", sys.executable)
-        own = settings.conf.get(_EXECUTOR_PATH, "")
-        conf[_EXECUTOR_PATH] = f"{PACKAGE_ZIP}:{own}" if own else PACKAGE_ZIP
-    conf["spark.master"] = f"local[{engines + 1}]" if settings.master == "local" else settings.master
-    log4j = Path(str(importlib.resources.files("tidemill.spark") / "log4j2.properties"))
-    options = conf.get("spark.driver.extraJavaOptions", "")
-    if "log4j" not in options:
-        option = shlex.quote(f"-Dlog4j2.configurationFile={log4j.as_uri()}")
-        conf["spark.driver.extraJavaOptions"] = f"{options} {option}".strip()
-    return conf
-
-
-def bounded_conf(settings: SparkSettings, app_name: str, cores: int) -> dict[str, str]:
-    """Return the Spark configuration of a bounded run: an ordinary job, whose tasks Spark itself starts again.
-
-    Args:
-        settings: The `spark` section.
-        app_name: What Spark calls the application.
-        cores: How many tasks run at the same time with master `local`.
-
-    Example:
-        >>> bounded_conf(SparkSettings(), "demo", 2)["spark.master"]
-        'local[2,4]'
-    """
-    conf = spark_conf(settings, app_name, cores)
-    conf["spark.task.maxFailures"] = settings.conf.get("spark.task.maxFailures", str(TASK_ATTEMPTS))
-    if settings.master == "local":
-        conf["spark.master"] = f"local[{cores}]"
-    if only_cores := _LOCAL_CORES.fullmatch(conf["spark.master"]):
-        # A local master would give up at the first failure.
-        conf["spark.master"] = f"local[{only_cores[1]},{conf['spark.task.maxFailures']}]"
-    return conf
 
 
 class Spark:
@@ -223,7 +131,7 @@ class Spark:
         if not is_given():
             self._launch(connection_file)
         gateway = gateway_to(self._jvm, connection_file)
-        with signals_kept():
+        with keep_signal_handlers():
             context = SparkContext(conf=conf, gateway=gateway)
         with self._lock:
             if not self._stopping.is_set():
@@ -312,6 +220,11 @@ class Spark:
             if not self._stopping.is_set():
                 log.warning("a Spark job could not be cancelled", job_group=job_group, error=_first_line(error))
 
+    def kill_worker(self, pid: int) -> None:
+        """Kill a Python worker, if it runs below this process's JVM; its warden ends what it started."""
+        if self._jvm is not None and kill_below(self._jvm.pid, pid):
+            log.warning("killed a Python worker", pid=pid)
+
     def stop(self) -> None:
         """Stop the context and the JVM; what does not end in time is killed. Local engines have ended then, too."""
         with self._lock:
@@ -322,7 +235,7 @@ class Spark:
                 return
             with Descendants(self._jvm.pid) as local:
                 self._stop(local)
-                if left := local.left(WORKERS_END_SECONDS):
+                if left := local.wait(WORKERS_END_SECONDS):
                     log.warning("processes that Spark started are still there", pids=left)
 
     def _stop(self, local: Descendants | None = None) -> None:
@@ -365,33 +278,6 @@ class Spark:
         thread.join(seconds)
         if thread.is_alive() and self.used:
             log.warning("the Spark context did not stop in time", seconds=seconds)
-
-
-def ship_package(context: SparkContext, folder: Path | None = None) -> None:
-    """Send this package to the executors of a cluster, once per context.
-
-    Args:
-        context: The cluster's.
-        folder: Where the zip can stay as long as the context lives; None: one that ends with this process.
-    """
-    if is_local_context(context) or PACKAGE_ZIP in (context._python_includes or ()):
-        return
-    if folder is None:
-        owned = OwnedFolder("tidemill-zip-")
-        atexit.register(owned.cleanup)
-        folder = owned.path
-    context.addPyFile(str(_package_zip(folder)))
-
-
-def _package_zip(folder: Path) -> Path:
-    """Pack this package for hosts that do not have it; Spark imports from a zip, not from a wheel."""
-    root = Path(tidemill.__file__).parent
-    target = folder / PACKAGE_ZIP
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
-        for file in sorted(root.rglob("*")):
-            if file.is_file() and "__pycache__" not in file.parts:
-                archive.write(file, Path("tidemill") / file.relative_to(root))
-    return target
 
 
 def _first_line(error: BaseException) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from tidemill.triggers.base import BaseEventTrigger, TriggerEvent
-from tidemill.triggers.streams.manager import SharedStreamManager
+from tidemill.triggers.shared_stream import SharedStreamManager
 
 
 async def run_alone(trigger: BaseEventTrigger) -> AsyncIterator[TriggerEvent]:

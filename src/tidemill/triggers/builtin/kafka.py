@@ -10,14 +10,14 @@ from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from typing import Any
 
 from tidemill.config.kafka_names import check_group, check_topic, check_topic_or_empty, refuse_owned
-from tidemill.config.settings import OWNED_SOURCE_KEYS
+from tidemill.config.kafka_settings import OWNED_SOURCE_KEYS
 from tidemill.runtime.messages import SourceMessage
 from tidemill.triggers.base import BaseEventTrigger, TriggerEvent
 from tidemill.triggers.builtin.arguments import from_environment
 from tidemill.triggers.builtin.isolated import run_alone
 from tidemill.triggers.builtin.selection import Left, OnInvalid, Selection, ValueFormat, text_of
 from tidemill.triggers.producers.kafka import kafka_claim, kafka_stream
-from tidemill.triggers.streams.manager import SharedStreamProducer, reject_shared_stream_event
+from tidemill.triggers.shared_stream import SharedStreamProducer, reject_shared_stream_event
 
 
 class KafkaTrigger(BaseEventTrigger):

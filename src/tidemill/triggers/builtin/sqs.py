@@ -14,7 +14,7 @@ from tidemill.triggers.builtin.isolated import run_alone
 from tidemill.triggers.builtin.selection import Left, OnInvalid, Selection, ValueFormat, text_of
 from tidemill.triggers.producers.sqs import SqsStreamProducer
 from tidemill.triggers.producers.sqs_client import SqsMessage, SqsSettings
-from tidemill.triggers.streams.manager import SharedStreamProducer, reject_shared_stream_event
+from tidemill.triggers.shared_stream import SharedStreamProducer, reject_shared_stream_event
 
 
 class SqsTrigger(BaseEventTrigger):

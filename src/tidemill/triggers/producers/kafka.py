@@ -38,7 +38,7 @@ from tidemill.sources.kafka import KafkaSource
 from tidemill.triggers.producers.kafka_blame import Blame, absence_text, letter_of
 from tidemill.triggers.producers.kafka_member import kafka_claim as kafka_claim
 from tidemill.triggers.producers.kafka_member import member_id
-from tidemill.triggers.streams.manager import AdvanceItem, AdvanceOutcome, SharedStreamProducer
+from tidemill.triggers.shared_stream import AdvanceItem, AdvanceOutcome, SharedStreamProducer
 
 log = structlog.get_logger(__name__)
 

@@ -12,11 +12,10 @@ from typing import Final
 
 from tidemill.config.redaction import redact_text
 from tidemill.core.streams.redelivery_items import Delivery, Overdue
-from tidemill.deadletters.making import make_letter
-from tidemill.deadletters.writer import Letter, LetterKind
+from tidemill.deadletters.letter import Letter, LetterKind
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sources.base import TopicPartition
-from tidemill.triggers.streams.api import AdvanceOutcome
+from tidemill.triggers.shared_stream import AdvanceOutcome
 
 #: Of what one trigger raised.
 MAX_ERROR_CHARACTERS: Final = 500
@@ -57,10 +56,10 @@ def letter_of(delivery: Delivery[TopicPartition, SourceMessage], outcome: Advanc
         blame: Who failed or rejected it.
     """
     rejected = outcome.rejected > 0
-    return make_letter(
+    return Letter.about(
+        [delivery.held],
         LetterKind.REJECTED if rejected else LetterKind.FAILED,
         _reject(outcome, blame) if rejected else _failure(delivery.failures, blame),
-        [delivery.held],
         attempts=delivery.failures + rejected,
     )
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from tidemill.config.settings import Settings
 from tidemill.runtime.identity import worker_name
-from tidemill.triggers.streams.api import LIST_NAME
+from tidemill.triggers.stream_api import LIST_NAME
 
 
 def kafka_claim(topic: str, group: str) -> str:

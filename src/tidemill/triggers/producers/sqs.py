@@ -38,7 +38,7 @@ from tidemill.triggers.producers.sqs_client import (
     open_client,
     open_queue,
 )
-from tidemill.triggers.streams.manager import AdvanceItem, SharedStreamProducer
+from tidemill.triggers.shared_stream import AdvanceItem, SharedStreamProducer
 
 log = structlog.get_logger(__name__)
 

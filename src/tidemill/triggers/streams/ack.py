@@ -22,16 +22,16 @@ from tidemill.core.ledger import Batch
 from tidemill.core.streams.group import StreamGroup
 from tidemill.core.streams.members import Cause, Forced, LaneReport
 from tidemill.core.streams.pending_events import PendingEvents
-from tidemill.triggers.streams.api import (
+from tidemill.triggers.stream_api import (
     LIST_NAME,
     AckTimeout,
     AdvanceItem,
     AdvanceOutcome,
     SharedStreamProducer,
     StreamEnded,
+    SubscriberObserver,
 )
 from tidemill.triggers.streams.life import Life, Stream, StreamSettings, overflow_of, wake_all
-from tidemill.triggers.streams.observer import SubscriberObserver
 from tidemill.triggers.streams.subscription import AckSubscription, Bell, Subscription
 
 #: How long subscribers may finish the events that they are on, and have them stored, when the reading has ended.

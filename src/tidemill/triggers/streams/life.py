@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from tidemill.core.streams.members import StreamLimits
-from tidemill.triggers.streams.api import StreamEnded, SubscriberOverflow
+from tidemill.triggers.stream_api import StreamEnded, SubscriberOverflow
 from tidemill.triggers.streams.subscription import AckSubscription, FastSubscription, Subscription
 
 #: How many events are fanned out before the subscribers get a turn, if their source never waits for anything.

@@ -17,96 +17,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, Final
 
 import structlog
 
-from tidemill.core.streams.members import LaneReport, Refusal
 from tidemill.core.streams.pending_events import PendingEvents
-from tidemill.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
+from tidemill.triggers.base import BaseEventTrigger
+from tidemill.triggers.stream_api import StreamEnded
 from tidemill.triggers.streams.ack import AckStream
-from tidemill.triggers.streams.api import (
-    AckTimeout,
-    AdvanceItem,
-    AdvanceOutcome,
-    SharedStreamProducer,
-    StreamEnded,
-    SubscriberOverflow,
-)
 from tidemill.triggers.streams.fast import FastStream
 from tidemill.triggers.streams.life import STEP_SECONDS, Stream, StreamSettings, at_once
-from tidemill.triggers.streams.subscription import CURRENT, AckSubscription, FastSubscription
-
-__all__ = [
-    "DEFAULT_SUBSCRIBER_QUEUE_MAX",
-    "AckTimeout",
-    "AdvanceItem",
-    "AdvanceOutcome",
-    "Routed",
-    "SharedStreamManager",
-    "SharedStreamProducer",
-    "StreamEnded",
-    "StreamReport",
-    "SubscriberOverflow",
-    "reject_shared_stream_event",
-    "route",
-]
-
-#: Its name in Airflow, whose tests use it.
-_SubscriberOverflow = SubscriberOverflow
+from tidemill.triggers.streams.report import StreamReport, report_stream
+from tidemill.triggers.streams.subscription import AckSubscription, FastSubscription
 
 #: Raw events that a subscriber may leave unread.
 DEFAULT_SUBSCRIBER_QUEUE_MAX: Final = 1024
-
-log = structlog.get_logger(__name__)
-
-
-def reject_shared_stream_event() -> None:
-    """Refuse the raw event that the calling filter is on, for good.
-
-    Call it in `filter_shared_stream` of a stream that is acknowledged, or in a task that the filter has started, before
-    the next event is requested. The event is resolved for this subscriber at once, whatever was derived from it; the
-    producer is told that it was rejected and is expected to make a dead letter of it. Anywhere else it logs a warning
-    and does nothing; a second time it does nothing.
-    """
-    current = CURRENT.get()
-    if current is None:
-        log.warning(
-            "reject_shared_stream_event called outside an ack-mode binding window; ignored: call it in "
-            "filter_shared_stream, while it is on the event"
-        )
-        return
-    subscription, sent = current
-    if subscription.reject(sent) is Refusal.STALE:
-        log.warning(
-            "reject_shared_stream_event called outside an ack-mode binding window; ignored: the filter has moved past "
-            "the event, or does not hold it any more",
-            trigger_id=subscription.member.name,
-            position=sent.position,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class StreamReport:
-    """What a shared stream is doing.
-
-    Attributes:
-        key: Which.
-        subscribers: The trigger ids that take part, those that have failed and not left yet included.
-        failed: Those that were forced to fail and have not left yet, and when.
-        outstanding: How many events are not advanced; 0 for a stream that is not acknowledged.
-        full_since: Since when the producer is not pulled because of `max_outstanding`; None: it is pulled.
-        lanes: What each lane waits for, by whom and since when, in seconds of the manager's clock.
-    """
-
-    key: Hashable
-    subscribers: tuple[Any, ...]
-    failed: dict[Any, float]
-    outstanding: int
-    full_since: float | None
-    lanes: tuple[LaneReport[Hashable], ...]
 
 
 class SharedStreamManager:
@@ -312,7 +238,7 @@ class SharedStreamManager:
 
     def report(self) -> list[StreamReport]:
         """Say what each stream is doing, what its lanes wait for and who has failed."""
-        return [_report(stream) for stream in self._groups.values()]
+        return [report_stream(stream) for stream in self._groups.values()]
 
     def _hold(self, held: bool) -> None:
         self._held = held
@@ -413,57 +339,9 @@ class SharedStreamManager:
             self._bindings.close(stream.key, stream.group.members)
 
 
-@dataclass(frozen=True, slots=True)
-class Routed:
-    """Where the events of a trigger come from.
-
-    Attributes:
-        key: The key of its shared stream; None: it runs by itself.
-        events: Its events.
-        subscription: Its end of the stream.
-    """
-
-    key: Hashable | None
-    events: AsyncIterator[TriggerEvent]
-    subscription: AckSubscription | FastSubscription | None = None
-
-
-def route(manager: SharedStreamManager, trigger_id: Any, trigger: BaseTrigger) -> Routed:
-    """Start a trigger where it belongs: on the shared stream of its key, or by itself when it has none.
-
-    A key function that raises, or returns what cannot be a key, is logged, and the trigger runs by itself. After the
-    events have ended, for whatever reason, unsubscribe the trigger from its key.
-    """
-    key = None
-    if isinstance(trigger, BaseEventTrigger):
-        try:
-            key = trigger.shared_stream_key()
-            hash(key)
-        except (Exception, SystemExit) as error:
-            key = None
-            log.warning(
-                "shared_stream_key raised, or returned a key that cannot be hashed; the trigger runs by itself",
-                trigger_id=trigger_id,
-                exc_info=error,
-            )
-        if key is not None:
-            stream = manager.subscribe(trigger_id=trigger_id, trigger=trigger, key=key)
-            return Routed(key, trigger.filter_shared_stream(stream), stream)
-    return Routed(None, trigger.run())
-
-
 def _acknowledged(cls: type[BaseEventTrigger]) -> bool:
     """Tell whether a class, or any that it inherits from, overrides `create_shared_stream_producer`."""
     found = cls.create_shared_stream_producer
     return getattr(found, "__func__", found) is not getattr(
         BaseEventTrigger.create_shared_stream_producer, "__func__", None
     )
-
-
-def _report(stream: Stream) -> StreamReport:
-    failed = {name: one.end.failed_at for name, one in stream.subscriptions.items() if one.end.failed_at is not None}
-    subscribers = tuple(stream.subscriptions)
-    if not isinstance(stream, AckStream):
-        return StreamReport(stream.key, subscribers, failed, 0, None, ())
-    group = stream.group
-    return StreamReport(stream.key, subscribers, failed, group.outstanding, group.full_since, tuple(stream.report()))

@@ -1,14 +1,15 @@
 """What a producer of a shared stream implements and is given, and how a subscriber's stream can end.
 
-Users import these names from `tidemill.triggers.shared_stream`.
+Users import these names from `tidemill.triggers.shared_stream`. It imports nothing of the streams themselves, so that
+trigger classes and streams can both stand on it.
 """
 
 from __future__ import annotations
 
 import abc
-from collections.abc import AsyncIterator, Hashable, Sequence
+from collections.abc import AsyncIterator, Collection, Hashable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 from tidemill.core.errors import TidemillError
 
@@ -73,6 +74,34 @@ class SharedStreamProducer(abc.ABC):
     async def aclose(self) -> None:
         """Release the connection; called once, when the stream has ended and no advance is in flight."""
         return
+
+
+@runtime_checkable
+class SubscriberObserver(Protocol):
+    """What a producer implements to learn who subscribes to its stream, and who failed an event.
+
+    An outcome counts failures without naming anybody, which is all that a broker with a visibility timeout needs. A
+    producer that redelivers events itself has to wait for the triggers that failed them: it implements these methods,
+    and the manager of its stream calls them, on the event loop and in the order in which things happen. They must
+    neither block nor raise.
+
+    A trigger that keeps a seat while it is away is reported as one that left and subscribed again at once: what it
+    failed before that can be redelivered immediately, and waits in its seat.
+    """
+
+    def subscriber_joined(self, trigger_id: Hashable) -> None:
+        """Note that a trigger subscribed; called once for each that is there before the first event."""
+
+    def subscriber_left(self, trigger_id: Hashable) -> None:
+        """Note that a trigger's subscription ended; it may subscribe again."""
+
+    def subscriber_gone(self, trigger_id: Hashable) -> None:
+        """Note that a trigger will not subscribe again: it finished, was removed, or is not restarted."""
+
+    def event_failed(
+        self, broker_payload: object, failures: Mapping[Hashable, str], unread: Collection[Hashable]
+    ) -> None:
+        """Note who failed or rejected an event, with the error, and who never read it; its `advance` follows."""
 
 
 class AckTimeout(TidemillError):

@@ -1,0 +1,48 @@
+"""Which stalls of engines are worth a log line: those that last, once, and again from time to time.
+
+A status line shows every stall; where nobody looks at one, in a service or a container, the log has to say why a
+partition does not move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+#: A stall is told once it has lasted this long.
+FIRST_SECONDS = 5.0
+#: One that goes on is told again after this long.
+AGAIN_SECONDS = 60.0
+
+
+class Stalls:
+    """The stalls of all engines of a pipeline.
+
+    Example:
+        >>> stalls = Stalls()
+        >>> stalls.feed(0, {"sinks.http.out": "no connection"}, 10.0)
+        []
+        >>> stalls.feed(0, {"sinks.http.out": "no connection"}, 15.0)
+        [('sinks.http.out', 'no connection')]
+    """
+
+    def __init__(self) -> None:
+        """Start without any."""
+        self._due: dict[int, dict[str, float]] = {}
+
+    def feed(self, engine: int, stalled: Mapping[str, str], now: float) -> list[tuple[str, str]]:
+        """Take what an engine waits for and return what is to be told, by name and reason.
+
+        Args:
+            engine: The engine's number.
+            stalled: Everything it waits for now, and why.
+            now: Seconds on a clock that never goes back.
+        """
+        if not stalled:
+            self._due.pop(engine, None)
+            return []
+        before = self._due.get(engine, {})
+        due = {name: before.get(name, now + FIRST_SECONDS) for name in stalled}
+        told = [(name, stalled[name]) for name, moment in due.items() if now >= moment]
+        due |= {name: now + AGAIN_SECONDS for name, _ in told}
+        self._due[engine] = due
+        return told

@@ -1,0 +1,112 @@
+"""Finds the sink of every payload that a hook returned.
+
+Invariant: names and types are checked for the whole result before anything of it is delivered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from tidemill.config.sink_types import SINK_TYPES, load_class, sink_section
+from tidemill.core.errors import AmbiguousSinkError, SinkNotConfiguredError
+from tidemill.deadletters.payloads import payload_json
+from tidemill.pipeline.handler.models import ExecutorTask
+from tidemill.runtime.messages import SourceMessage
+from tidemill.sinks.fields import type_check
+from tidemill.sinks.payloads import CollectResult, CustomPayload
+from tidemill.sinks.sending.sender import Sender
+
+#: Field of `CollectResult`, type of sink, and the class of its payloads; those of custom sinks name their type.
+_FIELDS: Sequence[tuple[str, str, type[Any]]] = (
+    *((kind.field, kind.name, load_class(kind.payload)) for kind in SINK_TYPES.values()),
+    ("custom", "", CustomPayload),
+)
+
+
+class Origin(msgspec.Struct):
+    """Where payloads come from, for their order and for letters; all sources are of one partition.
+
+    Attributes:
+        sources: The messages.
+        task: The task, if it was one.
+        size_bytes: The size of the payloads, once they are submitted.
+        hook: The hook that returned them.
+    """
+
+    sources: Sequence[SourceMessage]
+    task: ExecutorTask | None = None
+    size_bytes: int = 0
+    hook: str = ""
+
+
+class Routed(msgspec.Struct, gc=False):
+    """A payload and the sender of its sink."""
+
+    sender: Sender
+    payload: Any
+
+
+class Router:
+    """Knows the senders of an engine.
+
+    Args:
+        senders: By type and name of their sinks.
+    """
+
+    def __init__(self, senders: Mapping[str, Mapping[str, Sender]]) -> None:
+        """Keep the senders."""
+        self._senders = senders
+
+    def route(self, collect: CollectResult) -> list[Routed]:
+        """Find the sink of every payload.
+
+        Raises:
+            SinkNotConfiguredError: A payload names a sink that does not exist.
+            AmbiguousSinkError: A payload names none although there are several.
+            TypeError: A field has something other than payloads of its type, or a payload's field has a wrong type.
+        """
+        routed: list[Routed] = []
+        for field, kind, payload_class in _FIELDS:
+            payloads = getattr(collect, field)
+            if not payloads:
+                continue
+            if not isinstance(payloads, Sequence) or isinstance(payloads, (str, bytes)):
+                raise TypeError(
+                    f"CollectResult.{field} takes a list of {payload_class.__name__}, not {type(payloads).__name__}"
+                )
+            check = type_check(payload_class)
+            for payload in payloads:
+                if not isinstance(payload, payload_class):
+                    raise TypeError(
+                        f"CollectResult.{field} takes {payload_class.__name__}, not {type(payload).__name__}"
+                    )
+                check(payload)
+                routed.append(Routed(self._find_sender(kind or payload.type, payload.sink), payload))
+        return routed
+
+    def _find_sender(self, kind: str, name: str) -> Sender:
+        named = self._senders.get(kind)
+        place = sink_section(kind or "<type>")
+        if not named:
+            raise SinkNotConfiguredError(f"no sink of type {kind!r} is configured; add {place}.<name>")
+        if name:
+            sender = named.get(name)
+            if sender is None:
+                raise SinkNotConfiguredError(f"{place}.{name} is not configured; there is {_list_names(named)}")
+            return sender
+        if len(named) > 1:
+            raise AmbiguousSinkError(f"several sinks of type {kind!r} are configured, name one: {_list_names(named)}")
+        return next(iter(named.values()))
+
+
+def encode_payloads(collect: CollectResult) -> list[str]:
+    """Return the payloads of a result that is not delivered, encoded for its letter."""
+    fields = [getattr(collect, field) for field, _, _ in _FIELDS]
+    return [payload_json(payload) for field in fields if isinstance(field, Sequence) for payload in field]
+
+
+def _list_names(named: Mapping[str, object]) -> str:
+    return ", ".join(sorted(named))

@@ -1,0 +1,107 @@
+"""Looks at other processes of this host: which descend from one, which carry a mark, how they stand.
+
+Processes come and go during a look: one that has gone is left out, or counts as ended. Without a /proc (only Linux has
+one) no process is found. Engines' wardens have a scan of their own, because they import nothing of this package.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import defaultdict
+
+#: Longer than any /proc/PID/stat.
+_STAT_BYTES = 4096
+_STATE, _PARENT = 0, 1
+#: States of processes that have ended.
+_ENDED = ("Z", "X")
+
+
+def read_stat(pid: int) -> list[str]:
+    """Return the fields of a process's /proc/PID/stat from its state on.
+
+    Raises:
+        OSError: There is no such process.
+    """
+    # A `Path` would take four times as long, and there may be thousands of processes.
+    file = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
+    try:
+        stat = os.read(file, _STAT_BYTES)
+    finally:
+        os.close(file)
+    # The name of the program, in parentheses, may hold anything.
+    return stat.rpartition(b")")[2].decode().split()
+
+
+def read_state(pid: int) -> str:
+    """Return the state of a process, T for a stopped one; '' if there is none."""
+    try:
+        return read_stat(pid)[_STATE]
+    except OSError:
+        return ""
+
+
+def is_running(pid: int) -> bool:
+    """Tell whether a process has not ended; one that nobody has waited for yet has."""
+    return read_state(pid) not in ("", *_ENDED)
+
+
+def read_parent(pid: int) -> int | None:
+    """Return the id of a process's parent; None if there is no such process."""
+    try:
+        return int(read_stat(pid)[_PARENT])
+    except OSError:
+        return None
+
+
+def read_command(pid: int) -> str:
+    """Return the command line of a process, arguments separated by spaces; '' if there is none."""
+    return _read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace")
+
+
+def read_environment(pid: int) -> list[str]:
+    """Return the environment that a process was started with, as NAME=VALUE; empty if it cannot be read."""
+    return _read(pid, "environ").decode(errors="replace").split("\0")
+
+
+def find_children(parent: int) -> set[int]:
+    """Return the processes whose parent this one is."""
+    return {pid for pid in list_processes() if read_parent(pid) == parent}
+
+
+def find_descendants(root: int) -> list[int]:
+    """Return the processes that descend from one, parents before their children; it is not among them itself."""
+    children = defaultdict(list)
+    for pid in list_processes():
+        if (parent := read_parent(pid)) is not None:
+            children[parent].append(pid)
+    found: list[int] = []
+    unvisited = [root]
+    while unvisited:
+        below = children[unvisited.pop()]
+        found += below
+        unvisited += below
+    return found
+
+
+def find_marked(mark: str) -> dict[int, str]:
+    """Return the command lines of the processes that were started with a mark in their environment, by their ids.
+
+    Args:
+        mark: A variable and its whole value, NAME=VALUE.
+    """
+    return {pid: read_command(pid) for pid in list_processes() if mark in read_environment(pid)}
+
+
+def list_processes() -> list[int]:
+    """Return the ids of all processes of this host that can be seen from here."""
+    try:
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except FileNotFoundError:
+        return []
+
+
+def _read(pid: int, file: str) -> bytes:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/{file}", "rb") as stream:  # see above
+        return stream.read()
+    return b""

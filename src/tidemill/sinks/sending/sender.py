@@ -1,0 +1,76 @@
+"""The interface of what stands in front of one sink, however payloads go out, and how it is connected."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Protocol
+
+from tidemill.core.delivery.send_items import Decision
+from tidemill.core.errors import RemoteError, TidemillError, describe_error
+from tidemill.runtime.engine_tasks import EngineTasks
+from tidemill.runtime.progress import SinkStats
+from tidemill.sinks.base import Sink
+from tidemill.sinks.sending.submission import DeliveryLane, Question, Submission
+
+
+class Sender(Protocol):
+    """Sends payloads to one sink, and settles them.
+
+    Attributes:
+        stats: What happened so far; who decides about a payload counts there what was skipped or dead-lettered.
+    """
+
+    stats: SinkStats
+
+    @property
+    def sink(self) -> Sink:
+        """The sink."""
+        ...
+
+    @property
+    def label(self) -> str:
+        """The sink's place in the configuration."""
+        ...
+
+    @property
+    def outstanding(self) -> int:
+        """How many payloads are not settled, as far as the sender decides that."""
+        ...
+
+    async def connect(self) -> None:
+        """Connect, and check that the sink is usable."""
+
+    def start(self, tasks: EngineTasks) -> None:
+        """Start sending, in the running loop."""
+
+    def add(self, payload: Any, lane: DeliveryLane, submission: Submission) -> None:
+        """Take a payload; one that can never be sent becomes a question, in a later turn of the loop."""
+
+    def decided(self, question: Question, decision: Decision) -> None:
+        """Carry out the answer to a question; payloads that are dropped are settled by the caller."""
+
+    def abandon(self, lane: DeliveryLane) -> None:
+        """Forget what came from a partition."""
+
+    def stalled(self) -> str | None:
+        """Return what waits, and why; None while nothing does."""
+
+    async def close(self) -> None:
+        """Stop sending and close the sink; what is not settled never will be."""
+
+
+async def connect_sender(sender: Sender, seconds: float) -> None:
+    """Connect a sink, in up to this many seconds.
+
+    Raises:
+        TidemillError: It cannot be connected; the text names it.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            await sender.connect()
+    except TidemillError:
+        raise
+    except TimeoutError:
+        raise RemoteError(f"{sender.label}: no connection within {seconds:g} s") from None
+    except Exception as error:  # a sink of another package may raise anything
+        raise RemoteError(f"{sender.label}: {describe_error(error)}") from error

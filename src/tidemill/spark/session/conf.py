@@ -1,0 +1,113 @@
+"""Spark's configuration for live and bounded runs; the only place that knows Spark's settings.
+
+What the user writes in `spark.conf` overrides everything here except what engines cannot do without.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tidemill.config.settings import SparkSettings
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+#: What the package is called on its way to the executors of a cluster.
+PACKAGE_ZIP = "tidemill.zip"
+#: How often Spark starts a task of a bounded run that fails, the first time included.
+TASK_ATTEMPTS = 4
+_EXECUTOR_PATH = "spark.executorEnv.PYTHONPATH"
+_LOCAL_CORES = re.compile(r"local\[(\d+|\*)\]")
+
+#: What the user may change in `spark.conf`.
+DEFAULTS = {
+    "spark.driver.memory": "1g",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.python.unix.domain.socket.enabled": "true",
+    # A cancelled engine has nothing to clean up that its warden does not; do not wait 2 s to kill it.
+    "spark.python.task.killTimeout": "200ms",
+    "spark.deploy.maxExecutorRetries": "-1",
+}
+#: The same with a local master. Such a JVM misses its own heartbeats only while it is stopped or its host is suspended;
+#: after 120 s of that (`spark.network.timeout`) it would drop its only executor, and exit 60 heartbeats later.
+LOCAL = {
+    **DEFAULTS,
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.storage.blockManagerHeartbeatTimeoutMs": "3650d",
+}
+#: What engines cannot do without: their supervisor alone restarts them, each in a process of its own.
+REQUIRED = {
+    "spark.scheduler.mode": "FAIR",
+    "spark.python.worker.reuse": "false",
+    "spark.python.daemon.module": "tidemill.spark.engine.daemon",
+    "spark.task.maxFailures": "1",
+    "spark.speculation": "false",
+    "spark.pyspark.python": sys.executable,
+    "spark.pyspark.driver.python": sys.executable,
+}
+
+
+def is_local(settings: SparkSettings) -> bool:
+    """Tell whether the engines run on this host, in the JVM of the driver."""
+    return settings.master == "local" or settings.master.startswith("local[")
+
+
+def is_local_context(context: SparkContext) -> bool:
+    """Tell whether the tasks of a running context run on this host, in the JVM of the driver."""
+    return is_local(SparkSettings(master=context.master))
+
+
+def spark_conf(settings: SparkSettings, app_name: str, engines: int) -> dict[str, str]:
+    """Return the whole Spark configuration.
+
+    Args:
+        settings: The `spark` section.
+        app_name: What Spark calls the application.
+        engines: How many engines will run; `local` has one core more, so that other jobs can run beside.
+
+    Example:
+        >>> spark_conf(SparkSettings(), "demo", 2)["spark.master"]
+        'local[3]'
+    """
+    conf = {**(LOCAL if is_local(settings) else DEFAULTS), "spark.app.name": app_name, **settings.conf, **REQUIRED}
+    if not is_local(settings):
+        # Other hosts may have their Python elsewhere; and what forks the workers there imports the shipped code too.
+        conf["spark.pyspark.python"] = settings.conf.get("spark.pyspark.python", sys.executable)
+        own = settings.conf.get(_EXECUTOR_PATH, "")
+        conf[_EXECUTOR_PATH] = f"{PACKAGE_ZIP}:{own}" if own else PACKAGE_ZIP
+    conf["spark.master"] = f"local[{engines + 1}]" if settings.master == "local" else settings.master
+    log4j = Path(str(importlib.resources.files("tidemill.spark") / "log4j2.properties"))
+    options = conf.get("spark.driver.extraJavaOptions", "")
+    if "log4j" not in options:
+        option = shlex.quote(f"-Dlog4j2.configurationFile={log4j.as_uri()}")
+        conf["spark.driver.extraJavaOptions"] = f"{options} {option}".strip()
+    return conf
+
+
+def bounded_conf(settings: SparkSettings, app_name: str, cores: int) -> dict[str, str]:
+    """Return the Spark configuration of a bounded run: an ordinary job, whose tasks Spark itself starts again.
+
+    Args:
+        settings: The `spark` section.
+        app_name: What Spark calls the application.
+        cores: How many tasks run at the same time with master `local`.
+
+    Example:
+        >>> bounded_conf(SparkSettings(), "demo", 2)["spark.master"]
+        'local[2,4]'
+    """
+    conf = spark_conf(settings, app_name, cores)
+    conf["spark.task.maxFailures"] = settings.conf.get("spark.task.maxFailures", str(TASK_ATTEMPTS))
+    if settings.master == "local":
+        conf["spark.master"] = f"local[{cores}]"
+    if only_cores := _LOCAL_CORES.fullmatch(conf["spark.master"]):
+        # A local master would give up at the first failure.
+        conf["spark.master"] = f"local[{only_cores[1]},{conf['spark.task.maxFailures']}]"
+    return conf

@@ -1,0 +1,42 @@
+"""What a shared stream says of itself, for those who look from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+from tidemill.core.streams.members import LaneReport
+from tidemill.triggers.streams.ack import AckStream
+from tidemill.triggers.streams.life import Stream
+
+
+@dataclass(frozen=True, slots=True)
+class StreamReport:
+    """What a shared stream is doing.
+
+    Attributes:
+        key: Which.
+        subscribers: The trigger ids that take part, those that have failed and not left yet included.
+        failed: Those that were forced to fail and have not left yet, and when.
+        outstanding: How many events are not advanced; 0 for a stream that is not acknowledged.
+        full_since: Since when the producer is not pulled because of `max_outstanding`; None: it is pulled.
+        lanes: What each lane waits for, by whom and since when, in seconds of the manager's clock.
+    """
+
+    key: Hashable
+    subscribers: tuple[Any, ...]
+    failed: dict[Any, float]
+    outstanding: int
+    full_since: float | None
+    lanes: tuple[LaneReport[Hashable], ...]
+
+
+def report_stream(stream: Stream) -> StreamReport:
+    """Return what a stream is doing."""
+    failed = {name: one.end.failed_at for name, one in stream.subscriptions.items() if one.end.failed_at is not None}
+    subscribers = tuple(stream.subscriptions)
+    if not isinstance(stream, AckStream):
+        return StreamReport(stream.key, subscribers, failed, 0, None, ())
+    group = stream.group
+    return StreamReport(stream.key, subscribers, failed, group.outstanding, group.full_since, tuple(stream.report()))

@@ -1,0 +1,54 @@
+"""Where the events of a trigger come from: the shared stream of its key, or its own `run`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from tidemill.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
+from tidemill.triggers.streams.manager import SharedStreamManager
+from tidemill.triggers.streams.subscription import AckSubscription, FastSubscription
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """Where the events of a trigger come from.
+
+    Attributes:
+        key: The key of its shared stream; None: it runs by itself.
+        events: Its events.
+        subscription: Its end of the stream.
+    """
+
+    key: Hashable | None
+    events: AsyncIterator[TriggerEvent]
+    subscription: AckSubscription | FastSubscription | None = None
+
+
+def route(manager: SharedStreamManager, trigger_id: Any, trigger: BaseTrigger) -> Routed:
+    """Start a trigger where it belongs: on the shared stream of its key, or by itself when it has none.
+
+    A key function that raises, or returns what cannot be a key, is logged, and the trigger runs by itself. After the
+    events have ended, for whatever reason, unsubscribe the trigger from its key.
+    """
+    key = None
+    if isinstance(trigger, BaseEventTrigger):
+        try:
+            key = trigger.shared_stream_key()
+            hash(key)
+        except (Exception, SystemExit) as error:
+            key = None
+            log.warning(
+                "shared_stream_key raised, or returned a key that cannot be hashed; the trigger runs by itself",
+                trigger_id=trigger_id,
+                exc_info=error,
+            )
+        if key is not None:
+            stream = manager.subscribe(trigger_id=trigger_id, trigger=trigger, key=key)
+            return Routed(key, trigger.filter_shared_stream(stream), stream)
+    return Routed(None, trigger.run())
