@@ -9,7 +9,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,22 +21,13 @@ import yaml
 from confluent_kafka.admin import AdminClient
 from tests.sinks.conftest import database, http_double, mongo, postgres, valkey
 from tests.spark.terminal import Command
+from tests.until import wait_until
 
 from tidemill.runtime.processes import find_marked, read_parent
 
 __all__ = ["database", "http_double", "mongo", "postgres", "valkey"]
 
 ROOT = Path(__file__).parent.parent.parent
-
-
-def wait_for(condition: Callable[[], Any], seconds: float, what: str) -> Any:
-    """Poll a condition that only the outside world can tell; return its value."""
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {seconds} s: {what}")
-        time.sleep(0.05)
-    return value
 
 
 def read_all(bootstrap: str, topic: str) -> list[bytes]:
@@ -68,7 +58,7 @@ def read_all(bootstrap: str, topic: str) -> list[bytes]:
         return len(ended) == len(partitions)
 
     try:
-        wait_for(done, 90, "the end of the topic: a transaction is open")
+        wait_until(done, 90, what="the end of the topic: a transaction is open")
     finally:
         consumer.close()
     return values
@@ -123,7 +113,7 @@ class Site:
         return Counter(row["n"] for row in self.rows())
 
     def wait_all_committed(self, seconds: float = 60.0) -> None:
-        wait_for(lambda: sum(self.committed().values()) == self.fed, seconds, f"{self.fed} offsets committed")
+        wait_until(lambda: sum(self.committed().values()) == self.fed, seconds, what=f"{self.fed} offsets committed")
 
     def assert_nothing_lost(self) -> Counter[int]:
         """Every message fed has a result; returns how often each was done again."""
@@ -192,7 +182,7 @@ class PipelineProcess:
             assert self.process.poll() is None, self.log
             return bool(self.site.rows())
 
-        wait_for(working, seconds, "a first result")
+        wait_until(working, seconds, what="a first result")
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
@@ -245,7 +235,9 @@ class ShellPipeline(PipelineProcess):
 
     def wait(self, seconds: float = 60.0) -> int:
         """Wait for the end of the command, and of the shell; return the command's exit code."""
-        wait_for(lambda: not [1 for command in self.marked().values() if "-m tidemill" in command], seconds, "its end")
+        wait_until(
+            lambda: not [1 for command in self.marked().values() if "-m tidemill" in command], seconds, what="its end"
+        )
         # What is typed before a program has left the terminal may be thrown away.
         self.shell.type("exit $?\n")
         return self.process.wait(10)

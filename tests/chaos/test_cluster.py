@@ -12,8 +12,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from tests.chaos.conftest import ROOT, Site, wait_for
+from tests.chaos.conftest import ROOT, Site
 from tests.spark.cluster import EXECUTOR_MEMORY, Cluster
+from tests.until import wait_until
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -36,16 +37,16 @@ def test_a_live_pipeline_has_engines_on_both_workers_and_survives_the_loss_of_on
     site.feed(400)
     pipeline = site.start(spark=cluster.spark(), handler="Shipped")
     pipeline.wait_working(120)
-    wait_for(lambda: site.shares() == [2, 2], 90, "two engines that share the partitions")
+    wait_until(lambda: site.shares() == [2, 2], 90, what="two engines that share the partitions")
     assert cluster.busy() == 2, cluster.state()
     site.feed(3_000)
-    wait_for(lambda: sum(site.committed().values()) > 600, 60, "work under way")
+    wait_until(lambda: sum(site.committed().values()) > 600, 60, what="work under way")
     cluster.kill_worker(0)
     site.feed(400)
     site.wait_all_committed(150)
     again = site.assert_nothing_lost()
     print("done again", sum(again.values()))
-    wait_for(lambda: site.shares() == [2, 2], 90, "two engines on the worker that is left")
+    wait_until(lambda: site.shares() == [2, 2], 90, what="two engines on the worker that is left")
     assert cluster.busy() == 1 or len(cluster.alive()) == 2, "the master has not noticed yet"
     pipeline.process.terminate()
     assert pipeline.wait(90) == 0, pipeline.log
@@ -67,7 +68,7 @@ def test_a_live_pipeline_runs_in_a_local_cluster(site: Site):
     site.feed(400)
     pipeline = site.start(spark=local_cluster())
     pipeline.wait_working(120)
-    wait_for(lambda: site.shares() == [2, 2], 90, "two engines that share the partitions")
+    wait_until(lambda: site.shares() == [2, 2], 90, what="two engines that share the partitions")
     site.feed(400)
     site.wait_all_committed(60)
     site.assert_nothing_lost()
@@ -100,7 +101,7 @@ def test_a_backfill_survives_the_loss_of_a_worker(site: Site, cluster: Cluster):
     site.feed(8_000, sleep=0.02, slow_every=2)
     process = backfill(site, cluster.spark())
     try:
-        wait_for(lambda: len({row["pid"] for row in site.rows()}) >= 2, 120, "two engines at work")
+        wait_until(lambda: len({row["pid"] for row in site.rows()}) >= 2, 120, what="two engines at work")
         assert cluster.busy() == 2
         cluster.kill_worker(1)
         assert process.wait(200) == 0, (site.folder / "backfill.log").read_text()

@@ -14,9 +14,10 @@ from typing import Any
 
 import confluent_kafka as ck
 import pytest
-from tests.chaos.conftest import PipelineProcess, Site, read_all, wait_for
+from tests.chaos.conftest import PipelineProcess, Site, read_all
 from tests.chaos.every_sink import REFUSED_EVERY, EverySink
 from tests.faults import FaultyProxy
+from tests.until import wait_until
 
 from tidemill.deadletters.letter import Letter, LetterKind, decode_letter
 
@@ -155,7 +156,7 @@ def test_every_message_is_in_every_sink_or_in_the_dead_letters_while_engines_are
     pipeline = site.start(handler="Deliver", sinks=every_sink.section(), executor={"max_uncommitted": MAX_UNCOMMITTED})
     load.start()
     pipeline.wait_working()
-    wait_for(lambda: site.shares() == [2, 2], 30, "two engines that share the partitions")
+    wait_until(lambda: site.shares() == [2, 2], 30, what="two engines that share the partitions")
     outages = Outages(every_sink.between, seconds)
     outages.start()
     kills = kill_engines_for(seconds, pipeline, (2.0, 4.0))
@@ -200,7 +201,7 @@ def test_with_exactly_once_each_result_is_seen_once_while_engines_are_killed(
         except ck.KafkaException:
             return False  # a fresh broker has no coordinator yet
 
-    wait_for(working, 60, "a first transaction")
+    wait_until(working, 60, what="a first transaction")
     kills = kill_engines_for(120.0 if long_run else 16.0, pipeline, (2.0, 3.0))
     load.stop()
     site.wait_all_committed(120)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import confluent_kafka as ck
 import pytest
-from tests.chaos.conftest import Site, wait_for
+from tests.chaos.conftest import Site
+from tests.until import wait_until
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -25,9 +26,9 @@ def test_sigkill_of_an_engine_at_full_load_loses_nothing_and_disturbs_nobody(sit
     site.feed(200)
     pipeline = site.start()
     pipeline.wait_working()
-    wait_for(lambda: site.shares() == [2, 2], 30, "two engines that share the partitions")
+    wait_until(lambda: site.shares() == [2, 2], 30, what="two engines that share the partitions")
     site.feed(12_000)
-    wait_for(lambda: sum(site.committed().values()) > 1_000, 60, "work under way")
+    wait_until(lambda: sum(site.committed().values()) > 1_000, 60, what="work under way")
     victim = pipeline.engines()[0]
     before = {row["partition"] for row in site.rows()}
     assert before == {0, 1, 2, 3}
@@ -52,11 +53,11 @@ def test_the_children_of_a_killed_engine_die_with_it(site):
     def sleepers() -> list[int]:
         return [pid for pid, command in pipeline.marked().items() if command.startswith(("sleep ", "/bin/sleep"))]
 
-    wait_for(lambda: len(sleepers()) == 8, 60, "eight running tasks")
+    wait_until(lambda: len(sleepers()) == 8, 60, what="eight running tasks")
     before = set(sleepers())
     for engine in pipeline.engines():
         os.kill(engine, signal.SIGKILL)
-    wait_for(lambda: not before & set(sleepers()), 10, "the children of both engines are gone")
+    wait_until(lambda: not before & set(sleepers()), 10, what="the children of both engines are gone")
 
 
 def test_sigkill_of_the_driver_leaves_no_process_and_a_restart_loses_nothing(site):
@@ -66,7 +67,7 @@ def test_sigkill_of_the_driver_leaves_no_process_and_a_restart_loses_nothing(sit
     pipeline.signal(signal.SIGKILL)
     pipeline.wait()
     started = time.monotonic()
-    wait_for(lambda: not pipeline.marked(), 2 + 15, "every process is gone")
+    wait_until(lambda: not pipeline.marked(), 2 + 15, what="every process is gone")
     print("gone after", time.monotonic() - started)
     second = site.start()
     site.wait_all_committed(120)
@@ -105,7 +106,7 @@ def test_an_engine_whose_place_was_taken_while_it_was_stopped_ends(site):
     site.feed(40)
     pipeline = site.start(engines=1)
     pipeline.wait_working()
-    wait_for(lambda: sum(site.committed().values()) == 40, 30, "all committed")
+    wait_until(lambda: sum(site.committed().values()) == 40, 30, what="all committed")
     (engine,) = pipeline.engines()
     os.kill(engine, signal.SIGSTOP)
     thief = ck.Consumer(
@@ -120,7 +121,9 @@ def test_an_engine_whose_place_was_taken_while_it_was_stopped_ends(site):
     )
     try:
         thief.subscribe([site.topic])
-        wait_for(lambda: thief.poll(0.1) or len(thief.assignment()) == 4, 30, "the other process has the partitions")
+        wait_until(
+            lambda: thief.poll(0.1) or len(thief.assignment()) == 4, 30, what="the other process has the partitions"
+        )
         os.kill(engine, signal.SIGCONT)
         site.feed(40)
         code = pipeline.wait(30)
@@ -143,16 +146,16 @@ def test_an_engine_that_hangs_is_replaced_and_its_partitions_idle_for_less_than_
         found = pipeline.engines()
         return found[0] if len(found) == 1 else None
 
-    engine = wait_for(lone_engine, 10, "one engine")
+    engine = wait_until(lone_engine, 10, what="one engine")
     if how == "stopped":
         os.kill(engine, signal.SIGSTOP)
     since = time.monotonic()
     site.feed(40, bad=how == "blocked")
-    wait_for(lambda: len(site.rows()) > 40, 60, "the partitions are worked on again")
+    wait_until(lambda: len(site.rows()) > 40, 60, what="the partitions are worked on again")
     print(f"{how}: idle for {time.monotonic() - since:.1f} s")
     site.wait_all_committed(60)
     site.assert_nothing_lost()
-    wait_for(lambda: engine not in pipeline.marked(), 15, "the hung engine is gone")
+    wait_until(lambda: engine not in pipeline.marked(), 15, what="the hung engine is gone")
 
 
 def test_when_spark_dies_the_engines_drain_and_the_run_fails(site):
@@ -163,5 +166,5 @@ def test_when_spark_dies_the_engines_drain_and_the_run_fails(site):
     os.kill(jvm, signal.SIGKILL)
     assert pipeline.wait(40) == 4, pipeline.log
     assert "Spark" in pipeline.log.splitlines()[-1]
-    wait_for(lambda: not pipeline.marked(), 20, "nothing is left behind")
+    wait_until(lambda: not pipeline.marked(), 20, what="nothing is left behind")
     assert sum(site.committed().values()) == len(site.seen()), "the engines did not drain"

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.chaos.conftest import PipelineProcess, ShellPipeline, Site, wait_for
+from tests.chaos.conftest import PipelineProcess, ShellPipeline, Site
+from tests.until import wait_until
 
 from tidemill.runtime.processes import read_state
 
@@ -47,14 +48,14 @@ class Case:
         """Wait until both engines work, and what they had is committed."""
         self.site.feed(40)
         self.pipeline.wait_working(150)
-        wait_for(lambda: self.site.shares() == [2, 2], 60, "two engines that share the partitions")
+        wait_until(lambda: self.site.shares() == [2, 2], 60, what="two engines that share the partitions")
         self.site.wait_all_committed(60)
-        self.engines = wait_for(self._two_engines, 30, "two engines")
+        self.engines = wait_until(self._two_engines, 30, what="two engines")
 
     def run_long_tasks(self) -> None:
         """Have tasks that run when it is stopped."""
         self.site.feed(4, sleep=LONG_TASK_SECONDS)
-        wait_for(lambda: self._long_tasks() == 4, 30, "four long tasks run")
+        wait_until(lambda: self._long_tasks() == 4, 30, what="four long tasks run")
 
     def _two_engines(self) -> list[int] | None:
         # A process that is being started looks like its parent for a moment.
@@ -87,7 +88,7 @@ class Case:
         """Press Ctrl-C, and see that it ends well with all committed and nothing left behind."""
         self.pipeline.ctrl_c()
         assert self.pipeline.wait(60) == 0, self.pipeline.log
-        wait_for(lambda: not self.pipeline.marked(), 10, "nothing is left behind")
+        wait_until(lambda: not self.pipeline.marked(), 10, what="nothing is left behind")
         assert sum(self.site.committed().values()) == self.site.fed
 
 
@@ -113,7 +114,7 @@ class Cases:
         shell = self.terminal.pipeline
         assert isinstance(shell, ShellPipeline)
         shell.ctrl_z()
-        wait_for(lambda: read_state(shell.driver) == "T", 10, "the driver is stopped")
+        wait_until(lambda: read_state(shell.driver) == "T", 10, what="the driver is stopped")
         self.driver.stop([self.driver.pipeline.driver])
         self.engine.stop(self.engine.engines[:1])
         self.host.stop(list(self.host.pipeline.marked()))
@@ -150,7 +151,7 @@ def test_ctrl_z_and_fg_on_a_terminal_disturb_no_engine_and_ctrl_c_drains_after_t
     case.undisturbed()
     assert case.rows == (40, 80), "the engines go on without their driver"
     done = f"{case.site.fed:,} messages done"
-    wait_for(lambda: done in case.pipeline.log, 10, "a status line that goes on")
+    wait_until(lambda: done in case.pipeline.log, 10, what="a status line that goes on")
     case.drains()
 
 

@@ -9,7 +9,8 @@ import time
 
 import confluent_kafka as ck
 import pytest
-from tests.chaos.conftest import Site, wait_for
+from tests.chaos.conftest import Site
+from tests.until import wait_until
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -27,7 +28,9 @@ def partitions_within(site, seconds: float) -> float:
     try:
         started = time.monotonic()
         consumer.subscribe([site.topic])
-        wait_for(lambda: consumer.poll(0.05) or len(consumer.assignment()) == site.partitions, seconds, "partitions")
+        wait_until(
+            lambda: consumer.poll(0.05) or len(consumer.assignment()) == site.partitions, seconds, what="partitions"
+        )
         return time.monotonic() - started
     finally:
         consumer.close()
@@ -63,7 +66,7 @@ def test_what_does_not_finish_within_the_drain_timeout_is_redelivered(site):
     pipeline.wait_working()
     site.wait_all_committed(30)
     site.feed(8, sleep=30)
-    wait_for(lambda: any("sleep 30" in c for c in pipeline.marked().values()), 20, "slow tasks run")
+    wait_until(lambda: any("sleep 30" in c for c in pipeline.marked().values()), 20, what="slow tasks run")
     pipeline.signal(signal.SIGTERM)
     assert pipeline.wait(30) == 0, pipeline.log
     assert not pipeline.marked()
@@ -77,12 +80,12 @@ def test_a_hook_that_holds_up_the_loop_for_good_does_not_delay_a_stop(site, sign
     site.feed(1, bad=True)
     site.feed(40, sleep=0.02)
     pipeline = site.start(handler="BlockOnce", executor={"drain_timeout_seconds": 2})
-    wait_for(lambda: "a hook holds up the event loop" in pipeline.log, 90, "the hook is named")
+    wait_until(lambda: "a hook holds up the event loop" in pipeline.log, 90, what="the hook is named")
     engines = pipeline.engines()
     pipeline.signal(signal.SIGTERM)
     started = time.monotonic()
     if signals == 2:
-        wait_for(lambda: "drain" in pipeline.log, 10, "the drain begins")
+        wait_until(lambda: "drain" in pipeline.log, 10, what="the drain begins")
         pipeline.signal(signal.SIGTERM)
     code = pipeline.wait(60)
     seconds = time.monotonic() - started
@@ -100,14 +103,14 @@ def test_a_hook_that_holds_up_the_loop_for_good_does_not_delay_a_stop(site, sign
 def test_a_second_signal_stops_at_once(site):
     site.feed(8, sleep=60)
     pipeline = site.start()
-    wait_for(lambda: any("sleep 60" in c for c in pipeline.marked().values()), 60, "tasks run")
+    wait_until(lambda: any("sleep 60" in c for c in pipeline.marked().values()), 60, what="tasks run")
     pipeline.signal(signal.SIGTERM)
-    wait_for(lambda: "drain" in pipeline.log, 10, "the drain begins")
+    wait_until(lambda: "drain" in pipeline.log, 10, what="the drain begins")
     pipeline.signal(signal.SIGTERM)
     started = time.monotonic()
     assert pipeline.wait(20) == 130, pipeline.log
     assert time.monotonic() - started < 10
-    wait_for(lambda: not pipeline.marked(), 20, "nothing is left behind")
+    wait_until(lambda: not pipeline.marked(), 20, what="nothing is left behind")
     assert sum(site.committed().values()) == 0
 
 
@@ -116,7 +119,7 @@ def test_two_pipelines_of_one_group_share_the_partitions_and_repeat_nothing(site
     first = site.start("w1", engines=1)
     first.wait_working()
     second = site.start("w2", engines=1)
-    wait_for(lambda: "partitions assigned" in second.log, 60, "the second one has partitions")
+    wait_until(lambda: "partitions assigned" in second.log, 60, what="the second one has partitions")
     site.feed(2_000)
     site.wait_all_committed(120)
     assert not site.assert_nothing_lost(), "work was repeated by a rebalance"
@@ -138,7 +141,7 @@ def test_a_second_run_with_the_same_worker_name_on_this_host_is_refused(site):
 
 def test_a_signal_while_spark_starts_is_not_lost(site):
     pipeline = site.start()
-    wait_for(lambda: "starting Spark" in pipeline.log, 30, "the start of Spark")
+    wait_until(lambda: "starting Spark" in pipeline.log, 30, what="the start of Spark")
     pipeline.signal(signal.SIGTERM)
     assert pipeline.wait(40) == 0, pipeline.log
     assert not pipeline.marked()
@@ -157,7 +160,7 @@ def test_a_stop_while_the_broker_is_away_keeps_its_deadline_and_says_what_is_rep
         else:
             os.kill(broker.pid, signal.SIGSTOP)
         rows = len(site.rows())
-        wait_for(lambda: len(site.rows()) > rows, 20, "work goes on without the broker")
+        wait_until(lambda: len(site.rows()) > rows, 20, what="work goes on without the broker")
         started = time.monotonic()
         pipeline.signal(signal.SIGTERM)
         code = pipeline.wait(60)

@@ -6,9 +6,10 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
+
+from tests.until import LIMIT_SECONDS, wait_until
 
 MAIN = "from tidemill.cli.main import main; main()"
 
@@ -127,8 +128,5 @@ class Site:
     def log(self) -> str:
         return (self.folder / "log.txt").read_text()
 
-    def until(self, condition: Callable[[], object], seconds: float = 30.0) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, self.log
-            time.sleep(0.05)
+    def until(self, condition: Callable[[], object], seconds: float = LIMIT_SECONDS) -> None:
+        wait_until(condition, seconds, what=lambda: self.log, pause_seconds=0.05)

@@ -7,14 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.letters import letter, write
+from tests.until import wait_until
 from typer.testing import CliRunner
 
 from tidemill.cli.main import app
@@ -130,7 +129,7 @@ def test_a_redrive_that_is_killed_again_and_again_repeats_a_batch_at_most(dlq: D
     for _ in range(4):
         before = sum(dlq.sent().values())
         process = dlq.start()
-        wait(
+        wait_until(
             lambda before=before, process=process: sum(dlq.sent().values()) > before + 30 or process.poll() is not None
         )
         if process.poll() is None:
@@ -144,10 +143,3 @@ def test_a_redrive_that_is_killed_again_and_again_repeats_a_batch_at_most(dlq: D
     assert kills > 0
     # A batch is 200 letters, or what half a second has at 400 a second.
     assert sum(sent.values()) - count <= 210 * kills
-
-
-def wait(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.until import wait_until as wait_for
 
 from tidemill.cli.init import create_project
 from tidemill.runtime.exitcode import ExitCode
@@ -47,12 +47,14 @@ def running(folder: Path, env: dict[str, str], *options: str) -> Iterator[subpro
 
 
 def wait_until(reached: Callable[[], bool], process: subprocess.Popen[bytes], folder: Path) -> None:
-    deadline = time.monotonic() + 90
-    while not reached():
-        log = (folder / "log.txt").read_text()
-        assert process.poll() is None, log
-        assert time.monotonic() < deadline, log
-        time.sleep(0.05)
+    def log() -> str:
+        return (folder / "log.txt").read_text()
+
+    def reached_by_now() -> bool:
+        assert process.poll() is None, log()
+        return reached()
+
+    wait_for(reached_by_now, 90, what=log, pause_seconds=0.05)
 
 
 @pytest.fixture

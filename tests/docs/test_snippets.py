@@ -9,12 +9,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import yaml
 from tests.docs.snippets import PAGES, ROOT, Block, blocks
+from tests.until import wait_until
 
 from tidemill.config.loading import load_settings
 from tidemill.runtime.broker import free_port
@@ -55,12 +55,12 @@ def test_python_runs_and_yaml_is_a_valid_configuration(page, tmp_path, monkeypat
 
 
 def wait_for_port(port: int) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+    def answers() -> bool:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-            return
-        time.sleep(0.2)
-    raise AssertionError(f"no broker on port {port} within 60 s")
+            return True
+        return False
+
+    wait_until(answers, what=f"a broker answers on port {port}", pause_seconds=0.2)
 
 
 def shell(block: Block, folder: Path, env: dict[str, str], port: int) -> list[str]:

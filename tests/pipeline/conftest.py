@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
+from tests.until import LIMIT_SECONDS, until
 
 from tidemill.config.settings import Settings
 from tidemill.pipeline.delivery.outbox import Outbox
@@ -26,6 +27,20 @@ P1: TopicPartition = ("t", 1)
 
 def message(offset: int, value: bytes | None = b"x", partition: int = 0) -> SourceMessage:
     return SourceMessage("t", partition, offset, None, value)
+
+
+#: A timer that is due within this time is waited for.
+SOON_SECONDS = 0.25
+#: This many turns of the event loop without anything to do mean that nothing goes on.
+QUIET_TURNS = 10
+
+
+def _due_soon() -> list[asyncio.Handle]:
+    """Return what the running loop is about to call, but for the watch over the loop itself, which never ends."""
+    loop: Any = asyncio.get_running_loop()
+    soon = loop.time() + SOON_SECONDS
+    timers = [timer for timer in loop._scheduled if not timer.cancelled() and timer.when() < soon]
+    return [*loop._ready, *(timer for timer in timers if "BlockWatch" not in repr(timer))]
 
 
 class Rig:
@@ -58,17 +73,18 @@ class Rig:
         self._task = asyncio.ensure_future(self.engine.run(at_once))
         return self
 
-    async def until(self, condition: Callable[[], object], seconds: float = 10.0) -> None:
-        async with asyncio.timeout(seconds):
-            while not condition():
-                await asyncio.sleep(0.002)
+    async def until(self, condition: Callable[[], object], seconds: float = LIMIT_SECONDS) -> None:
+        await until(condition, seconds)
 
     async def committed(self, offset: int, partition: TopicPartition = P0) -> None:
         await self.until(lambda: self.source.committed.get(partition) == offset)
 
     async def settled(self) -> None:
-        """Let everything that needs no outside event happen, commits included."""
-        await asyncio.sleep(0.25)
+        """Wait until nothing more happens without an event from outside: what is due soon is done, commits included."""
+        quiet = 0
+        while quiet < QUIET_TURNS:
+            quiet = 0 if _due_soon() else quiet + 1
+            await asyncio.sleep(0 if quiet else 0.002)
 
     async def end(self) -> EngineSummary:
         self.engine.drain()

@@ -6,12 +6,12 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from tests.until import until
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import HandlerError
@@ -129,12 +129,6 @@ async def at_once() -> None:
 
 async def finish(engine: BoundedEngine, seconds: float = 30.0) -> EngineSummary:
     return await asyncio.wait_for(engine.run(at_once), seconds)
-
-
-async def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.faults import FaultyProxy, LineServer, LineSink
 from tests.pipeline.conftest import P0, Rig, message
+from tests.until import LIMIT_SECONDS, until
 
 from tidemill.config.delivery_settings import DeliverySettings
 from tidemill.core.errors import RemoteError
@@ -54,10 +55,8 @@ class Place:
             origin = Origin([SourceMessage("in", 0, number)])
             self.outbox.submit(self.outbox.route(collect), origin, lambda n=number: self.released.append(n))
 
-    async def until(self, condition: Callable[[], object], seconds: float = 20.0) -> None:
-        async with asyncio.timeout(seconds):
-            while not condition():
-                await asyncio.sleep(0.005)
+    async def until(self, condition: Callable[[], object], seconds: float = LIMIT_SECONDS) -> None:
+        await until(condition, seconds)
 
     def stalled(self) -> str:
         return self.outbox.stalled().get("sinks.kafka.faulty", "")

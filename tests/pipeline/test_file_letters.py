@@ -12,13 +12,14 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from tests.letters import letter, write
-from tests.pipeline.test_bounded import NAMES, Copy, Refusing, finish, until
+from tests.pipeline.test_bounded import NAMES, Copy, Refusing, finish
+from tests.until import until
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError
 from tidemill.core.ranges import OffsetRange, remaining
 from tidemill.deadletters.files import LettersPlace, with_outcomes_id
-from tidemill.deadletters.folder_reader import LetterFolder
+from tidemill.deadletters.folder_reader import FolderReader
 from tidemill.deadletters.letter import Letter, decode_letter
 from tidemill.deadletters.reader import Found
 from tidemill.pipeline.bounded import BoundedEngine, bounded_settings
@@ -79,7 +80,7 @@ class Run:
 
 
 def found_in(folder: Path) -> list[Found]:
-    with LetterFolder(str(folder), "g") as letters:
+    with FolderReader(str(folder)) as letters:
         ends = {number: end for number, (_, end) in letters.ranges().items()}
         return [each for each in letters.stream({}, ends) if isinstance(each, Found)]
 

@@ -250,6 +250,19 @@ def test_a_redrive_to_a_sink_that_raises_at_everything_ends_and_blames_nobody(mo
     redrive.target.close()
 
 
+def test_a_redrive_to_a_sink_that_fails_for_good_ends_at_once_and_blames_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sink = Writer(ValueError("no"))
+    redrive = Redrive(sink, monkeypatch)
+    items = redrive.items(*(of(n) for n in range(3)))
+    sink.down = RemoteError("access denied", retryable=False)
+    with pytest.raises(RemoteError, match=r"writer.out: access denied; the same command goes on where this one ended"):
+        redrive.target.send(items, {0: 3})
+    assert (redrive.cursor.positions, sink.calls) == ([], 1)
+    redrive.target.close()
+
+
 def test_a_letter_whose_key_cannot_be_hashed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     redrive = Redrive(Writer(ValueError("no")), monkeypatch)
     with pytest.raises(redrive_sinks.NotSentError, match="is not hashable") as caught:

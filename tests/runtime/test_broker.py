@@ -7,11 +7,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.until import wait_until
 
 from tidemill.core.errors import RemoteError
 from tidemill.runtime.broker import EmbeddedBroker
@@ -114,10 +114,7 @@ def test_the_broker_ends_when_its_parent_is_killed(number: signal.Signals, tmp_p
             assert is_running(pid)
         finally:
             parent.send_signal(number)
-    deadline = time.monotonic() + 5
-    while is_running(pid):
-        assert time.monotonic() < deadline, "the broker outlived its parent"
-        time.sleep(0.02)
+    wait_until(lambda: not is_running(pid), 5, what="the broker has ended with its parent")
 
 
 def test_nothing_is_started_without_a_word_when_the_parent_dies_in_between() -> None:

@@ -16,10 +16,11 @@ import pytest
 from tidemill.core.errors import RemoteError, sound
 from tidemill.runtime import link_messages as frames
 from tidemill.runtime.beats import Beat, PartitionChanges, whole_beat
+from tidemill.runtime.engine_link import EngineLink
 from tidemill.runtime.engine_tasks import EngineTasks
-from tidemill.runtime.link import EngineLink, LinkServer
 from tidemill.runtime.link_messages import Challenge, Drain, Go, Hello, LinkAddress, Proof, Refused, Welcome
 from tidemill.runtime.link_proof import Side, link_proof, new_nonce
+from tidemill.runtime.link_server import LinkServer
 from tidemill.runtime.progress import (
     MAX_ERROR_CHARS,
     UNSENT,
@@ -275,7 +276,7 @@ async def test_an_engine_tells_nothing_to_what_is_not_its_driver(answer: Any) ->
 
 
 async def test_a_slow_driver_does_not_fill_the_engines_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidemill.runtime.link.BEAT_SECONDS", 0.0)
+    monkeypatch.setattr("tidemill.runtime.engine_link.BEAT_SECONDS", 0.0)
     welcomed = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

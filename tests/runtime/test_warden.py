@@ -15,13 +15,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.until import LIMIT_SECONDS, wait_until
 
 from tidemill.runtime import warden as warden_module
 from tidemill.runtime.kept_warden import KeptWarden
 from tidemill.runtime.processes import is_running, list_processes, read_command
 from tidemill.runtime.warden import ENGINE_ID_VARIABLE, Warden, marked
-
-DEADLINE_SECONDS = 20.0
 
 #: Stands for an engine: a warden, children as the executor starts them, then it waits to be killed.
 ENGINE = """
@@ -48,13 +47,6 @@ asyncio.run(main())
 """
 
 
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
-        time.sleep(0.005)
-
-
 class FakeEngine:
     """The stand-in engine in a process of its own."""
 
@@ -63,7 +55,7 @@ class FakeEngine:
         argv = [sys.executable, "-c", ENGINE, self.engine_id, script, fork, str(grace_seconds)]
         self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, start_new_session=True)
         assert self.process.stdout is not None
-        assert select.select([self.process.stdout], [], [], DEADLINE_SECONDS)[0]
+        assert select.select([self.process.stdout], [], [], LIMIT_SECONDS)[0]
         self.warden_pid = int(self.process.stdout.readline())
 
     def wardens(self) -> list[int]:
@@ -106,30 +98,30 @@ def start() -> Iterator[Callable[..., FakeEngine]]:
 
 def test_the_children_of_a_killed_engine_die_within_two_seconds(start: Callable[..., FakeEngine]) -> None:
     engine = start("trap '' TERM; setsid sleep 71 & sleep 72 & env -i sleep 73 & sleep 74; sleep 75")
-    until(lambda: len(marked(engine.engine_id)) >= 12, "all children and grandchildren are up")
+    wait_until(lambda: len(marked(engine.engine_id)) >= 12, what="all children and grandchildren are up")
     children = marked(engine.engine_id)
     engine.process.kill()
     killed_at = time.monotonic()
-    until(lambda: not any(map(is_running, children)), "all of them are gone")
+    wait_until(lambda: not any(map(is_running, children)), what="all of them are gone")
     assert time.monotonic() - killed_at < 2
-    until(lambda: not is_running(engine.warden_pid), "the warden has left too")
+    wait_until(lambda: not is_running(engine.warden_pid), what="the warden has left too")
 
 
 def test_a_fork_of_the_engine_that_holds_the_pipe_does_not_stop_the_warden(
     start: Callable[..., FakeEngine],
 ) -> None:
     engine = start("sleep 76", fork="fork")
-    until(lambda: len(marked(engine.engine_id)) >= 4, "all children are up")
+    wait_until(lambda: len(marked(engine.engine_id)) >= 4, what="all children are up")
     engine.process.kill()
-    until(lambda: not marked(engine.engine_id), "all children are gone")
+    wait_until(lambda: not marked(engine.engine_id), what="all children are gone")
 
 
 def test_children_may_use_the_grace_that_the_engine_allows(start: Callable[..., FakeEngine], tmp_path: Path) -> None:
     goodbye = tmp_path / "goodbye"
     engine = start(f"trap 'echo bye >> {goodbye}; exit' TERM; sleep 77 & wait", grace_seconds=10.0)
-    until(lambda: len(marked(engine.engine_id)) >= 8, "all children are up")
+    wait_until(lambda: len(marked(engine.engine_id)) >= 8, what="all children are up")
     engine.process.kill()
-    until(lambda: not marked(engine.engine_id), "all children are gone")
+    wait_until(lambda: not marked(engine.engine_id), what="all children are gone")
     assert goodbye.read_text() == "bye\n" * 4
 
 
@@ -139,16 +131,16 @@ def test_the_warden_survives_what_ends_the_engines_terminal_and_group(
     engine = start("sleep 78")
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         os.kill(engine.warden_pid, number)
-    until(lambda: len(marked(engine.engine_id)) >= 4, "all children are up")
+    wait_until(lambda: len(marked(engine.engine_id)) >= 4, what="all children are up")
     os.killpg(engine.process.pid, signal.SIGKILL)
-    until(lambda: not marked(engine.engine_id), "all children are gone")
+    wait_until(lambda: not marked(engine.engine_id), what="all children are gone")
 
 
 def test_other_engines_children_are_left_alone(start: Callable[..., FakeEngine]) -> None:
     killed, other = start("exec sleep 79"), start("exec sleep 79")
-    until(lambda: marked(killed.engine_id) and len(marked(other.engine_id)) == 4, "both are up")
+    wait_until(lambda: marked(killed.engine_id) and len(marked(other.engine_id)) == 4, what="both are up")
     killed.process.kill()
-    until(lambda: not is_running(killed.warden_pid), "the first warden is through")
+    wait_until(lambda: not is_running(killed.warden_pid), what="the first warden is through")
     assert not marked(killed.engine_id)
     assert len(marked(other.engine_id)) == 4
 
@@ -160,7 +152,7 @@ def test_a_clean_end_ends_programs_that_left_their_group_and_reaps_the_warden() 
     warden.start()
     # Its parent, the task, has ended.
     subprocess.run(["sh", "-c", "trap '' TERM; setsid sleep 80 &"], env=environ, check=True)
-    until(lambda: marked(engine_id), "the program is up")
+    wait_until(lambda: marked(engine_id), what="the program is up")
     pid = warden.pid
     warden.close()
     assert marked(engine_id) == []
@@ -172,7 +164,7 @@ def test_a_warden_that_finds_nothing_at_a_clean_end_leaves_at_once() -> None:
     warden = Warden(f"engine-{time.monotonic_ns()}")
     warden.start()
     pid = warden.pid
-    until(lambda: os.readlink(f"/proc/{pid}/cwd") == "/", "it is up")
+    wait_until(lambda: os.readlink(f"/proc/{pid}/cwd") == "/", what="it is up")
     started_at = time.monotonic()
     warden.close()
     assert time.monotonic() - started_at < warden_module.LEAVE_SECONDS / 2
@@ -183,7 +175,7 @@ def test_a_warden_that_was_killed_is_reaped_all_the_same() -> None:
     warden.start()
     assert warden.pid is not None
     os.kill(warden.pid, signal.SIGKILL)
-    until(lambda: not is_running(warden.pid or 0), "it is gone")
+    wait_until(lambda: not is_running(warden.pid or 0), what="it is gone")
     warden.close()
     assert warden.pid is None
     warden.close()
@@ -231,7 +223,7 @@ async def test_a_warden_that_cannot_be_replaced_at_once_is_replaced_later(monkey
     assert inner.pid is not None
     os.kill(inner.pid, signal.SIGKILL)
     try:
-        deadline = time.monotonic() + DEADLINE_SECONDS
+        deadline = time.monotonic() + LIMIT_SECONDS
         while refusals < 2 or inner.pid is None or not is_running(inner.pid):
             assert time.monotonic() < deadline
             await asyncio.sleep(0.01)
@@ -241,12 +233,12 @@ async def test_a_warden_that_cannot_be_replaced_at_once_is_replaced_later(monkey
 
 def test_the_successor_of_a_dead_warden_finds_what_runs(start: Callable[..., FakeEngine]) -> None:
     engine = start("sleep 82")
-    until(lambda: len(marked(engine.engine_id)) >= 4, "all children are up")
+    wait_until(lambda: len(marked(engine.engine_id)) >= 4, what="all children are up")
     children = marked(engine.engine_id)
     os.kill(engine.warden_pid, signal.SIGKILL)
-    until(lambda: set(engine.wardens()) - {engine.warden_pid}, "another warden is up")
+    wait_until(lambda: set(engine.wardens()) - {engine.warden_pid}, what="another warden is up")
     engine.process.kill()
-    until(lambda: not any(map(is_running, children)), "all children are gone")
+    wait_until(lambda: not any(map(is_running, children)), what="all children are gone")
 
 
 def test_a_warden_is_small_holds_no_descriptor_of_the_engine_and_carries_no_id(
@@ -259,8 +251,8 @@ def test_a_warden_is_small_holds_no_descriptor_of_the_engine_and_carries_no_id(
     warden.start()
     try:
         pid = warden.pid
-        until(lambda: os.readlink(f"/proc/{pid}/cwd") == "/", "it is up")
-        until(lambda: len(os.listdir(f"/proc/{pid}/fd")) == 4, "it waits")  # its three and the engine's pidfd
+        wait_until(lambda: os.readlink(f"/proc/{pid}/cwd") == "/", what="it is up")
+        wait_until(lambda: len(os.listdir(f"/proc/{pid}/fd")) == 4, what="it waits")  # its three and the engine's pidfd
         with open(f"/proc/{pid}/environ", "rb") as stream:
             assert ENGINE_ID_VARIABLE.encode() not in stream.read()
         with open(f"/proc/{pid}/status") as stream:

@@ -25,7 +25,7 @@ from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ExecutorTask, PrecomputedResult
 from tidemill.runtime.identity import Identity
 from tidemill.sinks.payloads import CollectResult, KafkaPayload
-from tidemill.sources import transactor
+from tidemill.sources import transactional_producer
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -95,7 +95,7 @@ async def _run(settings: Settings, worker: str) -> int:
 def main() -> None:
     """Run the engine that the argument describes."""
     given = json.loads(sys.argv[1])
-    transactor.HANG_SECONDS = 3.0
+    transactional_producer.HANG_SECONDS = 3.0
     handover.LAST_TRANSACTION_SECONDS = 1.0
     asyncio.run(_run(Settings.model_validate(given["settings"]), given["worker"]))
 

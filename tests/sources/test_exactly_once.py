@@ -13,6 +13,7 @@ from typing import Any
 import confluent_kafka as ck
 import pytest
 from tests.sources.kafka_proxy import END_TXN, TXN_OFFSET_COMMIT, Fault, When, proxied_broker
+from tests.until import LIMIT_SECONDS, until
 
 from tidemill.config.loading import load_settings
 from tidemill.config.settings import Settings
@@ -96,10 +97,8 @@ class Place:
         self.tasks.append(asyncio.ensure_future(engine.run(at_once)))
         return engine
 
-    async def until(self, condition: Any, seconds: float = 30.0) -> None:
-        async with asyncio.timeout(seconds):
-            while not condition():
-                await asyncio.sleep(0.01)
+    async def until(self, condition: Any, seconds: float = LIMIT_SECONDS) -> None:
+        await until(condition, seconds)
 
     async def committed(self, count: int, seconds: float = 30.0) -> None:
         def total() -> int:

@@ -76,7 +76,7 @@ class Side:
     async def commit(self, offsets: dict[tuple[str, int], int]) -> None:
         self.source.commit(offsets, {tp: [Outgoing("out", None, b"%d" % tp[1])] for tp in offsets})
         await self.on_thread(carry_out, self.source)
-        await self.on_thread(self.source._send_commits)
+        await self.on_thread(self.source._pending.send, self.member)
 
     def ends(self) -> list[tuple[dict[tuple[str, int], int], CommitStatus]]:
         return [event[1:] for event in self.events.told if event[0] == "on_committed"]
@@ -145,7 +145,7 @@ async def test_no_transaction_commits_a_partition_that_is_gone(side, how):
         await side.on_thread(side.source._on_revoke, side.member, POSITIONS[1:])
     side.kind.busy.clear()
     side.member.generation = 2
-    await side.on_thread(side.source._send_commits)
+    await side.on_thread(side.source._pending.send, side.member)
     assert side.kind.committed == []
     assert {status for _, status in side.ends()} == {CommitStatus.AGAIN}
     assert KEPT in side.ends()[0][0]
@@ -154,17 +154,17 @@ async def test_no_transaction_commits_a_partition_that_is_gone(side, how):
 
 
 async def test_an_abort_that_ends_after_its_partition_came_back_says_nothing_of_its_new_work(side, monkeypatch):
-    monkeypatch.setattr("tidemill.sources.kafka.GIVE_UP_SECONDS", 0.01)
+    monkeypatch.setattr("tidemill.sources.pending_commits.GIVE_UP_SECONDS", 0.01)
     side.kind.busy.append(unavailable())
     await side.commit({KEPT: 10, GONE: 20})
     side.kind.script["abort_transaction"] = [unavailable()] * 1_000_000
     await side.on_thread(side.source._on_lost, side.member, POSITIONS[1:])
     assert side.ends() == []
-    monkeypatch.setattr("tidemill.sources.kafka.TRANSACTION_END_SECONDS", 0.01)
+    monkeypatch.setattr("tidemill.sources.pending_commits.TRANSACTION_END_SECONDS", 0.01)
     await side.on_thread(side.source._on_assign, side.member, POSITIONS[1:])
     side.kind.script.clear()
     await side.commit({GONE: 20})
-    await side.on_thread(side.source._send_commits)
+    await side.on_thread(side.source._pending.send, side.member)
     assert side.ends() == [({KEPT: 10}, CommitStatus.AGAIN), ({GONE: 20}, CommitStatus.DONE)]
     assert side.kind.committed == [{GONE: 20}]
 
@@ -172,17 +172,17 @@ async def test_an_abort_that_ends_after_its_partition_came_back_says_nothing_of_
 async def test_a_partition_that_comes_back_is_read_only_after_the_transaction_that_was_open_when_it_went(
     side, monkeypatch
 ):
-    monkeypatch.setattr("tidemill.sources.kafka.GIVE_UP_SECONDS", 0.01)
+    monkeypatch.setattr("tidemill.sources.pending_commits.GIVE_UP_SECONDS", 0.01)
     side.kind.busy.append(unavailable())
     await side.commit({KEPT: 10, GONE: 20})
     side.kind.script["abort_transaction"] = [unavailable()] * 1_000_000
     await side.on_thread(side.source._on_lost, side.member, POSITIONS[1:])
-    assert side.source._transactor.busy
+    assert side.source._pending._transactor.busy
     side.kind.script["abort_transaction"] = [unavailable()] * 3
     asked: list[bool] = []
     committed = side.member.committed
     side.member.committed = lambda partitions, timeout: (
-        asked.append(side.source._transactor.busy) or committed(partitions, timeout)
+        asked.append(side.source._pending._transactor.busy) or committed(partitions, timeout)
     )
     await side.on_thread(side.source._on_assign, side.member, POSITIONS[1:])
     assert asked == [False], "brokers do not tell a committed offset while a transaction with it is open"
@@ -212,7 +212,7 @@ async def test_a_generation_that_is_over_aborts_the_transaction_and_all_of_it_is
     side.kind.busy.append(unavailable())
     await side.commit({KEPT: 10, GONE: 20})
     side.member.generation = 2
-    await side.on_thread(side.source._send_commits)
+    await side.on_thread(side.source._pending.send, side.member)
     assert side.ends() == [({KEPT: 10, GONE: 20}, CommitStatus.AGAIN)]
     await side.commit({KEPT: 10, GONE: 20})
     assert side.kind.committed == [{KEPT: 10, GONE: 20}]

@@ -15,6 +15,7 @@ from typing import Any
 import confluent_kafka as ck
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
+from tests.until import LIMIT_SECONDS, until
 
 from tidemill.config.settings import Settings
 from tidemill.core.delivery.transaction import End
@@ -93,10 +94,8 @@ class Place:
         self.tasks.append(asyncio.ensure_future(engine.run(at_once)))
         return engine
 
-    async def until(self, condition: Any, seconds: float = 20.0) -> None:
-        async with asyncio.timeout(seconds):
-            while not condition():
-                await asyncio.sleep(0.01)
+    async def until(self, condition: Any, seconds: float = LIMIT_SECONDS) -> None:
+        await until(condition, seconds)
 
     async def committed(self, count: int) -> None:
         def total() -> int:
@@ -393,7 +392,7 @@ async def test_reaping_a_dead_member_frees_its_partitions(place):
 
 
 async def test_a_full_buffer_pauses_its_partition_and_loses_nothing(place, monkeypatch):
-    monkeypatch.setattr("tidemill.sources.kafka.BUFFER_MESSAGES", 50)
+    monkeypatch.setattr("tidemill.sources.flow_control.BUFFER_MESSAGES", 50)
     place.feed(numbers(4000))
     place.start(Copy(), executor={"max_executors": 1, "window_size": 10})
     await place.committed(4000)
@@ -403,7 +402,7 @@ async def test_a_full_buffer_pauses_its_partition_and_loses_nothing(place, monke
 @pytest.mark.alone
 async def test_a_source_that_was_full_goes_on_at_once_when_there_is_room(place, monkeypatch):
     """The client alone takes about half a second; without the request that wakes it this median is 0.4 s or more."""
-    monkeypatch.setattr("tidemill.sources.kafka.BUFFER_MESSAGES", 50)
+    monkeypatch.setattr("tidemill.sources.flow_control.BUFFER_MESSAGES", 50)
     place.feed(numbers(40_000))
     engine = place.start(Copy())
     engine.pause()
@@ -421,7 +420,7 @@ async def test_a_source_that_was_full_goes_on_at_once_when_there_is_room(place, 
 
 
 async def test_a_partition_that_was_paused_when_it_went_is_read_when_it_comes_back(place, monkeypatch):
-    monkeypatch.setattr("tidemill.sources.kafka.BUFFER_MESSAGES", 50)
+    monkeypatch.setattr("tidemill.sources.flow_control.BUFFER_MESSAGES", 50)
     place.feed(numbers(4000))
     first = place.start(Copy(), "a")
     first.pause()
@@ -548,7 +547,7 @@ async def test_a_commit_of_an_earlier_ownership_is_never_sent_in_a_later_one():
     source, consumer, _ = scripted()
     await asyncio.to_thread(source._on_assign, consumer, [POSITION])
     await asyncio.sleep(0)
-    source._committer._in_flight = {}
+    source._pending._committer._in_flight = {}
     source.commit({TP: 100})
     carry_out(source)
     source.commit({TP: 101})
@@ -557,12 +556,12 @@ async def test_a_commit_of_an_earlier_ownership_is_never_sent_in_a_later_one():
     await asyncio.to_thread(source._on_assign, consumer, [POSITION])
     await asyncio.sleep(0)
     carry_out(source)
-    source._committer.on_commit(None, [])
-    source._send_commits()
+    source._pending._committer.on_commit(None, [])
+    source._pending.send(consumer)
     assert consumer.commits == []
     source.commit({TP: 102})
     carry_out(source)
-    source._send_commits()
+    source._pending.send(consumer)
     assert consumer.commits == [[("t", 0, 102)]]
 
 
@@ -616,7 +615,7 @@ async def test_what_an_asynchronous_commit_took_along_is_committed_again_within_
     await asyncio.sleep(0)
     source.commit({TP: 100})
     carry_out(source)
-    source._send_commits()
+    source._pending.send(consumer)
     assert consumer.commits == [[("t", 0, 100)]]
     await asyncio.to_thread(source._on_revoke, consumer, [POSITION])
     assert consumer.commits == [[("t", 0, 100)]] * 2
@@ -654,7 +653,7 @@ async def test_an_open_transaction_of_revoked_partitions_is_ended_before_their_t
             order.append("step")
 
     source, consumer, events = scripted()
-    source._transactor = Transactions()
+    source._pending._transactor = Transactions()
 
     async def on_revoked(partitions):
         order.append("tasks")
@@ -682,7 +681,7 @@ async def test_only_partitions_that_grew_or_are_full_are_looked_at():
             looked_at.append(key)
             return super().get(key, default)
 
-    source._buffers = Watched(source._buffers)
-    source._grown = {("t", 7)}
-    source._regulate()
+    source._flow._buffers = Watched(source._buffers)
+    source._flow.note_growth([("t", 7)])
+    source._flow.regulate(consumer, fetching=True)
     assert looked_at == [("t", 7)]

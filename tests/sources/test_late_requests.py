@@ -11,6 +11,7 @@ import confluent_kafka as ck
 import pytest
 from tests.sources import kafka_proxy
 from tests.sources.kafka_proxy import END_TXN, TXN_OFFSET_COMMIT, KafkaProxy, proxied_broker
+from tests.until import wait_until
 
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.core.delivery.transaction import Call, End
@@ -74,11 +75,13 @@ class Site:
         self.transactor.open(lambda: False)
 
     def until(self, condition: Callable[[], Any]) -> Any:
-        deadline = time.monotonic() + 30
-        while not (found := condition()):
-            assert time.monotonic() < deadline
-            self.consumer.poll(0.05)
-        return found
+        def polled() -> Any:
+            found = condition()
+            if not found:
+                self.consumer.poll(0.05)
+            return found
+
+        return wait_until(polled, pause_seconds=0.0)
 
     def begin(self, offset: int, result: bytes) -> None:
         self.transactor.begin({TP: offset}, [Outgoing("out", None, result)])

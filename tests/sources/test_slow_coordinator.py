@@ -18,9 +18,10 @@ from typing import Any
 
 import confluent_kafka as ck
 import pytest
-from tests.chaos.conftest import read_all, wait_for
+from tests.chaos.conftest import read_all
 from tests.sources.kafka_proxy import TRANSACTIONAL, Fault, KafkaProxy, When, proxied_broker
 from tests.sources.member import MemberProcess
+from tests.until import wait_until
 
 SEED = int(os.environ.get("TIDEMILL_SEED") or random.SystemRandom().randrange(10**9))
 PARTITIONS = 4
@@ -95,7 +96,7 @@ class Group:
             third.signal(signal.SIGTERM)
         else:
             self.start("w3")
-        wait_for(lambda: self.committed() == self.fed, 90, f"{self.fed} messages committed")
+        wait_until(lambda: self.committed() == self.fed, 90, what=f"{self.fed} messages committed")
 
     def replace_dead(self, worker: str) -> None:
         """Do what the supervisor of engines does."""
@@ -197,7 +198,7 @@ def play(group: Group, seconds: float) -> None:
     group.feed(200)
     for worker in ("w1", "w2"):
         group.start(worker)
-    wait_for(lambda: group.committed() > 0, 60, "a first transaction")
+    wait_until(lambda: group.committed() > 0, 60, what="a first transaction")
     until = time.monotonic() + seconds
     for worker in itertools.cycle(("w1", "w2")):
         if time.monotonic() > until:

@@ -10,6 +10,7 @@ from typing import Any
 
 import confluent_kafka as ck
 import pytest
+from tests.until import wait_until
 
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.core.delivery.transaction import End, RecordVerdict
@@ -123,7 +124,7 @@ def test_a_record_that_cannot_even_be_handed_over_is_blamed(made) -> None:
 def refusing(transactor: TransactionalProducer, *refused: Outgoing) -> Callable[[], None]:
     def refuse() -> None:
         for record in refused:
-            transactor._failed(record, ck.KafkaError(ck.KafkaError.INVALID_RECORD), None)
+            transactor._records._failed(record, ck.KafkaError(ck.KafkaError.INVALID_RECORD), None)
 
     return refuse
 
@@ -222,13 +223,11 @@ def test_a_call_that_hangs_costs_its_producer_and_not_the_thread(made, monkeypat
 
 
 def test_a_flush_that_a_failed_transaction_never_ends_is_aborted(made, monkeypatch) -> None:
-    monkeypatch.setattr("tidemill.sources.transactional_producer.FLUSH_SECONDS", 0.05)
+    monkeypatch.setattr("tidemill.sources.outgoing_records.FLUSH_SECONDS", 0.05)
     monkeypatch.setattr("tidemill.sources.transactional_producer.CALL_SECONDS", 0.01)
     transactor = made(left=[1] * 1_000_000)
     transactor.begin({TP: 7}, [Outgoing("t", None, b"a"), Outgoing("t", None, b"b", alone=True)])
-    deadline = time.monotonic() + 10
-    while (ended := transactor.step(Consumer())) is None:
-        assert time.monotonic() < deadline
+    ended = wait_until(lambda: transactor.step(Consumer()), pause_seconds=0.0)
     assert ended == (End.ABORTED, {TP: 7})
     assert transactor._producer.calls[-1] == "abort_transaction"
     transactor._producer.script.clear()
@@ -429,10 +428,7 @@ async def test_the_place_of_a_real_member_is_told_from_that_of_none(embedded_kaf
     try:
         assert not is_member(consumer.consumer_group_metadata())
         consumer.subscribe([topic])
-        deadline = time.monotonic() + 30
-        while not consumer.assignment():
-            assert time.monotonic() < deadline
-            consumer.poll(0.05)
+        wait_until(lambda: (consumer.poll(0.05), consumer.assignment())[1], pause_seconds=0.0)
         assert is_member(consumer.consumer_group_metadata())
     finally:
         consumer.close()

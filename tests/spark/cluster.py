@@ -10,13 +10,12 @@ import os
 import subprocess
 import sys
 import sysconfig
-import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyspark
+from tests.until import wait_until
 
 from tidemill.runtime.broker import free_port
 from tidemill.runtime.java import find_java
@@ -25,16 +24,6 @@ from tidemill.spark.session.process_tree import kill_tree
 SPARK_HOME = Path(pyspark.__file__).parent
 #: What an executor gets; Spark refuses less than 450 MB.
 EXECUTOR_MEMORY = "512m"
-
-
-def wait_for(condition: Callable[[], Any], seconds: float, what: str) -> Any:
-    """Poll a condition that only the outside world can tell; return its value."""
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {seconds} s: {what}")
-        time.sleep(0.05)
-    return value
 
 
 def python_without_tidemill(folder: Path) -> Path:
@@ -67,9 +56,9 @@ class Cluster:
         port, self._ui = free_port(), free_port()
         self.master = f"spark://127.0.0.1:{port}"
         self._start("master.Master", "--port", str(port), "--webui-port", str(self._ui))
-        wait_for(lambda: self.state() is not None, 60, "a master that answers")
+        wait_until(lambda: self.state() is not None, 60, what="a master that answers")
         self.workers = [self._worker() for _ in range(workers)]
-        wait_for(lambda: len(self.alive()) == workers, 60, "all workers registered")
+        wait_until(lambda: len(self.alive()) == workers, 60, what="all workers registered")
 
     def _worker(self) -> subprocess.Popen[bytes]:
         work = self.folder / f"work{len(self.processes)}"
@@ -119,7 +108,7 @@ class Cluster:
         self.workers[number].wait(30)
         known = {worker["id"] for worker in self.alive()}
         self.workers[number] = self._worker()
-        wait_for(lambda: {worker["id"] for worker in self.alive()} - known, 60, "a new worker registered")
+        wait_until(lambda: {worker["id"] for worker in self.alive()} - known, 60, what="a new worker registered")
 
     def spark(self, **conf: str) -> dict[str, Any]:
         """Return the `spark` section of a pipeline on this cluster."""

@@ -17,6 +17,8 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from tests.until import wait_until
+
 from tidemill.runtime.processes import find_marked
 
 
@@ -71,11 +73,13 @@ class Command:
         return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self._said.decode(errors="replace"))
 
     def until_said(self, text: str, seconds: float = 90.0) -> None:
-        deadline = time.monotonic() + seconds
-        while text not in self.said:
+        def is_said() -> bool:
+            if text in self.said:
+                return True
             assert self.process.poll() is None, self.said
-            assert time.monotonic() < deadline, self.said
-            time.sleep(0.01)
+            return False
+
+        wait_until(is_said, seconds, what=lambda: self.said, pause_seconds=0.01)
 
     def type(self, keys: str) -> None:
         """Press keys on the terminal."""
@@ -93,10 +97,7 @@ class Command:
         return find_marked(self.mark)
 
     def until_alone(self, seconds: float = 5.0) -> None:
-        deadline = time.monotonic() + seconds
-        while family := self.family():
-            assert time.monotonic() < deadline, f"left behind: {family}"
-            time.sleep(0.02)
+        wait_until(lambda: not self.family(), seconds, what=lambda: f"nothing is left behind: {self.family()}")
 
     def close(self) -> None:
         for pid in self.family():

@@ -8,10 +8,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from confluent_kafka.admin import AdminClient
+from tests.until import wait_until
 
 from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.processes import find_marked, read_parent
@@ -124,16 +124,6 @@ def site(embedded_kafka: Any, tmp_path: Path) -> Iterator[Site]:
     place.end()
 
 
-def wait_for(condition: Callable[[], Any], seconds: float, what: str) -> Any:
-    """Poll a condition that only the outside world can tell; return its value."""
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {seconds} s: {what}")
-        time.sleep(0.05)
-    return value
-
-
 def marked(mark: str) -> dict[int, str]:
     """Return the command of every living process that was started with this in its environment."""
     return find_marked(f"BACKFILL_MARK={mark}")
@@ -205,13 +195,13 @@ def test_a_killed_backfill_is_resumed_without_doing_finished_ranges_again(site: 
     site.feed(3_000)
     site.config(executor={"max_executors": 8})
     killed = site.start("Slow", "--from", "earliest", "--range-messages", "300")
-    wait_for(lambda: len(site.parts()) >= 3, 90, "some ranges are finished")
+    wait_until(lambda: len(site.parts()) >= 3, 90, what="some ranges are finished")
     killed.kill()
     killed.wait(10)
     before = site.parts()
     assert 3 <= len(before) < 10
     # Engines whose driver is gone drain by themselves; what they finish meanwhile counts.
-    wait_for(lambda: not marked(site.topic), 60, "every process is gone")
+    wait_until(lambda: not marked(site.topic), 60, what="every process is gone")
     finished = site.rows()
     done = site.run("Slow", "--from", "earliest", "--range-messages", "300")
     assert done.returncode == ExitCode.OK, done.stderr
@@ -235,12 +225,12 @@ def test_sigterm_keeps_what_is_done_and_a_killed_engine_costs_nothing(site: Site
     config = site.config(executor={"max_executors": 8})
     assert config["spark"]["master"] == "local[2]"
     stopped = site.start("Slow", "--from", "earliest", "--whole-partitions")
-    wait_for(lambda: len(site.seen()) > 200, 90, "work under way")
-    victim = wait_for(lambda: engines(site.topic), 10, "engines")[0]
+    wait_until(lambda: len(site.seen()) > 200, 90, what="work under way")
+    victim = wait_until(lambda: engines(site.topic), 10, what="engines")[0]
     os.kill(victim, signal.SIGKILL)
-    wait_for(lambda: len(set(engines(site.topic)) - {victim}) == 2, 60, "another engine in its place")
+    wait_until(lambda: len(set(engines(site.topic)) - {victim}) == 2, 60, what="another engine in its place")
     count = len(site.seen())
-    wait_for(lambda: len(site.seen()) > count + 100, 60, "work goes on")
+    wait_until(lambda: len(site.seen()) > count + 100, 60, what="work goes on")
     stopped.send_signal(signal.SIGTERM)
     assert stopped.wait(60) == ExitCode.STOPPED, site.log()
     assert "the backfill is stopped; run it again for the rest" in site.log()
@@ -263,12 +253,12 @@ def test_an_engine_that_hangs_is_killed_and_its_part_is_done_again(site: Site) -
     site.config(executor={"max_executors": 8})
     site.feed(2_000)
     run = site.start("Slow", "--from", "earliest")
-    wait_for(lambda: len(site.seen()) > 20, 60, "work under way")
-    os.kill(wait_for(lambda: engines(site.topic), 10, "engines")[0], signal.SIGSTOP)
+    wait_until(lambda: len(site.seen()) > 20, 60, what="work under way")
+    os.kill(wait_until(lambda: engines(site.topic), 10, what="engines")[0], signal.SIGSTOP)
     assert run.wait(120) == ExitCode.OK
     assert "an engine hangs; it is killed" in site.log()
     assert set(site.seen()) == set(range(2_000))
-    wait_for(lambda: not marked(site.topic), 20, "no process left")
+    wait_until(lambda: not marked(site.topic), 20, what="no process left")
 
 
 def test_a_range_between_offsets_reports_gaps_and_leaves_the_live_group_alone(site: Site) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import confluent_kafka as ck
 import pytest
+from tests.until import wait_until
 
 import tidemill
 from tidemill.config.settings import Settings
@@ -69,9 +70,7 @@ class Driver:
     def until_alone(self, seconds: float) -> float:
         """Wait until nothing is left of the driver, and return how long that took."""
         started = time.monotonic()
-        while family := self.family():
-            assert time.monotonic() - started < seconds, f"left behind: {family}"
-            time.sleep(0.02)
+        wait_until(lambda: not self.family(), seconds, what=lambda: f"nothing is left behind: {self.family()}")
         return time.monotonic() - started
 
 
@@ -191,10 +190,7 @@ def test_it_runs_outside_the_main_thread_and_drains_when_asked(
     pipeline = Pipeline(Nothing, settings=settings, factory="fake_engine:build")
     codes: queue.SimpleQueue[ExitCode] = queue.SimpleQueue()
     threading.Thread(target=lambda: codes.put(pipeline.run()), daemon=True).start()
-    deadline = time.monotonic() + 90
-    while pipeline.progress().consumed < 10:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: pipeline.progress().consumed >= 10, 90)
     pipeline.drain()
     assert codes.get(timeout=30) is ExitCode.OK
     assert pipeline.error is None

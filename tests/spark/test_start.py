@@ -15,6 +15,7 @@ import confluent_kafka as ck
 import pytest
 import yaml
 from tests.spark.terminal import Command, running
+from tests.until import wait_until
 
 from tidemill.config.settings import Settings, SparkSettings
 from tidemill.core.errors import RemoteError
@@ -119,10 +120,7 @@ def test_a_java_that_hangs_does_not_keep_the_start_from_ending(
     env["JAVA_HOME"] = str(hanging_java(tmp_path, answers=answers))
     with running(arguments("run"), env, tmp_path) as process:
         process.until_said('"starting Spark"')
-        deadline = time.monotonic() + 30
-        while not any("java-home" in line for line in process.family().values()):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(lambda: any("java-home" in line for line in process.family().values()))
         process.process.send_signal(signal.SIGTERM)
         seconds = ended(process, {ExitCode.OK})
     assert seconds < end_seconds()

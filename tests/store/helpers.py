@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -61,13 +60,6 @@ async def all_events(database: Database) -> list[EventRecord]:
         if page.next is None:
             return rows
         after = page.next
-
-
-async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Let the loop run until something is so."""
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 class Outcomes:

@@ -11,7 +11,8 @@ from typing import TypeVar
 
 import pytest
 from sqlalchemy import Connection, select
-from tests.store.helpers import NOW_US, Outcomes, all_events, claim, claimed, until
+from tests.store.helpers import NOW_US, Outcomes, all_events, claim, claimed
+from tests.until import until
 
 from tidemill.core.errors import RemoteError
 from tidemill.core.retry import Backoff

@@ -20,7 +20,7 @@ from tidemill.store.group_commit import EventStore
 from tidemill.store.opening import open_store
 from tidemill.store.queries.events import count_events, store_events
 from tidemill.store.queries.sessions import held_triggers
-from tidemill.store.queries.triggers import cancel_unlisted, count_triggers, mark_triggers, note_made
+from tidemill.store.queries.triggers import cancel_unlisted, count_triggers, mark_triggers, store_serialized
 from tidemill.store.records import TriggerReport, TriggerState
 
 T = TypeVar("T")
@@ -93,7 +93,7 @@ async def test_two_thousand_triggers_that_end_while_they_fire_meet_no_deadlock_a
             for _ in range(2 * len(part)):
                 await stored.acquire()
             tokens.update(await claim(counting, *part, session=session))
-            await counting.write(lambda c, part=part: note_made(c, dict.fromkeys(part, "[]")))
+            await counting.write(lambda c, part=part: store_serialized(c, dict.fromkeys(part, "[]")))
 
     # Each trigger in one task, the tasks across each other's ids; events and reports of all share transactions.
     await asyncio.gather(*[live(ids[start::8]) for start in range(8)])
@@ -187,7 +187,7 @@ async def test_what_is_done_to_some_triggers_scans_neither_triggers_nor_cursors(
     works: list[Callable[[Connection], object]] = [
         lambda c: store_events(c, fired),
         lambda c: mark_triggers(c, ended[:250]),
-        lambda c: note_made(c, dict.fromkeys(ids, "[]")),
+        lambda c: store_serialized(c, dict.fromkeys(ids, "[]")),
         lambda c: held_triggers(c, session),
         lambda c: cancel_unlisted(c, "list 3", ["new"], NOW_US),
     ]

@@ -13,9 +13,10 @@ from typing import TypeVar
 import asyncpg
 import pytest
 from sqlalchemy import Connection
-from tests.store.helpers import NOW_US, Outcomes, all_events, claim, claimed, new_session, registered, until
+from tests.store.helpers import NOW_US, Outcomes, all_events, claim, claimed, new_session, registered
 from tests.store.pooler import pooler
 from tests.store.server import PostgresServer
+from tests.until import until
 
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.retry import Backoff
@@ -30,8 +31,8 @@ from tidemill.store.queries.triggers import (
     cancel_unlisted,
     claim_triggers,
     mark_triggers,
-    note_made,
     register_triggers,
+    store_serialized,
 )
 from tidemill.store.records import TriggerReport, TriggerSpec, TriggerState
 
@@ -325,7 +326,7 @@ async def test_a_deadlock_is_no_outage_and_both_transactions_are_committed(postg
             c, [TriggerReport(n, tokens[n], TriggerState.FINISHED, NOW_US) for n in ids]
         ),
         lambda c, ids, tokens, session: claim_triggers(c, ids, session, NOW_US),
-        lambda c, ids, tokens, session: note_made(c, dict.fromkeys(ids, "[]")),
+        lambda c, ids, tokens, session: store_serialized(c, dict.fromkeys(ids, "[]")),
         lambda c, ids, tokens, session: cancel_unlisted(c, "list", [], NOW_US),
         lambda c, ids, tokens, session: register_triggers(
             c, [TriggerSpec(name, "another.Class") for name in "zyx"], "list", NOW_US

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 from sqlalchemy import Connection, text
-from tests.store.helpers import NOW_US, all_events, claimed, until
+from tests.store.helpers import NOW_US, all_events, claimed
+from tests.until import until
 
 from tidemill.config.triggerer_settings import StoreSettings
 from tidemill.core.triggers.event_plan import Duplicate, NewEvent, Plan, Stored

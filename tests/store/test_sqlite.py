@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Connection
-from tests.store.helpers import Outcomes, all_events, claim, claimed, until
+from tests.store.helpers import Outcomes, all_events, claim, claimed
+from tests.until import until
 
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.triggers.group_commit import Standing

@@ -75,10 +75,10 @@ def list_letters(
 def _history(settings: Settings, box: Letters) -> Callable[[Found], list[Redriven]]:
     """Return what tells when and where to a letter was sent again."""
     from tidemill.core.errors import RemoteError
-    from tidemill.deadletters.opening import history_of
+    from tidemill.deadletters.redrive.history import read_history
 
     try:
-        return history_of(settings, box).of
+        return read_history(settings, box).of
     except RemoteError as error:
         # It takes a right of its own to see groups; the letters can be seen without.
         typer.echo(f"warning: {error}", err=True)

@@ -7,32 +7,26 @@ added after the first look. Blocking: not for event loops.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tidemill.core.deadletters.letter_files import counts
-from tidemill.core.deadletters.redrive_record import RedriveRecord, decode_record
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.deadletters.files import METADATA_KEY, Origin, named_by, outcomes_id_of
 from tidemill.deadletters.reader import Found, Reached, decoded
-from tidemill.deadletters.redrive.folder_cursor import FolderCursor, journal_path, journals, read_journal
-from tidemill.deadletters.redrive.history import RedriveHistory
-
-if TYPE_CHECKING:
-    from tidemill.deadletters.opening import RedriveCursor
 
 #: The mark of a file that cannot be read: once it can be, it is another one.
 _UNREADABLE = "unreadable"
 
 
 class _File(msgspec.Struct):
-    """A file with letters, or that should have some.
+    """A file with letters, or one that should have some.
 
     Attributes:
         name: Its name.
@@ -51,22 +45,23 @@ class _File(msgspec.Struct):
     problem: str = ""
 
 
-class LetterFolder:
+class FolderReader:
     """The letters of a folder, for reading; use it in a `with` block.
 
     Args:
         path: The folder.
-        group: The redrive whose saved positions `committed` tells.
+
+    Attributes:
+        path: Likewise, absolute.
+        place: Where that is, for messages.
     """
 
-    def __init__(self, path: str, group: str) -> None:
+    def __init__(self, path: str) -> None:
         """Touch nothing yet."""
-        self._path = Path(path).absolute()
-        self.place = f"folder {str(self._path)!r}"
-        self._group = group
+        self.path = Path(path).absolute()
+        self.place = f"folder {str(self.path)!r}"
         self._known: list[_File] | None = None
         self._outcomes_ids: dict[str, str | None] = {}
-        self._cursor: FolderCursor | None = None
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -75,9 +70,7 @@ class LetterFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the cursor."""
-        if self._cursor is not None:
-            self._cursor.close()
+        """Do nothing: no file stays open."""
 
     def ranges(self) -> dict[int, tuple[int, int]]:
         """Return the rows of each file, by its number; see `Letters.ranges`."""
@@ -86,14 +79,14 @@ class LetterFolder:
     def _files(self) -> list[_File]:
         if self._known is None:
             try:
-                names = sorted(entry.name for entry in self._path.iterdir() if entry.is_file())
+                names = sorted(entry.name for entry in self.path.iterdir() if entry.is_file())
             except (FileNotFoundError, NotADirectoryError):
                 raise ConfigError(
-                    f"dlq.path: there is no folder {str(self._path)!r}: no bounded run has written to it yet, or "
+                    f"dlq.path: there is no folder {str(self.path)!r}: no bounded run has written to it yet, or "
                     "dlq.path is another"
                 ) from None
             except OSError as error:
-                raise RemoteError(f"dlq.path: {self._path} cannot be read: {error.strerror}") from None
+                raise RemoteError(f"dlq.path: {self.path} cannot be read: {error.strerror}") from None
             found = [self._looked_at(name) for name in names if not name.startswith(("_", "."))]
             self._known = sorted((each for each in found if each is not None), key=lambda each: each.began)
         return self._known
@@ -101,7 +94,7 @@ class LetterFolder:
     def _looked_at(self, name: str) -> _File | None:
         """Return what is known of a file; None if it does not count."""
         try:
-            metadata = pq.read_metadata(self._path / name)
+            metadata = pq.read_metadata(self.path / name)
             origin = msgspec.json.decode((metadata.metadata or {})[METADATA_KEY], type=Origin)
             groups, row, began = [], 0, 0.0
             for index in range(metadata.num_row_groups):
@@ -139,34 +132,10 @@ class LetterFolder:
             if number in ranges
         }
 
-    def committed(self, ranges: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, str]]:
-        """Return what the redrive saved; see `Letters.committed`."""
-        saved = read_journal(journal_path(self._path, self._group))
-        return {
-            number: (min(entry.position, file.rows), entry.note)
-            for number, file in enumerate(self._files())
-            if number in ranges and (entry := saved.get(file.name)) is not None and entry.mark == file.mark
-        }
-
-    def cursor(self, overrides: Callable[[], Mapping[str, Any]], note: Callable[[int, int], str]) -> RedriveCursor:
-        """Return the redrive's journal; see `Letters.cursor`."""
-        self._cursor = FolderCursor(self._path, self._group, self._name_and_mark, note)
-        return self._cursor
-
-    def _name_and_mark(self, number: int) -> tuple[str, str]:
+    def identify(self, number: int) -> tuple[str, str]:
+        """Return the name of a file and what tells it from another of this name."""
         file = self._files()[number]
         return file.name, file.mark
-
-    def history(self) -> RedriveHistory:
-        """Return what redrives keep about the letters."""
-        records: dict[int, list[RedriveRecord]] = {}
-        for entries in journals(self._path):
-            for number, file in enumerate(self._files()):
-                entry = entries.get(file.name)
-                record = decode_record(entry.note) if entry is not None and entry.mark == file.mark else None
-                if record is not None:
-                    records.setdefault(number, []).append(record)
-        return RedriveHistory(records)
 
     def stream(self, starts: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[Found | Reached | None]:
         """Yield the letters of one file after the other, the oldest first; see `Letters.stream`."""
@@ -182,14 +151,14 @@ class LetterFolder:
             yield Found(number, 0, None, file.problem, file=file.name)
             return
         try:
-            with pq.ParquetFile(self._path / file.name) as opened:
+            with pq.ParquetFile(self.path / file.name) as opened:
                 for index, (first, _) in enumerate(file.groups):
                     after = first + opened.metadata.row_group(index).num_rows
                     if after > start and first < end:
                         yield from self._group_rows(opened, index, number, file.name, range(first, after), start, end)
         except OSError as error:
             raise RemoteError(
-                f"dlq: {self._path / file.name} cannot be read any more: {error.strerror or error}"
+                f"dlq: {self.path / file.name} cannot be read any more: {error.strerror or error}"
             ) from None
 
     @staticmethod

@@ -7,7 +7,7 @@ letters of committed transactions are seen. Reading joins no group and commits n
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from types import TracebackType
 from typing import Any
@@ -20,9 +20,7 @@ from tidemill.core.deadletters.redrive import Facts
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.deadletters.letter import Letter, decode_letter
 from tidemill.deadletters.payloads import Blob
-from tidemill.deadletters.redrive.producer import CursorProducer
 from tidemill.runtime.kafka_client import CALL_SECONDS, LibraryLog, TopicAdmin, client_config, reason, scrubbed
-from tidemill.runtime.producer import producer_config
 
 #: Brokers that send nothing for so long, although there is something, are taken for gone.
 SILENCE_SECONDS = 30.0
@@ -59,7 +57,7 @@ class Reached(msgspec.Struct):
     position: int
 
 
-class LetterBox:
+class LetterReader:
     """The dead-letter topic of a pipeline, for reading; use it in a `with` block.
 
     Args:
@@ -75,7 +73,6 @@ class LetterBox:
         self.topic = settings.dlq_topic
         self.place = f"topic {self.topic!r}"
         self.brokers = settings.dlq_brokers
-        self._settings = settings
         self._group = group
         self._config = client_config(settings.kafka, settings.dlq_brokers, {})
         self._heard = ""
@@ -96,7 +93,7 @@ class LetterBox:
             logger=LibraryLog(),
         )
 
-    def __enter__(self) -> LetterBox:
+    def __enter__(self) -> LetterReader:
         """Return itself."""
         return self
 
@@ -148,11 +145,6 @@ class LetterBox:
         except ck.KafkaException as error:
             raise self._failed(error) from None
         return {each.partition: (each.offset, each.metadata or "") for each in answers if each.offset >= 0}
-
-    def cursor(self, overrides: Callable[[], Mapping[str, Any]], note: Callable[[int, int], str]) -> CursorProducer:
-        """Return what saves positions for the group; see `letters.Letters.cursor`."""
-        config = producer_config(self._settings.kafka, self.brokers, overrides())
-        return CursorProducer(config, self._group, self.topic, self.group_metadata, note)
 
     def group_metadata(self) -> Any:
         """Return what a transaction needs to save positions for the group."""

@@ -8,8 +8,24 @@ import confluent_kafka as ck
 import structlog
 
 from tidemill.runtime.log import limited
+from tidemill.sources.buffer import Buffer
 
 log = structlog.get_logger(__name__)
+
+
+def note_jump(buffer: Buffer, offset: int) -> None:
+    """Note a jump of a partition's offsets; `count_deleted` finds out later whether messages were deleted."""
+    if buffer.expected < 0:
+        return
+    if offset > buffer.expected:
+        buffer.holes.append((buffer.expected, offset))
+        return
+    log.warning(
+        "the topic ends before the committed offset; reading it again from where it begins",
+        partition=buffer.name,
+        committed=buffer.expected,
+        first=offset,
+    )
 
 
 def count_deleted(

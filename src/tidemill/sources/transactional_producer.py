@@ -33,12 +33,14 @@ import confluent_kafka as ck
 import structlog
 
 from tidemill.config.kafka_settings import KafkaSettings
-from tidemill.core.delivery.transaction import Call, End, Fence, Transaction, TransactionAnswer, fenced, judge_records
+from tidemill.core.delivery.transaction import Call, End, Fence, Transaction, TransactionAnswer, fenced
 from tidemill.runtime.kafka_client import BackgroundCall, LibraryLog, reason, scrubbed
 from tidemill.runtime.log import limited
-from tidemill.runtime.producer import producer_config, too_large, worth_retrying
+from tidemill.runtime.producer import producer_config
 from tidemill.sources.base import Fatal, Outgoing, TopicPartition
+from tidemill.sources.outgoing_records import OutgoingRecords, RecordRefusedError
 from tidemill.sources.place import is_member, member_of
+from tidemill.sources.transaction_errors import classify_error, is_fenced, is_rebalance, may_still_arrive
 
 log = structlog.get_logger(__name__)
 
@@ -47,28 +49,17 @@ CALL_SECONDS = 1.0
 _SHORTEST_SECONDS = 0.05
 #: The call that hands offsets over has hung after this long.
 HANG_SECONDS = 10.0
-#: A failed transaction sends nothing more and does not say so while a flush waits: it is aborted after so long.
-FLUSH_SECONDS = 5.0
 #: Brokers give up a transaction that is open for so long; records are given up after 30 s, so an outage ends in an
 #: abort and not in this.
 TRANSACTION_SECONDS = 60.0
 #: A batch that fills within this time travels whole; a commit waits for nothing.
 _LINGER_MS = 5
 
-_FENCED = frozenset(
-    {
-        ck.KafkaError._FENCED,
-        ck.KafkaError.INVALID_PRODUCER_EPOCH,
-        ck.KafkaError.PRODUCER_FENCED,
-    }
-)
 #: The client's pause before it repeats a request, a fifth of it at random; and what a call takes that has done so.
 RETRY_SECONDS = 0.5
 REPEATED_SECONDS = 0.35
 #: Requests of these count for the producer's next transaction if they arrive only then.
 _REPEATABLE = frozenset({Call.OFFSETS, Call.COMMIT, Call.ABORT})
-#: What brokers say of offsets of an earlier generation, or of a member that is expelled.
-_REBALANCED = frozenset({ck.KafkaError.ILLEGAL_GENERATION, ck.KafkaError.UNKNOWN_MEMBER_ID})
 
 
 class TransactionalProducer:
@@ -99,14 +90,12 @@ class TransactionalProducer:
         )
         self._limits = limits
         self._transaction: Transaction[TopicPartition] | None = None
-        self._records: list[Outgoing] = []
-        self._sent = 0
+        self._records = OutgoingRecords(self._config)
         self._place: Any = None
         self._members: Collection[bytes | None] = ()
         self._began = 0.0
         self._deadline: float | None = None
         self._handing: BackgroundCall | None = None
-        self._flush_began: float | None = None
         self._replaced = False
         self._call_began = 0.0
         self._may_be_repeated = False
@@ -156,9 +145,9 @@ class TransactionalProducer:
             members: The member ids that its partitions were assigned to; None: not known.
         """
         self._members = members
-        self._transaction, self._records, self._sent = Transaction(offsets), records, 0
+        self._transaction = Transaction(offsets)
+        self._records.begin(records)
         self._began = self._call_began = time.monotonic()
-        self._flush_began = None
         self._given_up = self._rebalanced = False
 
     def step(self, consumer: ck.Consumer) -> tuple[End, dict[TopicPartition, int]] | None:
@@ -232,10 +221,8 @@ class TransactionalProducer:
     def _ended(self, end: End) -> tuple[End, dict[TopicPartition, int]]:
         assert self._transaction is not None
         offsets = self._transaction.offsets
-        suspects = [record for record in self._records if record.error is not None]
-        for record, verdict in zip(suspects, judge_records([each.alone for each in suspects]), strict=True):
-            record.verdict = verdict
-        self._transaction, self._records = None, []
+        self._records.judge()
+        self._transaction = None
         if end is End.FATAL:
             self._end_for_good(f"the transactional producer failed: {self.trouble}")
         elif end is End.COMMITTED or self._given_up:
@@ -252,7 +239,7 @@ class TransactionalProducer:
         if call is Call.BEGIN:
             return self._begin(consumer)
         if call is Call.SEND:
-            return self._send()
+            return self._records.send(self._producer, self._patience)
         if call is Call.OFFSETS:
             return self._hand_over()
         if call is Call.ABORT:
@@ -295,7 +282,7 @@ class TransactionalProducer:
             self._handing = None
             if handing.error is None:
                 return TransactionAnswer.DONE
-            if _may_still_arrive(handing.error):
+            if may_still_arrive(handing.error):
                 self._replace()
             raise handing.error
         self.trouble = "no answer about the offsets"
@@ -339,67 +326,21 @@ class TransactionalProducer:
         self._replaced = False
         return True
 
-    def _send(self) -> TransactionAnswer:
-        """Hand records over from where the last call ended; one that has to go alone waits for those around it."""
-        produce, failed = self._producer.produce, self._failed
-        records = self._records
-        while self._sent < len(records):
-            record = records[self._sent]
-            behind_one = self._sent > 0 and records[self._sent - 1].alone
-            if (record.alone or behind_one) and self._producer.flush(self._patience()):
-                return self._flushing()
-            self._flush_began = None
-            try:
-                produce(record.topic, record.value, record.key, on_delivery=partial(failed, record), **_more(record))
-            except BufferError:
-                self._producer.poll(self._patience())
-                return TransactionAnswer.AGAIN
-            except ck.KafkaException as error:
-                if error.args[0].fatal():
-                    raise
-                # It is too large itself, or one before it failed and took the transaction with it.
-                failed(record, error.args[0], None)
-                self.trouble = record.error or self.trouble or scrubbed(reason(error), self._config)
-                return TransactionAnswer.ABORT
-            self._sent += 1
-        return TransactionAnswer.DONE
-
-    def _flushing(self) -> TransactionAnswer:
-        now = time.monotonic()
-        if self._flush_began is None:
-            self._flush_began = now - CALL_SECONDS
-        if now - self._flush_began < FLUSH_SECONDS:
-            return TransactionAnswer.AGAIN
-        self._flush_began = None
-        return TransactionAnswer.ABORT
-
-    def _failed(self, record: Outgoing, error: ck.KafkaError | None, message: ck.Message | None) -> None:
-        if error is None:
-            return
-        text = scrubbed(f"topic {record.topic}: {error.name()}: {error.str()}", self._config)
-        if worth_retrying(error, record.partition):
-            log.debug("a record of a transaction was not taken", error=text)
-        else:
-            record.error = text
-            record.oversize = too_large(error)
-
     def _asked(self, call: Callable[[], TransactionAnswer | None]) -> TransactionAnswer:
         try:
             return call() or TransactionAnswer.DONE
+        except RecordRefusedError as refused:
+            self.trouble = refused.record_error or self.trouble or refused.text
+            return TransactionAnswer.ABORT
         except ck.KafkaException as raised:
             error = raised.args[0]
             self.trouble = scrubbed(reason(raised), self._config)
-            if error.code() in _FENCED or error.code() == ck.KafkaError.FENCED_INSTANCE_ID:
+            if is_fenced(error):
                 self._fence(error)
-                return TransactionAnswer.FATAL
-            if error.fatal():
-                return TransactionAnswer.FATAL
-            if error.txn_requires_abort():
-                self._rebalanced = error.code() in _REBALANCED
-                return TransactionAnswer.ABORT
-            if error.retriable() or error.code() == ck.KafkaError._TIMED_OUT:
-                return TransactionAnswer.AGAIN
-            return TransactionAnswer.FATAL
+            answer = classify_error(error)
+            if answer is TransactionAnswer.ABORT:
+                self._rebalanced = is_rebalance(error)
+            return answer
         except BaseException as raised:  # of any type: what the call did is not known, so nothing may follow it
             log.exception("an unexpected error in a transaction")
             self.trouble = scrubbed(f"{type(raised).__name__}: {raised}", self._config)
@@ -431,15 +372,3 @@ class TransactionalProducer:
             return []
         finally:
             self._deadline = None
-
-
-def _may_still_arrive(error: BaseException) -> bool:
-    """Tell whether offsets may still be on their way: the client gave up waiting for them, no broker rejected them."""
-    return isinstance(error, ck.KafkaException) and error.args[0].txn_requires_abort() and error.args[0].code() < 0
-
-
-def _more(record: Outgoing) -> dict[str, Any]:
-    """Return what a record has besides key and value; most have nothing."""
-    if not record.headers and record.partition < 0 and not record.timestamp:
-        return {}
-    return {"partition": record.partition, "timestamp": record.timestamp, "headers": list(record.headers)}

@@ -25,9 +25,9 @@ from tidemill.core.supervision.slot import SlotLimits
 from tidemill.core.supervision.slot_events import Ending
 from tidemill.core.supervision.slot_group import RunFinished
 from tidemill.pipeline.handler.base import Handler
+from tidemill.runtime.engine_link import RECONNECT_SECONDS
 from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.identity import Identity, worker_name
-from tidemill.runtime.link import RECONNECT_SECONDS
 from tidemill.runtime.link_messages import LinkAddress
 from tidemill.runtime.lock import WorkerLock
 from tidemill.runtime.pipeline_socket import pipeline_socket

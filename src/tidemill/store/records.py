@@ -41,7 +41,7 @@ class TriggerSpec:
     Attributes:
         name: Its stable name.
         classpath: Where its class is imported from.
-        kwargs: What it is made with, as JSON text with sorted keys, so that equal ones are equal.
+        kwargs: What it is created with, as JSON text with sorted keys, so that equal ones are equal.
         restart: When it runs again: always, on-failure or never.
     """
 
@@ -63,7 +63,7 @@ class TriggerRecord:
         error: The traceback it failed with.
         list: The list that it belongs to; None: none yet.
         session: Where it runs, for people to read: host and process of the live session that claimed it last.
-        made: What it is made of again where that is not its spec: JSON text of classpath and kwargs (JSON text).
+        serialized: What it is created from again where that is not its spec: JSON text of classpath and kwargs.
         token: Rises with every claim.
         next_index: How many events of it are stored.
         created_us: When it was registered first, in UTC microseconds since the epoch.
@@ -77,7 +77,7 @@ class TriggerRecord:
     error: str | None
     list: str | None
     session: str | None
-    made: str | None
+    serialized: str | None
     token: int
     next_index: int
     created_us: int

@@ -253,9 +253,11 @@ def test_a_sink_that_fails_for_good_is_asked_about_at_once() -> None:
     add(queue, "a1", "b1")
     queue.take(0.0)
     (ask,) = queue.failed("forbidden", False, 0.0, 0)
-    assert names(ask.items) == ["a1", "b1"]
+    assert (names(ask.items), ask.sink_failed) == (["a1", "b1"], True)
     add(queue, "c1")
     assert names(queue.take(0.0)) == ["c1"]
+    (ask,) = queue.failed("wrong type", True, 0.0, 0, Fault.DATA)
+    assert (names(ask.items), ask.sink_failed) == (["c1"], False), "the item is at fault, not the sink"
 
 
 def test_an_item_that_cannot_be_sent_is_asked_about_once() -> None:

@@ -10,119 +10,119 @@ from tidemill.core.supervision.slot_group import Begin, Consume, DrainSlot, Go, 
 
 
 def test_slot_0_is_ready_before_the_others_begin_and_all_subscribe_together() -> None:
-    roster = SlotGroup(4)
-    assert roster.connected(3) == []
-    assert roster.connected(2) == []
-    assert roster.connected(0) == [Begin(0)]
-    assert roster.ready(0, 100.0) == [Begin(2), Begin(3)]
-    assert roster.ready(3, 101.0) == []
-    assert roster.connected(1) == [Begin(1)]
-    assert roster.ready(2, 101.0) == []
-    assert roster.ready(1, 102.0) == [Go(0), Go(1), Go(2), Go(3)]
+    group = SlotGroup(4)
+    assert group.connected(3) == []
+    assert group.connected(2) == []
+    assert group.connected(0) == [Begin(0)]
+    assert group.ready(0, 100.0) == [Begin(2), Begin(3)]
+    assert group.ready(3, 101.0) == []
+    assert group.connected(1) == [Begin(1)]
+    assert group.ready(2, 101.0) == []
+    assert group.ready(1, 102.0) == [Go(0), Go(1), Go(2), Go(3)]
 
 
 def test_nobody_takes_messages_before_all_have_partitions() -> None:
-    roster = subscribed(3)
-    assert roster.holding
-    assert roster.owns(0) == []
-    assert roster.owns(0) == []
-    assert roster.owns(2) == []
-    assert roster.owns(1) == [Consume()]
-    assert not roster.holding
-    assert roster.due is None
-    assert roster.owns(1) == []
-    assert roster.tick(200.0) == []
+    group = subscribed(3)
+    assert group.holding
+    assert group.owns(0) == []
+    assert group.owns(0) == []
+    assert group.owns(2) == []
+    assert group.owns(1) == [Consume()]
+    assert not group.holding
+    assert group.due is None
+    assert group.owns(1) == []
+    assert group.tick(200.0) == []
 
 
 def test_no_more_slots_are_waited_for_than_there_are_partitions() -> None:
-    roster = subscribed(4, partitions=2)
-    assert roster.owns(3) == []
-    assert roster.owns(1) == [Consume()]
+    group = subscribed(4, partitions=2)
+    assert group.owns(3) == []
+    assert group.owns(1) == [Consume()]
 
 
 def test_a_slot_without_partitions_is_waited_for_5_seconds() -> None:
-    roster = subscribed(2)
-    assert roster.owns(0) == []
-    assert roster.due == 105.0
-    assert roster.tick(104.9) == []
-    assert roster.tick(105.0) == [Consume()]
+    group = subscribed(2)
+    assert group.owns(0) == []
+    assert group.due == 105.0
+    assert group.tick(104.9) == []
+    assert group.tick(105.0) == [Consume()]
 
 
 def test_a_slot_that_is_not_ready_holds_up_the_others_for_5_seconds() -> None:
-    roster = SlotGroup(3)
-    assert roster.due is None
-    assert roster.tick(50.0) == []
+    group = SlotGroup(3)
+    assert group.due is None
+    assert group.tick(50.0) == []
     for slot in (0, 1):
-        roster.connected(slot)
-    roster.ready(0, 100.0)
-    roster.ready(1, 101.0)
-    assert roster.tick(105.0) == [Go(0), Go(1), Consume()]
-    assert roster.connected(2) == [Begin(2)]
-    assert roster.ready(2, 110.0) == [Go(2)]
+        group.connected(slot)
+    group.ready(0, 100.0)
+    group.ready(1, 101.0)
+    assert group.tick(105.0) == [Go(0), Go(1), Consume()]
+    assert group.connected(2) == [Begin(2)]
+    assert group.ready(2, 110.0) == [Go(2)]
 
 
 def test_a_slot_alone_waits_for_nobody() -> None:
-    roster = SlotGroup(1)
-    roster.connected(0)
-    assert not roster.holding
-    assert roster.ready(0, 100.0) == [Go(0)]
-    assert roster.due is None
+    group = SlotGroup(1)
+    group.connected(0)
+    assert not group.holding
+    assert group.ready(0, 100.0) == [Go(0)]
+    assert group.due is None
 
 
 def test_an_engine_that_is_replaced_while_others_are_held_subscribes_at_once() -> None:
-    roster = subscribed(2)
-    assert roster.connected(1) == [Begin(1)]
-    assert roster.ready(1, 103.0) == [Go(1)]
-    assert roster.holding
+    group = subscribed(2)
+    assert group.connected(1) == [Begin(1)]
+    assert group.ready(1, 103.0) == [Go(1)]
+    assert group.holding
 
 
 def test_later_starts_are_not_held_up() -> None:
-    roster = subscribed(2)
-    roster.tick(105.0)
-    assert roster.connected(0) == [Begin(0)]
-    assert roster.connected(1) == [Begin(1)]
-    assert roster.ready(1, 110.0) == [Go(1)]
-    assert roster.ready(0, 110.0) == [Go(0)]
-    assert not roster.holding
+    group = subscribed(2)
+    group.tick(105.0)
+    assert group.connected(0) == [Begin(0)]
+    assert group.connected(1) == [Begin(1)]
+    assert group.ready(1, 110.0) == [Go(1)]
+    assert group.ready(0, 110.0) == [Go(0)]
+    assert not group.holding
 
 
 def test_nobody_is_let_go_on_by_time_or_partitions_while_the_pipeline_drains() -> None:
-    roster = subscribed(2)
-    roster.owns(0)
-    roster.drain()
-    assert roster.due is None
-    assert roster.owns(1) == []
-    assert roster.tick(200.0) == []
+    group = subscribed(2)
+    group.owns(0)
+    group.drain()
+    assert group.due is None
+    assert group.owns(1) == []
+    assert group.tick(200.0) == []
 
 
 def subscribed(slots: int, partitions: int | None = None) -> SlotGroup:
-    """Return a roster whose slots all subscribed, slot 0 being ready at 100."""
-    roster = SlotGroup(slots, partitions)
+    """Return a group whose slots all subscribed, slot 0 being ready at 100."""
+    group = SlotGroup(slots, partitions)
     for slot in range(slots):
-        roster.connected(slot)
+        group.connected(slot)
     for slot in range(slots):
-        roster.ready(slot, 100.0)
-    return roster
+        group.ready(slot, 100.0)
+    return group
 
 
 def test_a_drain_goes_to_every_slot_and_nothing_begins_after_it() -> None:
-    roster = SlotGroup(2)
-    roster.connected(1)
-    assert roster.drain() == [DrainSlot(0), DrainSlot(1)]
-    assert roster.draining
-    assert roster.drain() == []
-    assert roster.connected(0) == []
-    assert roster.ready(0, 1.0) == []
-    assert roster.finished(1, Ending.DRAINED) == []
-    assert roster.finished(0, Ending.ABSENT) == [RunFinished(Ending.DRAINED)]
+    group = SlotGroup(2)
+    group.connected(1)
+    assert group.drain() == [DrainSlot(0), DrainSlot(1)]
+    assert group.draining
+    assert group.drain() == []
+    assert group.connected(0) == []
+    assert group.ready(0, 1.0) == []
+    assert group.finished(1, Ending.DRAINED) == []
+    assert group.finished(0, Ending.ABSENT) == [RunFinished(Ending.DRAINED)]
 
 
 def test_a_slot_that_finished_for_a_reason_of_its_own_ends_the_pipeline_for_that_reason() -> None:
-    roster = SlotGroup(3)
-    assert roster.finished(1, Ending.FENCED, "taken") == [DrainSlot(0), DrainSlot(2)]
-    assert roster.finished(1, Ending.FENCED, "taken") == []
-    assert roster.finished(0, Ending.CRASHED, "later") == []
-    assert roster.finished(2, Ending.DRAINED) == [RunFinished(Ending.FENCED, 1, "taken")]
+    group = SlotGroup(3)
+    assert group.finished(1, Ending.FENCED, "taken") == [DrainSlot(0), DrainSlot(2)]
+    assert group.finished(1, Ending.FENCED, "taken") == []
+    assert group.finished(0, Ending.CRASHED, "later") == []
+    assert group.finished(2, Ending.DRAINED) == [RunFinished(Ending.FENCED, 1, "taken")]
 
 
 calls = st.lists(
@@ -138,7 +138,7 @@ calls = st.lists(
 def test_a_run_ends_once_after_its_last_slot_and_nobody_overtakes_slot_0(
     slots: int, script: list[tuple[str, int, Ending]]
 ) -> None:
-    roster = SlotGroup(slots)
+    group = SlotGroup(slots)
     ready_0 = False
     ready: set[int] = set()
     gone: set[int] = set()
@@ -149,28 +149,28 @@ def test_a_run_ends_once_after_its_last_slot_and_nobody_overtakes_slot_0(
     ends = consumes = 0
     for now, (call, number, ending) in enumerate(script):
         slot = number % slots
-        was_draining = roster.draining
+        was_draining = group.draining
         match call:
             case "connected":
-                effects = roster.connected(slot)
+                effects = group.connected(slot)
                 waiting.add(slot)
             case "ready":
                 if slot not in begun:
                     continue  # an engine says so only after it was let begin
-                effects = roster.ready(slot, float(now))
+                effects = group.ready(slot, float(now))
                 ready_0 = ready_0 or (slot == 0 and not was_draining)
                 ready.add(slot)
             case "owns":
-                effects = roster.owns(slot) if slot in gone else []
+                effects = group.owns(slot) if slot in gone else []
             case "tick":
-                effects = roster.tick(float(now))
+                effects = group.tick(float(now))
             case "finished":
-                effects = roster.finished(slot, ending)
+                effects = group.finished(slot, ending)
                 if slot not in seen:
                     seen.add(slot)
                     finished.append(ending)
             case _:
-                effects = roster.drain()
+                effects = group.drain()
         for effect in effects:
             match effect:
                 case Begin(other):
@@ -192,8 +192,8 @@ def test_a_run_ends_once_after_its_last_slot_and_nobody_overtakes_slot_0(
                     ends += 1
                     bad = [one for one in finished if one not in (Ending.DRAINED, Ending.ABSENT)]
                     assert end is (bad[0] if bad else Ending.DRAINED)
-        if not roster.draining and (len(ready) == slots or not roster.holding):
+        if not group.draining and (len(ready) == slots or not group.holding):
             assert gone >= ready, "all are ready, and one still waits"
-        assert consumes == int(not roster.holding and slots > 1)
-        assert not roster.draining or roster.due is None
+        assert consumes == int(not group.holding and slots > 1)
+        assert not group.draining or group.due is None
         assert ends == int(len(seen) == slots)

@@ -14,10 +14,11 @@ from tidemill.config.settings import Settings
 from tidemill.core.deadletters.redrive import Criteria, Tally, Target, Why
 from tidemill.core.errors import ConfigError, FencedError, RemoteError
 from tidemill.deadletters.letter import Letter, LetterKind
-from tidemill.deadletters.opening import history_of, open_letters
+from tidemill.deadletters.opening import open_letters
 from tidemill.deadletters.payloads import payload_json
 from tidemill.deadletters.redrive import run as redrive_module
 from tidemill.deadletters.redrive.folder_cursor import FolderCursor
+from tidemill.deadletters.redrive.history import read_history
 from tidemill.deadletters.redrive.run import Order, Redrive
 from tidemill.deadletters.redrive.sinks import SinkTarget
 from tidemill.runtime.broker import EmbeddedBroker, free_port
@@ -62,7 +63,7 @@ class Place:
     def redriven(self) -> dict[str, list[str]]:
         """Return where to each letter was sent, by the value of its message."""
         with open_letters(self.settings) as letters:
-            history = history_of(self.settings, letters)
+            history = read_history(self.settings, letters)
             ends = {number: end for number, (_, end) in letters.ranges().items()}
             found = [each for each in letters.stream({}, ends) if getattr(each, "letter", None) is not None]
             return {each.letter.sources[0].value: [sent.to for sent in history.of(each)] for each in found}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.until import LIMIT_SECONDS, until
 
 from tidemill.config.delivery_settings import DeliverySettings
 from tidemill.config.kafka_settings import KafkaSettings
@@ -60,10 +61,8 @@ class Fixture:
         )
         assert len(self.released) == before, "released inside submit"
 
-    async def until(self, condition: Callable[[], object], seconds: float = 5.0) -> None:
-        async with asyncio.timeout(seconds):
-            while not condition():
-                await asyncio.sleep(0.001)
+    async def until(self, condition: Callable[[], object], seconds: float = LIMIT_SECONDS) -> None:
+        await until(condition, seconds)
 
     @property
     def delivered(self) -> list[Any]:

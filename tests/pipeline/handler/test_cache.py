@@ -10,7 +10,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +18,11 @@ from typing import Any
 import pydantic
 import pytest
 import structlog
+from tests.until import until
 
 from tidemill.config.settings import CacheSettings
 from tidemill.core.errors import HandlerError
 from tidemill.pipeline.handler.cache import Cache, NoCache
-
-DEADLINE_SECONDS = 20.0
 
 
 async def opened(folder: Path, **settings: Any) -> Cache:
@@ -32,12 +30,6 @@ async def opened(folder: Path, **settings: Any) -> Cache:
     cache = Cache(CacheSettings(enabled=True, path=str(folder), **settings), "g.worker.0")
     await cache.open()
     return cache
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 def rows(folder: Path) -> dict[str, Any]:

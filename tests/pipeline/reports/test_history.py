@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.until import until
 
 from tidemill.pipeline.handler.models import ErrorKind, ExecutorError, ExecutorTask
 from tidemill.pipeline.partition import finished_message
@@ -51,13 +50,6 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [row for part in parts(path) for row in pq.read_table(part).to_pylist()]
 
 
-async def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
-        await asyncio.sleep(0.005)
-
-
 async def test_rows_come_back_with_types_zone_and_names(tmp_path: Path) -> None:
     writer = HistoryWriter(tmp_path / "deep" / "history", IDENTITY)
     add(writer, 7)
@@ -93,7 +85,7 @@ async def test_a_part_is_closed_when_it_is_full(tmp_path: Path) -> None:
     writer = HistoryWriter(tmp_path, IDENTITY, max_rows=100)
     for offset in range(350):
         add(writer, offset)
-    await until(lambda: len(parts(tmp_path)) == 3, "three parts are written")
+    await until(lambda: len(parts(tmp_path)) == 3, what="three parts are written")
     await writer.close()
     assert [pq.read_metadata(part).num_rows for part in parts(tmp_path)] == [100, 100, 100, 50]
     assert [row["offset"] for row in read(tmp_path)] == list(range(350))
@@ -103,7 +95,7 @@ async def test_a_part_is_closed_when_its_first_row_is_old_and_the_next_one_too(t
     writer = HistoryWriter(tmp_path, IDENTITY, max_age_seconds=0.05)
     for offset in range(2):
         add(writer, offset)
-        await until(lambda: len(parts(tmp_path)) == offset + 1, "the part is written")  # noqa: B023
+        await until(lambda: len(parts(tmp_path)) == offset + 1, what="the part is written")  # noqa: B023
     await writer.close()
     assert len(parts(tmp_path)) == 2
 
@@ -125,7 +117,7 @@ async def test_readers_of_the_growing_folder_never_see_an_unfinished_part(tmp_pa
     for number in range(20):
         for offset in range(200):
             add(writer, number * 200 + offset)
-        await until(lambda: complete(number + 1), "the part shows")  # noqa: B023
+        await until(lambda: complete(number + 1), what="the part shows")  # noqa: B023
     await writer.close()
     assert not list(tmp_path.glob("_*"))
     assert [row["offset"] for row in read(tmp_path)] == list(range(4000))
@@ -137,9 +129,9 @@ async def test_a_disk_that_refuses_keeps_rows_until_it_takes_them(tmp_path: Path
     writer = HistoryWriter(path, IDENTITY, max_rows=10, max_age_seconds=0.05)
     for offset in range(25):
         add(writer, offset)
-    await until(lambda: writer._refused, "the first try failed")
+    await until(lambda: writer._refused, what="the first try failed")
     path.unlink()
-    await until(lambda: len(parts(path)) >= 2, "it was tried again")
+    await until(lambda: len(parts(path)) >= 2, what="it was tried again")
     await writer.close()
     assert sorted(row["offset"] for row in read(path)) == list(range(25))
     assert writer.dropped == 0
@@ -151,7 +143,7 @@ async def test_a_disk_that_goes_on_refusing_costs_rows_but_bounded_memory_and_no
     writer = HistoryWriter(path, IDENTITY, max_rows=10, max_age_seconds=0.001)
     for offset in range(200):
         add(writer, offset)
-    await until(lambda: writer.dropped >= 160, "the oldest are dropped")
+    await until(lambda: writer.dropped >= 160, what="the oldest are dropped")
     await writer.close()
     assert writer.dropped == 200
 
@@ -160,7 +152,7 @@ async def test_rows_that_no_part_can_hold_do_not_hold_up_the_others(tmp_path: Pa
     writer = HistoryWriter(tmp_path, IDENTITY, max_rows=2)
     add(writer, 2**70)
     add(writer, 1)
-    await until(lambda: writer.dropped, "the part is given up")
+    await until(lambda: writer.dropped, what="the part is given up")
     add(writer, 2)
     await writer.close()
     assert [row["offset"] for row in read(tmp_path)] == [2]

@@ -10,11 +10,12 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.until import until
 
 from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.pipeline.handler.models import ErrorKind
@@ -48,13 +49,6 @@ def is_inheritable(fd: int) -> bool:
         return os.get_inheritable(fd)
     except OSError:  # the listing itself
         return False
-
-
-async def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
-        await asyncio.sleep(0.005)
 
 
 @pytest.fixture
@@ -240,7 +234,7 @@ async def test_a_timeout_ends_the_whole_process_group(executor: Executor) -> Non
         ErrorKind.TIMEOUT,
     )
     assert 0.5 <= outcome.duration_seconds < 2.0  # the leader obeys SIGTERM; what ignores it is killed after the leader
-    await until(lambda: not processes_with(marker), "the grandchildren are gone")
+    await until(lambda: not processes_with(marker), what="the grandchildren are gone")
 
 
 async def test_a_task_that_ignores_sigterm_is_killed_after_the_grace() -> None:
@@ -272,7 +266,7 @@ async def test_grandchildren_of_a_task_that_ended_are_killed(executor: Executor)
     outcome = await run(executor, "sh", "-c", "sleep 63 & echo done", env={"MARK": marker})
     assert (outcome.exit_code, outcome.stdout) == (0, b"done\n")
     assert outcome.duration_seconds < 5
-    await until(lambda: not processes_with(marker), "the grandchild is gone")
+    await until(lambda: not processes_with(marker), what="the grandchild is gone")
 
 
 async def test_a_grandchild_that_left_the_group_does_not_hold_the_slot(executor: Executor) -> None:
@@ -287,7 +281,7 @@ async def test_a_grandchild_that_left_the_group_does_not_hold_the_slot(executor:
     outcome = await run(executor, *python(code), env={"MARK": marker})
     assert (outcome.exit_code, outcome.stdout, outcome.kind) == (0, b"parent", None)
     assert time.monotonic() - started < 5
-    await until(lambda: processes_with(marker), "the grandchild shows")
+    await until(lambda: processes_with(marker), what="the grandchild shows")
     for pid in processes_with(marker):
         os.kill(pid, signal.SIGKILL)
 
@@ -341,7 +335,7 @@ async def test_too_much_output_fails_the_task_and_kills_its_group(stream: str, r
     assert f"of {stream} (executor.max_{stream}_bytes)" in (outcome.exception or "")
     assert outcome.stdout == b""
     assert len(outcome.stderr) == (100_000 if stream == "stderr" else 0)
-    await until(lambda: not processes_with(marker), "its group is gone")
+    await until(lambda: not processes_with(marker), what="its group is gone")
     executor.close()
 
 
@@ -398,13 +392,13 @@ async def test_kill_all_ends_everything_and_tells_of_nothing(executor: Executor)
         executor.start(("sh", "-c", script), b"", {"MARK": marker}, 60.0, told.append)
     executor.start(("/nonexistent",), b"", {}, 60.0, told.append)
     assert executor.running == 5
-    await until(lambda: len(processes_with(marker)) >= 6, "all are up")
+    await until(lambda: len(processes_with(marker)) >= 6, what="all are up")
     started = time.monotonic()
     await executor.kill_all(0.3)
     assert 0.25 < time.monotonic() - started < 3
     assert executor.running == 0
     assert told == []
-    await until(lambda: not processes_with(marker), "all are gone")
+    await until(lambda: not processes_with(marker), what="all are gone")
 
 
 async def test_kill_ends_only_the_runs_it_is_given(executor: Executor) -> None:
@@ -424,7 +418,7 @@ async def test_two_kills_at_once_wait_only_for_their_own(executor: Executor) -> 
         return executor.start(("sh", "-c", script), b"", {}, 60.0, lambda outcome: None)
 
     obedient, stubborn = start("exec sleep 82"), start("trap '' TERM; echo up; while :; do sleep 0.05; done")
-    await until(lambda: stubborn.stdout.chunks, "the stubborn one is up")
+    await until(lambda: stubborn.stdout.chunks, what="the stubborn one is up")
     started = time.monotonic()
     slow = asyncio.create_task(executor.kill([stubborn], 1.0))
     await asyncio.sleep(0)
@@ -439,11 +433,11 @@ async def test_a_kill_that_nobody_waits_for_is_carried_out(executor: Executor) -
     run = executor.start(
         ("sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.05; done"), b"", {}, 60.0, lambda outcome: None
     )
-    await until(lambda: run.stdout.chunks, "it is up")
+    await until(lambda: run.stdout.chunks, what="it is up")
     killing = asyncio.create_task(executor.kill([run], 0.2))
     await asyncio.sleep(0)
     killing.cancel()
-    await until(lambda: not executor.running, "it is gone")
+    await until(lambda: not executor.running, what="it is gone")
 
 
 async def test_closing_kills_and_reaps_what_still_runs() -> None:
@@ -467,7 +461,7 @@ async def test_a_callback_that_raises_does_not_keep_others_from_being_told(execu
         executor.start(("true",), b"", {}, 5.0, broken)
     outcomes = await asyncio.gather(*(run(executor, "true") for _ in range(4)))
     assert [outcome.exit_code for outcome in outcomes] == [0] * 4
-    await until(lambda: len(reported) == 4, "all four are reported")
+    await until(lambda: len(reported) == 4, what="all four are reported")
     assert executor.running == 0
 
 

@@ -19,8 +19,8 @@ from tests.pipeline.tasks.test_executor import (
     children,
     nothing_is_left,  # noqa: F401  # used by every test here
     processes_with,
-    until,
 )
+from tests.until import until
 
 from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.pipeline.handler.base import Handler
@@ -193,7 +193,7 @@ async def test_an_answer_that_comes_with_the_end_counts(make: Callable[..., Resi
         os.waitid(os.P_PID, executor.pids[0], os.WEXITED | os.WNOWAIT)  # blocks the loop, so that both are there
         outcome = await over
         assert (outcome.kind, outcome.stdout) == (None, b"last words")
-        await until(lambda: not executor.pids, "it is gone")
+        await until(lambda: not executor.pids, what="it is gone")
 
 
 async def test_a_task_goes_to_another_copy_if_its_own_ended_while_it_was_idle(
@@ -219,7 +219,7 @@ async def test_a_timeout_kills_the_copy_with_its_group_and_the_next_task_gets_an
     outcome = await run(executor, stuck, timeout_seconds=0.5)
     assert (outcome.exit_code, outcome.kind, outcome.stderr) == (-1, ErrorKind.TIMEOUT, b"task timed out")
     assert outcome.exception == "Timeout after 0.5s"
-    await until(lambda: not processes_with(marker), "the grandchildren are gone")
+    await until(lambda: not processes_with(marker), what="the grandchildren are gone")
     after = await run(executor, "answer()")
     assert (after.kind, before.pid) == (None, outcome.pid)
     assert after.pid != outcome.pid
@@ -261,7 +261,7 @@ async def test_a_copy_that_is_out_of_step_is_killed_and_its_task_fails(
     outcome = await run(executor, code)
     assert (outcome.kind, outcome.stdout) == (ErrorKind.OUTPUT, b"")
     assert text in (outcome.exception or "")
-    await until(lambda: not executor.pids, "the copy is gone")
+    await until(lambda: not executor.pids, what="the copy is gone")
     assert (await run(executor, "answer()")).kind is None
 
 
@@ -287,7 +287,7 @@ async def test_words_between_tasks_cost_the_copy_and_no_task(make: Callable[...,
     executor = make(max_executors=1)
     code = "answer(); import threading; threading.Timer(0.05, lambda: print('by the way', flush=True)).start()"
     first = await run(executor, code)
-    await until(lambda: not executor.pids, "it is gone")
+    await until(lambda: not executor.pids, what="it is gone")
     second = await run(executor, "answer(stdout='mine')")
     assert second.stdout == b"mine"
     assert second.pid != first.pid
@@ -298,13 +298,13 @@ async def test_a_copy_is_recycled_after_its_tasks_and_ends_by_itself(make: Calla
     pids = [(await run(executor, "x")).pid for _ in range(9)]
     assert len(set(pids)) == 3
     assert pids == sorted(pids, key=pids.index), "each did its tasks in a row"
-    await until(lambda: not executor.pids, "the last one has ended, without being killed")
+    await until(lambda: not executor.pids, what="the last one has ended, without being killed")
 
 
 async def test_a_recycled_copy_that_does_not_leave_is_killed(make: Callable[..., ResidentExecutor]) -> None:
     executor = make(resident={"recycle_after_tasks": 1}, term_grace_seconds=0.1)
     await run(executor, "answer(); signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)")
-    await until(lambda: not executor.pids, "it is gone")
+    await until(lambda: not executor.pids, what="it is gone")
 
 
 async def test_a_program_that_ends_at_once_fails_its_tasks_slowly_and_says_so(
@@ -393,10 +393,10 @@ async def test_a_killed_task_is_not_told_and_its_copy_dies_with_its_group(
     marker = f"resident-{time.monotonic_ns()}"
     running = begin(executor, f"import subprocess; subprocess.run(['sh', '-c', 'sleep 63; : {marker}'])")
     waiting, other = begin(executor, "answer(stdout='never')"), begin(executor, "answer(stdout='other')")
-    await until(lambda: processes_with(marker), "it runs")
+    await until(lambda: processes_with(marker), what="it runs")
     await executor.kill([running.handle, waiting.handle], 2.0)  # type: ignore[attr-defined]
     # SIGKILL was sent to the group; the system takes its time to end what the copy had started.
-    await until(lambda: not processes_with(marker), "its group is dead")
+    await until(lambda: not processes_with(marker), what="its group is dead")
     async with asyncio.timeout(DEADLINE_SECONDS):
         assert (await other).stdout == b"other"
     assert not running.done()
@@ -576,11 +576,11 @@ async def test_the_warden_ends_the_copies_of_a_killed_engine() -> None:
     process = subprocess.Popen([sys.executable, "-c", ENGINE, engine_id], stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == b"up\n"
-    await until(lambda: len(marked(engine_id)) >= 6, "copies and grandchildren are up")
+    await until(lambda: len(marked(engine_id)) >= 6, what="copies and grandchildren are up")
     process.kill()
     process.wait()
     process.stdout.close()
-    await until(lambda: not marked(engine_id), "all of them are gone")
+    await until(lambda: not marked(engine_id), what="all of them are gone")
 
 
 def test_the_mode_resident_needs_a_program() -> None:

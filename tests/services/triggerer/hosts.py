@@ -66,9 +66,3 @@ class Hosts:
     async def payloads(self, name: str | None = None) -> list[Any]:
         rows = await all_events(self.database)
         return [json.loads(row.payload) for row in rows if name is None or row.trigger_name == name]
-
-
-async def until(condition: Any, seconds: float = 20.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.005)

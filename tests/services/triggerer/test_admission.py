@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.services.triggerer import hosted
 from tests.services.triggerer.hosted import DID
-from tests.services.triggerer.hosts import spec, until
+from tests.services.triggerer.hosts import spec
 from tests.services.triggerer.replicas import Part, Stage
+from tests.until import until
 
 from tidemill.core.errors import ConfigError
 from tidemill.services.triggerer.admission import list_digest, upstream_claims

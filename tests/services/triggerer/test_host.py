@@ -8,9 +8,10 @@ import json
 import pytest
 from tests.services.triggerer import hosted
 from tests.services.triggerer.hosted import DID
-from tests.services.triggerer.hosts import Hosts, spec, until
+from tests.services.triggerer.hosts import Hosts, spec
 from tests.store.helpers import all_events, claim, new_session
 from tests.store.server import PostgresServer
+from tests.until import until
 
 from tidemill.core.triggers.group_commit import Standing
 from tidemill.core.triggers.lifecycle import CancelReason
@@ -132,7 +133,7 @@ async def test_a_trigger_that_wrote_itself_down_as_something_absolute_goes_on_wi
     await hosts.stop(first)
     await hosts.start(later)
     assert DID["moments"] == ["1005", "1005"]
-    assert json.loads((await hosts.record("later")).made or "") == [
+    assert json.loads((await hosts.record("later")).serialized or "") == [
         "tests.services.triggerer.hosted.Delayed",
         '{"moment": 1005}',
     ]

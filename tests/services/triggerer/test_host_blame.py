@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from tests.services.triggerer import hosted
-from tests.services.triggerer.hosts import spec, until
+from tests.services.triggerer.hosts import spec
+from tests.until import until
 
 from tidemill.core.triggers.event_plan import Refusal, Refused
 

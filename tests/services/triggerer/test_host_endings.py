@@ -8,8 +8,9 @@ import json
 import pytest
 from tests.services.triggerer import hosted
 from tests.services.triggerer.hosted import DID
-from tests.services.triggerer.hosts import spec, until
+from tests.services.triggerer.hosts import spec
 from tests.store.helpers import all_events
+from tests.until import until
 
 from tidemill.core.triggers.event_plan import Refusal, Refused
 from tidemill.core.triggers.lifecycle import CancelReason
@@ -142,7 +143,7 @@ async def test_a_clock_of_one_that_finished_begins_anew_with_the_next_host(hosts
     await hosts.start(later)
     await until(lambda: moments("later"))
 
-    assert json.loads((await hosts.record("later")).made or "")[1] == json.dumps(
+    assert json.loads((await hosts.record("later")).serialized or "")[1] == json.dumps(
         {"moment": int(moments("later")[0].split()[1]), "then": "end"}
     )
 

@@ -9,8 +9,9 @@ from collections.abc import Callable
 import pytest
 from tests.services.triggerer import hosted
 from tests.services.triggerer.hosted import DID, Upstream
-from tests.services.triggerer.hosts import Hosts, spec, until
+from tests.services.triggerer.hosts import Hosts, spec
 from tests.store.server import PostgresServer
+from tests.until import until
 
 from tidemill.core.errors import RemoteError
 from tidemill.core.triggers.group_commit import Standing

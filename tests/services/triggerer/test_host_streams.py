@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from tests.services.triggerer import hosted
 from tests.services.triggerer.hosted import DID
-from tests.services.triggerer.hosts import spec, until
+from tests.services.triggerer.hosts import spec
+from tests.until import until
 
 from tidemill.store.records import TriggerState
 from tidemill.triggers.base import TriggerEvent

@@ -8,7 +8,8 @@ import contextlib
 import pytest
 from tests.services.triggerer import hosted
 from tests.services.triggerer.hosted import DID
-from tests.services.triggerer.hosts import spec, until
+from tests.services.triggerer.hosts import spec
+from tests.until import until
 
 from tidemill.core.triggers.group_commit import Standing
 from tidemill.services.triggerer import host as host_module

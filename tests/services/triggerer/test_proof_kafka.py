@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from tests.services.triggerer.proof_topic import PARTITIONS, NumberedTopic, Trio
+from tests.until import wait_until
 
 ROOT = Path(__file__).parent.parent.parent
 MAX_OUTSTANDING = 200
@@ -68,11 +69,14 @@ class Proof(NumberedTopic):
         return [(name, json.loads(payload)) for name, payload in found]
 
     def until(self, condition: Callable[[], Any], seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, (self.folder / "log.txt").read_text()[-4000:]
-            assert self.process is None or self.process.poll() is None, (self.folder / "log.txt").read_text()[-4000:]
-            time.sleep(0.05)
+        def met() -> Any:
+            assert self.process is None or self.process.poll() is None, self.log_end()
+            return condition()
+
+        wait_until(met, seconds, what=self.log_end, pause_seconds=0.05)
+
+    def log_end(self) -> str:
+        return (self.folder / "log.txt").read_text()[-4000:]
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ import pytest
 from tests.services.triggerer.proof_topic import NumberedTopic, Trio
 from tests.sinks.conftest import proxy
 from tests.store.server import PostgresServer
+from tests.until import wait_until
 
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.runtime.broker import free_port
@@ -150,11 +151,10 @@ class Pair:
         return sum(self.topic.committed().values())
 
     def until(self, condition: Callable[[], Any], seconds: float = 60.0) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            logs = "".join(one.log_path.read_text()[-3000:] for one in (self.one, self.two) if one.log_path.exists())
-            assert time.monotonic() < deadline, logs
-            time.sleep(0.05)
+        def logs() -> str:
+            return "".join(one.log_path.read_text()[-3000:] for one in (self.one, self.two) if one.log_path.exists())
+
+        wait_until(condition, seconds, what=logs, pause_seconds=0.05)
 
     def until_stored_by(self, machine: Machine, more: int, seconds: float = 60.0) -> None:
         """Wait until a host stores events that it did not have stored before."""

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 from tests.services.triggerer import hosted
 from tests.services.triggerer.hosted import DID
-from tests.services.triggerer.hosts import spec, until
+from tests.services.triggerer.hosts import spec
+from tests.until import until
 
 from tidemill.core.retry import Backoff
 from tidemill.core.triggers.event_plan import Refusal, Refused, Stored, StoreOutcome
 from tidemill.core.triggers.group_commit import Standing
 from tidemill.core.triggers.lifecycle import CancelReason
 from tidemill.services.triggerer.run import TriggerRun
+from tidemill.services.triggerer.run_services import RunServices
 from tidemill.services.triggerer.state_writer import StateChange
 from tidemill.store.records import TriggerSpec, TriggerState
 from tidemill.triggers.shared_stream import SharedStreamManager
@@ -23,16 +25,14 @@ from tidemill.triggers.shared_stream import SharedStreamManager
 pytestmark = pytest.mark.usefixtures("fresh")
 
 
-class RunServices:
+class Host:
     """A host of one trigger, whose store answers by hand."""
 
     standing = Standing.OPEN
-    stopping = False
 
     def __init__(self) -> None:
         self.manager = SharedStreamManager(seat_seconds=60.0)
-        self.events = self
-        self.marks: list[StateChange] = []
+        self.states: list[StateChange] = []
         self.unanswered: list[Callable[[StoreOutcome], None]] = []
 
     def add(
@@ -43,15 +43,15 @@ class RunServices:
     async def wait_open(self) -> None:
         return
 
-    def mark(self, mark: StateChange) -> None:
-        self.marks.append(mark)
-
-    async def note_made(self, runs: Iterable[TriggerRun]) -> None:
+    async def keep_serialized(self, serialized: Mapping[int, str]) -> None:
         return
 
     def run(self, listed: TriggerSpec) -> tuple[TriggerRun, asyncio.Task[None]]:
-        run = TriggerRun(self, listed, 1, 1, backoff=Backoff(0.001, 0.002))
-        run.make()
+        services = RunServices(
+            self.manager, self, lambda: False, lambda: None, self.states.append, self.keep_serialized
+        )
+        run = TriggerRun(services, listed, 1, 1, backoff=Backoff(0.001, 0.002))
+        run.create()
         run.route()
         return run, run.start()
 
@@ -63,11 +63,11 @@ async def end(run: TriggerRun, task: asyncio.Task[None]) -> None:
 
 
 async def test_one_that_is_cancelled_before_its_first_step_is_cleaned_up_all_the_same() -> None:
-    place = RunServices()
-    run, task = place.run(spec("counts", hosted.Counting, then="wait"))
+    host = Host()
+    run, task = host.run(spec("counts", hosted.Counting, then="wait"))
     await end(run, task)
     assert DID["counts"] == ["on_kill", "cleanup"]
-    assert [(mark.state, mark.reason) for mark in place.marks] == [(TriggerState.CANCELLED, "user")]
+    assert [(change.state, change.reason) for change in host.states] == [(TriggerState.CANCELLED, "user")]
 
 
 @pytest.mark.parametrize("reason", [CancelReason.USER, CancelReason.SHUTDOWN, CancelReason.HAND_OVER])
@@ -82,8 +82,8 @@ async def test_one_that_ends_for_its_timeout_does_not_run_again_if_it_is_cancell
             await cleaned.wait()
 
     monkeypatch.setattr(hosted, "Slow", Slow, raising=False)
-    place = RunServices()
-    run, task = place.run(spec("slow", Slow, "on-failure", then="wait"))
+    host = Host()
+    run, task = host.run(spec("slow", Slow, "on-failure", then="wait"))
     await until(lambda: DID["slow"] == ["run", "yielded"])
     run.cancel(CancelReason.TIMEOUT)
     await asyncio.wait_for(cleaning.wait(), 20)
@@ -92,7 +92,9 @@ async def test_one_that_ends_for_its_timeout_does_not_run_again_if_it_is_cancell
     await until(lambda: task.done() or DID["slow"].count("run") > 1)
     assert DID["slow"].count("run") == 1
     # What becomes of one that is handed over, its new host says.
-    assert [mark.reason for mark in place.marks[-1:]] == ([] if reason is CancelReason.HAND_OVER else [reason.value])
+    assert [change.reason for change in host.states[-1:]] == (
+        [] if reason is CancelReason.HAND_OVER else [reason.value]
+    )
     await end(run, task)
 
 
@@ -108,39 +110,39 @@ async def test_a_refused_event_is_not_blamed_on_the_raw_event_that_its_trigger_i
     }
     for name, method in told.items():
         monkeypatch.setattr(upstream, name, method, raising=False)
-    place = RunServices()
-    run, task = place.run(spec("shares", hosted.Sharing, "on-failure", upstream=upstream.name, stuck_on=1))
+    host = Host()
+    run, task = host.run(spec("shares", hosted.Sharing, "on-failure", upstream=upstream.name, stuck_on=1))
     upstream.items.put_nowait(0)
     upstream.items.put_nowait(1)
-    await until(lambda: len(upstream.pulled) == 2 and len(place.unanswered) == 1)
-    await until(lambda: place.manager.report()[0].outstanding == 2)
-    place.unanswered[0](Refused(Refusal.CONTENT, "too large"))
+    await until(lambda: len(upstream.pulled) == 2 and len(host.unanswered) == 1)
+    await until(lambda: host.manager.report()[0].outstanding == 2)
+    host.unanswered[0](Refused(Refusal.CONTENT, "too large"))
     await until(lambda: len(blamed) == 2)
     (first, failures, unread), second = blamed
     assert (first, [*failures], unread) == (0, ["shares"], ())
     assert second == (1, {}, ("shares",))
     await end(run, task)
-    await place.manager.stop_all()
+    await host.manager.stop_all()
 
 
 async def test_one_that_is_stopped_while_its_last_event_is_refused_says_that_it_was_stopped() -> None:
-    place = RunServices()
-    run, task = place.run(spec("counts", hosted.Counting))
-    await until(lambda: place.unanswered and DID["counts"][-1:] == ["cleanup"])
+    host = Host()
+    run, task = host.run(spec("counts", hosted.Counting))
+    await until(lambda: host.unanswered and DID["counts"][-1:] == ["cleanup"])
     await asyncio.sleep(0)
-    place.unanswered[0](Refused(Refusal.CONTENT, "too large"))
+    host.unanswered[0](Refused(Refusal.CONTENT, "too large"))
     run.cancel(CancelReason.SHUTDOWN)
     async with asyncio.timeout(20):
         await task
-    assert [(mark.state, mark.reason) for mark in place.marks] == [(TriggerState.CANCELLED, "shutdown")]
+    assert [(change.state, change.reason) for change in host.states] == [(TriggerState.CANCELLED, "shutdown")]
 
 
 async def test_one_that_finishes_reports_so_when_its_last_event_is_stored() -> None:
-    place = RunServices()
-    _, task = place.run(spec("counts", hosted.Counting))
+    host = Host()
+    _, task = host.run(spec("counts", hosted.Counting))
     await until(lambda: DID["counts"][-1:] == ["cleanup"])
-    assert not place.marks
-    place.unanswered[0](Stored(0))
+    assert not host.states
+    host.unanswered[0](Stored(0))
     async with asyncio.timeout(20):
         await task
-    assert [mark.state for mark in place.marks] == [TriggerState.FINISHED]
+    assert [change.state for change in host.states] == [TriggerState.FINISHED]

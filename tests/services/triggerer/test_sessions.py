@@ -11,9 +11,10 @@ import pytest
 from structlog.testing import capture_logs
 from tests.services.triggerer import hosted
 from tests.services.triggerer.hosted import DID
-from tests.services.triggerer.hosts import spec, until
+from tests.services.triggerer.hosts import spec
 from tests.services.triggerer.replicas import QUICK, Stage
 from tests.store.helpers import all_events, claim, new_session
+from tests.until import until
 
 from tidemill.services.triggerer.list_lock import ListLock
 from tidemill.services.triggerer.sessions import KIND, Ownership, SessionEndedError

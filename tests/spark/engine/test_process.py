@@ -19,8 +19,8 @@ from tests.spark.fake_engine import build
 from tidemill.config.settings import Settings
 from tidemill.pipeline.handler.base import Handler
 from tidemill.runtime.beats import Beat, whole_beat
-from tidemill.runtime.link import LinkServer
 from tidemill.runtime.link_messages import Begin, Command, Go, Hello, LinkAddress, Welcome
+from tidemill.runtime.link_server import LinkServer
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
 from tidemill.spark.engine.process import DAEMON_VARIABLE, EngineJob, EngineProcess, run_slot
 

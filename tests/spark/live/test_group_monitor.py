@@ -11,6 +11,7 @@ from typing import Any
 
 import confluent_kafka as ck
 import pytest
+from tests.until import wait_until
 
 from tidemill.config.settings import Settings
 from tidemill.sources.membership import GroupViewer, present_members
@@ -75,13 +76,6 @@ def member(settings: Settings, member_of: Callable[[Settings], Members]) -> Memb
     return member_of(settings)
 
 
-def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 def test_what_a_killed_member_gave_up_and_nobody_got_is_distributed_again(settings, member):
     viewer = GroupViewer(settings)
     everything = frozenset(range(4))
@@ -93,17 +87,17 @@ def test_what_a_killed_member_gave_up_and_nobody_got_is_distributed_again(settin
         except ck.KafkaException:
             return False  # a fresh group has no coordinator yet
 
-    until(all_owned)
+    wait_until(all_owned)
     member("b")
     dying.wait(30)
     member("a")
     time.sleep(1.0)  # its replacement has to have joined: what is looked for would be there before, too
-    until(lambda: viewer.look().settled)
+    wait_until(lambda: viewer.look().settled)
     view = viewer.look()
     assert view.partitions - view.owned, "nothing was left without an owner: is the watch still needed?"
     with GroupWatch(settings, look_seconds=0.1, patience_seconds=2.0) as watch:
-        until(all_owned)
-        until(lambda: watch.mended == 1)
+        wait_until(all_owned)
+        wait_until(lambda: watch.mended == 1)
 
 
 def test_a_group_that_nobody_is_in_is_left_alone(settings):
@@ -145,5 +139,5 @@ def test_looking_at_the_group_survives_its_broker(own_kafka, member_of):
 
 def test_who_is_in_the_group_is_known_by_its_static_id(settings, member):
     member("a")
-    until(lambda: GroupViewer(settings).look().settled)
+    wait_until(lambda: GroupViewer(settings).look().settled)
     assert present_members(settings, {"a", "b"}) == {"a"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import confluent_kafka as ck
 import pytest
 import structlog.testing
+from tests.until import wait_until
 
 from tidemill.config.settings import Settings
 from tidemill.pipeline.handler.base import Handler
@@ -64,11 +64,13 @@ def join(settings: Settings) -> Iterator[Join]:
             new.append(ck.Consumer(config))
             new[-1].subscribe([topic], on_assign=lambda *_, name=name: joined.append(name))
         members.extend(new)
-        deadline = time.monotonic() + 60
-        while set(joined) != set(names):
-            assert time.monotonic() < deadline
+
+        def joined_by_now() -> bool:
             for member in members:
                 member.poll(0.05)
+            return set(joined) == set(names)
+
+        wait_until(joined_by_now, pause_seconds=0.0)
 
     yield join
     for member in members:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.until import wait_until
 
 from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.config.settings import Settings
@@ -113,16 +114,9 @@ def running(spark: Spark) -> Iterator[Callable[..., Running]]:
         spark.context.cancelAllJobs()
 
 
-def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.005)
-
-
 def test_engines_start_say_how_they_stand_and_drain_over_the_link(running: Callable[..., Running]) -> None:
     run = running(2)
-    until(lambda: run.works(0) and run.works(1))
+    wait_until(lambda: run.works(0) and run.works(1))
     progress = run.live.progress()
     assert progress.partitions == ["topic/0", "topic/1"]
     assert progress.consumed == sum(e.progress.consumed for e in progress.engines if e.progress)
@@ -130,22 +124,22 @@ def test_engines_start_say_how_they_stand_and_drain_over_the_link(running: Calla
     assert len(set(pids)) == 2
     run.live.drain()
     assert run.finish() == RunFinished(Ending.DRAINED)
-    until(lambda: all(not is_running(pid) for pid in pids if pid is not None))
+    wait_until(lambda: all(not is_running(pid) for pid in pids if pid is not None))
 
 
 def test_a_paused_pipeline_takes_nothing_until_it_is_resumed(running: Callable[..., Running]) -> None:
     run = running()
-    until(run.works)
+    wait_until(run.works)
     run.live.pause()
-    until(lambda: run.live.progress().paused == ["topic/0"])
+    wait_until(lambda: run.live.progress().paused == ["topic/0"])
     before = run.live.progress().consumed
     run.live.resume()
-    until(lambda: run.live.progress().consumed > before)
+    wait_until(lambda: run.live.progress().consumed > before)
 
 
 def test_slot_0_is_ready_before_the_others_begin(running: Callable[..., Running], tmp_path: Path) -> None:
     run = running(2, SlowFirst(journal=str(tmp_path / "journal")))
-    until(lambda: run.works(0) and run.works(1))
+    wait_until(lambda: run.works(0) and run.works(1))
     lines = (tmp_path / "journal").read_text().splitlines()
     first = run.engine(0).pid
     second = run.engine(1).pid
@@ -154,7 +148,7 @@ def test_slot_0_is_ready_before_the_others_begin(running: Callable[..., Running]
 
 def test_a_driver_that_stood_still_takes_no_healthy_engine_for_dead(running: Callable[..., Running]) -> None:
     run = running(2, silent_seconds=1.5)
-    until(lambda: run.works(0) and run.works(1))
+    wait_until(lambda: run.works(0) and run.works(1))
     pids = [run.engine(slot).pid for slot in (0, 1)]
     stood = threading.Event()
 
@@ -165,7 +159,7 @@ def test_a_driver_that_stood_still_takes_no_healthy_engine_for_dead(running: Cal
     run.live._loop.call_soon_threadsafe(stand_still)
     assert stood.wait(30)
     seen = [progress.consumed for progress in (run.engine(slot).progress for slot in (0, 1)) if progress]
-    until(lambda: all(run.engine(slot).progress.consumed > seen[slot] for slot in (0, 1)))  # type: ignore[union-attr]
+    wait_until(lambda: all(run.engine(slot).progress.consumed > seen[slot] for slot in (0, 1)))  # type: ignore[union-attr]
     assert [run.engine(slot).pid for slot in (0, 1)] == pids
     assert [run.engine(slot).starts for slot in (0, 1)] == [1, 1]
     assert [run.engine(slot).state for slot in (0, 1)] == ["running", "running"]
@@ -176,33 +170,33 @@ def test_no_engine_takes_messages_before_all_of_the_first_start_have_partitions(
 ) -> None:
     monkeypatch.setattr("tidemill.core.supervision.slot_group.HOLD_SECONDS", 120.0)
     run = running(2, SecondWaits(folder=str(tmp_path)))
-    until(lambda: (tmp_path / "second").exists() or run.works(0))
+    wait_until(lambda: (tmp_path / "second").exists() or run.works(0))
     snapshot = run.engine(0).progress
-    until(lambda: run.engine(0).progress is not snapshot)
+    wait_until(lambda: run.engine(0).progress is not snapshot)
     assert not run.works(0)
     (tmp_path / "go").touch()
-    until(lambda: run.works(0) and run.works(1))
+    wait_until(lambda: run.works(0) and run.works(1))
 
 
 def test_a_pause_outlasts_the_first_start(running: Callable[..., Running]) -> None:
     run = running(2)
     run.live.pause()
-    until(lambda: run.live.progress().partitions == ["topic/0", "topic/1"])
-    until(lambda: not run.live._roster.holding)
-    until(lambda: run.live.progress().paused == ["topic/0", "topic/1"])
+    wait_until(lambda: run.live.progress().partitions == ["topic/0", "topic/1"])
+    wait_until(lambda: not run.live._group.holding)
+    wait_until(lambda: run.live.progress().paused == ["topic/0", "topic/1"])
     assert run.live.progress().consumed == 0
     run.live.resume()
-    until(lambda: run.works(0) and run.works(1))
+    wait_until(lambda: run.works(0) and run.works(1))
 
 
 @pytest.mark.alone
 def test_a_killed_engine_is_replaced_and_what_it_did_still_counts(running: Callable[..., Running]) -> None:
     run = running(2)
-    until(lambda: run.works(0) and run.works(1))
+    wait_until(lambda: run.works(0) and run.works(1))
     victim, other, done = run.engine(0).pid, run.engine(1).pid, run.live.progress().consumed
     os.kill(victim, signal.SIGKILL)
     killed_at = time.monotonic()
-    until(lambda: run.engine(0).pid not in (victim, None) and run.works(0))
+    wait_until(lambda: run.engine(0).pid not in (victim, None) and run.works(0))
     seconds = time.monotonic() - killed_at
     print(f"working again {seconds:.2f} s after SIGKILL")
     assert seconds < 5.0
@@ -214,32 +208,32 @@ def test_a_killed_engine_is_replaced_and_what_it_did_still_counts(running: Calla
 
 def test_an_engine_that_hangs_is_killed_and_replaced(running: Callable[..., Running]) -> None:
     run = running(silent_seconds=1.5)
-    until(run.works)
+    wait_until(run.works)
     victim = run.engine(0).pid
     os.kill(victim, signal.SIGSTOP)
     stopped_at = time.monotonic()
-    until(lambda: run.engine(0).pid not in (victim, None) and run.works(0))
+    wait_until(lambda: run.engine(0).pid not in (victim, None) and run.works(0))
     print(f"replaced {time.monotonic() - stopped_at:.2f} s after SIGSTOP, with a limit of 1.5 s")
-    until(lambda: not is_running(victim))
+    wait_until(lambda: not is_running(victim))
 
 
 def test_an_engine_ignores_sigterm_and_sigint(running: Callable[..., Running]) -> None:
     run = running()
-    until(run.works)
+    wait_until(run.works)
     pid, done = run.engine(0).pid, run.live.progress().consumed
     os.kill(pid, signal.SIGTERM)
     os.kill(pid, signal.SIGINT)
-    until(lambda: run.live.progress().consumed > done + 20)
+    wait_until(lambda: run.live.progress().consumed > done + 20)
     assert run.engine(0).pid == pid
 
 
 def test_sighup_drains_an_engine_that_nobody_else_would_end(running: Callable[..., Running]) -> None:
     run = running()
-    until(run.works)
+    wait_until(run.works)
     victim = run.engine(0).pid
     os.kill(victim, signal.SIGHUP)
-    until(lambda: not is_running(victim))
-    until(lambda: run.engine(0).pid not in (victim, None) and run.works(0))
+    wait_until(lambda: not is_running(victim))
+    wait_until(lambda: run.engine(0).pid not in (victim, None) and run.works(0))
 
 
 def test_a_failure_at_the_first_start_ends_the_run(running: Callable[..., Running]) -> None:
@@ -255,7 +249,7 @@ def test_a_handler_that_calls_sys_exit_is_a_failed_engine(running: Callable[...,
 
 def test_an_engine_that_dies_in_the_first_start_is_replaced(running: Callable[..., Running], tmp_path: Path) -> None:
     run = running(2, Quiet(folder=str(tmp_path / "died")), factory="build_dying_once")
-    until(lambda: run.works(0) and run.works(1))
+    wait_until(lambda: run.works(0) and run.works(1))
     assert sorted(run.engine(slot).starts for slot in (0, 1)) == [1, 2]
 
 
@@ -276,7 +270,7 @@ def test_a_fenced_engine_ends_the_run_and_the_others_drain(running: Callable[...
 
 def test_a_slot_that_died_last_is_named_as_not_having_left_its_group(running: Callable[..., Running]) -> None:
     run = running(handler=Quiet(drain_seconds=30.0))
-    until(run.works)
+    wait_until(run.works)
     run.live.drain()
     os.kill(run.engine(0).pid, signal.SIGKILL)
     assert run.finish().ending is Ending.CRASHED
@@ -285,11 +279,11 @@ def test_a_slot_that_died_last_is_named_as_not_having_left_its_group(running: Ca
 
 def test_exit_now_ends_the_processes_at_once(running: Callable[..., Running]) -> None:
     run = running(handler=Quiet(drain_seconds=30.0))
-    until(run.works)
+    wait_until(run.works)
     pid = run.engine(0).pid
     run.live.drain()
     run.live.exit_now()
-    until(lambda: not is_running(pid), 3.0)
+    wait_until(lambda: not is_running(pid), 3.0)
 
 
 def test_spark_sql_reads_the_history_while_it_grows(spark: Spark, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.triggers.builtin.triggers_contract import first, made_again
+from tests.until import LIMIT_SECONDS, until
 
 from tidemill.core.errors import ConfigError
 from tidemill.core.triggers.stable_files import Version
@@ -28,27 +29,23 @@ class Watching:
         self._manager = manager
         self._id = trigger_id
         self._key = trigger.shared_stream_key()
-        self._news = asyncio.Event()
         self.task = asyncio.ensure_future(self._run(route(manager, trigger_id, trigger).events))
 
     async def _run(self, events: AsyncIterator[TriggerEvent]) -> None:
         async for event in events:
             self.events.append(event)
-            self._news.set()
 
     @property
     def names(self) -> list[str]:
         return [event.payload["name"] for event in self.events]
 
-    async def until(self, condition: Callable[[], Any], seconds: float = 20.0) -> None:
-        async with asyncio.timeout(seconds):
-            while not condition():
-                if self.task.done():
-                    self.task.result()
-                self._news.clear()
-                news = asyncio.ensure_future(self._news.wait())
-                await asyncio.wait([news, self.task], return_when=asyncio.FIRST_COMPLETED, timeout=0.05)
-                news.cancel()
+    async def until(self, condition: Callable[[], Any], seconds: float = LIMIT_SECONDS) -> None:
+        def met() -> Any:
+            if self.task.done():
+                self.task.result()
+            return condition()
+
+        await until(met, seconds)
 
     async def close(self) -> None:
         self.task.cancel()

@@ -9,6 +9,7 @@ from typing import Any
 import confluent_kafka as ck
 import pytest
 from tests.triggers.builtin.triggers_contract import first, made_again
+from tests.until import until
 
 from tidemill.core.errors import ConfigError
 from tidemill.deadletters.letter import LetterKind, decode_letter
@@ -56,12 +57,13 @@ class Topic:
                 self.manager.confirm_persisted([seq])
 
     async def until(self, condition: Callable[[], Any]) -> None:
-        async with asyncio.timeout(20):
-            while not condition():
-                for task in self.tasks:
-                    if task.done():
-                        task.result()
-                await asyncio.sleep(0.005)
+        def met() -> Any:
+            for task in self.tasks:
+                if task.done():
+                    task.result()
+            return condition()
+
+        await until(met)
 
     async def committed(self, total: int) -> None:
         await asyncio.to_thread(wait_for_committed, self.bootstrap, self.name, self.name, total, timeout_seconds=20)

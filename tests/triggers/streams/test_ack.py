@@ -614,5 +614,5 @@ async def test_many_deliveries_leave_nothing_behind() -> None:
         manager.confirm_persisted([manager.bind_pending_event(trigger_id=1, key=KEY)])
         assert manager.report()[0].outstanding <= 100 if producer.advanced % 1000 == 0 else True
     assert producer.advanced >= 19_000
-    assert manager._bindings.trim() < 2100
+    assert manager._pending_events.trim() < 2100
     await manager.stop_all()

@@ -20,6 +20,9 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+#: The consumer group and the transactional id of a redrive begin with this.
+REDRIVE_PREFIX = "tidemill-redrive-"
+
 
 class Target(enum.Enum):
     """Where letters go."""

@@ -119,12 +119,21 @@ class Delivered(Generic[LaneT, ValueT]):
 
 @dataclass(frozen=True, slots=True)
 class Ask(Generic[LaneT, ValueT]):
-    """Somebody has to decide about these; answer with `SendQueue.decided`."""
+    """Somebody has to decide about these; answer with `SendQueue.decided`.
+
+    Attributes:
+        items: What was refused.
+        error: Why.
+        oversize: Whether they are larger than the sink takes at all.
+        attempts: How often each was refused.
+        sink_failed: Whether the sink failed as a whole, for good: none of the items is to blame.
+    """
 
     items: Sequence[Item[LaneT, ValueT]]
     error: str
     oversize: bool
     attempts: int
+    sink_failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +175,14 @@ class Failures(Generic[LaneT, ValueT]):
         due: When all of it goes again; None: each item has its own back-off.
         bits: 32 random bits.
         again: When what waits for the last one refused may go; None while none was.
+        sink_failed: Whether the sink failed as a whole, for good.
     """
 
-    __slots__ = ("_same", "again", "bits", "due", "now")
+    __slots__ = ("_same", "again", "bits", "due", "now", "sink_failed")
 
-    def __init__(self, now: float, due: float | None, bits: int) -> None:
+    def __init__(self, now: float, due: float | None, bits: int, *, sink_failed: bool = False) -> None:
         """Start empty."""
+        self.sink_failed = sink_failed
         self.now = now
         self.due = due
         self.bits = bits
@@ -187,7 +198,7 @@ class Failures(Generic[LaneT, ValueT]):
         """Yield what became of them."""
         for (error, oversize, attempts), (asked, given_up) in self._same.items():
             if asked:
-                yield Ask(asked, error, oversize, attempts)
+                yield Ask(asked, error, oversize, attempts, self.sink_failed)
             if given_up:
                 yield GaveUp(given_up, error, oversize, attempts)
 

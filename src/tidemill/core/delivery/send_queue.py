@@ -209,8 +209,9 @@ class SendQueue(Generic[LaneT, ValueT]):
         place that the sink writes to is wrong everything waits, and nothing is counted.
         """
         batch = self._in_flight
+        failures: Failures[LaneT, ValueT]
         if fault is Fault.PLACE:
-            failures: Failures[LaneT, ValueT] = Failures(now, None, bits)
+            failures = Failures(now, None, bits)
             failures.again = self._health.pause(now, bits)
             self.failing = (self.failing[0] if self.failing else now, error)
             return self._settle([WholeBatch(error, True, waits=True)] * len(batch), failures)
@@ -228,7 +229,8 @@ class SendQueue(Generic[LaneT, ValueT]):
                 self._parts.count(now + self._limits.budget_seconds)
             if fault.may_be_a_payload:
                 self._probes.let_others_first()
-        return self._settle([WholeBatch(error, retryable)] * len(batch), Failures(now, due, bits)) + self.shed(now)
+        failures = Failures(now, due, bits, sink_failed=not retryable and not fault.may_be_a_payload)
+        return self._settle([WholeBatch(error, retryable)] * len(batch), failures) + self.shed(now)
 
     def _settle(
         self, answers: Sequence[Refused | None], failures: Failures[LaneT, ValueT]

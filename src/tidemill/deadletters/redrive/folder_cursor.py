@@ -11,21 +11,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tidemill.core.deadletters.letter_files import JournalEntry, journal_entries, journal_text
+from tidemill.core.deadletters.redrive import REDRIVE_PREFIX
 from tidemill.core.errors import ConfigError, FencedError, InvariantError, RemoteError
-from tidemill.deadletters.redrive.history import GROUP_PREFIX
-from tidemill.deadletters.redrive.producer import Outgoing, Refusals
+from tidemill.deadletters.folder_reader import FolderReader
+from tidemill.deadletters.redrive.producer import Refusals, ResentRecord
 from tidemill.runtime.lock import HeldError, lock_file
 
 _PREFIX = "_redrive-"
 _SUFFIX = ".jsonl"
 
 
-def journal_path(folder: Path, name: str) -> Path:
+def locate_journal(folder: Path, name: str) -> Path:
     """Return where the journal of a redrive is."""
-    return folder / f"{_PREFIX}{name.removeprefix(GROUP_PREFIX)}{_SUFFIX}"
+    return folder / f"{_PREFIX}{name.removeprefix(REDRIVE_PREFIX)}{_SUFFIX}"
 
 
-def journals(folder: Path) -> Iterator[dict[str, JournalEntry]]:
+def read_journals(folder: Path) -> Iterator[dict[str, JournalEntry]]:
     """Yield what each redrive keeps; a journal that cannot be read tells nothing."""
     for path in sorted(folder.glob(f"{_PREFIX}*{_SUFFIX}")):
         try:
@@ -56,26 +57,30 @@ class FolderCursor:
     """A redrive's journal, for writing; blocking.
 
     Args:
-        folder: Where the letters are.
+        letters: The folder of letters.
         name: The redrive's.
-        file_of: Returns name and mark of a file, by its number.
-        note: Returns what is kept beside a position, by number and position.
+        note: Returns what is kept beside a position, by number of the file and position.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        name: str,
-        file_of: Callable[[int], tuple[str, str]],
-        note: Callable[[int, int], str],
-    ) -> None:
+    def __init__(self, letters: FolderReader, name: str, note: Callable[[int, int], str]) -> None:
         """Prepare; nothing is touched before `open`."""
-        self._path = journal_path(folder, name)
+        self._path = locate_journal(letters.path, name)
         self._name = name
-        self._file_of = file_of
+        self._letters = letters
         self._note = note
         self._lock: int | None = None
         self._fd: int | None = None
+
+    def read(self, ranges: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, str]]:
+        """Return what the journal has about the files that are there; see `RedriveCursor.read`."""
+        saved = read_journal(self._path)
+        found = {}
+        for number, (_, rows) in ranges.items():
+            name, mark = self._letters.identify(number)
+            entry = saved.get(name)
+            if entry is not None and entry.mark == mark:
+                found[number] = (min(entry.position, rows), entry.note)
+        return found
 
     def open(self) -> None:
         """Lock the redrive, and make its journal ready.
@@ -93,7 +98,7 @@ class FolderCursor:
                 file.flush()
                 os.fsync(file.fileno())
             unfinished.replace(self._path)
-            _synced(self._path.parent)
+            _sync_folder(self._path.parent)
             self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         except HeldError as error:
             raise FencedError(
@@ -106,7 +111,7 @@ class FolderCursor:
                 "nothing was sent; let this user write to that folder"
             ) from None
 
-    def commit(self, records: Sequence[Outgoing], positions: Mapping[int, int]) -> Refusals:
+    def commit(self, records: Sequence[ResentRecord], positions: Mapping[int, int]) -> Refusals:
         """Save positions; nothing is sent here.
 
         Raises:
@@ -114,7 +119,10 @@ class FolderCursor:
         """
         if records or self._fd is None:
             raise InvariantError("a cursor in a file sends nothing, and saves nothing before it is open")
-        entries = [JournalEntry(*self._file_of(number), at, self._note(number, at)) for number, at in positions.items()]
+        entries = [
+            JournalEntry(*self._letters.identify(number), at, self._note(number, at))
+            for number, at in positions.items()
+        ]
         data = journal_text(entries).encode()
         try:
             while data:
@@ -135,7 +143,7 @@ class FolderCursor:
         self._fd = self._lock = None
 
 
-def _synced(folder: Path) -> None:
+def _sync_folder(folder: Path) -> None:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)

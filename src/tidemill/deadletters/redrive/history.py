@@ -8,21 +8,24 @@ Blocking: not for event loops.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import confluent_kafka as ck
 import msgspec
 from confluent_kafka.admin import AdminClient
 
 from tidemill.config.settings import Settings
+from tidemill.core.deadletters.redrive import REDRIVE_PREFIX
 from tidemill.core.deadletters.redrive_record import RedriveRecord, decode_record
 from tidemill.core.errors import RemoteError
-from tidemill.deadletters.reader import Found, facts_of
+from tidemill.deadletters.opening import Letters
+from tidemill.deadletters.reader import Found, LetterReader, facts_of
 from tidemill.runtime.kafka_client import CALL_SECONDS, LibraryLog, client_config, reason, scrubbed
 
-#: The consumer group and the transactional id of a redrive begin so.
-GROUP_PREFIX = "tidemill-redrive-"
-#: So many groups are asked for at a time.
+if TYPE_CHECKING:
+    from tidemill.deadletters.folder_reader import FolderReader
+
+#: The offsets of this many groups are requested at a time.
 _AT_ONCE = 100
 
 
@@ -61,18 +64,38 @@ class RedriveHistory:
         return sorted(sent, key=lambda each: each.at)
 
 
-def read_history(settings: Settings, partitions: Iterable[int]) -> RedriveHistory:
-    """Return what redrives keep about some partitions of the dead-letter topic.
+def read_history(settings: Settings, letters: Letters) -> RedriveHistory:
+    """Return what redrives keep about dead letters.
 
     Raises:
-        RemoteError: The brokers do not answer, or do not let us see groups.
+        RemoteError: The brokers do not answer, or do not let us see consumer groups.
     """
+    if isinstance(letters, LetterReader):
+        return _read_groups(settings, letters.ranges())
+    return _read_journals(letters)
+
+
+def _read_journals(letters: FolderReader) -> RedriveHistory:
+    from tidemill.deadletters.redrive.folder_cursor import read_journals
+
+    records: dict[int, list[RedriveRecord]] = {}
+    for entries in read_journals(letters.path):
+        for number in letters.ranges():
+            name, mark = letters.identify(number)
+            entry = entries.get(name)
+            record = decode_record(entry.note) if entry is not None and entry.mark == mark else None
+            if record is not None:
+                records.setdefault(number, []).append(record)
+    return RedriveHistory(records)
+
+
+def _read_groups(settings: Settings, partitions: Iterable[int]) -> RedriveHistory:
     config = client_config(settings.kafka, settings.dlq_brokers, {})
     quiet: dict[str, Any] = {**config, "error_cb": lambda error: None}
     client = AdminClient(quiet, logger=LibraryLog())
     records: dict[int, list[RedriveRecord]] = {}
     try:
-        for saved in _saved(client, settings.dlq_topic, list(partitions)):
+        for saved in _list_saved(client, settings.dlq_topic, list(partitions)):
             record = decode_record(saved.metadata or "") if saved.offset >= 0 else None
             if record is not None:
                 records.setdefault(saved.partition, []).append(record)
@@ -82,11 +105,11 @@ def read_history(settings: Settings, partitions: Iterable[int]) -> RedriveHistor
     return RedriveHistory(records)
 
 
-def _saved(client: AdminClient, topic: str, partitions: list[int]) -> Iterator[Any]:
+def _list_saved(client: AdminClient, topic: str, partitions: list[int]) -> Iterator[Any]:
     listed = client.list_consumer_groups(request_timeout=CALL_SECONDS).result(CALL_SECONDS + 1.0)
     if listed.errors:
         raise listed.errors[0]
-    groups = [each.group_id for each in listed.valid if each.group_id.startswith(GROUP_PREFIX)]
+    groups = [each.group_id for each in listed.valid if each.group_id.startswith(REDRIVE_PREFIX)]
     for first in range(0, len(groups), _AT_ONCE):
         answers = [
             client.list_consumer_group_offsets(

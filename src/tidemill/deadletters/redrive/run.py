@@ -27,11 +27,12 @@ from tidemill.core.deadletters.redrive import (
 )
 from tidemill.core.deadletters.redrive_record import RedriveRecord, decode_record
 from tidemill.core.errors import ConfigError
-from tidemill.deadletters.opening import Letters, open_letters, redrive_identity
+from tidemill.deadletters.opening import Letters, open_letters
 from tidemill.deadletters.reader import Found, Reached, facts_of
-from tidemill.deadletters.redrive.history import GROUP_PREFIX
+from tidemill.deadletters.redrive.cursor import RedriveCursor, make_cursor, name_redrive
 from tidemill.deadletters.redrive.sinks import SinkTarget
-from tidemill.deadletters.redrive.targets import Item, NotSentError, RedriveTarget, TopicTarget, Unsent, target_limit
+from tidemill.deadletters.redrive.targets import Item, NotSentError, RedriveTarget, Unsent
+from tidemill.deadletters.redrive.topics import TopicTarget, target_limit
 
 #: A batch is sent after so many letters, bytes, or so long after its first: what a crash repeats, where it repeats.
 BATCH_LETTERS = 200
@@ -88,7 +89,7 @@ class Redrive:
         """Prepare; nothing is connected before `run`."""
         self._to = order.topic if order.target is Target.TOPIC else order.target.value
         where = f"{order.target.value}:{self._to}"
-        self.name = f"{GROUP_PREFIX}{redrive_identity(settings, where, order.criteria)}"
+        self.name = name_redrive(settings, where, order.criteria)
         self.tally = Tally()
         self.total = 0
         self.resumed = False
@@ -125,16 +126,18 @@ class Redrive:
         """
         with open_letters(self._settings, self.name) as box:
             ranges = box.ranges()
-            target = self._target(box)
+            cursor = self._make_cursor(box)
+            target = self._make_target(cursor)
             try:
                 target.open()
-                starts = self._starts(box, ranges)
+                starts = self._find_starts(box, cursor, ranges)
                 ends = {number: end for number, (_, end) in ranges.items()}
                 self._cursor = Cursor(starts, ends)
                 self.total = self._cursor.left
                 self._go(target, box.stream(starts, ends))
             finally:
                 target.close()
+                cursor.close()
         self._check_names()
         return self.tally
 
@@ -148,20 +151,23 @@ class Redrive:
             f"has this name; configured: {listed}"
         )
 
-    def _target(self, box: Letters) -> RedriveTarget:
+    def _make_cursor(self, letters: Letters) -> RedriveCursor:
         settings, order = self._settings, self._order
         topic = order.topic if order.target is Target.TOPIC else ""
 
         def overrides() -> dict[str, Any]:
             return target_limit(settings, topic) if settings.dlq_brokers == settings.kafka.brokers else {}
 
-        cursor = None if order.dry_run else box.cursor(overrides, self._note)
-        if order.target is Target.SINK:
-            return SinkTarget(settings, cursor, self._stopped)
-        return TopicTarget(settings, cursor, order.topic)
+        return make_cursor(settings, letters, self.name, overrides, self._note)
 
-    def _starts(self, box: Letters, ranges: dict[int, tuple[int, int]]) -> dict[int, int]:
-        committed = box.committed(ranges)
+    def _make_target(self, cursor: RedriveCursor) -> RedriveTarget:
+        saving = None if self._order.dry_run else cursor
+        if self._order.target is Target.SINK:
+            return SinkTarget(self._settings, saving, self._stopped)
+        return TopicTarget(self._settings, saving, self._order.topic)
+
+    def _find_starts(self, box: Letters, cursor: RedriveCursor, ranges: dict[int, tuple[int, int]]) -> dict[int, int]:
+        committed = cursor.read(ranges)
         for number in ranges:
             kept = decode_record(committed[number][1]) if number in committed else None
             self._records[number] = kept or RedriveRecord(self._to, self._order.criteria)

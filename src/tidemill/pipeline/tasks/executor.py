@@ -20,7 +20,6 @@ import asyncio
 import contextlib
 import math
 import os
-import select
 import signal
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,9 +27,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.pipeline.handler.models import ErrorKind
 from tidemill.pipeline.tasks.environment import Environment, TaskEnvironment
+from tidemill.pipeline.tasks.pipes import Pipes
 from tidemill.pipeline.tasks.process import (
     Done,
-    Output,
     ProcessOutcome,
     Run,
     check_limit,
@@ -39,6 +38,7 @@ from tidemill.pipeline.tasks.process import (
     outcome_of,
     plain_number,
     reap,
+    signal_group,
     why_not_started,
 )
 
@@ -54,13 +54,6 @@ REAP_SECONDS = 5.0
 #: How often processes are looked at that could not get a pidfd or a place in the epoll.
 POLL_SECONDS = 0.01
 
-#: An empty pipe takes one page without blocking, however few pages the kernel grants.
-_SURE_BYTES = 4096
-_CHUNK_BYTES = 65536
-_EVENTS = 64
-#: One event only: a child between fork and exec may hold a copy of a pidfd that was closed, and it must not
-#: speak again under a number that has a new meaning.
-_EXIT = select.EPOLLIN | select.EPOLLONESHOT
 _DUP2 = os.POSIX_SPAWN_DUP2
 #: All of them get their default action back: whatever an engine ignores, its tasks must not.
 _SIGNALS = tuple(signal.valid_signals())
@@ -73,7 +66,7 @@ class Executor:
 
     Args:
         settings: Output caps, grace and environment.
-        engine_id: StateWriter every process for the warden.
+        engine_id: Marks every process for the warden.
         environ: What the engine was started with.
     """
 
@@ -82,11 +75,9 @@ class Executor:
         self._environment = TaskEnvironment(environ, settings.env_inherit_deny, settings.env, engine_id)
         #: How many tasks are run at a time; whoever starts them keeps to it.
         self.capacity = settings.max_executors
-        self._max_stdout_bytes = settings.max_stdout_bytes
-        self._max_stderr_bytes = settings.max_stderr_bytes
+        self._pipes = Pipes(settings.max_stdout_bytes, settings.max_stderr_bytes)
         self._grace_seconds = settings.term_grace_seconds
         self._runs: set[Run] = set()
-        self._watched: dict[int, Run] = {}
         self._polled: set[Run] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
@@ -96,9 +87,9 @@ class Executor:
         """Join the running loop."""
         occupy_standard_fds()
         self._loop = asyncio.get_running_loop()
-        self._epoll = select.epoll()
+        self._pipes.open()
         self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        self._loop.add_reader(self._epoll.fileno(), self._on_events)
+        self._loop.add_reader(self._pipes.fileno(), self._on_events)
 
     @property
     def running(self) -> int:
@@ -159,7 +150,7 @@ class Executor:
         return None
 
     def _refuse(self, run: Run, argv: Sequence[str], error: Exception) -> None:
-        self._close_fds(run)
+        self._pipes.close(run)
         run.failure = why_not_started(error)
         if run.failure[0] is ErrorKind.MISSING and argv:
             self._environment.forget(argv[0])
@@ -195,7 +186,7 @@ class Executor:
         for run in list(self._runs):
             run.done = None
             self.send_signal(run, signal.SIGKILL)
-            self._close_fds(run)
+            self._pipes.close(run)
         deadline = time.monotonic() + REAP_SECONDS
         for run in self._runs:
             while run.pid is not None and not run.ended and not reap(run) and time.monotonic() < deadline:
@@ -203,8 +194,8 @@ class Executor:
         self._runs.clear()
         if self._timer is not None:
             self._timer.cancel()
-        self._loop.remove_reader(self._epoll.fileno())
-        self._epoll.close()
+        self._loop.remove_reader(self._pipes.fileno())
+        self._pipes.close_all()
         os.close(self._null)
 
     def _spawn(self, run: Run, argv: Sequence[str], stdin: bytes, env: Mapping[str, str]) -> None:
@@ -215,10 +206,8 @@ class Executor:
             if stdin:
                 reader, run.stdin_fd = os.pipe2(os.O_CLOEXEC)
                 theirs.append(reader)
-                if len(stdin) > _SURE_BYTES:
-                    os.set_blocking(run.stdin_fd, False)
-                run.stdin = stdin
-                self._feed(run)  # before the start: most children then find all of it, and its end
+                # Before the start: most children then find all of it, and its end.
+                self._pipes.begin_feeding(run, stdin)
             run.stdout.fd, out = os.pipe2(os.O_CLOEXEC)
             theirs.append(out)
             run.stderr.fd, err = os.pipe2(os.O_CLOEXEC)
@@ -243,84 +232,29 @@ class Executor:
 
     def _watch(self, run: Run) -> None:
         """Have its end and its outputs reported; without descriptors for that, look at it regularly."""
-        watched, register = self._watched, self._epoll.register
         try:
-            run.pidfd = pidfd = os.pidfd_open(run.pid)  # type: ignore[arg-type]  # it was just started
-            register(pidfd, _EXIT)
-            watched[pidfd] = run
-            for output in (run.stdout, run.stderr):
-                if output.fd >= 0:
-                    register(output.fd, select.EPOLLIN)
-                    watched[output.fd] = run
-            if run.stdin_fd >= 0:
-                register(run.stdin_fd, select.EPOLLOUT)
-                watched[run.stdin_fd] = run
+            self._pipes.watch(run)
         except OSError:
             self._polled.add(run)
             now = time.monotonic()
             self._arm(now + POLL_SECONDS, now)
 
     def _on_events(self) -> None:
-        watched = self._watched
-        # Resolved first: a number that one event closes may come back as another run's before the next event.
-        for fd, run in [(fd, watched.get(fd)) for fd, _ in self._epoll.poll(0, _EVENTS)]:
-            if run is None:
-                continue
+        pipes = self._pipes
+        for fd, run in pipes.poll():
             try:
                 if fd == run.pidfd:
                     self._on_exit(run)
                 elif fd == run.stdout.fd:
-                    self._read(run, run.stdout, self._max_stdout_bytes)
+                    pipes.read(run, run.stdout)
                 elif fd == run.stderr.fd:
-                    self._read(run, run.stderr, self._max_stderr_bytes)
+                    pipes.read(run, run.stderr)
                 elif fd == run.stdin_fd:
-                    self._feed(run)
+                    pipes.feed(run)
                 if run.ended and run.stdout.fd < 0 and run.stderr.fd < 0:
                     self._finish(run)
             except Exception as error:  # no memory, say: this run's end, but the other events stay
                 self._break(run, error)
-
-    def _feed(self, run: Run) -> None:
-        data = run.stdin
-        try:
-            written = os.write(run.stdin_fd, data)
-        except BlockingIOError:
-            return
-        except BrokenPipeError:  # it does not want the rest, which is its right
-            written = len(data)
-        if written < len(data):
-            run.stdin = memoryview(data)[written:]
-            return
-        run.stdin = b""
-        self._close_fd(run.stdin_fd)
-        run.stdin_fd = -1
-
-    def _read(self, run: Run, output: Output, limit: int) -> bool:
-        """Take one chunk; return whether more may be there now."""
-        try:
-            data = os.read(output.fd, _CHUNK_BYTES)
-        except BlockingIOError:
-            return False
-        if not data:
-            self._close_output(output)
-            return False
-        output.chunks.append(data)
-        output.size += len(data)
-        if output.size > limit:
-            self._overflow(run, output, limit)
-            return False
-        return True
-
-    def _overflow(self, run: Run, output: Output, limit: int) -> None:
-        name, setting = ("stdout", "max_stdout_bytes") if output is run.stdout else ("stderr", "max_stderr_bytes")
-        if run.failure is None:
-            run.failure = (ErrorKind.OUTPUT, f"more than {limit} bytes of {name} (executor.{setting})")
-        run.stderr.chunks = [run.stderr.value()[: self._max_stderr_bytes]]
-        run.stdout.chunks = []
-        self.send_signal(run, signal.SIGKILL)
-        run.deadline = math.inf
-        self._close_output(run.stdout)
-        self._close_output(run.stderr)
 
     def _on_exit(self, run: Run) -> None:
         with contextlib.suppress(OSError):  # the rest of its group, if there is any
@@ -328,11 +262,8 @@ class Executor:
         reap(run)
         now = time.monotonic()
         run.duration = now - run.started_at
-        self._close_input(run)
-        while run.stdout.fd >= 0 and self._read(run, run.stdout, self._max_stdout_bytes):
-            pass
-        while run.stderr.fd >= 0 and self._read(run, run.stderr, self._max_stderr_bytes):
-            pass
+        self._pipes.close_input(run)
+        self._pipes.read_all(run)
         run.deadline = now + LINGER_SECONDS
         if (run.stdout.fd >= 0 or run.stderr.fd >= 0) and run.deadline < self._timer_at:
             self._arm(run.deadline, now)
@@ -399,18 +330,14 @@ class Executor:
 
     def _give_up_outputs(self, run: Run) -> None:
         run.deadline = math.inf
-        self._close_output(run.stdout)
-        self._close_output(run.stderr)
+        self._pipes.close_outputs(run)
         self._finish(run)
 
     def _poll(self, run: Run) -> None:
         try:
             if run.stdin_fd >= 0:
-                self._feed(run)
-            while run.stdout.fd >= 0 and self._read(run, run.stdout, self._max_stdout_bytes):
-                pass
-            while run.stderr.fd >= 0 and self._read(run, run.stderr, self._max_stderr_bytes):
-                pass
+                self._pipes.feed(run)
+            self._pipes.read_all(run)
             if not run.ended and is_over(run):
                 self._on_exit(run)
             if run.ended and run.stdout.fd < 0 and run.stderr.fd < 0:
@@ -420,37 +347,4 @@ class Executor:
 
     def send_signal(self, run: Run, number: signal.Signals) -> None:
         """Send a signal to a run's group; its end is told as any other."""
-        if run.pid is None or run.ended:
-            return
-        with contextlib.suppress(OSError):
-            os.killpg(run.pid, number)
-        if number == signal.SIGKILL:  # also when it joined another group
-            with contextlib.suppress(OSError):
-                os.kill(run.pid, number)
-
-    def _close_output(self, output: Output) -> None:
-        if output.fd >= 0:
-            self._close_fd(output.fd)
-            output.fd = -1
-
-    def _close_input(self, run: Run) -> None:
-        """Close what a process that is over cannot need: its input and its pidfd."""
-        if run.stdin_fd >= 0:
-            self._close_fd(run.stdin_fd)
-            run.stdin_fd = -1
-            run.stdin = b""
-        if run.pidfd >= 0:
-            self._watched.pop(run.pidfd, None)
-            os.close(run.pidfd)
-            run.pidfd = -1
-
-    def _close_fds(self, run: Run) -> None:
-        self._close_input(run)
-        self._close_output(run.stdout)
-        self._close_output(run.stderr)
-
-    def _close_fd(self, fd: int) -> None:
-        # Taken out first: closing alone does not while a child between fork and exec holds a copy.
-        if self._watched.pop(fd, None) is not None:
-            self._epoll.unregister(fd)
-        os.close(fd)
+        signal_group(run, number)

@@ -13,9 +13,11 @@ State only; what happens to it, and when, is in `executor`. `ProcessOutcome` say
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
+import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -154,6 +156,17 @@ def is_over(run: Run) -> bool:
         return os.waitid(os.P_PID, run.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None  # type: ignore[arg-type]
     except ChildProcessError:
         return True
+
+
+def signal_group(run: Run, number: signal.Signals) -> None:
+    """Send a signal to the group of a process that has not been reaped."""
+    if run.pid is None or run.ended:
+        return
+    with contextlib.suppress(OSError):
+        os.killpg(run.pid, number)
+    if number == signal.SIGKILL:  # also when it joined another group
+        with contextlib.suppress(OSError):
+            os.kill(run.pid, number)
 
 
 def outcome_of(run: Run) -> ProcessOutcome:

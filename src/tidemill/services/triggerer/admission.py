@@ -21,7 +21,7 @@ from sqlalchemy import Connection
 from tidemill.core.errors import ConfigError
 from tidemill.core.triggers.session_watch import Life, SessionWatch
 from tidemill.runtime.log import limited
-from tidemill.services.triggerer.loading import TriggerError, make_trigger
+from tidemill.services.triggerer.loading import TriggerError, create_trigger
 from tidemill.services.triggerer.sessions import KIND, Ownership
 from tidemill.store.database import Database
 from tidemill.store.queries.sessions import (
@@ -205,7 +205,7 @@ async def upstream_claims(specs: Collection[TriggerSpec]) -> list[str]:
         if not _claims(spec.classpath):
             continue
         try:
-            claim = make_trigger(spec.name, spec.classpath, spec.kwargs).upstream_claim()  # type: ignore[attr-defined]
+            claim = create_trigger(spec.name, spec.classpath, spec.kwargs).upstream_claim()  # type: ignore[attr-defined]
             if claim is not None:
                 found.add(_storable(str(claim)))
         except (Exception, SystemExit) as error:

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 
 import structlog
 from sqlalchemy import Connection
@@ -27,17 +26,16 @@ from tidemill.core.triggers.group_commit import CommitLimits, Standing
 from tidemill.core.triggers.lifecycle import BACKOFF, CancelReason
 from tidemill.core.triggers.pausable_clock import PausableClock
 from tidemill.services.triggerer.admission import Admission
-from tidemill.services.triggerer.listing import Changes, continued, is_another, runs_now
-from tidemill.services.triggerer.loading import TriggerError, serialize_trigger
+from tidemill.services.triggerer.listing import Changes, compare_lists, find_serialized, runs_now
 from tidemill.services.triggerer.loop_watch import watch_loop
 from tidemill.services.triggerer.run import TriggerRun
+from tidemill.services.triggerer.run_services import RunServices
 from tidemill.services.triggerer.sessions import Ownership, SessionEndedError
 from tidemill.services.triggerer.state_writer import StateWriter
 from tidemill.services.triggerer.turns import Turns
 from tidemill.store.database import Database
 from tidemill.store.group_commit import EventStore
-from tidemill.store.queries.triggers import claim_triggers, register_triggers
-from tidemill.store.queries.triggers import note_made as store_made
+from tidemill.store.queries.triggers import claim_triggers, register_triggers, store_serialized
 from tidemill.store.records import TriggerRecord, TriggerSpec
 from tidemill.store.write_retry import write_patiently
 from tidemill.triggers.shared_stream import SharedStreamManager, StreamReport
@@ -104,8 +102,15 @@ class TriggerHost:
         # An outage has to be noticed long before anybody is too late because of it.
         stall_seconds = min(STALL_SECONDS, settings.shared_stream_ack_timeout / 4)
         self.events = EventStore(database, self._on_standing, CommitLimits(stall_seconds=stall_seconds))
-        self._marks = StateWriter(database)
-        self.mark = self._marks.put
+        self._states = StateWriter(database)
+        self._services = RunServices(
+            self.manager,
+            self.events,
+            lambda: self.stopping,
+            self._note_fenced,
+            self._states.put,
+            self._keep_serialized,
+        )
         self._runs: dict[str, TriggerRun] = {}
         #: Whether the store said that another process owns what ran here.
         self.disowned = False
@@ -181,11 +186,6 @@ class TriggerHost:
                 log.warning("another host has claimed a trigger; it is handed over", trigger=run.spec.name)
                 run.cancel(CancelReason.HAND_OVER)
 
-    def note_fenced(self) -> None:
-        """Ask at once whose the list is: the store has refused an event, because another process owns its trigger."""
-        self.disowned = True
-        self._ownership.check()
-
     async def wait_idle(self) -> None:
         """Wait until no trigger is left to run."""
         while self._runs:
@@ -206,33 +206,38 @@ class TriggerHost:
         await self._admission.forget_unlisted(specs)
 
     async def _reload(self, specs: Sequence[TriggerSpec]) -> Changes:
-        given = {spec.name: spec for spec in specs}
-        removed = [name for name in self._known if name not in given]
-        relisted = [name for name, spec in given.items() if (old := self._known.get(name)) and old != spec]
-        replaced = [name for name in relisted if is_another(self._known[name], given[name])]
-        started = [name for name in given if name not in self._known]
-        await self._admission.reserve(*([given[name] for name in names] for names in (started, replaced)))
-        ending = [run for name in (*removed, *replaced) if (run := self._runs.get(name)) is not None]
-        for run in ending:
-            run.cancel(CancelReason.USER, succeeded=run.spec.name in given)
-        await asyncio.gather(*(run.ended(END_SECONDS) for run in ending))
-        for run in ending:
+        listed = {spec.name: spec for spec in specs}
+        changes = compare_lists(self._known, listed)
+        await self._admission.reserve(
+            *([listed[name] for name in names] for names in (changes.started, changes.replaced))
+        )
+        ended = [*changes.removed, *changes.replaced]
+        ending = [run for name in ended if (run := self._runs.get(name)) is not None]
+        await self._end(ending, listed)
+        if ended:
+            await self._admission.forget_unlisted(specs)
+            await self._admission.release([self._known[name] for name in ended], specs)
+        for name in changes.removed:
+            del self._known[name]
+        changed = [name for name, spec in listed.items() if (old := self._known.get(name)) and old != spec]
+        for name in changed:
+            if (running := self._runs.get(name)) is not None:
+                running.relist(listed[name])
+        seats = {run.spec.name: run.seat for run in ending if run.seat is not None}
+        await self._add([listed[name] for name in (*changed, *changes.started)], seats)
+        return changes
+
+    async def _end(self, runs: Sequence[TriggerRun], listed: Container[str]) -> None:
+        """End triggers that were removed from the list or replaced in it, until the store says so."""
+        for run in runs:
+            run.cancel(CancelReason.USER, succeeded=run.spec.name in listed)
+        await asyncio.gather(*(run.wait_ended(END_SECONDS) for run in runs))
+        for run in runs:
             if self._runs.get(run.spec.name) is run:  # left behind
                 del self._runs[run.spec.name]
         if not self._runs:
             self._idle.set()
-        await self._marks.settled()
-        if removed or replaced:
-            await self._admission.forget_unlisted(specs)
-            await self._admission.release([self._known[name] for name in (*removed, *replaced)], specs)
-        for name in removed:
-            del self._known[name]
-        for name in relisted:
-            if (running := self._runs.get(name)) is not None:
-                running.relist(given[name])
-        seats = {run.spec.name: run.seat for run in ending if run.seat is not None}
-        await self._add([given[name] for name in (*relisted, *started)], seats)
-        return Changes(started, removed, replaced)
+        await self._states.settled()
 
     async def _stop(self, reason: CancelReason) -> int:
         self.manager.hold()
@@ -252,11 +257,11 @@ class TriggerHost:
         await self.manager.stop_all()
         try:
             async with asyncio.timeout(max(0.1, until - time.monotonic())):
-                await self._marks.settled()
+                await self._states.settled()
         except TimeoutError:
             log.warning(
                 "the store does not take the last reports about triggers; they are taken up as running",
-                reports=await self._marks.close(),
+                reports=await self._states.close(),
             )
         self._watch.close()
         return unconfirmed
@@ -282,11 +287,12 @@ class TriggerHost:
         self._known.update((spec.name, spec) for spec in specs)
         runs = [
             TriggerRun(
-                self,
+                self._services,
                 record.spec,
                 record.id,
                 tokens[record.id],
-                continued(record),
+                find_serialized(record),
+                seats.get(record.spec.name),
                 backoff=self._backoff,
                 clock=self._monotonic,
             )
@@ -294,13 +300,12 @@ class TriggerHost:
             if record.id in tokens
         ]
         for count, run in enumerate(runs):
-            run.make()
+            run.create()
             if count % _BURST == _BURST - 1:
                 await asyncio.sleep(0)
-        await self.note_made(runs)
+        await self._keep_serialized({number: text for run in runs for number, text in run.serialize().items()})
         # Nothing is awaited while they are routed: all that share a key are there before its first poll.
         for run in runs:
-            run.seat = seats.get(run.spec.name)
             run.route()
             self._runs[run.spec.name] = run
         for name, key in seats.items():
@@ -326,31 +331,20 @@ class TriggerHost:
             task.add_done_callback(lambda task, run=run: self._forget(task, run))  # type: ignore[misc]
         return behind
 
-    async def note_made(self, runs: Iterable[TriggerRun]) -> None:
-        """Write down what triggers are made of that say it otherwise than their list, before they run."""
-        made: dict[int, str] = {}
-        for run in runs:
-            if run.trigger is None:
-                continue
-            try:
-                found = serialize_trigger(run.trigger)
-            except TriggerError as error:
-                log.warning(
-                    "what serialize() returned cannot be kept; a restart creates the trigger as it is listed",
-                    trigger=run.spec.name,
-                    error=str(error),
-                )
-                continue
-            if found != (run.spec.classpath, run.spec.kwargs):
-                run.go_on_with(*found)
-                made[run.number] = json.dumps(found)
-        if made:
-            with contextlib.suppress(SessionEndedError):  # what follows of that is on its way
-                await write_patiently(self._database, lambda connection: self._note(connection, made))
+    async def _keep_serialized(self, serialized: Mapping[int, str]) -> None:
+        """Store what triggers are created from after a failure, before they run."""
+        if serialized:
+            with contextlib.suppress(SessionEndedError):  # the beat of the session learns it as well, and acts on it
+                await write_patiently(self._database, lambda connection: self._write_serialized(connection, serialized))
 
-    def _note(self, connection: Connection, made: Mapping[int, str]) -> None:
+    def _write_serialized(self, connection: Connection, serialized: Mapping[int, str]) -> None:
         self._ownership.guard(connection)
-        store_made(connection, made)
+        store_serialized(connection, serialized)
+
+    def _note_fenced(self) -> None:
+        """Beat now: the store has refused an event, because another process owns its trigger."""
+        self.disowned = True
+        self._ownership.check()
 
     def _forget(self, task: asyncio.Task[None], run: TriggerRun) -> None:
         self._tasks.discard(task)
@@ -399,7 +393,7 @@ class TriggerHost:
 
     def _look_once(self) -> None:
         for run in list(self._runs.values()):
-            run.insist(self._monotonic())
+            run.cancel_again(self._monotonic())
         now = self.now()
         for name, failed_at in self.manager.forced().items():
             forced = self._runs.get(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tidemill.core.triggers.lifecycle import Restart
@@ -18,7 +19,13 @@ class Changes:
     replaced: list[str]
 
 
-def is_another(old: TriggerSpec, new: TriggerSpec) -> bool:
+def compare_lists(old: Mapping[str, TriggerSpec], new: Mapping[str, TriggerSpec]) -> Changes:
+    """Return what a reload of a list has to do."""
+    replaced = [name for name, spec in new.items() if name in old and _is_another(old[name], spec)]
+    return Changes([name for name in new if name not in old], [name for name in old if name not in new], replaced)
+
+
+def _is_another(old: TriggerSpec, new: TriggerSpec) -> bool:
     """Tell whether an entry has become another trigger under the old name."""
     return (old.classpath, old.kwargs) != (new.classpath, new.kwargs)
 
@@ -33,9 +40,9 @@ def runs_now(record: TriggerRecord) -> bool:
     return True
 
 
-def continued(record: TriggerRecord) -> tuple[str, str] | None:
-    """Return what a trigger goes on with that did not finish; one that did begins anew."""
-    if record.made is None or record.state is TriggerState.FINISHED:
+def find_serialized(record: TriggerRecord) -> tuple[str, str] | None:
+    """Return what `serialize()` of a trigger returned that has not finished; one that has starts over as listed."""
+    if record.serialized is None or record.state is TriggerState.FINISHED:
         return None
-    classpath, kwargs = json.loads(record.made)
+    classpath, kwargs = json.loads(record.serialized)
     return classpath, kwargs

@@ -1,6 +1,6 @@
-"""Makes triggers of what is written down of them, a classpath and keyword arguments; and reads what they fire.
+"""Creates triggers from a classpath and keyword arguments, and checks what they fire.
 
-Invariants: what a class, its module or its constructor raises is the fault of that trigger, told with its traceback.
+Invariant: what a class, its module or its constructor raises is that trigger's own failure, with its traceback.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 class TriggerError(HandlerError):
-    """A trigger cannot be made, or does what none may do."""
+    """A trigger cannot be created, or does something that no trigger may do."""
 
 
-def make_trigger(name: str, classpath: str, kwargs: str) -> BaseTrigger:
+def create_trigger(name: str, classpath: str, kwargs: str) -> BaseTrigger:
     """Return a trigger.
 
     Args:
@@ -71,7 +71,7 @@ def serialize_trigger(trigger: BaseTrigger) -> tuple[str, str]:
         ) from error
 
 
-def payload_of(event: object) -> str:
+def encode_payload(event: object) -> str:
     """Return the payload of what a trigger fired as JSON text.
 
     Raises:
@@ -89,7 +89,7 @@ def payload_of(event: object) -> str:
     return payload
 
 
-def identity_of(event: TriggerEvent) -> str | None:
+def read_identity(event: TriggerEvent) -> str | None:
     """Return the identity of an event.
 
     Raises:

@@ -1,17 +1,15 @@
-"""What the run of a trigger needs of its host: where its events, its reports and its streams are."""
+"""What the run of a trigger gets from its host: where its events go, its streams, and whom to tell what, as values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
 
 from tidemill.core.triggers.event_plan import StoreOutcome
 from tidemill.core.triggers.group_commit import Standing
 from tidemill.services.triggerer.state_writer import StateChange
 from tidemill.triggers.shared_stream import SharedStreamManager
-
-if TYPE_CHECKING:
-    from tidemill.services.triggerer.run import TriggerRun
 
 
 class Events(Protocol):
@@ -27,27 +25,25 @@ class Events(Protocol):
         """Accept an event; `done` is called once."""
 
     async def wait_open(self) -> None:
-        """Wait until the next event may be made."""
+        """Wait until the next event may be created."""
 
 
-class RunServices(Protocol):
-    """What a run needs of its host."""
+@dataclass(frozen=True, slots=True)
+class RunServices:
+    """What a run needs of its host.
+
+    Attributes:
+        manager: The shared streams of the host.
+        events: Where events go.
+        is_stopping: Tells whether the host is stopping: then it ends the streams once everything is stored.
+        note_fenced: Called when the store refuses an event because another process has claimed the trigger.
+        report_state: Called with each change of a trigger's state, to be written to the store.
+        keep_serialized: Stores what triggers are created from after a failure, by their ids.
+    """
 
     manager: SharedStreamManager
-
-    @property
-    def events(self) -> Events:
-        """Where events go."""
-
-    @property
-    def stopping(self) -> bool:
-        """Whether the host stops: then it ends the streams, when all is stored."""
-
-    def note_fenced(self) -> None:
-        """Take that another process has claimed a trigger that runs here."""
-
-    def mark(self, mark: StateChange) -> None:
-        """Have a report written."""
-
-    async def note_made(self, runs: Iterable[TriggerRun]) -> None:
-        """Write down what triggers are made of."""
+    events: Events
+    is_stopping: Callable[[], bool]
+    note_fenced: Callable[[], None]
+    report_state: Callable[[StateChange], None]
+    keep_serialized: Callable[[Mapping[int, str]], Awaitable[None]]

@@ -90,6 +90,12 @@ class BatchSender:
         """Payloads that are neither confirmed nor given up."""
         return self._queue.outstanding
 
+    @property
+    def failing(self) -> str | None:
+        """Why payloads are being retried; None while none are."""
+        failing = self._queue.failing
+        return failing[1] if failing is not None else None
+
     async def connect(self) -> None:
         """Connect the sink."""
         await self.sink.connect()
@@ -193,7 +199,7 @@ class BatchSender:
             raise
         if call.cancelled():
             raise RemoteError(f"{self.label}: sending was cancelled from within")
-        return checked(call.result(), batch, self.label)
+        return check_answers(call.result(), batch, self.label)
 
     async def _cancel(self, call: asyncio.Task[Any]) -> None:
         """End a call, or leave it to itself: a sink that hangs for good must not keep its payloads for ever."""
@@ -241,8 +247,7 @@ class BatchSender:
         self._breaker = state
 
     def _why(self) -> str | None:
-        failing = self._queue.failing
-        return failing[1][:2000] if failing is not None else self.stats.last_error
+        return self.failing[:2000] if self.failing is not None else self.stats.last_error
 
     def stalled(self) -> str | None:
         """Say what waits, and why; None while all is well."""
@@ -270,7 +275,7 @@ class BatchSender:
             log.warning("a sink could not be closed", sink=self.label, error=describe_error(error))
 
 
-def checked(answers: Any, batch: Sequence[Encoded], label: str) -> Sequence[Refusal | None]:
+def check_answers(answers: Any, batch: Sequence[Encoded], label: str) -> Sequence[Refusal | None]:
     """Return what a sink answered about a batch.
 
     Raises:

@@ -18,8 +18,8 @@ import structlog
 
 from tidemill.core.errors import TidemillError, TooManyFailuresError
 from tidemill.core.supervision.silence import Hung, SilenceWatch
-from tidemill.runtime.link import LinkServer
 from tidemill.runtime.link_messages import Begin, Command, Drain, Exit, Go, Hello, LinkAddress, Refused, Welcome
+from tidemill.runtime.link_server import LinkServer
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
 from tidemill.spark.bounded.task import ChunkResult
 from tidemill.spark.live.jobs import engine_error, failure_text

@@ -29,9 +29,9 @@ from pyspark import cloudpickle
 from tidemill.config.settings import Settings
 from tidemill.core.errors import RemoteError, describe_error
 from tidemill.runtime.beats import Beat, whole_beat
+from tidemill.runtime.engine_link import RECONNECT_SECONDS, EngineLink
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity, new_engine_id
-from tidemill.runtime.link import RECONNECT_SECONDS, EngineLink
 from tidemill.runtime.link_messages import Begin, Command, Drain, Exit, Go, Hello, LinkAddress, Pause, Release, Resume
 from tidemill.runtime.log import configure
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason, summary_without_texts

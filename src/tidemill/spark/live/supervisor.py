@@ -1,4 +1,4 @@
-"""The slots of a running pipeline: what `core.slot` and `core.roster` decide, carried out on link and Spark.
+"""The slots of a running pipeline: what `core.supervision.slot` and `slot_group` decide, carried out on link and Spark.
 
 All of it happens on the link's loop: hellos, heartbeats, ends of jobs and time are fed to the machines there,
 and their effects are carried out there, in order. Only Spark's blocking calls are made on other threads.
@@ -18,13 +18,11 @@ from typing import Any
 import msgspec
 import structlog
 
-from tidemill.core.supervision import slot_events
-from tidemill.core.supervision import slot_group as roster
-from tidemill.core.supervision.slot import Slot, SlotLimits
+from tidemill.core.supervision import slot_events, slot_group
+from tidemill.core.supervision.slot import SlotLimits
 from tidemill.core.supervision.slot_events import Ending, ReportKind
 from tidemill.core.supervision.slot_group import RunFinished, SlotGroup
 from tidemill.core.supervision.stalls import Stalls
-from tidemill.runtime.link import LinkServer
 from tidemill.runtime.link_messages import (
     Begin,
     Command,
@@ -39,10 +37,12 @@ from tidemill.runtime.link_messages import (
     Resume,
     Welcome,
 )
+from tidemill.runtime.link_server import LinkServer
 from tidemill.runtime.progress import EngineProgress, EngineSummary, brake_name
 from tidemill.spark.engine.process import EngineJob
 from tidemill.spark.live.jobs import JobOutcome, JobThread, job_group, outcome_of
-from tidemill.spark.progress import EngineStatus, PartitionSums, PipelineProgress, summed
+from tidemill.spark.live.supervised_slot import SupervisedSlot
+from tidemill.spark.progress import PartitionSums, PipelineProgress, summed
 from tidemill.spark.session.session import Spark
 
 log = structlog.get_logger(__name__)
@@ -53,49 +53,9 @@ JobMaker = Callable[[int, int, LinkAddress], EngineJob]
 class _Caller(msgspec.Struct, frozen=True):
     """An engine on a link."""
 
-    seat: SupervisedSlot
+    slot: SupervisedSlot
     run_token: int
     hello: Hello
-
-
-class SupervisedSlot:
-    """One slot with what the shell knows of it. Changed on the link's loop only, read from anywhere."""
-
-    def __init__(self, number: int, limits: SlotLimits, jobs: JobThread) -> None:
-        """Start with nobody on it."""
-        self.number = number
-        self.slot = Slot(number, limits)
-        self.jobs = jobs
-        self.links: dict[int, int] = {}  # run token -> link
-        self.last_run_token = 0
-        self.hello: Hello | None = None
-        self.progress: EngineProgress | None = None
-        #: What engines that are gone had done, summed up.
-        self.past: EngineProgress | None = None
-        self.summary: EngineSummary | None = None
-        self.withheld: slot_events.JobEnded | None = None
-        self.starts = 0
-        self.subscribed = False
-        self.ended: Ending | None = None
-        self.last_seen = 0.0
-        self.timer: asyncio.TimerHandle | None = None
-
-    @property
-    def link(self) -> int | None:
-        """The link of the engine that counts."""
-        return self.links.get(self.slot.run_token or 0)
-
-    def status(self, now: float) -> EngineStatus:
-        """Return how the slot stands."""
-        return EngineStatus(
-            slot=self.number,
-            state=str(self.slot.state),
-            pid=self.hello.pid if self.hello is not None else None,
-            host=self.hello.host if self.hello is not None else None,
-            starts=self.starts,
-            silent_seconds=now - self.last_seen if self.link is not None else None,
-            progress=self.progress,
-        )
 
 
 class Supervisor:
@@ -128,9 +88,9 @@ class Supervisor:
         self._on_finished = on_finished
         self._limits = limits
         self._count = count
-        self._roster = SlotGroup(count, partitions)
-        self._roster_timer: asyncio.TimerHandle | None = None
-        self._seats: Sequence[SupervisedSlot] = ()
+        self._group = SlotGroup(count, partitions)
+        self._group_timer: asyncio.TimerHandle | None = None
+        self._slots: Sequence[SupervisedSlot] = ()
         self._callers: dict[int, _Caller] = {}
         self._partition_sums = PartitionSums()
         self._stalls = Stalls()
@@ -151,7 +111,7 @@ class Supervisor:
         self._server = LinkServer(self, bind_host=bind_host, public_host=public_host)
         self._loop = self._server.loop
         self._address = self._server.start()
-        self._seats = [
+        self._slots = [
             SupervisedSlot(number, self._limits, JobThread(self._spark, number, self._loop, self._on_job_ended))
             for number in range(self._count)
         ]
@@ -159,7 +119,7 @@ class Supervisor:
 
     def drain(self) -> None:
         """Ask all engines for a clean end."""
-        self._soon(lambda: self._carry_out(self._roster.drain()))
+        self._soon(lambda: self._carry_out(self._group.drain()))
 
     def pause(self) -> None:
         """Let no engine take new messages, those that come later included."""
@@ -179,22 +139,22 @@ class Supervisor:
 
     def close(self) -> None:
         """End link and threads, whether all slots are finished or not."""
-        for seat in self._seats:
-            seat.jobs.close()
+        for slot in self._slots:
+            slot.jobs.close()
         self._canceller.shutdown(wait=False, cancel_futures=True)
         self._server.close()
 
     def progress(self) -> PipelineProgress:
         """Return what all engines did so far, those that are gone included."""
         now = time.monotonic()
-        statuses = [seat.status(now) for seat in self._seats]
-        past = [seat.past for seat in self._seats if seat.past is not None]
+        statuses = [slot.status(now) for slot in self._slots]
+        past = [slot.past for slot in self._slots if slot.past is not None]
         last = [status.progress for status in statuses if status.progress is not None]
         return summed(past, last, statuses, self._partition_sums)
 
     def not_left(self) -> list[int]:
         """Return the slots whose last engine may be a member of the consumer group still."""
-        return [seat.number for seat in self._seats if seat.subscribed and seat.ended is not Ending.FENCED]
+        return [slot.number for slot in self._slots if slot.subscribed and slot.ended is not Ending.FENCED]
 
     def _soon(self, function: Callable[[], object]) -> None:
         try:
@@ -206,27 +166,27 @@ class Supervisor:
 
     def _start(self) -> None:
         # Spark starts all workers at once; whether an engine may begin is told over its link.
-        for seat in self._seats:
-            self._feed(seat, slot_events.Start())
+        for slot in self._slots:
+            self._feed(slot, slot_events.Start())
 
     def on_hello(self, link: int, hello: Hello) -> None:
         """Feed a hello; effects admit or refuse the engine."""
         self.greeted = True
-        if not 0 <= hello.slot < len(self._seats):
+        if not 0 <= hello.slot < len(self._slots):
             self._server.send(link, Refused(f"there is no slot {hello.slot}"))
             self._server.close_link(link)
             return
-        seat = self._seats[hello.slot]
-        run_token = hello.run_token or seat.last_run_token + 1
-        seat.last_run_token = max(run_token, seat.last_run_token)
-        old = seat.links.get(run_token)
+        slot = self._slots[hello.slot]
+        run_token = hello.run_token or slot.last_run_token + 1
+        slot.last_run_token = max(run_token, slot.last_run_token)
+        old = slot.links.get(run_token)
         if old is not None:
             # It noticed sooner than this side that its connection broke.
             self._server.close_link(old)
             self.on_closed(old)
-        self._callers[link] = _Caller(seat, run_token, hello)
-        seat.links[run_token] = link
-        self._feed(seat, slot_events.Hello(hello.job_token, run_token))
+        self._callers[link] = _Caller(slot, run_token, hello)
+        slot.links[run_token] = link
+        self._feed(slot, slot_events.Hello(hello.job_token, run_token))
         if hello.ready:
             self.on_ready(link)
 
@@ -235,61 +195,61 @@ class Supervisor:
         caller = self._callers.get(link)
         if caller is None:
             return
-        if caller.seat.link == link:
-            caller.seat.progress = progress
-            caller.seat.last_seen = time.monotonic()
-            for name, text in self._stalls.feed(caller.seat.number, progress.stalled, caller.seat.last_seen):
-                log.warning("the pipeline waits", slot=caller.seat.number, waits_for=name, why=text)
-            if progress.partitions and self._roster.holding:
-                self._carry_out(self._roster.owns(caller.seat.number))
-        self._feed(caller.seat, slot_events.Heartbeat(caller.run_token))
+        if caller.slot.link == link:
+            caller.slot.progress = progress
+            caller.slot.last_seen = time.monotonic()
+            for name, text in self._stalls.feed(caller.slot.number, progress.stalled, caller.slot.last_seen):
+                log.warning("the pipeline waits", slot=caller.slot.number, waits_for=name, why=text)
+            if progress.partitions and self._group.holding:
+                self._carry_out(self._group.owns(caller.slot.number))
+        self._feed(caller.slot, slot_events.Heartbeat(caller.run_token))
 
     def on_ready(self, link: int) -> None:
         """Let others begin, and this one subscribe."""
         caller = self._callers.get(link)
         if caller is None:
             return
-        self._feed(caller.seat, slot_events.Ready(caller.run_token))
-        if caller.seat.link == link:
-            self._carry_out(self._roster.ready(caller.seat.number, self._loop.time()))
+        self._feed(caller.slot, slot_events.Ready(caller.run_token))
+        if caller.slot.link == link:
+            self._carry_out(self._group.ready(caller.slot.number, self._loop.time()))
 
     def on_ended(self, link: int, summary: EngineSummary) -> None:
         """Keep what an engine says of its end; the end of its job makes it count."""
         caller = self._callers.get(link)
-        if caller is not None and caller.seat.link == link:
-            caller.seat.summary = summary
-            caller.seat.progress = summary.progress
+        if caller is not None and caller.slot.link == link:
+            caller.slot.summary = summary
+            caller.slot.progress = summary.progress
 
     def on_closed(self, link: int) -> None:
         """Feed the end of a link, and the end of the job that waited for it."""
         caller = self._callers.pop(link, None)
         if caller is None:
             return
-        seat = caller.seat
-        seat.links.pop(caller.run_token, None)
-        self._feed(seat, slot_events.LinkClosed(caller.run_token))
-        withheld, seat.withheld = seat.withheld, None
+        slot = caller.slot
+        slot.links.pop(caller.run_token, None)
+        self._feed(slot, slot_events.LinkClosed(caller.run_token))
+        withheld, slot.withheld = slot.withheld, None
         if withheld is not None:
-            self._end_job(seat, withheld)
+            self._end_job(slot, withheld)
 
     def _on_job_ended(self, number: int, job_token: int, outcome: JobOutcome) -> None:
-        seat = self._seats[number]
+        slot = self._slots[number]
         if outcome.progress is not None:
-            seat.progress = outcome.progress
+            slot.progress = outcome.progress
         ended = slot_events.JobEnded(job_token, outcome.ending, outcome.error)
         if outcome.spark_lost:
-            self._carry_out(self._roster.drain())
-            if seat.link is not None:
-                seat.withheld = ended
+            self._carry_out(self._group.drain())
+            if slot.link is not None:
+                slot.withheld = ended
                 return
-        self._end_job(seat, ended)
+        self._end_job(slot, ended)
 
-    def _end_job(self, seat: SupervisedSlot, ended: slot_events.JobEnded) -> None:
-        if ended.ending is Ending.CRASHED and seat.summary is not None:
+    def _end_job(self, slot: SupervisedSlot, ended: slot_events.JobEnded) -> None:
+        if ended.ending is Ending.CRASHED and slot.summary is not None:
             # The job could not bring the summary back, the link did.
-            outcome = outcome_of(seat.summary)
+            outcome = outcome_of(slot.summary)
             ended = slot_events.JobEnded(ended.job_token, outcome.ending, outcome.error)
-        self._feed(seat, ended)
+        self._feed(slot, ended)
 
     def _exit_now(self) -> None:
         self._exiting = True
@@ -303,15 +263,15 @@ class Supervisor:
         self._tell_all(self._pause_or_resume())
 
     def _pause_or_resume(self) -> Command:
-        return Pause() if self._paused or self._roster.holding else Resume()
+        return Pause() if self._paused or self._group.holding else Resume()
 
     def release(self) -> list[dict[str, Any]]:
         """Let the brakes off that are on, as engines said last; return what is held. Only on the link's loop."""
         told = []
-        for seat in self._seats:
-            if seat.progress is not None and brake_name(seat.number) in seat.progress.stalled:
-                self._send_to_slot(seat, Release())
-                told.append({"slot": seat.number, "held": seat.progress.held})
+        for slot in self._slots:
+            if slot.progress is not None and brake_name(slot.number) in slot.progress.stalled:
+                self._send_to_slot(slot, Release())
+                told.append({"slot": slot.number, "held": slot.progress.held})
         return told
 
     def _tell_all(self, command: Command) -> None:
@@ -320,83 +280,83 @@ class Supervisor:
 
     # -- effects, on the loop --------------------------------------------------------------------------------
 
-    def _feed(self, seat: SupervisedSlot, event: slot_events.Input) -> None:
-        for effect in seat.slot.feed(event, self._loop.time()):
-            self._apply(seat, effect)
-        if seat.timer is not None:
-            seat.timer.cancel()
-        due = seat.slot.due
-        seat.timer = None if due is None else self._loop.call_at(due, self._feed, seat, slot_events.Tick())
+    def _feed(self, slot: SupervisedSlot, event: slot_events.Input) -> None:
+        for effect in slot.machine.feed(event, self._loop.time()):
+            self._apply(slot, effect)
+        if slot.timer is not None:
+            slot.timer.cancel()
+        due = slot.machine.due
+        slot.timer = None if due is None else self._loop.call_at(due, self._feed, slot, slot_events.Tick())
 
-    def _apply(self, seat: SupervisedSlot, effect: slot_events.Effect) -> None:
+    def _apply(self, slot: SupervisedSlot, effect: slot_events.Effect) -> None:
         match effect:
             case slot_events.SubmitJob(job_token):
-                self._submit(seat, job_token)
+                self._submit(slot, job_token)
             case slot_events.CancelJob(job_token):
-                group = job_group(self._worker, seat.number, job_token)
+                group = job_group(self._worker, slot.number, job_token)
                 self._canceller.submit(self._spark.cancel, group)
             case slot_events.Admit(run_token):
-                self._admit(seat, run_token)
+                self._admit(slot, run_token)
             case slot_events.Refuse(run_token, text):
-                self._send(seat, run_token, Refused(text))
+                self._send(slot, run_token, Refused(text))
             case slot_events.Drain(run_token):
-                self._send(seat, run_token, Drain())
+                self._send(slot, run_token, Drain())
             case slot_events.Kill(_):
-                if seat.hello is not None:
-                    self._spark.kill_worker(seat.hello.pid)
+                if slot.hello is not None:
+                    self._spark.kill_worker(slot.hello.pid)
             case slot_events.Report(kind, text):
                 level = log.info if kind is ReportKind.REFUSED else log.warning
-                level(text, slot=seat.number, about=kind.value)
+                level(text, slot=slot.number, about=kind.value)
             case slot_events.Finished(ending, error):
-                seat.ended = ending
-                self._carry_out(self._roster.finished(seat.number, ending, error))
+                slot.ended = ending
+                self._carry_out(self._group.finished(slot.number, ending, error))
 
-    def _submit(self, seat: SupervisedSlot, job_token: int) -> None:
+    def _submit(self, slot: SupervisedSlot, job_token: int) -> None:
         if self._exiting:
             return
-        if seat.progress is not None:
-            seat.past = summed([part for part in (seat.past, seat.progress) if part is not None], [])
-        seat.progress = seat.summary = seat.hello = None
-        seat.starts += 1
-        seat.jobs.submit(self._make_job(seat.number, job_token, self._address))
+        if slot.progress is not None:
+            slot.past = summed([part for part in (slot.past, slot.progress) if part is not None], [])
+        slot.progress = slot.summary = slot.hello = None
+        slot.starts += 1
+        slot.jobs.submit(self._make_job(slot.number, job_token, self._address))
 
-    def _admit(self, seat: SupervisedSlot, run_token: int) -> None:
-        link = seat.links[run_token]
-        seat.hello = hello = self._callers[link].hello
-        seat.last_seen = time.monotonic()
+    def _admit(self, slot: SupervisedSlot, run_token: int) -> None:
+        link = slot.links[run_token]
+        slot.hello = hello = self._callers[link].hello
+        slot.last_seen = time.monotonic()
         self._server.send(link, Welcome(run_token))
         # One that comes back may have missed what the others were told.
         self._server.send(link, self._pause_or_resume())
-        log.info("engine connected", slot=seat.number, pid=hello.pid, host=hello.host, run_token=run_token)
-        self._carry_out(self._roster.connected(seat.number))
+        log.info("engine connected", slot=slot.number, pid=hello.pid, host=hello.host, run_token=run_token)
+        self._carry_out(self._group.connected(slot.number))
 
-    def _carry_out(self, effects: Sequence[roster.Effect]) -> None:
+    def _carry_out(self, effects: Sequence[slot_group.Effect]) -> None:
         for effect in effects:
             match effect:
-                case roster.Begin(number):
-                    self._send_to_slot(self._seats[number], Begin())
-                case roster.Go(number):
-                    self._seats[number].subscribed = True
-                    self._send_to_slot(self._seats[number], Go())
-                case roster.Consume():
+                case slot_group.Begin(number):
+                    self._send_to_slot(self._slots[number], Begin())
+                case slot_group.Go(number):
+                    self._slots[number].subscribed = True
+                    self._send_to_slot(self._slots[number], Go())
+                case slot_group.Consume():
                     self._tell_all(self._pause_or_resume())
-                case roster.DrainSlot(number):
-                    self._feed(self._seats[number], slot_events.DrainRequested())
+                case slot_group.DrainSlot(number):
+                    self._feed(self._slots[number], slot_events.DrainRequested())
                 case RunFinished():
                     self._on_finished(effect)
-        due = self._roster.due
-        if due is not None and self._roster_timer is None:
-            self._roster_timer = self._loop.call_at(due, self._tick_roster)
+        due = self._group.due
+        if due is not None and self._group_timer is None:
+            self._group_timer = self._loop.call_at(due, self._tick_group)
 
-    def _tick_roster(self) -> None:
-        self._roster_timer = None
-        self._carry_out(self._roster.tick(self._loop.time()))
+    def _tick_group(self) -> None:
+        self._group_timer = None
+        self._carry_out(self._group.tick(self._loop.time()))
 
-    def _send_to_slot(self, seat: SupervisedSlot, command: Command) -> None:
-        if seat.link is not None:
-            self._server.send(seat.link, command)
+    def _send_to_slot(self, slot: SupervisedSlot, command: Command) -> None:
+        if slot.link is not None:
+            self._server.send(slot.link, command)
 
-    def _send(self, seat: SupervisedSlot, run_token: int, frame: Command | Refused) -> None:
-        link = seat.links.get(run_token)
+    def _send(self, slot: SupervisedSlot, run_token: int, frame: Command | Refused) -> None:
+        link = slot.links.get(run_token)
         if link is not None:
             self._server.send(link, frame)

@@ -233,13 +233,13 @@ def release_names(connection: Connection, list: str, names: Collection[str]) -> 
     connection.execute(update(trigger).where(wanted).values(list=None), ids)
 
 
-def note_made(connection: Connection, made: Mapping[int, str]) -> None:
-    """Keep what triggers are made of again, by their ids; see `TriggerRecord.made`."""
-    lock_cursors(connection, made)
+def store_serialized(connection: Connection, serialized: Mapping[int, str]) -> None:
+    """Keep what triggers are created from after a failure, by their ids; see `TriggerRecord.serialized`."""
+    lock_cursors(connection, serialized)
     dialect = dialect_of(connection)
     given = _MADE.source(dialect)
     statement = update(trigger).where(trigger.c.id == given.c.id).values(made=given.c.made)
-    connection.execute(statement, _MADE.parameters(dialect, sorted(made.items())))
+    connection.execute(statement, _MADE.parameters(dialect, sorted(serialized.items())))
 
 
 def mark_triggers(connection: Connection, reports: Sequence[TriggerReport]) -> dict[int, Marked]:

@@ -1,14 +1,13 @@
-"""A shared stream whose producer is told what was dealt with: tasks that poll, advance and watch the deadlines.
+"""A shared stream whose producer is told what was dealt with: it polls, and watches the deadlines.
 
-What is decided, `core.stream_group` decides; here it is carried out.
+`core.streams.group` makes the decisions, which are carried out here and in `advancer`.
 
 Invariants:
-1. `advance` is awaited by one task, one call at a time; after one that raised there is no other.
-2. The producer is closed once, after the poll and the last advance have ended, however the stream came to its end.
-3. Where seats are kept, the producer is pulled only while somebody is there to read.
-4. When the poll fails, those that are on an event can still finish it: what they move past meanwhile is advanced.
-   Where seats are kept, so is what the last one that leaves has moved past.
-5. A task of the stream that raises ends the stream, and every subscriber gets the error.
+1. The producer is closed once, after the poll and the last advance have ended, however the stream ended.
+2. Where seats are kept, the producer is pulled only while somebody is there to read.
+3. When the poll fails, subscribers can still finish the event that they are on: what they move past meanwhile is
+   advanced. Where seats are kept, so is what the last one that leaves has moved past.
+4. A task of the stream that raises ends the stream, and every subscriber gets the error.
 """
 
 from __future__ import annotations
@@ -18,21 +17,19 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Sequence
 from typing import Any, Final
 
-from tidemill.core.ledger import Batch
 from tidemill.core.streams.group import StreamGroup
 from tidemill.core.streams.members import Cause, Forced, LaneReport
 from tidemill.core.streams.pending_events import PendingEvents
 from tidemill.triggers.stream_api import (
     LIST_NAME,
     AckTimeout,
-    AdvanceItem,
-    AdvanceOutcome,
     SharedStreamProducer,
-    StreamEnded,
     SubscriberObserver,
 )
+from tidemill.triggers.streams.advancer import Advancer
+from tidemill.triggers.streams.bell import Bell
 from tidemill.triggers.streams.life import Life, Stream, StreamSettings, overflow_of, wake_all
-from tidemill.triggers.streams.subscription import AckSubscription, Bell, Subscription
+from tidemill.triggers.streams.subscription import AckSubscription, Subscription
 
 #: How long subscribers may finish the events that they are on, and have them stored, when the reading has ended.
 DRAIN_SECONDS: Final = 5.0
@@ -50,7 +47,7 @@ class AckStream:
         on_closed: Told when all that it held is closed.
         on_deserted: Told when the last seat has ended and nobody is left.
         log: A structlog logger.
-        bindings: The numbers of the manager.
+        pending_events: The numbers of the manager.
         list_name: What `LIST_NAME` is while the producer is made.
     """
 
@@ -63,19 +60,17 @@ class AckStream:
         on_closed: Callable[[Stream], None],
         on_deserted: Callable[[Stream], None],
         log: Any,
-        bindings: PendingEvents,
+        pending_events: PendingEvents,
         list_name: str = "",
     ) -> None:
         """Do nothing yet."""
         self.key = key
         self.subscriptions: dict[Any, Subscription] = {}
-        self.group: StreamGroup[Hashable, Any, Any] = StreamGroup(settings.limits, bindings, self)
-        #: Rung when an event may have been resolved.
-        self.pump = Bell()
+        self.group: StreamGroup[Hashable, Any, Any] = StreamGroup(settings.limits, pending_events, self)
         self._settings = settings
         self._make_producer = make_producer
         self._producer: SharedStreamProducer | None = None
-        self._attendance: SubscriberObserver | None = None
+        self._observer: SubscriberObserver | None = None
         self._source: AsyncIterator[Any] | None = None
         self._log = log
         self._on_end = on_end
@@ -88,11 +83,9 @@ class AckStream:
         self._room = Bell()
         self._deadlines = Bell()
         self._held = False
-        self._drained = Bell()
-        # There is no further advance: one has raised, or the stream was abandoned.
-        self._failed = False
-        # Nothing more can be resolved.
-        self._final = False
+        self._advancer = Advancer(key, self.group, self._room, self.abandon, log)
+        #: Rung when an event may have been resolved.
+        self.pump = self._advancer.pump
         self._advancing: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._life = Life(key, self._poll, self._close, self._end, log, settings.step_seconds)
@@ -110,8 +103,8 @@ class AckStream:
         self.subscriptions[trigger_id] = subscription
         self._live.add(trigger_id)
         self._room.ring()
-        if self._attendance is not None and seat is None:
-            self._attendance.subscriber_joined(trigger_id)
+        if self._observer is not None and seat is None:
+            self._observer.subscriber_joined(trigger_id)
         return subscription
 
     def unsubscribe(self, trigger_id: Any) -> None:
@@ -143,8 +136,8 @@ class AckStream:
             self.group.release(member)
         if members:
             self._note_left(trigger_id)
-        if self._attendance is not None:
-            self._attendance.subscriber_gone(trigger_id)
+        if self._observer is not None:
+            self._observer.subscriber_gone(trigger_id)
 
     def _drop(self, trigger_id: Any) -> AckSubscription:
         subscription = self.subscriptions.pop(trigger_id)
@@ -155,13 +148,13 @@ class AckStream:
 
     def _note_left(self, trigger_id: Any) -> None:
         self.pump.ring()
-        if self._attendance is not None:
-            self._attendance.subscriber_left(trigger_id)
+        if self._observer is not None:
+            self._observer.subscriber_left(trigger_id)
 
     def _note_seated(self, trigger_id: Any) -> None:
         self._note_left(trigger_id)
-        if self._attendance is not None:
-            self._attendance.subscriber_joined(trigger_id)
+        if self._observer is not None:
+            self._observer.subscriber_joined(trigger_id)
         self._deadlines.ring()
 
     def note_resolved(self) -> None:
@@ -185,15 +178,15 @@ class AckStream:
         LIST_NAME.set(self._list_name)
         self._producer = producer = self._make_producer()
         if isinstance(producer, SubscriberObserver):
-            self._attendance = producer
+            self._observer = producer
             for trigger_id in self.group.members:
                 producer.subscriber_joined(trigger_id)
-        self._advancing = self._task("advance", self._advance(producer))
+        self._advancing = self._task("advance", self._advancer.run(producer, self._observer))
         self._watching = self._task("deadlines", self._watch())
         await self._wait_for_room()
         await self._settings.may_open()
         group, now, publish = self.group, self._settings.now, self.group.publish
-        lane_of = _lane_of(producer)
+        lane_of = _find_lane_function(producer)
         waiting, live, burst = self._waiting, self._live, self._settings.burst
         left = burst
         self._source = source = producer.open_stream()
@@ -290,53 +283,11 @@ class AckStream:
                 # Those who have left time out too, without anybody to tell.
                 self.pump.ring()
 
-    # -- advancing
-
-    async def _advance(self, producer: SharedStreamProducer) -> None:
-        """Advance what is resolved until the stream has ended, then what is left of that."""
-        group = self.group
-        while True:
-            final = self._final
-            while not self._failed and (batch := group.take()) is not None:
-                if self._attendance is not None:
-                    self._tell_failures(self._attendance, batch)
-                try:
-                    await producer.advance(_items(batch))
-                except (Exception, SystemExit, asyncio.CancelledError) as error:
-                    self._advance_failed(batch, error)
-                    return
-                full = group.full_since is not None
-                group.settle(batch)
-                if full:
-                    self._room.ring()
-            if final:
-                return
-            self._drained.ring()
-            await self.pump.wait()
-
-    def _tell_failures(self, attendance: SubscriberObserver, batch: Batch[Hashable, Any]) -> None:
-        for entry in batch.entries:
-            if entry.failed or entry.rejected:
-                blame = self.group.blame(entry)
-                attendance.event_failed(entry.item, blame.failures, blame.unread)
-
-    def _advance_failed(self, batch: Batch[Hashable, Any], error: BaseException) -> None:
-        self._log.error(
-            "broker advance failed; the shared stream ends, and the broker will give the events again",
-            key=self.key,
-            lane=batch.lane,
-            events=len(batch.entries),
-            exc_info=error,
-        )
-        if isinstance(error, asyncio.CancelledError):
-            error = StreamEnded(f"the advance of the shared stream {self.key!r} was cancelled")
-        self.abandon(error)
-
     # -- the end
 
     def _end(self, error: BaseException | None) -> None:
         self._on_end(self, error)
-        if self._failed or (error is None and not self._settings.seat_seconds):
+        if self._advancer.abandoned or (error is None and not self._settings.seat_seconds):
             self.group.close()
         else:
             self.group.stop_reading()
@@ -345,13 +296,12 @@ class AckStream:
                 subscription.end.fail(error)
 
     async def _close(self) -> None:
-        await self._drain()
+        await self._advancer.drain(min(DRAIN_SECONDS, self._settings.ack_timeout))
         self.group.close()
-        self._final = True
         if self._watching is not None:
             self._watching.cancel()
         if self._advancing is not None:
-            self.pump.ring()
+            self._advancer.finish()
             await self._life.join("advance", self._advancing)
         await self._life.close_step("source", getattr(self._source, "aclose", None))
         if self._producer is not None:
@@ -364,44 +314,16 @@ class AckStream:
         Args:
             error: What every subscriber gets.
         """
-        self._failed = True
-        self._drained.ring()
+        self._advancer.abandon()
         self._life.end(error)
 
     def cut_short(self) -> None:
         """Let nobody finish anything any more; synchronous, for a stream that has ended."""
         self.group.close()
-        self._drained.ring()
-
-    async def _drain(self) -> None:
-        """Let those that are on an event finish it, and what they derived be stored, for a moment."""
-        until = asyncio.get_running_loop().time() + min(DRAIN_SECONDS, self._settings.ack_timeout)
-        while self.group.busy and not self._failed and asyncio.get_running_loop().time() < until:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(until):
-                    await self._drained.wait()
+        self._advancer.cut_short()
 
 
-def _lane_of(producer: SharedStreamProducer) -> Callable[[Any], Hashable] | None:
+def _find_lane_function(producer: SharedStreamProducer) -> Callable[[Any], Hashable] | None:
     """Return what tells the lane of an event; None when that would say the same of all."""
     lane_of = producer.get_advance_lane
     return None if getattr(lane_of, "__func__", None) is SharedStreamProducer.get_advance_lane else lane_of
-
-
-def _items(batch: Batch[Hashable, Any]) -> list[AdvanceItem]:
-    """Make what a producer is given of a batch; most outcomes are that of the first, and are one object."""
-    acked = batch.entries[0].acked
-    clean = AdvanceOutcome(acked, 0, 0)
-    new = tuple.__new__  # what `AdvanceItem(...)` does, in half the time
-    return [
-        new(
-            AdvanceItem,
-            (
-                sent.item,
-                clean
-                if sent.acked == acked and not sent.failed and not sent.rejected
-                else AdvanceOutcome(sent.acked, sent.failed, sent.rejected),
-            ),
-        )
-        for sent in batch.entries
-    ]

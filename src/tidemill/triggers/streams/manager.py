@@ -85,11 +85,11 @@ class SharedStreamManager:
             may_open,
         )
         self._list_name = list_name
-        self._bindings = PendingEvents()
+        self._pending_events = PendingEvents()
         # Called for every trigger event: without a call in between. They are documented where they are.
-        self.bind_pending_event = self._bindings.bind_pending_event
-        self.confirm_persisted = self._bindings.confirm_persisted
-        self.refuse_persisted = self._bindings.refuse_persisted
+        self.bind_pending_event = self._pending_events.bind_pending_event
+        self.confirm_persisted = self._pending_events.confirm_persisted
+        self.refuse_persisted = self._pending_events.refuse_persisted
         self._groups: dict[Hashable, Stream] = {}
         # Ended, but not closed yet.
         self._closing: dict[Stream, None] = {}
@@ -298,7 +298,7 @@ class SharedStreamManager:
             self._note_closed,
             self._end_deserted,
             self._log,
-            self._bindings,
+            self._pending_events,
             self._list_name,
         )
         stream.hold(self._held)
@@ -306,7 +306,7 @@ class SharedStreamManager:
             # From here on the names of the key mean members of this one.
             if earlier.key == key and isinstance(earlier, AckStream) and not self._settings.seat_seconds:
                 earlier.cut_short()
-        self._bindings.open(key, stream.group.members)
+        self._pending_events.open(key, stream.group.members)
         now = self._settings.now()
         for name, until in self._seats.pop(key, {}).items():
             if until > now:
@@ -336,7 +336,7 @@ class SharedStreamManager:
     def _note_closed(self, stream: Stream) -> None:
         del self._closing[stream]
         if isinstance(stream, AckStream):
-            self._bindings.close(stream.key, stream.group.members)
+            self._pending_events.close(stream.key, stream.group.members)
 
 
 def _acknowledged(cls: type[BaseEventTrigger]) -> bool:

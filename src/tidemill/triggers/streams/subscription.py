@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from tidemill.core.streams.fanout import LogReader
 from tidemill.core.streams.group import StreamGroup
 from tidemill.core.streams.members import Member, Refusal, Sent
+from tidemill.triggers.streams.bell import Bell
 
 
 class End:
@@ -221,33 +222,6 @@ class AckSubscription:
         refusal = self._group.reject(self.member, sent)
         self._pump.ring()
         return refusal
-
-
-class Bell:
-    """Wakes the one task that waits for it; rung while nobody waits, the next wait returns at once."""
-
-    __slots__ = ("_future", "rung")
-
-    def __init__(self) -> None:
-        """Be silent."""
-        self.rung = False
-        self._future: asyncio.Future[None] | None = None
-
-    def ring(self) -> None:
-        """Wake who waits."""
-        self.rung = True
-        if self._future is not None and not self._future.done():
-            self._future.set_result(None)
-
-    async def wait(self) -> None:
-        """Wait until it is rung, and silence it."""
-        if not self.rung:
-            self._future = asyncio.get_running_loop().create_future()
-            try:
-                await self._future
-            finally:
-                self._future = None
-        self.rung = False
 
 
 #: The subscription that the running filter reads from, and the event that it is on; a task that it started keeps those

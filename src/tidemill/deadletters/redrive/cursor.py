@@ -1,0 +1,276 @@
+"""Saves how far a redrive is: with Kafka in the offsets of the redrive's consumer group, with files in a journal.
+
+`KafkaCursor` saves positions of the dead-letter topic together with records for the same brokers, in one transaction:
+both or neither, also when the process is killed. Its transactional id is the name of the redrive, so that of two
+processes that do the same redrive the older one is refused before it sends anything twice. Blocking: not for event
+loops.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import confluent_kafka as ck
+
+from tidemill.config.settings import Settings
+from tidemill.core.deadletters.redrive import REDRIVE_PREFIX, Criteria, identity
+from tidemill.core.errors import ConfigError, FencedError, RemoteError
+from tidemill.deadletters.opening import Letters
+from tidemill.deadletters.reader import LetterReader
+from tidemill.deadletters.redrive.producer import (
+    CALL_SECONDS,
+    PATIENCE_SECONDS,
+    RedriveProducer,
+    Refusals,
+    ResentRecord,
+    redrive_config,
+)
+from tidemill.runtime.kafka_client import BackgroundCall
+from tidemill.runtime.producer import producer_config, worth_retrying
+
+#: librdkafka ignores the time limit of the call that saves positions, and waits for ever if the group's coordinator
+#: went away: after this long its producer is replaced.
+HANG_SECONDS = 10.0
+#: The client repeats requests by itself after this pause (20 % jitter), and the first copy may still arrive and count
+#: for the next transaction. A call that takes nearly as long costs its producer, which raises the epoch.
+RETRY_SECONDS = 0.5
+REPEATED_SECONDS = 0.35
+#: Brokers abort what a killed redrive left open after this long, unless it starts again before.
+TRANSACTION_SECONDS = 60.0
+_TRIES = 5
+
+_FENCED = frozenset({ck.KafkaError._FENCED, ck.KafkaError.INVALID_PRODUCER_EPOCH, ck.KafkaError.PRODUCER_FENCED})
+_FORBIDDEN = frozenset(
+    {
+        ck.KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        ck.KafkaError.GROUP_AUTHORIZATION_FAILED,
+        ck.KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        ck.KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    }
+)
+
+
+class RedriveCursor(Protocol):
+    """Saves how far a redrive is."""
+
+    def read(self, ranges: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, str]]:
+        """Return the saved positions and their notes, without partitions that have none."""
+        ...
+
+    def open(self) -> None:
+        """Make sure that no other process does the same redrive; to be called before `commit`."""
+
+    def commit(self, records: Sequence[ResentRecord], positions: Mapping[int, int]) -> Refusals:
+        """Save positions, together with records if there are any; see `KafkaCursor.commit`."""
+        ...
+
+    def close(self) -> None:
+        """Release everything."""
+
+
+def name_redrive(settings: Settings, where: str, criteria: Criteria) -> str:
+    """Return what tells a redrive from others; see `core.deadletters.redrive.identity`.
+
+    The path of a folder is not part of it, since the cursor is kept there: the folder may be moved.
+    """
+    if settings.dlq.path:
+        return REDRIVE_PREFIX + identity("", "files", where, criteria)
+    return REDRIVE_PREFIX + identity(settings.dlq_topic, settings.dlq_brokers, where, criteria)
+
+
+def make_cursor(
+    settings: Settings,
+    letters: Letters,
+    name: str,
+    overrides: Callable[[], Mapping[str, Any]],
+    note: Callable[[int, int], str],
+) -> RedriveCursor:
+    """Return the cursor of a redrive, which is kept where its letters are.
+
+    Args:
+        settings: The pipeline's settings.
+        letters: The letters, opened for a consumer group of the redrive's name.
+        name: The name of the redrive.
+        overrides: Returns what a producer in Kafka needs on top of the configuration.
+        note: Returns what is kept beside a position, by partition and position.
+    """
+    if isinstance(letters, LetterReader):
+        return KafkaCursor(settings, letters, name, overrides, note)
+    from tidemill.deadletters.redrive.folder_cursor import FolderCursor
+
+    return FolderCursor(letters, name, note)
+
+
+class KafkaCursor(RedriveProducer):
+    """Records and positions in transactions.
+
+    Args:
+        settings: The pipeline's settings.
+        letters: The dead-letter topic; its consumer is in the redrive's group.
+        name: The redrive's: its group and transactional id.
+        overrides: Returns what the producer needs on top of the configuration; called by `open`.
+        note: Returns what is kept beside a position, by partition and position.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        letters: LetterReader,
+        name: str,
+        overrides: Callable[[], Mapping[str, Any]],
+        note: Callable[[int, int], str],
+    ) -> None:
+        """Prepare; a producer is created by `open`."""
+        super().__init__(producer_config(settings.kafka, letters.brokers, {}), "dlq redrive")
+        self._settings = settings
+        self._letters = letters
+        self._name = name
+        self._overrides = overrides
+        self._note = note
+        self._producer: ck.Producer
+        self._opened = False
+        self._may_be_repeated = False
+
+    def read(self, ranges: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, str]]:
+        """Return the committed offsets of the group and their metadata; see `RedriveCursor.read`."""
+        return self._letters.committed(ranges)
+
+    def _make_own(self) -> ck.Producer:
+        milliseconds = int(TRANSACTION_SECONDS * 1000)
+        own = {"transactional.id": self._name, "transaction.timeout.ms": milliseconds}
+        return self._make(**own, **{"retry.backoff.ms": int(RETRY_SECONDS * 1000)})
+
+    def open(self) -> None:
+        """Fence an older process of the same redrive, and end what it left open.
+
+        Raises:
+            ConfigError: The brokers do not allow transactions of this name.
+            RemoteError: They do not answer.
+        """
+        config = producer_config(self._settings.kafka, self._letters.brokers, self._overrides())
+        self._config = redrive_config(config)
+        self._renew()
+        self._opened = True
+
+    def _renew(self) -> None:
+        """Create a producer; its start aborts what the one before left open."""
+        self._producer = self._make_own()
+        deadline = time.monotonic() + PATIENCE_SECONDS / 2
+        self._again(lambda: self._producer.init_transactions(CALL_SECONDS), deadline)
+
+    def commit(self, records: Sequence[ResentRecord], positions: Mapping[int, int]) -> Refusals:
+        """Send records and save positions, both or neither.
+
+        Returns:
+            The records that will never be taken; if there are any, nothing was sent nor saved.
+
+        Raises:
+            FencedError: Another process does the same redrive.
+            RemoteError: The brokers do not take it now; nothing was sent nor saved.
+        """
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        for attempt in range(_TRIES):
+            try:
+                errors = self._transaction(records, positions, deadline)
+            except _HungError:
+                # Its transaction was not committed.
+                self._renew()
+                continue
+            except ck.KafkaException as error:
+                if not error.args[0].txn_requires_abort():
+                    raise self._ended(error.args[0]) from None
+                self._heard = self._describe(error.args[0])
+                self._abort(deadline)
+                continue
+            hopeless = {index: error for index, error in errors.items() if not worth_retrying(error)}
+            if hopeless or not errors:
+                return hopeless
+            self._heard = self._describe(next(iter(errors.values())))
+            self._check_deadline(deadline)
+            time.sleep(0.1 * 2**attempt)
+        raise self._describe_silence(f"{_TRIES} transactions were aborted")
+
+    def _transaction(self, records: Sequence[ResentRecord], positions: Mapping[int, int], deadline: float) -> Refusals:
+        if self._may_be_repeated:
+            self._may_be_repeated = False
+            self._renew()
+        producer = self._producer
+        self._again(producer.begin_transaction, deadline)
+        # Copied: what the abort throws away is reported, too, and is nobody's fault.
+        errors = dict(self._hand_over(producer, records, deadline, together=True))
+        if errors:
+            self._abort(deadline)
+            return errors
+        with self._timed():
+            self._save(positions)
+        with self._timed():
+            self._again(lambda: producer.commit_transaction(CALL_SECONDS), deadline)
+        return {}
+
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Note whether a call takes long enough to have been repeated."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._may_be_repeated |= time.monotonic() - began >= REPEATED_SECONDS
+
+    def _save(self, positions: Mapping[int, int]) -> None:
+        topic, note = self._letters.topic, self._note
+        offsets = [ck.TopicPartition(topic, number, at, note(number, at)) for number, at in positions.items()]
+        producer, metadata = self._producer, self._letters.group_metadata()
+        call = BackgroundCall(
+            "tidemill-cursor", lambda: producer.send_offsets_to_transaction(offsets, metadata, CALL_SECONDS)
+        )
+        if not call.ended.wait(HANG_SECONDS):
+            self._heard = self._heard or "the call that saves the cursor does not come back"
+            raise _HungError
+        if call.error is not None:
+            raise call.error
+
+    def _abort(self, deadline: float) -> None:
+        with self._timed():
+            self._again(
+                lambda: self._producer.abort_transaction(CALL_SECONDS), max(deadline, time.monotonic() + CALL_SECONDS)
+            )
+
+    def _again(self, call: Callable[[], Any], deadline: float) -> None:
+        """Make a call until it succeeds; abortable errors are the caller's."""
+        while True:
+            try:
+                call()
+            except ck.KafkaException as raised:
+                error = raised.args[0]
+                if error.fatal() or not (error.retriable() or error.code() == ck.KafkaError._TIMED_OUT):
+                    if error.txn_requires_abort():
+                        raise
+                    raise self._ended(error) from None
+                self._heard = self._heard or self._describe(error)
+                if time.monotonic() > deadline:
+                    raise self._describe_silence("no answer") from None
+            else:
+                return
+
+    def _ended(self, error: ck.KafkaError) -> Exception:
+        text = self._describe(error)
+        if error.code() in _FENCED:
+            return FencedError(f"dlq redrive: another process has begun the same redrive ({self._name}); this one ends")
+        if error.code() in _FORBIDDEN:
+            return ConfigError(
+                f"dlq redrive: {text}; grant Write on the topics and on the transactional id, and Read on the group "
+                f"{self._name!r}"
+            )
+        return RemoteError(f"dlq redrive: {text} at {self._brokers}; the same command goes on where this one ended")
+
+    def close(self) -> None:
+        """Give up what is open."""
+        if self._opened:
+            self._producer.purge()
+
+
+class _HungError(Exception):
+    """A call that never comes back."""

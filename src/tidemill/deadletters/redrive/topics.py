@@ -1,0 +1,211 @@
+"""Sends the messages of dead letters again: to the topics they came from, or to one topic.
+
+Invariants: key, value and headers of a message are those it came with; only tidemill's own headers, at the end, tell
+of its redrives. On the dead letters' own brokers records and cursor are one transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from tidemill.config.settings import Settings
+from tidemill.core.deadletters.redrive import Why
+from tidemill.core.errors import ConfigError
+from tidemill.deadletters.letter import HISTORY_HEADER, REDRIVES_HEADER, Letter, history_in, redrives_in
+from tidemill.deadletters.redrive.cursor import RedriveCursor
+from tidemill.deadletters.redrive.producer import PlainProducer, ResentRecord
+from tidemill.deadletters.redrive.targets import Item, NotSentError, Positions, Unsent
+from tidemill.deadletters.restore import ContentLostError, Read, SourceReader, restored
+from tidemill.runtime.kafka_client import TopicAdmin, client_config
+from tidemill.runtime.messages import Header, SourceMessage
+from tidemill.runtime.producer import producer_config
+
+#: The history in the header keeps this many of the last letters, and this much of each error.
+HISTORY_LETTERS = 10
+HISTORY_ERROR = 300
+
+
+class TopicTarget:
+    """Messages to the topics they came from, or to one topic.
+
+    Args:
+        settings: The pipeline's settings.
+        cursor: Saves positions, and sends where it can; None: nothing is sent.
+        topic: Where to; '': where each message came from.
+    """
+
+    def __init__(self, settings: Settings, cursor: RedriveCursor | None, topic: str) -> None:
+        """Prepare; nothing is connected before `open`."""
+        self._settings = settings
+        self._topic = topic
+        self._cursor = cursor
+        self._reader = SourceReader(settings)
+        # The names are compared, not what they resolve to: at worst a transaction is not used where it could be.
+        self._same = not settings.dlq.path and settings.dlq_brokers == settings.kafka.brokers
+        self._plain: PlainProducer | None = None
+        self._partitions: dict[str, int] = {}
+        self._admin = TopicAdmin(client_config(settings.kafka, "", {}), "dlq redrive")
+
+    def open(self) -> None:
+        """Connect the producer, and fence an older process of the same redrive."""
+        if self._cursor is None:
+            return
+        self._cursor.open()
+        if not self._same:
+            config = producer_config(self._settings.kafka, "", target_limit(self._settings, self._topic))
+            self._plain = PlainProducer(config, "dlq redrive")
+
+    def prepare(self, letter: Letter, partition: int, offset: int) -> Item:
+        """Restore the letter's messages; see `RedriveTarget.prepare`."""
+        try:
+            records = records_of(letter, self._reader.read, self._topic or None)
+        except ContentLostError as error:
+            raise NotSentError(Why.LOST, str(error)) from None
+        for record in records:
+            if record.partition >= self._count(record.topic):
+                record.partition = -1
+        places = sorted({f"{r.topic}/{r.partition}" if r.partition >= 0 else r.topic for r in records})
+        size = sum(len(record.key or b"") + len(record.value or b"") for record in records)
+        return Item(letter, partition, offset, records, len(records), size, ", ".join(places))
+
+    def _count(self, topic: str) -> int:
+        """Return how many partitions a topic has; asked once."""
+        if topic not in self._partitions:
+            if topic == self._settings.dlq_topic and self._same:
+                raise ConfigError(f"dlq redrive: messages would go to the dead-letter topic {topic!r} itself")
+            count = self._admin.partition_count(topic)
+            if count is None:
+                raise ConfigError(
+                    f"dlq redrive: topic {topic!r} does not exist at {self._settings.kafka.brokers}; create it, or "
+                    "send to another one with --to TOPIC"
+                )
+            self._partitions[topic] = count
+        return self._partitions[topic]
+
+    def send(self, items: Sequence[Item], positions: Positions) -> Unsent:
+        """Send in one transaction, or before the cursor is saved; see `RedriveTarget.send`."""
+        assert self._cursor is not None
+        if self._plain is None:
+            return self._transacted(items, positions)
+        unsent = []
+        for item, error in self._sent(self._plain, items):
+            unsent.append((item, Why.REFUSED, error))
+        self._cursor.commit((), positions)
+        return unsent
+
+    def _transacted(self, items: Sequence[Item], positions: Positions) -> Unsent:
+        """Send all or nothing; where something is refused, halve until it stands alone."""
+        assert self._cursor is not None
+        errors = self._cursor.commit([record for item in items for record in item.content], positions)
+        if not errors:
+            return []
+        if len(items) > 1:
+            half = len(items) // 2
+            first = self._transacted(items[:half], _positions(items[:half]))
+            return first + self._transacted(items[half:], positions)
+        (item,) = items
+        smaller = [without_history(record) for record in item.content]
+        if smaller != item.content and not self._cursor.commit(smaller, positions):
+            return []
+        self._cursor.commit((), positions)
+        return [(item, Why.REFUSED, _refused(item.content, errors))]
+
+    def _sent(self, plain: PlainProducer, items: Sequence[Item]) -> list[tuple[Item, str]]:
+        records = [record for item in items for record in item.content]
+        owners = [item for item in items for _ in item.content]
+        errors = plain.send(records)
+        again = sorted(errors)
+        still = plain.send([without_history(records[index]) for index in again]) if again else {}
+        refused: dict[int, tuple[Item, str]] = {}
+        for index, error in still.items():
+            item = owners[again[index]]
+            refused.setdefault(id(item), (item, _refused([records[again[index]]], {0: error})))
+        return list(refused.values())
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._reader.close()
+        if self._plain is not None:
+            self._plain.close()
+
+
+def target_limit(settings: Settings, topic: str) -> dict[str, Any]:
+    """Return a producer's overrides so that no batch is larger than the topic takes, if that is known."""
+    admin = TopicAdmin(client_config(settings.kafka, "", {}), "dlq redrive")
+    limit = admin.max_message_bytes(topic or settings.kafka.source_topic)
+    return {"batch.size": max(1, min(limit, 500_000))} if limit is not None else {"batch.num.messages": 1}
+
+
+def _positions(items: Sequence[Item]) -> dict[int, int]:
+    return {item.partition: item.offset + 1 for item in items}
+
+
+def _refused(records: Sequence[ResentRecord], errors: Mapping[int, Any]) -> str:
+    index, error = next(iter(errors.items()))
+    return f"topic {records[index].topic}: {error.name()}: {error.str()}"
+
+
+def records_of(letter: Letter, read: Read, topic: str | None) -> list[ResentRecord]:
+    """Return the records that send a letter's messages again, each once.
+
+    Args:
+        letter: The letter.
+        read: Reads a message from its topic.
+        topic: Where to; None: where each came from.
+
+    Raises:
+        ContentLostError: A message cannot be had back.
+        RemoteError: The brokers do not answer.
+    """
+    seen: set[tuple[str, int, int]] = set()
+    records = []
+    for source in letter.sources:
+        place = (source.topic, source.partition, source.offset)
+        if place in seen:
+            continue
+        seen.add(place)
+        message = restored(source, read)
+        records.append(
+            ResentRecord(
+                topic or message.topic,
+                -1 if topic else message.partition,
+                message.key,
+                message.value,
+                resent_headers(letter, message),
+            )
+        )
+    return records
+
+
+def resent_headers(letter: Letter, message: SourceMessage) -> list[Header]:
+    """Return a message's own headers, and those that tell of its redrives."""
+    own = [(name, value) for name, value in message.headers if name not in (REDRIVES_HEADER, HISTORY_HEADER)]
+    history = [*history_in(message.headers), _entry(letter, message)][-HISTORY_LETTERS:]
+    return [
+        *own,
+        (REDRIVES_HEADER, str(redrives_in(message.headers) + 1).encode()),
+        (HISTORY_HEADER, msgspec.json.encode(history)),
+    ]
+
+
+def without_history(record: ResentRecord) -> ResentRecord:
+    """Return a record without the header that can be done without."""
+    headers = [(name, value) for name, value in record.headers if name != HISTORY_HEADER]
+    return msgspec.structs.replace(record, headers=headers)
+
+
+def _entry(letter: Letter, message: SourceMessage) -> dict[str, Any]:
+    return {
+        "letter_id": letter.letter_id,
+        "kind": letter.kind.value,
+        "error": letter.error[:HISTORY_ERROR].encode("utf-8", "replace").decode(),
+        "timestamp": letter.timestamp,
+        "attempt_count": letter.attempt_count,
+        "topic": message.topic,
+        "partition": message.partition,
+        "offset": message.offset,
+        "message_timestamp": message.timestamp,
+    }

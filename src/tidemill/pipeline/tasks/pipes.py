@@ -1,0 +1,162 @@
+"""The pipes of all processes of an executor, and one epoll that tells of them and of the processes' ends.
+
+Invariants: no call blocks; a descriptor leaves the epoll before it is closed; output is complete or the run failed,
+nothing is cut silently.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import signal
+
+from tidemill.pipeline.handler.models import ErrorKind
+from tidemill.pipeline.tasks.process import Output, Run, signal_group
+
+#: An empty pipe takes one page without blocking, however few pages the kernel grants.
+_SURE_BYTES = 4096
+_CHUNK_BYTES = 65536
+_EVENTS = 64
+#: One event only: a child between fork and exec may hold a copy of a pidfd that was closed, and it must not
+#: speak again under a number that has a new meaning.
+_EXIT = select.EPOLLIN | select.EPOLLONESHOT
+
+
+class Pipes:
+    """What goes in and out of processes.
+
+    Args:
+        max_stdout_bytes: The most that a process may write to its standard output.
+        max_stderr_bytes: The same for its standard error.
+    """
+
+    def __init__(self, max_stdout_bytes: int, max_stderr_bytes: int) -> None:
+        """Open nothing yet."""
+        self._max_stdout_bytes = max_stdout_bytes
+        self._max_stderr_bytes = max_stderr_bytes
+        self._watched: dict[int, Run] = {}
+
+    def open(self) -> None:
+        """Open the epoll."""
+        self._epoll = select.epoll()
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when `poll` has something to return."""
+        return self._epoll.fileno()
+
+    def close_all(self) -> None:
+        """Close the epoll."""
+        self._epoll.close()
+
+    def watch(self, run: Run) -> None:
+        """Have the end of a process and what comes through its pipes reported by `poll`.
+
+        Raises:
+            OSError: There is no room for another descriptor, or for watching it.
+        """
+        watched, register = self._watched, self._epoll.register
+        run.pidfd = pidfd = os.pidfd_open(run.pid)  # type: ignore[arg-type]  # it was just started
+        register(pidfd, _EXIT)
+        watched[pidfd] = run
+        for output in (run.stdout, run.stderr):
+            if output.fd >= 0:
+                register(output.fd, select.EPOLLIN)
+                watched[output.fd] = run
+        if run.stdin_fd >= 0:
+            register(run.stdin_fd, select.EPOLLOUT)
+            watched[run.stdin_fd] = run
+
+    def poll(self) -> list[tuple[int, Run]]:
+        """Return the descriptors on which something happened, with their runs."""
+        watched = self._watched
+        # Resolved first: a number that one event closes may come back as another run's before the next event.
+        return [(fd, run) for fd, _ in self._epoll.poll(0, _EVENTS) if (run := watched.get(fd)) is not None]
+
+    def begin_feeding(self, run: Run, stdin: bytes) -> None:
+        """Write the beginning of a process's input, or all of it, into a new pipe."""
+        if len(stdin) > _SURE_BYTES:
+            os.set_blocking(run.stdin_fd, False)
+        run.stdin = stdin
+        self.feed(run)
+
+    def feed(self, run: Run) -> None:
+        """Write as much of the input as the pipe takes; close it after the last of it."""
+        data = run.stdin
+        try:
+            written = os.write(run.stdin_fd, data)
+        except BlockingIOError:
+            return
+        except BrokenPipeError:  # it does not want the rest, which is its right
+            written = len(data)
+        if written < len(data):
+            run.stdin = memoryview(data)[written:]
+            return
+        run.stdin = b""
+        self._close_fd(run.stdin_fd)
+        run.stdin_fd = -1
+
+    def read_all(self, run: Run) -> None:
+        """Read everything that is there now."""
+        for output in (run.stdout, run.stderr):
+            while output.fd >= 0 and self.read(run, output):
+                pass
+
+    def read(self, run: Run, output: Output) -> bool:
+        """Read one chunk; return whether more may be there now."""
+        try:
+            data = os.read(output.fd, _CHUNK_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._close_output(output)
+            return False
+        output.chunks.append(data)
+        output.size += len(data)
+        if output.size > (self._max_stdout_bytes if output is run.stdout else self._max_stderr_bytes):
+            self._overflow(run, output)
+            return False
+        return True
+
+    def _overflow(self, run: Run, output: Output) -> None:
+        is_stdout = output is run.stdout
+        name, limit = ("stdout", self._max_stdout_bytes) if is_stdout else ("stderr", self._max_stderr_bytes)
+        if run.failure is None:
+            run.failure = (ErrorKind.OUTPUT, f"more than {limit} bytes of {name} (executor.max_{name}_bytes)")
+        run.stderr.chunks = [run.stderr.value()[: self._max_stderr_bytes]]
+        run.stdout.chunks = []
+        signal_group(run, signal.SIGKILL)
+        run.deadline = math.inf
+        self.close_outputs(run)
+
+    def close_outputs(self, run: Run) -> None:
+        """Read no more of what a process writes."""
+        self._close_output(run.stdout)
+        self._close_output(run.stderr)
+
+    def _close_output(self, output: Output) -> None:
+        if output.fd >= 0:
+            self._close_fd(output.fd)
+            output.fd = -1
+
+    def close_input(self, run: Run) -> None:
+        """Close what a process that is over cannot need: its input and its pidfd."""
+        if run.stdin_fd >= 0:
+            self._close_fd(run.stdin_fd)
+            run.stdin_fd = -1
+            run.stdin = b""
+        if run.pidfd >= 0:
+            self._watched.pop(run.pidfd, None)
+            os.close(run.pidfd)
+            run.pidfd = -1
+
+    def close(self, run: Run) -> None:
+        """Close everything of a process."""
+        self.close_input(run)
+        self.close_outputs(run)
+
+    def _close_fd(self, fd: int) -> None:
+        # Taken out first: closing alone does not while a child between fork and exec holds a copy.
+        if self._watched.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+        os.close(fd)

@@ -1,0 +1,213 @@
+"""The engine's side of the link to its driver; see `link_server` for the whole.
+
+It reconnects by itself. An engine that is refused, or that cannot reach its driver for 10 s, is told so once and has to
+stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import msgspec
+import structlog
+
+from tidemill.core.errors import InvariantError, RemoteError, describe_error
+from tidemill.runtime.beats import Beat
+from tidemill.runtime.engine_tasks import EngineTasks
+from tidemill.runtime.link_messages import (
+    MAX_FRAME_BYTES,
+    MAX_HELLO_BYTES,
+    BadFrameError,
+    Challenge,
+    Command,
+    Ended,
+    FromEngine,
+    Hello,
+    LinkAddress,
+    Proof,
+    Ready,
+    Refused,
+    Welcome,
+    enable_keepalive,
+    from_driver,
+    receive_frame,
+    send_frame,
+)
+from tidemill.runtime.link_proof import Side, is_proof, link_proof, new_nonce
+from tidemill.runtime.log import limited
+from tidemill.runtime.progress import EngineSummary, summary_without_texts
+
+log = structlog.get_logger(__name__)
+
+#: How often an engine sends its snapshot; it is the heartbeat too.
+BEAT_SECONDS = 0.25
+#: For how long an engine tries to reach its driver before it gives up.
+RECONNECT_SECONDS = 10.0
+#: Snapshots are left out while this much waits for a driver that does not read.
+MAX_WAITING_BYTES = 256 * 1024
+_RETRY_SECONDS = 0.2
+
+
+class EngineLink:
+    """The engine's side; use it on one loop only.
+
+    Args:
+        address: The driver.
+        hello: Who this engine is; nonce and run token are filled in here.
+        beat: Called for every beat, with whether that has to tell of all partitions.
+        on_command: Called with each command of the driver.
+        on_lost: Called once, with the reason: the driver cannot be reached any more, or refuses this engine.
+        tasks: Where its tasks run.
+        reconnect_seconds: For how long the driver is looked for.
+    """
+
+    def __init__(
+        self,
+        address: LinkAddress,
+        hello: Hello,
+        beat: Callable[[bool], Beat],
+        on_command: Callable[[Command], None],
+        on_lost: Callable[[str], None],
+        tasks: EngineTasks | None = None,
+        *,
+        reconnect_seconds: float = RECONNECT_SECONDS,
+    ) -> None:
+        """Prepare; nothing is connected before `connect`."""
+        self._address = address
+        self._hello = hello
+        self._beat_of = beat
+        self._tells_whole = True
+        self._on_command = on_command
+        self._on_lost = on_lost
+        self._reconnect_seconds = reconnect_seconds
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._engine_tasks = tasks or EngineTasks()
+        self._tasks: list[asyncio.Task[Any]] = []
+
+    async def connect(self) -> int:
+        """Say hello and return the run token; from now on snapshots are sent and commands received.
+
+        Raises:
+            RemoteError: The driver cannot be reached, or refuses this engine.
+        """
+        run_token = await self._reach()
+        self._tasks = [
+            self._engine_tasks.run("the link to the driver", self._listen()),
+            self._engine_tasks.keep("the beats to the driver", self._beat()),
+        ]
+        return run_token
+
+    def ready(self) -> None:
+        """Tell that `on_ready` is done."""
+        self._hello = msgspec.structs.replace(self._hello, ready=True)
+        self._send(Ready())
+
+    async def close(self, summary: EngineSummary) -> None:
+        """Tell the end and go; what cannot be told within a second is not."""
+        await self._engine_tasks.stop(*self._tasks)
+        try:
+            self._send(Ended(summary))
+        except Exception as error:
+            log.warning("a summary cannot be sent whole; it goes without its texts", error=describe_error(error))
+            self._send(Ended(summary_without_texts(summary)))
+        if self._writer is not None:
+            self._writer.close()
+            with contextlib.suppress(OSError, TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._writer.wait_closed()
+
+    def _send(self, frame: FromEngine) -> None:
+        if self._writer is not None and not self._writer.is_closing():
+            send_frame(self._writer, frame)
+
+    async def _reach(self) -> int:
+        """Connect within the time for it; the same hello serves the first time and later ones."""
+        deadline = time.monotonic() + self._reconnect_seconds
+        while True:
+            try:
+                async with asyncio.timeout(max(0.1, deadline - time.monotonic())):
+                    return await self._greet()
+            except (OSError, EOFError, msgspec.DecodeError, BadFrameError) as error:
+                if time.monotonic() + _RETRY_SECONDS >= deadline:
+                    raise RemoteError(
+                        f"the driver does not answer at {self._address.host}:{self._address.port} "
+                        f"({error or type(error).__name__}); engines must be able to reach spark.driver.host"
+                    ) from error
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _greet(self) -> int:
+        reader, writer = await asyncio.open_connection(self._address.host, self._address.port)
+        try:
+            enable_keepalive(writer)
+            said = send_frame(writer, msgspec.structs.replace(self._hello, nonce=new_nonce()))
+            await self._prove(reader, writer, said)
+            answer = from_driver.decode(await receive_frame(reader, MAX_FRAME_BYTES))
+        except BaseException:
+            writer.close()
+            raise
+        if not isinstance(answer, Welcome):
+            writer.close()
+            raise RemoteError(f"the driver refuses this engine: {answer}", retryable=False)
+        self._hello = msgspec.structs.replace(self._hello, run_token=answer.run_token)
+        self._reader, self._writer = reader, writer
+        self._tells_whole = True
+        return answer.run_token
+
+    async def _prove(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, said: bytes) -> None:
+        """Let the driver prove itself first: nothing but a hello is said to anybody else."""
+        frame, secret = from_driver.decode(await receive_frame(reader, MAX_HELLO_BYTES)), self._address.secret
+        if not isinstance(frame, Challenge) or not is_proof(frame.proof, secret, Side.DRIVER, said, frame.nonce):
+            raise BadFrameError("what listens there does not know this pipeline's secret")
+        send_frame(writer, Proof(link_proof(secret, Side.ENGINE, said, frame.nonce)))
+
+    async def _listen(self) -> None:
+        while True:
+            try:
+                await self._obey()
+            except (OSError, EOFError, msgspec.DecodeError, BadFrameError) as error:
+                log.info("the link is down", error=str(error) or type(error).__name__)
+            if self._writer is not None:
+                self._writer.close()
+            try:
+                await self._reach()
+            except RemoteError as error:
+                self._on_lost(str(error))
+                return
+
+    async def _obey(self) -> None:
+        if self._reader is None:
+            raise InvariantError("listening before the link was connected")
+        while True:
+            frame = from_driver.decode(await receive_frame(self._reader, MAX_FRAME_BYTES))
+            match frame:
+                case Refused(reason):
+                    self._on_lost(reason)
+                    # Nothing else will come, and asking again would be refused again.
+                    await asyncio.get_running_loop().create_future()
+                case Welcome() | Challenge():
+                    raise BadFrameError("a second welcome")
+                case command:
+                    self._on_command(command)
+
+    async def _beat(self) -> NoReturn:
+        while True:
+            writer = self._writer
+            if writer is not None and writer.transport.get_write_buffer_size() < MAX_WAITING_BYTES:
+                self._send_beat()
+            await asyncio.sleep(BEAT_SECONDS)
+
+    def _send_beat(self) -> None:
+        beat = self._beat_of(self._tells_whole)
+        self._tells_whole = False
+        try:
+            self._send(beat)
+        except Exception as error:  # silence would be taken for the end of this engine
+            limited(log, 60.0).warning(
+                "a snapshot cannot be sent whole; it goes without its texts", error=describe_error(error)
+            )
+            self._send(beat.without_texts())

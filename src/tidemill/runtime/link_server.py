@@ -1,0 +1,227 @@
+"""The link between the driver and its engines, one TCP connection per engine: the driver's side.
+
+`LinkServer` is the source of truth about engines: which have said hello, which are silent, which are gone. It runs on
+an event loop of its own thread and decides nothing: it tells a `LinkEvents` what happened, in order, on that loop. The
+engine's side, `EngineLink`, lives on the engine's loop.
+
+Invariants: neither side believes anything before the other has proved that it knows the pipeline's secret, which
+is never sent over the link; nothing is encrypted, which is left to the network; anything but a known frame closes
+the connection; every `on_hello` is followed by an `on_closed` for that connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+import threading
+from collections.abc import Coroutine
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+import structlog
+
+from tidemill.core.errors import RemoteError
+from tidemill.runtime.beats import Beat, snapshot_after
+from tidemill.runtime.link_messages import (
+    MAX_FRAME_BYTES,
+    MAX_HELLO_BYTES,
+    BadFrameError,
+    Challenge,
+    Ended,
+    FromDriver,
+    FromEngine,
+    Hello,
+    LinkAddress,
+    Proof,
+    Ready,
+    enable_keepalive,
+    from_engine,
+    receive_frame,
+    send_frame,
+)
+from tidemill.runtime.link_proof import NONCE_BYTES, Side, is_proof, link_proof, new_nonce
+from tidemill.runtime.progress import EngineProgress, EngineSummary
+
+log = structlog.get_logger(__name__)
+
+#: How long a connection may take to say hello.
+HELLO_SECONDS = 5.0
+ResultT = TypeVar("ResultT")
+
+
+class LinkEvents(Protocol):
+    """Who is told what happens; called on the link's loop, in order, never concurrently.
+
+    A link is a number that the server gives to a connection which said hello, never used twice.
+    """
+
+    def on_hello(self, link: int, hello: Hello) -> None:
+        """Tell that an engine connected; it waits for `Welcome` or `Refused`."""
+
+    def on_beat(self, link: int, progress: EngineProgress) -> None:
+        """Tell that an engine lives."""
+
+    def on_ready(self, link: int) -> None:
+        """Tell that an engine's `on_ready` is done."""
+
+    def on_ended(self, link: int, summary: EngineSummary) -> None:
+        """Tell that an engine is over; its connection closes next."""
+
+    def on_closed(self, link: int) -> None:
+        """Tell that a connection is closed, by whichever side; nothing else comes of it."""
+
+
+class LinkServer:
+    """The driver's side of all links of one pipeline.
+
+    Args:
+        events: Who is told.
+        bind_host: The address to listen on.
+        public_host: What engines connect to; by default the address that is listened on.
+
+    Example:
+        >>> server = LinkServer(supervisors)  # doctest: +SKIP
+        >>> address = server.start()  # doctest: +SKIP
+    """
+
+    def __init__(self, events: LinkEvents, *, bind_host: str = "127.0.0.1", public_host: str = "") -> None:
+        """Prepare; nothing listens before `start`."""
+        self._events = events
+        self._bind_host = bind_host
+        self._public_host = public_host or bind_host
+        self._secret = secrets.token_hex(32)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run_loop, name="tidemill-link", daemon=True)
+        self._server: asyncio.Server | None = None
+        self._numbers = itertools.count(1)
+        self._links: dict[int, asyncio.StreamWriter] = {}
+        self._snapshots: dict[int, EngineProgress] = {}
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    # -- any thread ----------------------------------------------------------------------------------------
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop that `events` are told on."""
+        return self._loop
+
+    def start(self) -> LinkAddress:
+        """Listen, and return what engines have to know.
+
+        Raises:
+            RemoteError: The address cannot be listened on.
+        """
+        self._thread.start()
+        try:
+            port = self.call(self._listen())
+        except OSError as error:
+            self.close()
+            raise RemoteError(
+                f"cannot listen on {self._bind_host} for engines: {error.strerror}; set spark.driver.host in "
+                "spark.conf to an address of this host that the engines can reach",
+                retryable=False,
+            ) from error
+        return LinkAddress(self._public_host, port, self._secret)
+
+    def call(self, coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
+        """Run a coroutine on the link's loop and wait for its result; not from that loop itself."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def close(self) -> None:
+        """Close all connections and end the thread; without effect if that is done already."""
+        if self._thread.is_alive():
+            self.call(self._shut())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+        if not self._loop.is_closed():
+            self._loop.close()
+
+    # -- the loop ---------------------------------------------------------------------------------------
+
+    def send(self, link: int, frame: FromDriver) -> None:
+        """Send to an engine; to a closed link nothing is sent. Only on the link's loop."""
+        writer = self._links.get(link)
+        if writer is not None and not writer.is_closing():
+            send_frame(writer, frame)
+
+    def close_link(self, link: int) -> None:
+        """Close a connection once what was sent is out. Only on the link's loop."""
+        writer = self._links.get(link)
+        if writer is not None:
+            writer.close()
+
+    def _run_loop(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    async def _listen(self) -> int:
+        self._server = await asyncio.start_server(self._serve, self._bind_host, 0)
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    async def _shut(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for writer in list(self._writers):
+            writer.close()
+        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        if others:
+            await asyncio.wait(others, timeout=1.0)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        link: int | None = None
+        try:
+            enable_keepalive(writer)
+            async with asyncio.timeout(HELLO_SECONDS):
+                hello = await self._hello(reader, writer)
+            link = next(self._numbers)
+            self._links[link] = writer
+            self._events.on_hello(link, hello)
+            while True:
+                self._tell(link, from_engine.decode(await receive_frame(reader, MAX_FRAME_BYTES)))
+        except (OSError, EOFError):
+            pass  # the other side went, or said nothing; `on_closed` tells
+        except (msgspec.DecodeError, BadFrameError) as error:
+            log.warning("a connection to the link was closed", peer=_peer(writer), error=str(error))
+        except Exception:
+            log.exception("the link failed; its connection is closed", peer=_peer(writer))
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+            if link is not None:
+                del self._links[link]
+                self._snapshots.pop(link, None)
+                self._events.on_closed(link)
+
+    async def _hello(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Hello:
+        said = await receive_frame(reader, MAX_HELLO_BYTES)
+        hello = from_engine.decode(said)
+        if not isinstance(hello, Hello) or len(hello.nonce) != NONCE_BYTES:
+            raise BadFrameError("no hello")
+        nonce = new_nonce()
+        send_frame(writer, Challenge(nonce, link_proof(self._secret, Side.DRIVER, said, nonce)))
+        answer = from_engine.decode(await receive_frame(reader, MAX_HELLO_BYTES))
+        if not isinstance(answer, Proof) or not is_proof(answer.proof, self._secret, Side.ENGINE, said, nonce):
+            raise BadFrameError("no proof that it knows this pipeline's secret")
+        return hello
+
+    def _tell(self, link: int, frame: FromEngine) -> None:
+        match frame:
+            case Beat(changes=changes) as beat:
+                before = self._snapshots.get(link)
+                if before is None and not changes.whole:
+                    raise BadFrameError("a first beat that does not tell of all partitions")
+                self._snapshots[link] = snapshot_after(beat, before or EngineProgress())
+                self._events.on_beat(link, self._snapshots[link])
+            case Ready():
+                self._events.on_ready(link)
+            case Ended(summary):
+                self._events.on_ended(link, summary)
+            case _:
+                raise BadFrameError("a second hello")
+
+
+def _peer(writer: asyncio.StreamWriter) -> str:
+    return str(writer.get_extra_info("peername"))

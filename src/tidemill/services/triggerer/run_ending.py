@@ -1,0 +1,79 @@
+"""How the end of a trigger's run is carried out, step by step, and what is reported of it."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import structlog
+
+from tidemill.config.redaction import redact_text
+from tidemill.core.triggers.lifecycle import CancelReason, EndVerdict, Next
+from tidemill.services.triggerer.loading import TriggerError
+from tidemill.services.triggerer.state_writer import StateChange
+from tidemill.store.records import TriggerSpec, TriggerState
+
+log = structlog.get_logger(__name__)
+
+_STATES = {
+    EndVerdict.FINISHED: TriggerState.FINISHED,
+    EndVerdict.FAILED: TriggerState.FAILED,
+    EndVerdict.CANCELLED: TriggerState.CANCELLED,
+}
+
+
+async def run_step(trigger: str, what: str, step: Callable[[], Awaitable[Any]], timeout_seconds: float) -> None:
+    """Run one step of a trigger's end; what it raises, and that it takes too long, is logged."""
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            await step()
+    except TimeoutError:
+        log.exception("a trigger does not end", trigger=trigger, step=what, seconds=timeout_seconds)
+    except asyncio.CancelledError:
+        log.warning("a step of a trigger's end was cancelled", trigger=trigger, step=what)
+    except (Exception, SystemExit):
+        log.exception("a step of a trigger's end failed", trigger=trigger, step=what)
+
+
+def report_ending(
+    spec: TriggerSpec,
+    number: int,
+    token: int,
+    following: Next,
+    reason: CancelReason | None,
+    fault: BaseException | None,
+) -> StateChange:
+    """Log how a run ended, and return what the store is to say.
+
+    Args:
+        spec: The trigger.
+        number: Its id in the store.
+        token: That of the claim under which it ran.
+        following: What follows.
+        reason: Why it was cancelled, if that is how it ended.
+        fault: What went wrong, if anything did.
+    """
+    error = None
+    if following.verdict is EndVerdict.FAILED:
+        fault = fault or TriggerError("the trigger ended without having fired an event")
+        if reason is CancelReason.TIMEOUT:
+            fault = TriggerError("the trigger failed its shared stream, and did not end for 30 s; it was cancelled")
+        error = format_fault(fault)
+        pause = following.pause_seconds
+        log.error(
+            "a trigger failed",
+            trigger=spec.name,
+            classpath=spec.classpath,
+            restarts_in_seconds=round(pause, 1) if pause is not None else None,
+            error=error,
+        )
+    elif reason is not CancelReason.SHUTDOWN:
+        log.info("a trigger ended", trigger=spec.name, verdict=following.verdict.value, reason=reason)
+    return StateChange(number, token, _STATES[following.verdict], reason.value if reason is not None else None, error)
+
+
+def format_fault(fault: BaseException) -> str:
+    """Return an error with its traceback, secrets masked."""
+    return redact_text("".join(traceback.format_exception(fault)))

@@ -1,0 +1,89 @@
+"""The part that a trigger has in its shared stream, over all its runs: a subscription while it runs, else a seat."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Hashable
+
+from tidemill.triggers.base import BaseEventTrigger, BaseTrigger
+from tidemill.triggers.shared_stream import Routed, SharedStreamManager, route
+
+
+class StreamMembership:
+    """Where the events of one trigger come from.
+
+    Args:
+        manager: The shared streams of the host.
+        name: The trigger's.
+        seat: The key of the stream in which the trigger that it replaces kept a seat.
+
+    Attributes:
+        routed: Where the events of the current run come from; None while there is none.
+        seat: The key of the stream in which it keeps a seat, if it does.
+    """
+
+    __slots__ = ("_key", "_manager", "_name", "routed", "seat")
+
+    def __init__(self, manager: SharedStreamManager, name: str, seat: Hashable | None) -> None:
+        """Take part in nothing yet."""
+        self._manager = manager
+        self._name = name
+        # The stream that it is subscribed to.
+        self._key: Hashable | None = None
+        self.seat = seat
+        self.routed: Routed | None = None
+
+    @property
+    def taken(self) -> int:
+        """How many raw events the current run has taken from its stream."""
+        subscription = self.routed.subscription if self.routed is not None else None
+        return subscription.taken if subscription is not None else 0
+
+    def join(self, trigger: BaseTrigger) -> None:
+        """Subscribe a trigger to its stream, if it shares one.
+
+        Raises:
+            Exception: What its filter raised; it may have been subscribed before.
+        """
+        try:
+            self.routed = route(self._manager, self._name, trigger)
+            self._key = self.routed.key
+        except (Exception, SystemExit):
+            with contextlib.suppress(Exception, SystemExit):
+                self._key = trigger.shared_stream_key() if isinstance(trigger, BaseEventTrigger) else None
+            if self._key is not None:
+                self._give_up_other_seat()
+            raise
+        self._give_up_other_seat()
+
+    def _give_up_other_seat(self) -> None:
+        seat, self.seat = self.seat, None
+        if seat is not None and seat != self._key:
+            self._manager.note_gone(self._name, seat)
+
+    def fail_held(self, error: str | None) -> None:
+        """Fail the raw event that it is on; without an error it was interrupted, and is not blamed."""
+        if self.routed is not None and self.routed.subscription is not None:
+            self.routed.subscription.fail_held(error)
+
+    def keep_seat(self) -> None:
+        """Unsubscribe, and keep the seat for the next run or for the trigger that replaces this one."""
+        key, self._key = self._key, None
+        if key is not None:
+            self._manager.keep_seat(self._name, key)
+            self.seat = key
+
+    def hand_over(self) -> None:
+        """Leave the stream, or the seat there, to the process that has claimed the trigger."""
+        if (key := self._take_key()) is not None:
+            self._manager.hand_over(self._name, key)
+
+    def leave(self) -> None:
+        """Leave the stream, or the seat there, for good."""
+        if (key := self._take_key()) is not None:
+            self._manager.note_gone(self._name, key)
+
+    def _take_key(self) -> Hashable | None:
+        key = self._key if self._key is not None else self.seat
+        self._key = self.seat = None
+        return key

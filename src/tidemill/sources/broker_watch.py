@@ -1,0 +1,75 @@
+"""Whether a consumer gets anything from its brokers, and why not; used on the consumer's thread only.
+
+`trouble` may be read from anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import confluent_kafka as ck
+import structlog
+
+from tidemill.runtime.log import limited
+from tidemill.sources.base import Fatal
+
+log = structlog.get_logger(__name__)
+
+
+class BrokerWatch:
+    """What the client's errors say about the brokers.
+
+    Args:
+        topic: The source topic.
+        servers: The brokers' addresses, for messages.
+        on_fatal: Called when the member has been fenced.
+
+    Attributes:
+        trouble: Why nothing comes, while the brokers are unreachable or have no such topic.
+    """
+
+    def __init__(self, topic: str, servers: str, on_fatal: Callable[[Fatal, str], None]) -> None:
+        """Start with nothing wrong."""
+        self._topic = topic
+        self._servers = servers
+        self._on_fatal = on_fatal
+        self.trouble: str | None = None
+
+    def on_answer(self) -> None:
+        """Note that the brokers answered."""
+        self.trouble = None
+
+    def on_record_error(self, error: ck.KafkaError) -> None:
+        """Take an error that a poll returned instead of a record."""
+        code = error.code()
+        if code in (ck.KafkaError._FATAL, ck.KafkaError.FENCED_INSTANCE_ID):
+            self._on_fatal(Fatal.FENCED, error.str())
+        elif code == ck.KafkaError.UNKNOWN_TOPIC_OR_PART:
+            self.trouble = f"topic {self._topic!r} does not exist any more; create it again or stop the pipeline"
+            limited(log, 10.0).warning("the source topic is missing", topic=self._topic)
+        elif code != ck.KafkaError._PARTITION_EOF:
+            limited(log, 10.0).warning("consumer error", error=error.str())
+
+    def on_error(self, error: ck.KafkaError) -> None:
+        """Take an error of the client as a whole; the consumer's `error_cb`."""
+        if error.code() == ck.KafkaError._FATAL:
+            self._on_fatal(Fatal.FENCED, error.str())
+        elif error.code() in (ck.KafkaError._ALL_BROKERS_DOWN, ck.KafkaError._TRANSPORT):
+            if error.code() == ck.KafkaError._ALL_BROKERS_DOWN:
+                self.trouble = f"no broker is reachable ({self._servers}); waiting for one"
+            limited(log, 10.0).warning("the brokers are not reachable; the pipeline waits", error=error.str())
+        else:
+            limited(log, 10.0).warning("client error", error=error.str())
+
+    def look(self, consumer: ck.Consumer) -> None:
+        """Find out whether brokers that were unreachable are back, and have the topic."""
+        if self.trouble is None:
+            return
+        try:
+            topic = consumer.list_topics(self._topic, timeout=0.5).topics[self._topic]
+        except ck.KafkaException:
+            return
+        if topic.error is not None and topic.error.code() == ck.KafkaError.UNKNOWN_TOPIC_OR_PART:
+            return
+        log.info("the brokers answer again, and have the topic")
+        self.trouble = None

@@ -1,0 +1,121 @@
+"""The records of one transaction on their way into the producer; used on the consumer's thread only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import confluent_kafka as ck
+import structlog
+
+from tidemill.core.delivery.transaction import TransactionAnswer, judge_records
+from tidemill.runtime.kafka_client import reason, scrubbed
+from tidemill.runtime.producer import too_large, worth_retrying
+from tidemill.sources.base import Outgoing
+
+log = structlog.get_logger(__name__)
+
+#: A failed transaction sends nothing more and does not say so while a flush waits: it is aborted after so long.
+FLUSH_SECONDS = 5.0
+
+
+class RecordRefusedError(Exception):
+    """The producer did not accept a record, so the transaction has to be aborted.
+
+    Attributes:
+        record_error: Why the record itself is wrong; None: it is not known to be.
+        text: What the client said.
+    """
+
+    def __init__(self, record_error: str | None, text: str) -> None:
+        """Say why."""
+        super().__init__(text)
+        self.record_error = record_error
+        self.text = text
+
+
+class OutgoingRecords:
+    """The records of the open transaction.
+
+    Args:
+        config: The producer's configuration, whose secrets must not appear in errors.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        """Start without records."""
+        self._config = config
+        self._records: list[Outgoing] = []
+        self._sent = 0
+        self._flush_began: float | None = None
+
+    def begin(self, records: list[Outgoing]) -> None:
+        """Take the records of a new transaction."""
+        self._records, self._sent, self._flush_began = records, 0, None
+
+    def judge(self) -> None:
+        """Set the verdicts of the records that may be what was wrong, at the end of the transaction; forget all."""
+        suspects = [record for record in self._records if record.error is not None]
+        for record, verdict in zip(suspects, judge_records([each.alone for each in suspects]), strict=True):
+            record.verdict = verdict
+        self._records = []
+
+    def send(self, producer: ck.Producer, patience: Callable[[], float]) -> TransactionAnswer:
+        """Hand records over from where the last call ended; one that has to go alone waits for those around it.
+
+        Args:
+            producer: Where to.
+            patience: Returns how many seconds a call may wait.
+
+        Raises:
+            RecordRefusedError: A record was not accepted.
+            confluent_kafka.KafkaException: The producer failed for good.
+        """
+        produce, failed = producer.produce, self._failed
+        records = self._records
+        while self._sent < len(records):
+            record = records[self._sent]
+            behind_one = self._sent > 0 and records[self._sent - 1].alone
+            if (record.alone or behind_one) and producer.flush(seconds := patience()):
+                return self._flushing(seconds)
+            self._flush_began = None
+            try:
+                produce(record.topic, record.value, record.key, on_delivery=partial(failed, record), **_more(record))
+            except BufferError:
+                producer.poll(patience())
+                return TransactionAnswer.AGAIN
+            except ck.KafkaException as error:
+                if error.args[0].fatal():
+                    raise
+                # It is too large itself, or one before it failed and took the transaction with it.
+                failed(record, error.args[0], None)
+                raise RecordRefusedError(record.error, scrubbed(reason(error), self._config)) from error
+            self._sent += 1
+        return TransactionAnswer.DONE
+
+    def _flushing(self, seconds: float) -> TransactionAnswer:
+        now = time.monotonic()
+        if self._flush_began is None:
+            self._flush_began = now - seconds
+        if now - self._flush_began < FLUSH_SECONDS:
+            return TransactionAnswer.AGAIN
+        self._flush_began = None
+        return TransactionAnswer.ABORT
+
+    def _failed(self, record: Outgoing, error: ck.KafkaError | None, message: ck.Message | None) -> None:
+        if error is None:
+            return
+        text = scrubbed(f"topic {record.topic}: {error.name()}: {error.str()}", self._config)
+        if worth_retrying(error, record.partition):
+            log.debug("a record of a transaction was not taken", error=text)
+        else:
+            record.error = text
+            record.oversize = too_large(error)
+
+
+def _more(record: Outgoing) -> dict[str, Any]:
+    """Return what a record has besides key and value; most have nothing."""
+    if not record.headers and record.partition < 0 and not record.timestamp:
+        return {}
+    return {"partition": record.partition, "timestamp": record.timestamp, "headers": list(record.headers)}

@@ -1,0 +1,53 @@
+"""One slot of a running pipeline, as the supervisor sees it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tidemill.core.supervision import slot_events
+from tidemill.core.supervision.slot import Slot, SlotLimits
+from tidemill.core.supervision.slot_events import Ending
+from tidemill.runtime.link_messages import Hello
+from tidemill.runtime.progress import EngineProgress, EngineSummary
+from tidemill.spark.live.jobs import JobThread
+from tidemill.spark.progress import EngineStatus
+
+
+class SupervisedSlot:
+    """One slot with what the supervisor knows of it. Changed on the link's loop only, read from anywhere."""
+
+    def __init__(self, number: int, limits: SlotLimits, jobs: JobThread) -> None:
+        """Start without an engine."""
+        self.number = number
+        self.machine = Slot(number, limits)
+        self.jobs = jobs
+        self.links: dict[int, int] = {}  # run token -> link
+        self.last_run_token = 0
+        self.hello: Hello | None = None
+        self.progress: EngineProgress | None = None
+        #: What earlier engines did, summed up.
+        self.past: EngineProgress | None = None
+        self.summary: EngineSummary | None = None
+        self.withheld: slot_events.JobEnded | None = None
+        self.starts = 0
+        self.subscribed = False
+        self.ended: Ending | None = None
+        self.last_seen = 0.0
+        self.timer: asyncio.TimerHandle | None = None
+
+    @property
+    def link(self) -> int | None:
+        """The link of the current engine."""
+        return self.links.get(self.machine.run_token or 0)
+
+    def status(self, now: float) -> EngineStatus:
+        """Return how the slot stands."""
+        return EngineStatus(
+            slot=self.number,
+            state=str(self.machine.state),
+            pid=self.hello.pid if self.hello is not None else None,
+            host=self.hello.host if self.hello is not None else None,
+            starts=self.starts,
+            silent_seconds=now - self.last_seen if self.link is not None else None,
+            progress=self.progress,
+        )
