@@ -98,8 +98,7 @@ class Engine:
         self.context = self._build_context(handler, hooks, report, idle)
         self.services = Services(settings, handler, identity, self.tasks, hooks.calls)
         self.intake = Intake(self.context, source, idle)
-        if outbox.stage is not None:
-            outbox.stage.charge = self._charge
+        outbox.mode.attach(self._charge, self.context.commits.send_soon)
         self._snapshots = Snapshots(source, self.context.commits, self.intake, self._count)
         self._subscribed = False
         self._stop = asyncio.Event()
@@ -136,10 +135,9 @@ class Engine:
             hooks=hooks,
             pool=TaskPool(self.executor, limits, self.tasks),
             outbox=outbox,
+            mode=outbox.mode,
             letters=self.letters,
-            commits=Commits(
-                self.source, lambda partition, count: self.intake.committed(partition, count), outbox.stage
-            ),
+            commits=Commits(self.source, lambda partition, count: self.intake.committed(partition, count), outbox.mode),
             load=load,
             brake=brake,
             counters=Counters(),
@@ -147,8 +145,7 @@ class Engine:
             report=report,
             backoff=Backoff(backoff.initial_seconds, backoff.max_seconds, backoff.multiplier),
             log=bound,
-            # With transactions a window's own payloads go out with its messages, so those have to wait for them.
-            holds_windows=limits.commit == "window" or (outbox.stage is not None and overridden.on_window_complete),
+            holds_windows=limits.commit == "window" or (outbox.mode.binds_windows and overridden.on_window_complete),
             room_freed=lambda partition: self.intake.refill(partition),
             became_idle=idle.set,
         )

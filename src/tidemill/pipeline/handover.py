@@ -14,9 +14,6 @@ from tidemill.pipeline.intake import Intake
 from tidemill.pipeline.partition import call_partition_hook
 from tidemill.sources.base import TopicPartition, name_of
 
-#: With transactions, the last one of revoked partitions may take this long.
-LAST_TRANSACTION_SECONDS = 5.0
-
 
 async def hand_over(
     context: EngineContext, intake: Intake, partitions: Sequence[TopicPartition]
@@ -46,20 +43,8 @@ async def hand_over(
             "their messages are redelivered to the next owner",
             messages=sum(owned.finishing for owned in revoked),
         )
-    offsets = await _surrender(context, [owned.partition for owned in revoked])
+    offsets = await context.mode.surrender(context.commits, [owned.partition for owned in revoked])
     for owned in revoked:
         intake.forget(owned)
     context.hooks.submit(call_partition_hook, context, "on_revoke", partitions)
     return offsets
-
-
-async def _surrender(context: EngineContext, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-    """Return what is to be committed of partitions that go; with transactions, that is done here already."""
-    if context.outbox.stage is None:
-        return context.commits.surrender(partitions)
-    try:
-        async with asyncio.timeout(LAST_TRANSACTION_SECONDS):
-            await context.commits.finish(partitions)
-    except TimeoutError:
-        context.log.warning("the last transaction of revoked partitions did not end; their messages are redelivered")
-    return {}

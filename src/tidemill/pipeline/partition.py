@@ -125,12 +125,9 @@ class OwnedPartition:
         return not self.undelivered_bytes or not self._is_full()
 
     def _is_full(self) -> bool:
-        """Tell whether so much waits for sinks that no task may start.
-
-        Never with transactions: what is staged may wait for the very tasks that would be held.
-        """
+        """Tell whether so much waits for sinks that no task may start."""
         context = self._context
-        if context.outbox.stage is not None:
+        if not context.mode.waits_for_sinks:
             return False
         return self.undelivered_bytes * context.load.lanes >= context.settings.executor.max_queued_bytes
 
