@@ -27,15 +27,14 @@ from tidemill.pipeline.commits import Commits
 from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.delivery.outbox import Outbox
 from tidemill.pipeline.handler.base import Handler
-from tidemill.pipeline.handover import hand_over
 from tidemill.pipeline.hooks import HookRunner, call_hook
 from tidemill.pipeline.intake import Intake
+from tidemill.pipeline.leaving import Stopping, hand_over
 from tidemill.pipeline.partition import call_partition_hook, names_of
 from tidemill.pipeline.reports.counters import Counters, Overridden, Slowest, process_usage
 from tidemill.pipeline.reports.report import Report as Report
 from tidemill.pipeline.reports.snapshots import Snapshots
 from tidemill.pipeline.services import Services
-from tidemill.pipeline.stopping import Stopping
 from tidemill.pipeline.tasks.pool import TaskPool
 from tidemill.pipeline.tasks.process import TaskExecutor
 from tidemill.runtime.beats import Beat

@@ -59,7 +59,7 @@ log = structlog.get_logger(__name__)
 
 #: A stop takes no longer than its drain timeout and this, whatever is away; the rest of 5 s is for Spark.
 STOP_SECONDS = 4.0
-#: Of that, an engine may take this much beyond its drain timeout; `pipeline.stopping` has it end a little earlier.
+#: Of that, an engine may take this much beyond its drain timeout; `pipeline.leaving` has it end a little earlier.
 ENGINE_END_SECONDS = 3.0
 #: Leaving the group for an engine that could not takes no longer.
 LEAVE_SECONDS = 10.0

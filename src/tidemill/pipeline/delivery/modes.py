@@ -7,7 +7,6 @@ messages. The mode is chosen when an engine is built; nothing else knows which o
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -22,6 +21,7 @@ from tidemill.core.retry import Backoff
 from tidemill.deadletters.writer import DeadLetters, KafkaDeadLetters
 from tidemill.pipeline.delivery.transaction_buffer import TransactionBuffer
 from tidemill.pipeline.delivery.transaction_sender import TransactionalDeadLetters, TransactionSender
+from tidemill.runtime.deadline import Deadline
 from tidemill.runtime.identity import Identity
 from tidemill.sinks.base import Sink
 from tidemill.sinks.sending.batch_sender import BatchSender
@@ -108,10 +108,14 @@ class DeliveryMode(Protocol):
         """Offer again what was to go out with a commit; return whether the next try has to wait longer."""
         ...
 
+    @property
+    def last_commit_seconds(self) -> float:
+        """How long `surrender` may take."""
+
     async def surrender(
-        self, commits: LastCommits, partitions: Collection[TopicPartition]
+        self, commits: LastCommits, partitions: Collection[TopicPartition], deadline: Deadline
     ) -> Mapping[TopicPartition, int]:
-        """Return what the source still has to commit of partitions that are given up."""
+        """Return what the source still has to commit of partitions that are given up; end by the deadline."""
         ...
 
     def abandon(self, partition: TopicPartition) -> None:
@@ -123,6 +127,7 @@ class AtLeastOnce:
 
     waits_for_sinks = True
     binds_windows = False
+    last_commit_seconds = 0.0
     cut: Cut | None = None
 
     def make_sender(
@@ -153,7 +158,7 @@ class AtLeastOnce:
         return False
 
     async def surrender(
-        self, commits: LastCommits, partitions: Collection[TopicPartition]
+        self, commits: LastCommits, partitions: Collection[TopicPartition], deadline: Deadline
     ) -> Mapping[TopicPartition, int]:
         """Leave the last commit to the source."""
         return commits.surrender(partitions)
@@ -171,6 +176,11 @@ class ExactlyOnce:
     def __init__(self) -> None:
         """Start with an empty buffer."""
         self._buffer = TransactionBuffer()
+
+    @property
+    def last_commit_seconds(self) -> float:
+        """How long the last transaction may take."""
+        return LAST_TRANSACTION_SECONDS
 
     @property
     def cut(self) -> Cut | None:
@@ -220,11 +230,11 @@ class ExactlyOnce:
         return not blamed
 
     async def surrender(
-        self, commits: LastCommits, partitions: Collection[TopicPartition]
+        self, commits: LastCommits, partitions: Collection[TopicPartition], deadline: Deadline
     ) -> Mapping[TopicPartition, int]:
         """Commit them with their last transaction, here; nothing is left to the source."""
         try:
-            async with asyncio.timeout(LAST_TRANSACTION_SECONDS):
+            async with deadline.limit(self.last_commit_seconds):
                 await commits.finish(partitions)
         except TimeoutError:
             log.warning("the last transaction of revoked partitions did not end; their messages are redelivered")
