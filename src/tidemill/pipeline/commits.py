@@ -1,4 +1,4 @@
-"""The ledger's shell: offers the contiguous resolved prefix of every partition to the source, and hears how it went.
+"""The ledger's shell: offers the contiguous resolved prefix of every partition to the source for a commit.
 
 At most one commit per partition is in flight; a failed one is offered again with what joined it; the answer to a
 commit of an earlier ownership of the partition changes nothing. What the delivery mode keeps for its messages goes
@@ -18,7 +18,7 @@ from tidemill.sources.base import CommitStatus, Source, TopicPartition, name_of
 
 #: Commits are collected for this long.
 COLLECT_SECONDS = 0.1
-#: After failures in a row, what is offered again waits longer.
+#: After failures in a row, the next try waits longer.
 BACKOFF = Backoff(0.2, 5.0)
 
 
@@ -61,8 +61,8 @@ class Commits:
 
     def unresolved(self, partition: TopicPartition) -> list[int]:
         """Return the offsets of a partition's messages that did not leave the pipeline."""
-        line = self._ledger.lines.get(partition)
-        return [] if line is None else [entry.item for entry in line.entries if entry.pending]
+        queue = self._ledger.lines.get(partition)
+        return [] if queue is None else [entry.item for entry in queue.entries if entry.pending]
 
     def send_soon(self) -> None:
         """Offer what is ready within `COLLECT_SECONDS`, or later after failures."""
@@ -133,7 +133,7 @@ class Commits:
         self.named[name] = self._moved[name] = offset
 
     def take_moved(self) -> dict[str, int]:
-        """Return what was committed since this was last asked, by names."""
+        """Return what was committed since the last call, by names."""
         moved, self._moved = self._moved, {}
         return moved
 
@@ -159,11 +159,11 @@ class Commits:
 
     def give_up(self) -> None:
         """Count what could not be committed in time."""
-        lines = self._ledger.lines.values()
-        self.failed = sum(not entry.pending for line in lines for entry in line.entries)
+        queues = self._ledger.lines.values()
+        self.failed = sum(not entry.pending for queue in queues for entry in queue.entries)
 
     def close(self) -> None:
-        """Send nothing more by itself."""
+        """Send nothing more unless `send` is called."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
