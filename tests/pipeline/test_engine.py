@@ -1138,6 +1138,62 @@ async def test_sys_exit_in_a_hook_costs_its_message_and_not_the_engine(rig, wher
     assert "3" in run.letters.letters[0].error
 
 
+class Panic(BaseException):
+    """What pyo3 makes of a panic in a Rust extension."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [KeyboardInterrupt("mine"), GeneratorExit("mine"), asyncio.CancelledError("mine"), Panic("mine")]
+    + [BaseExceptionGroup("mine", [SystemExit(3)])],
+    ids=lambda error: type(error).__name__,
+)
+@pytest.mark.parametrize(
+    "where",
+    [
+        "deserialize_message",
+        "arrange",
+        "on_task_complete",
+        "on_message_complete",
+        "on_window_complete",
+        "message_label",
+    ],
+)
+async def test_whatever_a_hook_raises_costs_its_message_and_not_the_engine(rig, where, error):
+    class Raising(Handler[Any, Any]):
+        async def arrange(self, messages, pending):
+            if where == "message_label" and messages[0].offset == 1:
+                raise ValueError("it is labelled for the log")
+            return [known(f"t{m.offset}", m.offset) for m in messages]
+
+    handler = Raising()
+    whole = getattr(handler, where)
+
+    def concerns(subject: Any) -> bool:
+        if where == "on_task_complete":
+            return subject.task.task_id == "t1"
+        if where == "on_message_complete":
+            return subject.source_message.offset == 1
+        if where == "on_window_complete":
+            return True
+        return (subject[0] if where == "arrange" else subject).offset == 1
+
+    def raise_it(*arguments: Any) -> Any:
+        if concerns(arguments[-1 if where == "on_window_complete" else 0]):
+            raise error
+        return whole(*arguments)
+
+    async def raise_later(*arguments: Any) -> Any:
+        returned = raise_it(*arguments)
+        return await returned
+
+    setattr(handler, where, raise_it if where in ("deserialize_message", "message_label") else raise_later)
+    run = rig(handler, [message(0), message(1), message(2)], executor={"window_size": 1})
+    await run.committed(3)
+    assert len(run.letters.letters) == (3 if where == "on_window_complete" else 1)
+    assert (await run.end()).reason == "drained"
+
+
 async def test_a_letter_masks_what_a_program_said_of_secrets_and_keeps_its_message(rig):
     class Leaking(Handler[Any, Any]):
         async def arrange(self, messages, pending):

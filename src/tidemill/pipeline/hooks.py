@@ -110,8 +110,8 @@ async def call_hook(
 
     Raises:
         TypeError: The hook cannot be awaited: it is a plain function, or an async generator.
-        HandlerError: The hook was cancelled from within, or called `sys.exit()`: either would otherwise end the
-            task that runs it instead of the one message.
+        HandlerError: The hook was cancelled from within, called `sys.exit()`, or raised something else that is not an
+            `Exception`: each would otherwise end the engine instead of the one message.
     """
     latest[0] = hook
     if calls is not None:
@@ -130,6 +130,10 @@ async def call_hook(
         if task is None or (task.cancelling() and not (calls is not None and calls.cancels_itself(task))):
             raise
         raise HandlerError("the hook was cancelled from within (asyncio.CancelledError)") from error
+    except Exception:
+        raise
+    except BaseException as error:  # the panic of a Rust extension is one, too
+        raise HandlerError(f"the hook raised {describe_error(error)}") from error
     finally:
         if calls is not None:
             calls.ended(id(hook))

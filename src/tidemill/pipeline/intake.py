@@ -301,7 +301,7 @@ class Intake:
             return False
         try:
             message.payload = context.handler.deserialize_message(message)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # whatever it raises concerns this message alone
             text = describe_error(error)
             if context.settings.kafka.on_parse_error == "pass":
                 message.parse_error = text

@@ -106,7 +106,7 @@ class WaitingWindow:
         message = self.messages[0]
         try:
             message.payload = self._context.handler.deserialize_message(message)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # whatever it raises concerns this message alone
             self._refuse(LetterKind.PARSE, error)
             return False
         self._is_parsed = True
@@ -137,7 +137,7 @@ class WaitingWindow:
         message = self.messages[0]
         try:
             return self._context.handler.message_label(message)
-        except Exception as error:
+        except BaseException as error:
             place = f"{message.topic}/{message.partition}/{message.offset}"
             return f"{place} (message_label raised {describe_error(error)})"
 
