@@ -15,18 +15,18 @@ from typing import Any
 import msgspec
 from bench.harness import report
 
-from tidemill.cli.status import status_text
+from tidemill.cli.status import format_status
 from tidemill.config.settings import Settings
 from tidemill.pipeline.delivery.outbox import Outbox
 from tidemill.pipeline.engine import Engine
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.tasks.resident import build_executor
-from tidemill.runtime.beats import Beat, snapshot_after
+from tidemill.runtime.beats import Beat, apply_beat
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.progress import EngineProgress
-from tidemill.spark.progress import EngineStatus, PartitionSums, summed
-from tidemill.testing.run import scripted_sinks
+from tidemill.spark.progress import EngineStatus, PartitionSums, sum_progress
+from tidemill.testing.run import build_scripted_sinks
 from tidemill.testing.scripted import ScriptedDeadLetters, ScriptedSource
 
 MESSAGES = 2_000
@@ -69,7 +69,7 @@ async def measure(partitions: int) -> None:
         handler,
         Identity("bench", 0, "bench", "g", 1),
         source,
-        Outbox(scripted_sinks(settings), letters, handler.on_delivery_error, settings.delivery),
+        Outbox(build_scripted_sinks(settings), letters, handler.on_delivery_error, settings.delivery),
         letters,
         build_executor(settings.executor, "bench"),
     )
@@ -89,14 +89,14 @@ async def measure(partitions: int) -> None:
     turn = (time.process_time() - cpu) / MESSAGES
     lag = {("t", n): n for n in range(partitions)}
     source.lag = lambda: lag  # type: ignore[method-assign]  # as with Kafka: the same until it is looked at again
-    seen = snapshot_after(engine.beat(whole=True), EngineProgress())
+    seen = apply_beat(engine.beat(whole=True), EngineProgress())
 
     def send_beat() -> int:
         """Take a beat in which one partition moved to the other side of the link; return its size."""
         nonlocal seen
         engine.commits.committed_up_to(("t", 0), MESSAGES)
         encoded = msgspec.msgpack.encode(engine.beat(whole=False))
-        seen = snapshot_after(msgspec.msgpack.decode(encoded, type=Beat), seen)
+        seen = apply_beat(msgspec.msgpack.decode(encoded, type=Beat), seen)
         return len(encoded)
 
     beat_bytes = send_beat()
@@ -108,7 +108,7 @@ async def measure(partitions: int) -> None:
     def show_status() -> str:
         """Say how two engines stand, of which one has committed something."""
         halves[0].committed = dict(halves[0].committed)
-        return status_text(summed((), halves, statuses, sums), 0.0)
+        return format_status(sum_progress((), halves, statuses, sums), 0.0)
 
     status = seconds_each(show_status, 200)
     report(

@@ -20,7 +20,7 @@ from tidemill.core.errors import (
     RemoteError,
     SinkNotConfiguredError,
 )
-from tidemill.runtime.exitcode import ExitCode, exit_code_of
+from tidemill.runtime.exitcode import ExitCode, find_exit_code
 from tidemill.runtime.lock import WorkerNameInUseError
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -89,7 +89,7 @@ def test_a_wrong_command_line_is_a_wrong_configuration(tidemill: Run) -> None:
     ],
 )
 def test_each_kind_of_error_has_its_exit_code(error: BaseException, code: int) -> None:
-    assert exit_code_of(error) == code
+    assert find_exit_code(error) == code
 
 
 def test_our_own_errors_are_one_line_without_traceback(capsys: pytest.CaptureFixture[str]) -> None:

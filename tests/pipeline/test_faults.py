@@ -160,9 +160,7 @@ async def test_a_sink_says_itself_how_long_it_may_take() -> None:
     await outbox.connect()
     payloads = [KafkaPayload("patient", None, 1), KafkaPayload("other", None, 1)]
     outbox.submit(outbox.route(CollectResult(kafka=payloads)), Origin([]), lambda: None)
-    async with asyncio.timeout(5):
-        while "sinks.kafka.other" not in outbox.stalled():
-            await asyncio.sleep(0.01)
+    await until(lambda: "sinks.kafka.other" in outbox.stalled())
     assert "sinks.kafka.patient" not in outbox.stalled()
     await outbox.close()
 

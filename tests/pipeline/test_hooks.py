@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+from tests.until import until
+
 from tidemill.pipeline.hooks import HookRunner
 
 
 async def finished(runner: HookRunner) -> None:
-    async with asyncio.timeout(5):
-        while runner.busy:
-            await asyncio.sleep(0)
+    await until(lambda: not runner.busy)
 
 
 async def test_jobs_that_never_wait_run_in_order_in_one_task():
@@ -39,9 +39,7 @@ async def test_jobs_that_wait_run_side_by_side():
 
     for n in range(50):
         runner.submit(job, n)
-    async with asyncio.timeout(5):
-        while len(started) < 50:
-            await asyncio.sleep(0)
+    await until(lambda: len(started) >= 50)
     assert started == list(range(50))
     gate.set()
     await finished(runner)
@@ -98,9 +96,7 @@ async def test_close_cancels_what_waits_and_drops_what_is_queued():
 
     for n in range(3):
         runner.submit(job, n)
-    async with asyncio.timeout(5):
-        while runner.running < 3:
-            await asyncio.sleep(0)
+    await until(lambda: runner.running >= 3)
     await runner.close()
     assert sorted(cancelled) == [0, 1, 2]
 

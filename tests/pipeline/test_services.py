@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import structlog
 from tests.pipeline.conftest import message
+from tests.until import until
 
 from tidemill.core.errors import HandlerError
 from tidemill.pipeline.handler.base import Handler
@@ -123,9 +124,7 @@ async def test_the_scope_pipeline_runs_in_slot_0_only(slot, ran):
     handler = Scoped()
     runner = PeriodicRunner(handler, slot)
     runner.start()
-    async with asyncio.timeout(10):
-        while runner.runs < 10:
-            await asyncio.sleep(0.005)
+    await until(lambda: runner.runs >= 10)
     await runner.stop()
     assert set(handler.ran) == ran
 

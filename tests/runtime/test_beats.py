@@ -4,7 +4,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.runtime.beats import Beat, PartitionChanges, snapshot_after, whole_beat
+from tidemill.runtime.beats import Beat, PartitionChanges, apply_beat, whole_beat
 from tidemill.runtime.progress import EngineProgress, SinkStats
 
 
@@ -23,17 +23,17 @@ def test_a_whole_beat_tells_a_whole_snapshot() -> None:
         sinks={"sinks.kafka.out": SinkStats(refused=1)},
     )
     before = EngineProgress(committed={"t/9": 1}, lag={"t/9": 1}, partitions=["t/9"], paused=["t/9"])
-    assert snapshot_after(sent(whole_beat(progress)), before) == progress
+    assert apply_beat(sent(whole_beat(progress)), before) == progress
 
 
 def test_what_did_not_change_is_the_same_object_and_what_did_leaves_the_former_snapshot_alone() -> None:
     first = EngineProgress(committed={"t/0": 3, "t/1": 4}, lag={"t/0": 1, "t/1": 2}, partitions=["t/0", "t/1"])
-    second = snapshot_after(Beat(EngineProgress(consumed=1), PartitionChanges(committed={"t/0": 5})), first)
+    second = apply_beat(Beat(EngineProgress(consumed=1), PartitionChanges(committed={"t/0": 5})), first)
     assert second.committed == {"t/0": 5, "t/1": 4}
     assert first.committed == {"t/0": 3, "t/1": 4}
     assert second.lag is first.lag
     assert second.partitions is first.partitions
-    third = snapshot_after(Beat(EngineProgress(), PartitionChanges(lag={"t/0": 9}, lag_unknown=["t/1"])), second)
+    third = apply_beat(Beat(EngineProgress(), PartitionChanges(lag={"t/0": 9}, lag_unknown=["t/1"])), second)
     assert third.lag == {"t/0": 9}
     assert second.lag == {"t/0": 1, "t/1": 2}
     assert third.committed is second.committed
@@ -70,5 +70,5 @@ def test_a_snapshot_follows_any_sequence_of_beats(steps: list[tuple[EngineProgre
             state.committed = engine.committed | state.committed
         counts = EngineProgress(consumed=state.consumed)
         beat = whole_beat(state) if whole else Beat(counts, changes_between(engine, state))
-        seen, engine = snapshot_after(sent(beat), seen), state
+        seen, engine = apply_beat(sent(beat), seen), state
         assert seen == engine

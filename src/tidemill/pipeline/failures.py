@@ -11,7 +11,7 @@ from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, Protocol
 
 from tidemill.core.errors import describe_error, sound
-from tidemill.deadletters.letter import LetterKind, last_words
+from tidemill.deadletters.letter import LetterKind, summarize_stderr
 from tidemill.pipeline.brake import Case
 from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.handler.models import ErrorKind, ExecutorError
@@ -151,7 +151,7 @@ def _describe_task_error(error: ExecutorError, why: str = "") -> str:
     """
     if error.exception is not None:
         return why + sound(error.exception)
-    return why + (last_words(error.stderr) or f"exit code {error.exit_code}")
+    return why + (summarize_stderr(error.stderr) or f"exit code {error.exit_code}")
 
 
 def _log_task_error(window: FailingWindow, run: TaskRun, error: ExecutorError, why: str = "") -> None:
@@ -160,7 +160,7 @@ def _log_task_error(window: FailingWindow, run: TaskRun, error: ExecutorError, w
     What a program wrote is masked before it is cut, so that no half of a secret is left over.
     """
     log: Any = window.context.log
-    stderr = last_words(error.stderr)
+    stderr = summarize_stderr(error.stderr)
     exception = None if error.exception is None else why + sound(error.exception)
     alike = (error.kind, error.exit_code, why, kind_of(exception), kind_of(stderr.rpartition("\n")[2]))
     limited(log, LOG_SECONDS, about=alike).warning(

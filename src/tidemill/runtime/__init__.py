@@ -1,1 +1,1 @@
-"""What both wings and every process stand on."""
+"""What every process uses: logs, locks, folders, Kafka clients, Java, the link between driver and engines."""

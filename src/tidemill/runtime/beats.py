@@ -1,7 +1,7 @@
 """What an engine sends four times a second: its counts whole, of its partitions only what changed.
 
 A beat over a thousand partitions of which one moves costs what a beat over one does. Invariant: a connection's first
-beat tells of all partitions, and each later one builds on all before it, so that a side that applies them in order
+beat covers all partitions, and each later one builds on all before it, so that a side that applies them in order
 holds what the other side has. A beat that is taken from an engine is sent, or the connection is closed.
 """
 
@@ -13,13 +13,13 @@ from tidemill.runtime.progress import EngineProgress, without_texts
 
 
 class PartitionChanges(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How an engine's partitions differ from what its beats told before.
+    """How an engine's partitions differ from what its earlier beats said.
 
     Attributes:
-        whole: Everything is told; what was told before is void.
+        whole: Replaces everything that was sent before.
         committed: Next offsets that moved, by "topic/partition".
         lag: Lags that changed.
-        lag_unknown: The partitions whose lag is not known any more.
+        lag_unknown: The partitions whose lag is no longer known.
         paused: All partitions that backpressure holds; None: as before.
         partitions: All partitions that are owned; None: as before.
     """
@@ -33,7 +33,7 @@ class PartitionChanges(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True):
-    """The engine lives; this is how it stands.
+    """The engine lives; this is its state.
 
     Attributes:
         counts: A snapshot without anything per partition.
@@ -49,7 +49,7 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
 
 
 def whole_beat(progress: EngineProgress) -> Beat:
-    """Return the beat that tells a whole snapshot."""
+    """Return the beat for a whole snapshot."""
     changes = PartitionChanges(
         True, progress.committed, progress.lag, paused=progress.paused, partitions=progress.partitions
     )
@@ -57,8 +57,8 @@ def whole_beat(progress: EngineProgress) -> Beat:
     return Beat(counts, changes)
 
 
-def snapshot_after(beat: Beat, before: EngineProgress) -> EngineProgress:
-    """Return how an engine stands, from how it stood and the beat that came next.
+def apply_beat(beat: Beat, before: EngineProgress) -> EngineProgress:
+    """Return the snapshot that results from applying a beat to the one before.
 
     What did not change is the same object as before; nothing of `before` is changed, so any thread may read it.
     """

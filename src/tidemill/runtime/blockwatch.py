@@ -1,11 +1,11 @@
 """Watches an event loop from another thread, and names what blocks it.
 
-The loop says every now and then that it is alive; when it has not for longer than the threshold, the thread takes the
-stack of the loop's thread, as it is at that moment, and the task that runs. Once per block; a second time, with its
-length, when it is over.
+The loop reports regularly that it is alive; when it has not for longer than the threshold, the thread records the
+current stack of the loop's thread and the running task. Each block is reported once, and again with its length when
+it is over.
 
-Decides nothing: what a late loop means says `core.blocking`. Where the kernel does not tell for how long a thread had
-to wait for a CPU (no /proc), a starved machine cannot be told from a call that blocks.
+Decides nothing: `core.blocking` says what a late loop means. Where the kernel does not say how long a thread had to
+wait for a CPU (no /proc), a starved machine cannot be told from a call that blocks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from types import FrameType
 
 from tidemill.core.blocking import Cause, Usage, judge_block
 
-#: The last frames of a stack are where it stands; more are of no use.
+#: Only the last frames of a stack show where it stands.
 _FRAMES = 12
 #: Where the event loop calls what it runs.
 _LOOP_FILE = asyncio.events.__file__
@@ -36,7 +36,7 @@ class Block:
     Attributes:
         task: The name of the task that runs; None: a callback does.
         cause: Why.
-        seconds: For how long; so far, or in all.
+        seconds: How long; so far, or in all.
         stack: Where the loop's thread stood when it was found late, innermost frame last; '' for a starved one, and
             for one that was only seen when it was over, because it kept the interpreter to itself.
     """
@@ -51,9 +51,9 @@ class BlockWatch:
     """A thread that watches the running loop.
 
     Args:
-        threshold_seconds: What somebody may take.
+        threshold_seconds: How long one call may block the loop.
         on_block: Called when the loop is found late: on the watching thread, or on the loop if that could not run.
-        on_over: Called on the loop when it goes on, with the same block and its whole length.
+        on_over: Called on the loop when it continues, with the same block and its whole length.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class BlockWatch:
         self._pulse = threshold_seconds / 4
         self._on_block = on_block
         self._on_over = on_over
-        # What the thread found, and since when the loop is late, change together: each block is told of once.
+        # What the thread found, and since when the loop is late, change together: each block is reported once.
         self._changing = threading.Lock()
         self._found: Block | None = None
         self._ended = threading.Event()
@@ -124,16 +124,16 @@ class BlockWatch:
                 continue
             frame = sys._current_frames().get(self._ident)
             cause = judge_block(late, before, self._read_usage(), self._threshold, overslept)
-            # Woken late, it finds the loop where it is now, and not where it was held up.
+            # Woken late, it would see where the loop is now, not where it was blocked.
             unseen = cause is Cause.STARVED or overslept >= self._threshold
             block = Block(None if unseen else self._task_name(), cause, late, "" if unseen else _stack(frame))
             with self._changing:
                 if since != self._beat_at:
-                    continue  # it went on while its stack was taken: that is of something else
+                    continue  # it continued while its stack was recorded: that shows something else
                 if cause is Cause.STARVED:
                     if starved == since:
                         continue
-                    starved = since  # it may still turn out to block: it is looked at again
+                    starved = since  # it may still turn out to block: check again
                 else:
                     told = since
                 self._found = block

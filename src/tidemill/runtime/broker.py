@@ -1,8 +1,8 @@
 """The embedded Kafka: a real single-node Apache Kafka as a child process.
 
-For the demo, tests and for trying things out; not for production. Invariants: it never outlives the process
+For the demo, tests and experiments; not for production. Invariants: it never outlives the process
 that started it, not even one that is killed; it keeps its data folder and its ports over `stop`/`kill` and
-`start`, so that an outage can be staged; it listens on the loopback interface only.
+`start`, so that tests can stage an outage; it listens on the loopback interface only.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ _PROPERTIES: Mapping[str, str] = {
     "share.coordinator.state.topic.num.partitions": "4",
     "group.initial.rebalance.delay.ms": "0",
     "auto.create.topics.enable": "false",
-    # A broker that was killed may come back only when the controller has given up on its former life (9 s).
+    # A broker that was killed may come back only when the controller has expired its earlier session (9 s).
     "broker.session.timeout.ms": "3000",
     "broker.heartbeat.interval.ms": "500",
     "log.cleaner.dedupe.buffer.size": "4194304",
 }
-#: Waits for the word to become Java: until then nothing runs that could be left behind.
+#: Waits for a line before it becomes Java: until then nothing runs that could be left behind.
 _GATE = 'read -r _ && exec "$@" </dev/null'
-#: Reads until its parent is gone, however that ended, and takes the broker along.
+#: Reads until its parent is gone, however it ended, and then kills the broker.
 _GUARD = 'trap "" HUP INT TERM; read -r _; kill -KILL "$1"'
 
 
@@ -90,7 +90,7 @@ class EmbeddedBroker:
         progress: Progress | None = None,
         start_timeout_seconds: float = 60.0,
     ) -> None:
-        """Remember what to start; nothing runs before `start`."""
+        """Start nothing; `start` does."""
         self._temporary: OwnedFolder | None = None
         if data_dir is None:
             self._temporary = OwnedFolder("tidemill-kafka-")
@@ -108,7 +108,7 @@ class EmbeddedBroker:
 
     @property
     def bootstrap(self) -> str:
-        """What clients put into `bootstrap.servers`."""
+        """The value for clients' `bootstrap.servers`."""
         if not self._port:
             raise RuntimeError("the broker has no address before its first start()")
         return f"{HOST}:{self._port}"
@@ -129,7 +129,7 @@ class EmbeddedBroker:
         return self.data_dir / "broker.log"
 
     def start(self) -> EmbeddedBroker:
-        """Start (or start again) and wait until clients are answered; does nothing while it runs.
+        """Start (or restart) and wait until it answers clients; does nothing while it runs.
 
         Raises:
             RemoteError: It did not come up (with the end of its log), or its jars cannot be downloaded.
@@ -139,7 +139,7 @@ class EmbeddedBroker:
             return self
         self._forget_process()
         if self._fixed_port and _answers(self._fixed_port):
-            # Its answers would be taken for those of the broker that cannot start.
+            # Its answers would be mistaken for those of the broker that cannot start.
             raise RemoteError(
                 f"port {self._fixed_port} of {HOST} is in use, perhaps by another Kafka; stop that program or choose "
                 "another port"
@@ -158,7 +158,7 @@ class EmbeddedBroker:
                 self._wait_until_ready()
             except RemoteError:
                 self._end(signal.SIGKILL, 10.0)
-                taken = "Address already in use" in self.log_tail()
+                taken = "Address already in use" in self.read_log_tail()
                 if not (first and taken and not self._fixed_port and attempt < _PORT_ATTEMPTS):
                     raise
                 self._port = self._controller_port = 0
@@ -169,7 +169,7 @@ class EmbeddedBroker:
         return self
 
     def stop(self, timeout_seconds: float = 20.0) -> None:
-        """End the broker in good order (SIGTERM; SIGKILL after the timeout); `start` brings it back."""
+        """Shut the broker down cleanly (SIGTERM; SIGKILL after the timeout); `start` brings it back."""
         self._end(signal.SIGTERM, timeout_seconds)
 
     def kill(self) -> None:
@@ -183,7 +183,7 @@ class EmbeddedBroker:
             self._temporary.cleanup()
 
     def __enter__(self) -> EmbeddedBroker:
-        """Start; if that fails, nothing is left of it."""
+        """Start; a failed start leaves nothing behind."""
         try:
             return self.start()
         except BaseException:
@@ -231,7 +231,7 @@ class EmbeddedBroker:
             time.sleep(0.02)
         return name
 
-    def log_tail(self, lines: int = _TAIL_LINES) -> str:
+    def read_log_tail(self, lines: int = _TAIL_LINES) -> str:
         """Return the last lines that the broker printed."""
         with contextlib.suppress(FileNotFoundError):
             return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
@@ -279,7 +279,7 @@ class EmbeddedBroker:
         self._properties_path.write_text("".join(lines))
 
     def _format(self, command: list[str]) -> None:
-        # A fixed first byte: an id that begins with "-" would be taken for an option.
+        # A fixed first byte: an id that begins with "-" would be parsed as an option.
         cluster_id = base64.urlsafe_b64encode(b"t" + secrets.token_bytes(15)).decode().rstrip("=")
         tool = ["kafka.tools.StorageTool", "format", "--standalone", "-t", cluster_id, "-c"]
         done = subprocess.run(
@@ -335,11 +335,12 @@ class EmbeddedBroker:
     def _check_progress(self, deadline: float) -> None:
         if not self.running:
             code = self._process.returncode if self._process is not None else None
-            raise RemoteError(f"Apache Kafka ended while starting (exit code {code}); its log says:\n{self.log_tail()}")
+            tail = self.read_log_tail()
+            raise RemoteError(f"Apache Kafka ended while starting (exit code {code}); its log says:\n{tail}")
         if time.monotonic() > deadline:
             raise RemoteError(
                 f"Apache Kafka did not answer on port {self._port} within {self._start_timeout_seconds:g} s; "
-                f"its log says:\n{self.log_tail()}"
+                f"its log says:\n{self.read_log_tail()}"
             )
 
     def _end(self, number: signal.Signals, timeout_seconds: float) -> None:
@@ -354,7 +355,7 @@ class EmbeddedBroker:
         self._forget_process()
 
     def _forget_process(self) -> None:
-        # The guard goes without being told of an end: it would kill whoever has that pid by then.
+        # The guard is killed, not told of the end: it would kill another process that has the pid by then.
         if self._guard is not None:
             self._guard.kill()
             self._guard.wait()

@@ -1,11 +1,12 @@
 """Control sockets: processes of this user on this machine that answer over a Unix socket each.
 
 The names of the sockets begin with a prefix that says what kind of process it is and has a digest of what it works on,
-so that all who work on it can be found. The folder is private to the user (`runtime.lock.private_directory`).
+so that all processes that work on it can be found. The folder is private to the user
+(`runtime.lock.private_directory`).
 
 A client may send one JSON document, ends its side of the connection, and gets one JSON document. Invariants: only the
 socket's own user can connect (mode 0600 from the start); a socket that can be seen is being listened to, unless its
-process was killed, and then the next one of its prefix removes it; a client that says nothing holds up nobody.
+process was killed, and then the next one of its prefix removes it; a silent client holds up no other.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ log = structlog.get_logger(__name__)
 ANSWER_SECONDS = 10.0
 #: What a client may send.
 _MAX_REQUEST_BYTES = 64 * 1024
-#: The kernel takes about a hundred bytes of a path.
+#: The kernel accepts a path of about a hundred bytes.
 _MAX_PATH_BYTES = 100
 
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def prefix_of(kind: str, what: bytes) -> str:
-    """Return how the names of the sockets begin of processes that work on something.
+    """Return the prefix of the sockets of processes that work on something.
 
     Example:
         >>> prefix_of("triggers", b"/srv/list.yaml")
@@ -50,15 +51,15 @@ def prefix_of(kind: str, what: bytes) -> str:
 
 
 class ControlSocket:
-    """Answers whoever connects.
+    """Answers each client that connects.
 
     Args:
         prefix: See `prefix_of`.
-        answer: Called on the loop with what a client sent ({} if nothing); returns what there is to say; quick.
+        answer: Called on the loop with what a client sent ({} if nothing); returns the answer; must be quick.
     """
 
     def __init__(self, prefix: str, answer: Answer) -> None:
-        """Listen to nobody yet."""
+        """Do not listen yet."""
         self._prefix = prefix
         self._answer = answer
         self._path: Path | None = None
@@ -77,7 +78,7 @@ class ControlSocket:
             refuse_foreign(folder)
             await asyncio.to_thread(_remove_dead, self._prefix)
             path = folder / f"{self._prefix}{secrets.token_hex(4)}.sock"
-            # It gets the name that others look for when it listens: until then it would look like a dead one.
+            # It gets its final name once it listens: until then it would look like a dead one.
             hidden = path.with_suffix(".new")
             os.fchmod(listener.fileno(), 0o600)
             listener.bind(os.fspath(hidden))
@@ -113,7 +114,7 @@ class ControlSocket:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What the processes of a prefix said.
+    """What the processes of a prefix answered.
 
     Attributes:
         reports: Of those that answered.

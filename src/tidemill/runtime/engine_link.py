@@ -1,7 +1,7 @@
 """The engine's side of the link to its driver; see `link_server` for the whole.
 
-It reconnects by itself. An engine that is refused, or that cannot reach its driver for 10 s, is told so once and has to
-stop.
+It reconnects by itself. An engine that is refused, or that cannot reach its driver for 10 s, is notified once and has
+to stop.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from tidemill.runtime.link_messages import (
 )
 from tidemill.runtime.link_proof import Side, is_proof, link_proof, new_nonce
 from tidemill.runtime.log import limited
-from tidemill.runtime.progress import EngineSummary, summary_without_texts
+from tidemill.runtime.progress import EngineSummary, drop_summary_texts
 
 log = structlog.get_logger(__name__)
 
 #: How often an engine sends its snapshot; it is the heartbeat too.
 BEAT_SECONDS = 0.25
-#: For how long an engine tries to reach its driver before it gives up.
+#: How long an engine tries to reach its driver before it gives up.
 RECONNECT_SECONDS = 10.0
-#: Snapshots are left out while this much waits for a driver that does not read.
+#: Snapshots are skipped while this many bytes wait for a driver that does not read.
 MAX_WAITING_BYTES = 256 * 1024
 _RETRY_SECONDS = 0.2
 
@@ -58,11 +58,11 @@ class EngineLink:
     Args:
         address: The driver.
         hello: Who this engine is; nonce and run token are filled in here.
-        beat: Called for every beat, with whether that has to tell of all partitions.
+        beat: Called for every beat, with whether it has to cover all partitions.
         on_command: Called with each command of the driver.
-        on_lost: Called once, with the reason: the driver cannot be reached any more, or refuses this engine.
+        on_lost: Called once, with the reason: the driver can no longer be reached, or refuses this engine.
         tasks: Where its tasks run.
-        reconnect_seconds: For how long the driver is looked for.
+        reconnect_seconds: How long to try to reach the driver.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class EngineLink:
         *,
         reconnect_seconds: float = RECONNECT_SECONDS,
     ) -> None:
-        """Prepare; nothing is connected before `connect`."""
+        """Connect nothing; `connect` does."""
         self._address = address
         self._hello = hello
         self._beat_of = beat
@@ -108,13 +108,13 @@ class EngineLink:
         self._send(Ready())
 
     async def close(self, summary: EngineSummary) -> None:
-        """Tell the end and go; what cannot be told within a second is not."""
+        """Report the end and disconnect, within a second."""
         await self._engine_tasks.stop(*self._tasks)
         try:
             self._send(Ended(summary))
         except Exception as error:
             log.warning("a summary cannot be sent whole; it goes without its texts", error=describe_error(error))
-            self._send(Ended(summary_without_texts(summary)))
+            self._send(Ended(drop_summary_texts(summary)))
         if self._writer is not None:
             self._writer.close()
             with contextlib.suppress(OSError, TimeoutError):
@@ -159,7 +159,7 @@ class EngineLink:
         return answer.run_token
 
     async def _prove(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, said: bytes) -> None:
-        """Let the driver prove itself first: nothing but a hello is said to anybody else."""
+        """Let the driver prove itself first: other peers get nothing but a hello."""
         frame, secret = from_driver.decode(await receive_frame(reader, MAX_HELLO_BYTES)), self._address.secret
         if not isinstance(frame, Challenge) or not is_proof(frame.proof, secret, Side.DRIVER, said, frame.nonce):
             raise BadFrameError("what listens there does not know this pipeline's secret")
@@ -187,7 +187,7 @@ class EngineLink:
             match frame:
                 case Refused(reason):
                     self._on_lost(reason)
-                    # Nothing else will come, and asking again would be refused again.
+                    # Nothing else will come, and another hello would be refused too.
                     await asyncio.get_running_loop().create_future()
                 case Welcome() | Challenge():
                     raise BadFrameError("a second welcome")
@@ -206,7 +206,7 @@ class EngineLink:
         self._tells_whole = False
         try:
             self._send(beat)
-        except Exception as error:  # silence would be taken for the end of this engine
+        except Exception as error:  # silence would count as the end of this engine
             limited(log, 60.0).warning(
                 "a snapshot cannot be sent whole; it goes without its texts", error=describe_error(error)
             )

@@ -1,11 +1,11 @@
-"""The asyncio tasks of an engine, under one watch: none of them ends unnoticed.
+"""The asyncio tasks of an engine in one place: none of them ends unnoticed.
 
-Whatever runs beside the engine's own course is started here: the link's beats, batchers, periodic hooks, the runners of
-hooks, the cache, files that are written. Callbacks of the event loop (the intake, timers, the pipes of programs) have
-no task; where one of tidemill's raises, the loop tells this module too.
+Everything that runs beside the engine itself is started here: the link's beats, senders, periodic hooks, the runners
+of hooks, the cache, files that are written. Callbacks of the event loop (the intake, timers, the pipes of programs)
+have no task; where one of tidemill's raises, this module hears of it from the loop.
 
-Invariants: a task that ends although nobody stopped it is named, once, in the log and to `on_fault`; a task that is
-stopped here, or that was started to end and returned, is not; the loop's own handler of errors is given back.
+Invariants: a task that ends without having been stopped is named, once, in the log and to `on_fault`; a task that is
+stopped here, or that was started to end and returned, is not; the loop's own error handler is restored.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class EngineTasks:
     """All tasks of one engine.
 
     Args:
-        on_fault: Called on the loop with what ended, and why; the engine cannot go on without it.
+        on_fault: Called on the loop with what ended, and why; the engine cannot continue without it.
     """
 
     def __init__(self, on_fault: Callable[[str], None] = lambda _: None) -> None:
-        """Start none."""
+        """Start without tasks."""
         self._on_fault = on_fault
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stopped: set[asyncio.Task[Any]] = set()
@@ -51,11 +51,11 @@ class EngineTasks:
     def _start(self, name: str, course: Coroutine[Any, Any, T], *, endless: bool) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(course, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._kept_ended if endless else self._ended)
+        task.add_done_callback(self._on_kept_ended if endless else self._on_ended)
         return task
 
     def is_ending(self, task: asyncio.Task[Any]) -> bool:
-        """Tell whether the cancellation of a task came from where it may come from."""
+        """Tell whether a task was cancelled by a part that may do so."""
         return self._closed or task in self._stopped or task not in self._tasks
 
     def cancel(self, task: asyncio.Task[Any]) -> None:
@@ -72,7 +72,7 @@ class EngineTasks:
             await asyncio.wait(tasks)
 
     def close(self) -> None:
-        """Cancel what still runs; from now on no end is told."""
+        """Cancel what still runs; from now on no end is reported."""
         self._closed = True
         for task in self._tasks:
             task.cancel()
@@ -81,19 +81,19 @@ class EngineTasks:
             self._loop = None
 
     def watch(self) -> None:
-        """Look after the callbacks of the running loop as well, until `close`."""
+        """Watch the callbacks of the running loop as well, until `close`."""
         self._loop = asyncio.get_running_loop()
         self._handler = self._loop.get_exception_handler()
         self._loop.set_exception_handler(self._on_loop_error)
 
     def fault(self, name: str, error: BaseException) -> None:
-        """Name something of the engine that failed and that it cannot do without."""
+        """Report the failure of something that the engine cannot do without."""
         self._tell(f"{name} failed: {describe_error(error)}", error)
 
-    def _kept_ended(self, task: asyncio.Task[Any]) -> None:
-        self._ended(task, endless=True)
+    def _on_kept_ended(self, task: asyncio.Task[Any]) -> None:
+        self._on_ended(task, endless=True)
 
-    def _ended(self, task: asyncio.Task[Any], *, endless: bool = False) -> None:
+    def _on_ended(self, task: asyncio.Task[Any], *, endless: bool = False) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()  # looked at, or asyncio would complain
         if self._closed or task in self._stopped:

@@ -30,11 +30,11 @@ class ExitCode(enum.IntEnum):
     STOPPED = 130
 
 
-def exit_code_of(error: BaseException) -> ExitCode:
+def find_exit_code(error: BaseException) -> ExitCode:
     """Return the exit code of a process that ends with `error`.
 
     Example:
-        >>> exit_code_of(ConfigError("kafka.broker: unknown key"))
+        >>> find_exit_code(ConfigError("kafka.broker: unknown key"))
         <ExitCode.CONFIG: 2>
     """
     match error:

@@ -1,4 +1,4 @@
-"""Folders of this user: one for what can be downloaded or made again, and temporary ones that outlive no owner.
+"""Folders of this user: one for what can be downloaded or created again, and temporary ones that end with their owners.
 
 Invariants: a folder in a place for all users is used only if it is this user's; a temporary folder is removed by
 another process only if the lock in it is free, which the kernel sees to when its owner ends, however that ends.
@@ -17,12 +17,12 @@ from pathlib import Path
 from tidemill.runtime.lock import HeldError, lock_file, refuse_foreign
 
 _OWNER = ".owner"
-#: A folder whose owner has not locked it by then never had one that would.
+#: A folder that has not been locked by then never will be.
 _YOUNG_SECONDS = 60.0
 
 
 def user_cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder for what can be downloaded or made again: `$XDG_CACHE_HOME/tidemill`, if it can be written."""
+    """Return the folder for what can be created again: `$XDG_CACHE_HOME/tidemill`, if it can be written."""
     base = environ.get("XDG_CACHE_HOME", "")
     # The XDG specification says that relative paths are to be ignored.
     if base and Path(base).is_absolute():
@@ -34,7 +34,7 @@ def user_cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def writable_cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return `user_cache_folder`, made if it is missing; where it cannot be written, a temporary one."""
+    """Return `user_cache_folder`, created if it is missing; if it cannot be written, a temporary one."""
     wanted = user_cache_folder(environ)
     if _can_write(wanted):
         return wanted
@@ -51,7 +51,7 @@ def _temporary_cache_folder() -> Path:
 
 
 def _can_write(folder: Path) -> bool:
-    """Tell whether files can be made in a folder; only the attempt tells."""
+    """Tell whether files can be created in a folder, by trying."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -84,7 +84,7 @@ class OwnedFolder:
         self._lock = lock_file(self.path / _OWNER)
 
     def cleanup(self) -> None:
-        """Remove it; a second time changes nothing."""
+        """Remove it; a second call does nothing."""
         self._folder.cleanup()
         if self._lock >= 0:
             os.close(self._lock)
@@ -97,7 +97,7 @@ def _remove_without_owner(folder: Path) -> None:
         return
     if not (folder / _OWNER).exists():
         if time.time() - status.st_mtime > _YOUNG_SECONDS:
-            folder.rmdir()  # refused if there is anything in it: who knows whose
+            folder.rmdir()  # fails if there is anything in it: it may not be ours
         return
     try:
         lock = lock_file(folder / _OWNER)

@@ -1,7 +1,7 @@
 """Who a worker and an engine are: names that stay the same over restarts, and ids that do not.
 
-The worker's name becomes a part of Kafka ids and file names, so it is held to what Kafka allows in a topic's
-name. No I/O but reading the environment and the host's name.
+The worker's name becomes a part of Kafka ids and file names, so it is limited to what Kafka allows in a topic's
+name. No I/O except reading the environment and the host's name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Identity(msgspec.Struct, frozen=True):
 
     Attributes:
         worker: The worker's name, unique in its consumer group.
-        slot: The numbered place of the engine in its pipeline, from 0; it survives restarts of the engine.
+        slot: The number of the engine's slot in its pipeline, from 0; it survives restarts of the engine.
         engine_id: New for every start; the value of TIDEMILL_ENGINE_ID in every process that it starts.
         group: The consumer group.
         run_token: Rises with every start of an engine in this slot: the newest one wins.
@@ -59,9 +59,9 @@ def worker_name(settings: Settings, environ: Mapping[str, str] = os.environ) -> 
     variable = settings.worker_name_env
     name = environ.get(variable, "").strip()
     if name:
-        return _checked(name, f"the worker name {name!r} (from {variable})", f"change {variable}")
+        return _check_name(name, f"the worker name {name!r} (from {variable})", f"change {variable}")
     host = socket.gethostname().strip()
-    return _checked(host, f"the worker name {host!r} (this host's name)", f"set {variable} to another name")
+    return _check_name(host, f"the worker name {host!r} (this host's name)", f"set {variable} to another name")
 
 
 def cluster_name(settings: Settings, environ: Mapping[str, str] = os.environ) -> str:
@@ -73,7 +73,7 @@ def cluster_name(settings: Settings, environ: Mapping[str, str] = os.environ) ->
     return settings.cluster_name
 
 
-def _checked(name: str, what: str, how: str) -> str:
+def _check_name(name: str, what: str, how: str) -> str:
     if not name or len(name) > MAX_NAME_LENGTH or not _ALLOWED.fullmatch(name):
         raise ConfigError(
             f"{what} cannot be used in Kafka ids: 1 to {MAX_NAME_LENGTH} letters, digits, '.', '_' and '-' "

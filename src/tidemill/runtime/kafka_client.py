@@ -1,6 +1,6 @@
-"""What Kafka clients of tidemill share: their configuration, their log, and the questions asked about a topic.
+"""What Kafka clients of tidemill share: their configuration, their log, and queries about a topic.
 
-Invariants: credentials go only to the brokers they were given for; librdkafka never writes to stderr; no text
+Invariants: credentials go only to the brokers they are meant for; librdkafka never writes to stderr; no text
 that leaves here contains a value of a secret setting.
 """
 
@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 
 #: A topic that was created a moment ago is unknown to some brokers for up to a second.
 FRESH_TOPIC_SECONDS = 5.0
-#: One question to the brokers may take this long, connecting included.
+#: One request to the brokers may take this long, connecting included.
 CALL_SECONDS = 10.0
 
 _INHERITED = ("security.", "sasl.", "ssl.", "enable.ssl.", "enable.sasl.")
@@ -68,7 +68,7 @@ def client_config(kafka: KafkaSettings, brokers: str, overrides: Mapping[str, An
 
 
 def reason(error: Exception) -> str:
-    """Return what an exception of the client says, in words only."""
+    """Return the text of an exception of the client."""
     return error.args[0].str() if isinstance(error, ck.KafkaException) else str(error)
 
 
@@ -86,7 +86,7 @@ def scrubbed(text: str, config: Mapping[str, Any]) -> str:
 
 
 class LibraryLog:
-    """Takes the lines that librdkafka would print: for debugging only, what matters comes as an error.
+    """Receives the lines that librdkafka would print: for debugging only, what matters comes as an error.
 
     Shaped like a `logging.Logger` as far as confluent_kafka uses one.
     """
@@ -104,11 +104,11 @@ class TopicAdmin:
         what: What needs the topic, for error texts, e.g. 'sinks.kafka.out'.
 
     Raises:
-        ConfigError: librdkafka does not take the configuration.
+        ConfigError: librdkafka rejects the configuration.
     """
 
     def __init__(self, config: Mapping[str, Any], what: str) -> None:
-        """Make the client; it connects at the first question."""
+        """Create the client; it connects at the first request."""
         self._what = what
         self._config = config
         self._brokers = config["bootstrap.servers"]
@@ -124,12 +124,12 @@ class TopicAdmin:
         """Tell whether the topic exists, waiting a little for one that was just created.
 
         Raises:
-            ConfigError: The brokers do not let us see it.
+            ConfigError: The brokers deny access to it.
             RemoteError: They do not answer.
         """
         deadline = time.monotonic() + wait_seconds
         while True:
-            error = self._described(topic)
+            error = self._describe_topic(topic)
             if error is None:
                 return True
             if error.code() != ck.KafkaError.UNKNOWN_TOPIC_OR_PART:
@@ -142,7 +142,7 @@ class TopicAdmin:
         """Return how many partitions a topic has, None if it does not exist.
 
         Raises:
-            ConfigError: The brokers do not let us see it.
+            ConfigError: The brokers deny access to it.
             RemoteError: They do not answer.
         """
         if not self.exists(topic, wait_seconds=1.0):
@@ -152,7 +152,7 @@ class TopicAdmin:
         except ck.KafkaException as error:
             raise self.refused(f"topic {topic!r} cannot be looked up", error.args[0]) from None
 
-    def _described(self, topic: str) -> ck.KafkaError | None:
+    def _describe_topic(self, topic: str) -> ck.KafkaError | None:
         try:
             topics = ck.TopicCollection([topic])
             answer = self._client.describe_topics(topics, request_timeout=CALL_SECONDS)[topic]
@@ -167,7 +167,7 @@ class TopicAdmin:
         """Create a topic of one partition with the brokers' replication factor, unless it exists.
 
         Raises:
-            ConfigError: The brokers do not let us.
+            ConfigError: The brokers deny it.
             RemoteError: They do not answer or refuse.
         """
         new = NewTopic(topic, num_partitions=1, replication_factor=-1)
@@ -181,13 +181,13 @@ class TopicAdmin:
             raise self.refused(text, ck.KafkaError(ck.KafkaError._TIMED_OUT)) from None
 
     def max_message_bytes(self, topic: str) -> int | None:
-        """Return the largest batch that the topic takes, None where the brokers do not tell."""
+        """Return the largest batch that the topic takes, None if the brokers do not say."""
         resource = ConfigResource(ResourceType.TOPIC, topic)
         try:
             answer = self._client.describe_configs([resource], request_timeout=CALL_SECONDS)[resource]
             return int(answer.result(CALL_SECONDS + 1.0)["max.message.bytes"].value)
         except (ck.KafkaException, TimeoutError, KeyError, ValueError) as error:
-            # Reading configurations needs a right of its own; without it the broker's refusals tell.
+            # Reading configurations needs a permission of its own; without it the broker's refusals show the limit.
             log.debug("the topic's largest message is not known", topic=topic, error=str(error))
             return None
 
@@ -202,13 +202,13 @@ class TopicAdmin:
         return RemoteError(f"{self._what}: {text} at {self._brokers}: {said}", retryable=error.retriable())
 
     def _on_error(self, error: ck.KafkaError) -> None:
-        """Keep why a connection fails: the answer to a call says no more than that it timed out."""
+        """Keep why a connection fails: the answer to a call says only that it timed out."""
         if error.code() != ck.KafkaError._ALL_BROKERS_DOWN:
             self._heard = scrubbed(error.str(), self._config)
 
 
 class BackgroundCall:
-    """A call that may never come back (handing offsets to a transaction), on a thread that nobody has to wait for.
+    """A call that may never come back (handing offsets to a transaction), on a thread of its own.
 
     Attributes:
         began: When, by the monotonic clock.
@@ -232,7 +232,7 @@ class BackgroundCall:
     def _run(self) -> None:
         try:
             self._call()
-        except BaseException as error:  # of any type: on this thread nobody else would see it
+        except BaseException as error:  # of any type: nothing else on this thread would see it
             self.error = error
         finally:
             self.ended.set()

@@ -1,7 +1,7 @@
-"""An engine's warden, and another one whenever it dies: without one a killed engine's children would live on.
+"""An engine's warden, replaced whenever it dies: without one a killed engine's children would live on.
 
-Apart from `warden`, because that file is a program as well and stays small. Everything happens in callbacks of the
-engine's loop; no task is left that could end.
+Separate from `warden`, because that file is also a program and has to stay small. Everything happens in callbacks of
+the engine's loop; there is no task that could end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class KeptWarden:
     """A warden that is replaced when it dies; use it on one loop only.
 
     Args:
-        warden: What is started, and started again.
+        warden: Started, and restarted when it dies.
     """
 
     def __init__(self, warden: Warden) -> None:

@@ -1,4 +1,4 @@
-"""The words of the link: every frame that an engine and its driver can send, and how one is sent.
+"""The messages of the link: every frame that an engine and its driver can send, and how frames are sent.
 
 A frame is four bytes of length, big-endian, and a msgspec message that carries its own name. Its size is
 bounded by the reader; whatever does not decode to a known frame is an error of the other side.
@@ -15,9 +15,9 @@ import msgspec
 from tidemill.runtime.beats import Beat
 from tidemill.runtime.progress import EngineSummary
 
-#: A snapshot with thousands of partitions stays below this; what is larger is not ours.
+#: A snapshot with thousands of partitions stays below this; anything larger is not ours.
 MAX_FRAME_BYTES = 4 * 1024 * 1024
-#: Before a hello nobody is trusted with more memory than a hello needs.
+#: Before a hello no peer gets more memory than a hello needs.
 MAX_HELLO_BYTES = 4096
 _LENGTH = struct.Struct(">I")
 
@@ -30,7 +30,7 @@ class LinkAddress(msgspec.Struct, frozen=True):
     secret: str
 
     def __repr__(self) -> str:
-        """Show the place, never the secret."""
+        """Show the address, never the secret."""
         return f"LinkAddress({self.host}:{self.port})"
 
 
@@ -38,17 +38,17 @@ class LinkAddress(msgspec.Struct, frozen=True):
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
-    """The first frame of a connection; believed once a `Proof` follows.
+    """The first frame of a connection; trusted once a `Proof` follows.
 
     Attributes:
         nonce: A new random number of each connection.
         slot: Which slot the engine fills.
         job_token: The number of the submission that started this engine.
-        run_token: 0 at the first connection, later the number that the engine was welcomed under.
+        run_token: 0 at the first connection, later the number that `Welcome` gave it.
         engine_id: The engine's id, new at every start.
         pid: The engine's process.
         host: The engine's host.
-        ready: `on_ready` is done; told again after a connection was lost.
+        ready: `on_ready` is done; repeated after a reconnect.
         stage: The Spark stage of a bounded run's engine.
         attempt: Spark's number for the attempt of its task.
     """
@@ -97,7 +97,7 @@ class Challenge(msgspec.Struct, frozen=True, tag=True):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
-    """The answer to a hello that was believed."""
+    """The answer to a hello that was accepted."""
 
     run_token: int
 
@@ -117,7 +117,7 @@ class Go(msgspec.Struct, frozen=True, tag=True):
 
 
 class Drain(msgspec.Struct, frozen=True, tag=True):
-    """Finish what is in hand, commit, leave."""
+    """Finish what is in flight, commit, leave."""
 
 
 class Pause(msgspec.Struct, frozen=True, tag=True):
@@ -129,7 +129,7 @@ class Resume(msgspec.Struct, frozen=True, tag=True):
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
-    """Let the brake off, by a user's word; what it holds is dead-lettered."""
+    """Release the brake, as a user asked; what it holds is dead-lettered."""
 
 
 class Exit(msgspec.Struct, frozen=True, tag=True):

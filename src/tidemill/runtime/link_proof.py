@@ -1,7 +1,7 @@
-"""What the two ends of a link show each other before anything is believed: that both know the pipeline's secret.
+"""How the two ends of a link prove to each other, before anything else, that both know the pipeline's secret.
 
 Each end answers the other's random number with an HMAC over both numbers and the engine's whole hello, so a proof is
-good for one connection, one direction and what was said in it. The secret itself never travels over the link.
+good for one connection, one direction and what was said in it. The secret itself is never sent over the link.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Side(enum.Enum):
 
 
 def new_nonce() -> bytes:
-    """Return a random number that nobody can guess."""
+    """Return a random number that cannot be guessed."""
     return secrets.token_bytes(NONCE_BYTES)
 
 
@@ -43,5 +43,5 @@ def link_proof(secret: str, side: Side, hello: bytes, nonce: bytes) -> bytes:
 
 
 def is_proof(given: bytes, secret: str, side: Side, hello: bytes, nonce: bytes) -> bool:
-    """Tell whether a proof is that of a side which knows the secret; takes the same time whatever was given."""
+    """Tell whether a proof comes from a side that knows the secret; takes the same time for any input."""
     return hmac.compare_digest(given, link_proof(secret, side, hello, nonce))

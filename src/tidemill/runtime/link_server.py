@@ -22,7 +22,7 @@ import msgspec
 import structlog
 
 from tidemill.core.errors import RemoteError
-from tidemill.runtime.beats import Beat, snapshot_after
+from tidemill.runtime.beats import Beat, apply_beat
 from tidemill.runtime.link_messages import (
     MAX_FRAME_BYTES,
     MAX_HELLO_BYTES,
@@ -51,32 +51,32 @@ ResultT = TypeVar("ResultT")
 
 
 class LinkEvents(Protocol):
-    """Who is told what happens; called on the link's loop, in order, never concurrently.
+    """Receives what happens; called on the link's loop, in order, never concurrently.
 
     A link is a number that the server gives to a connection which said hello, never used twice.
     """
 
     def on_hello(self, link: int, hello: Hello) -> None:
-        """Tell that an engine connected; it waits for `Welcome` or `Refused`."""
+        """An engine connected; it waits for `Welcome` or `Refused`."""
 
     def on_beat(self, link: int, progress: EngineProgress) -> None:
-        """Tell that an engine lives."""
+        """An engine sent a beat."""
 
     def on_ready(self, link: int) -> None:
-        """Tell that an engine's `on_ready` is done."""
+        """An engine's `on_ready` is done."""
 
     def on_ended(self, link: int, summary: EngineSummary) -> None:
-        """Tell that an engine is over; its connection closes next."""
+        """An engine has ended; its connection closes next."""
 
     def on_closed(self, link: int) -> None:
-        """Tell that a connection is closed, by whichever side; nothing else comes of it."""
+        """A connection was closed, by either side; no other event follows for it."""
 
 
 class LinkServer:
     """The driver's side of all links of one pipeline.
 
     Args:
-        events: Who is told.
+        events: Receives what happens.
         bind_host: The address to listen on.
         public_host: What engines connect to; by default the address that is listened on.
 
@@ -86,7 +86,7 @@ class LinkServer:
     """
 
     def __init__(self, events: LinkEvents, *, bind_host: str = "127.0.0.1", public_host: str = "") -> None:
-        """Prepare; nothing listens before `start`."""
+        """Open nothing; `start` listens."""
         self._events = events
         self._bind_host = bind_host
         self._public_host = public_host or bind_host
@@ -103,7 +103,7 @@ class LinkServer:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop that `events` are told on."""
+        """The loop on which `events` are called."""
         return self._loop
 
     def start(self) -> LinkAddress:
@@ -129,7 +129,7 @@ class LinkServer:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def close(self) -> None:
-        """Close all connections and end the thread; without effect if that is done already."""
+        """Close all connections and end the thread; a second call does nothing."""
         if self._thread.is_alive():
             self.call(self._shut())
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -140,7 +140,7 @@ class LinkServer:
     # -- the loop ---------------------------------------------------------------------------------------
 
     def send(self, link: int, frame: FromDriver) -> None:
-        """Send to an engine; to a closed link nothing is sent. Only on the link's loop."""
+        """Send to an engine, unless its link is closed. Only on the link's loop."""
         writer = self._links.get(link)
         if writer is not None and not writer.is_closing():
             send_frame(writer, frame)
@@ -182,7 +182,7 @@ class LinkServer:
             while True:
                 self._tell(link, from_engine.decode(await receive_frame(reader, MAX_FRAME_BYTES)))
         except (OSError, EOFError):
-            pass  # the other side went, or said nothing; `on_closed` tells
+            pass  # the other side is gone or silent; `on_closed` reports it
         except (msgspec.DecodeError, BadFrameError) as error:
             log.warning("a connection to the link was closed", peer=_peer(writer), error=str(error))
         except Exception:
@@ -213,7 +213,7 @@ class LinkServer:
                 before = self._snapshots.get(link)
                 if before is None and not changes.whole:
                     raise BadFrameError("a first beat that does not tell of all partitions")
-                self._snapshots[link] = snapshot_after(beat, before or EngineProgress())
+                self._snapshots[link] = apply_beat(beat, before or EngineProgress())
                 self._events.on_beat(link, self._snapshots[link])
             case Ready():
                 self._events.on_ready(link)

@@ -1,8 +1,8 @@
 """File locks that the kernel releases, and one of them: one process per consumer group and worker name on a host.
 
-Two processes of the same name would take each other's place in the consumer group again and again, and two pipelines in
-one group would be given each other's partitions. A group is one of one Kafka: the same name on other brokers is another
-group. The lock ends with the process, however that ends: it is never stale, and a file that is left means nothing.
+Two processes of the same name would keep taking each other's place in the consumer group, and two pipelines in one
+group would be assigned each other's partitions. A group belongs to one Kafka cluster: the same name on other brokers is
+another group. The lock ends with the process, however that ends: it is never stale, and a leftover file means nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class HeldError(Exception):
     """Another process holds the lock of a file.
 
     Attributes:
-        holder: Its process id, as it wrote it down.
+        holder: Its process id, as it wrote it.
     """
 
     def __init__(self, holder: str) -> None:
@@ -54,7 +54,7 @@ class HeldError(Exception):
 
 
 def lock_file(path: Path) -> int:
-    """Lock a file, which is made if it is not there, until the returned descriptor is closed.
+    """Lock a file, created if it is missing, until the returned descriptor is closed.
 
     Never remove the file: two later processes would lock two different files of one name.
 
@@ -89,7 +89,7 @@ class WorkerLock:
         group: The consumer group.
         worker: The worker's name.
         brokers: Where the group is, `host:port` with commas.
-        topic: What is read with it; '' is not compared.
+        topic: The topic that is read; '' is not compared.
         name_env: The variable that gives a process another name (`settings.worker_name_env`).
         directory: Where the lock's file lives; by default a folder that only this user can write to.
 
@@ -108,7 +108,7 @@ class WorkerLock:
         name_env: str = "WORKER_ID",
         directory: Path | None = None,
     ) -> None:
-        """Name the lock; nothing is taken yet."""
+        """Name the lock; acquire nothing yet."""
         addresses = sorted({address.strip().lower() for address in brokers.split(",")})
         self._use = _Use(",".join(addresses), group, topic)
         self._group = group
@@ -128,7 +128,7 @@ class WorkerLock:
         return directory / f"{readable}.{digest}.lock"
 
     def acquire(self) -> None:
-        """Take the lock, or say who has it.
+        """Acquire the lock, or say who holds it.
 
         Raises:
             WorkerNameInUseError: Another process holds it.
@@ -182,7 +182,7 @@ class WorkerLock:
             )
 
     def release(self) -> None:
-        """Give the lock back; without effect if it is not held."""
+        """Release the lock, if it is held."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -202,7 +202,7 @@ class WorkerLock:
 def _held_files() -> dict[int, str]:
     """Return who holds file locks on this host: process ids by the files' inodes; nothing where there is no /proc.
 
-    Looking is better than trying: a lock that is tried for a moment is refused to its owner in that moment.
+    Looking is better than trying: a lock that is held briefly to test it would be refused to its owner meanwhile.
     """
     held = {}
     with contextlib.suppress(OSError):

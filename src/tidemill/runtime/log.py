@@ -1,8 +1,8 @@
 """Structured logs: one line per event on standard error, as JSON or for people, secrets masked.
 
-Everything goes one way: structlog's own loggers and the standard library's (pyspark, py4j, libraries). What
-every line of a process carries (worker, group, version) is set once by `configure`; it is no context
-variable, because the threads of a process would not see it. Logging is for what happens seldom; nothing logs
+All logs go the same way: structlog's own loggers and the standard library's (pyspark, py4j, libraries). What
+every line of a process carries (worker, group, version) is set once by `configure`; it is not a context
+variable, because the threads of a process would not see it. Logging is for rare events; nothing logs
 per message.
 """
 
@@ -24,7 +24,7 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 from tidemill.config.redaction import is_secret, redact, redact_text
 from tidemill.config.settings import LoggingSettings
 
-#: Libraries that say at INFO and DEBUG what only their authors need, some of them every message with all its data.
+#: Libraries whose INFO and DEBUG lines only their authors need; some log every message with all its data.
 _QUIET = ("alembic", "asyncio", "httpcore", "httpx", "py4j", "pymongo", "pyspark", "urllib3")
 
 
@@ -38,7 +38,7 @@ def version() -> str:
 
 
 def configure(settings: LoggingSettings, *, stream: TextIO | None = None, **context: object) -> None:
-    """Send all logs of this process to one place in one form; calling it again replaces the former form.
+    """Send all logs of this process to one place in one form; calling it again replaces the earlier configuration.
 
     Args:
         settings: Level and format.
@@ -51,15 +51,15 @@ def configure(settings: LoggingSettings, *, stream: TextIO | None = None, **cont
         _logger_name,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        _context(fixed),
+        _add_context(fixed),
         structlog.processors.StackInfoRenderer(),
     ]
-    render = _rendering(settings, stream)
+    render = _make_renderers(settings, stream)
     structlog.configure(
         processors=[*shared, *render],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=_LineLoggerFactory(stream),
-        # Loggers made before this call (one per module) have to follow it.
+        # Loggers created before this call (one per module) have to follow it.
         cache_logger_on_first_use=False,
     )
     handler = logging.StreamHandler(_Stderr(stream))
@@ -79,7 +79,7 @@ def configure(settings: LoggingSettings, *, stream: TextIO | None = None, **cont
 
 def _of_interest(record: logging.LogRecord) -> bool:
     # py4j logs through the root logger, with a traceback, whatever it then raises or returns to its caller: a JVM that
-    # was ended while a call was under way is no news.
+    # was ended during a call is not news.
     return record.name != "root" or "py4j" not in record.pathname
 
 
@@ -89,7 +89,7 @@ _SUBJECTS = ("sink", "topic", "client", "path")
 
 
 class Limited:
-    """A logger for messages that may come without end: one in so many seconds, the others counted.
+    """A logger for messages that may repeat endlessly: it passes one per interval and counts the others.
 
     Made by `limited`. Safe to use from any thread.
     """
@@ -145,7 +145,7 @@ def limited(logger: Any, seconds: float, *, about: object = None) -> Limited:
 
 
 def kind_of(text: str | None) -> str:
-    """Return what texts have in common that differ in numbers only: equal failures, of different messages.
+    """Return what texts that differ only in numbers have in common: the same failure of different messages.
 
     Example:
         >>> kind_of("line 17: no field 3") == kind_of("line 4711: no field 8")
@@ -204,7 +204,7 @@ class _LineLogger:
         self.name = name
 
     def msg(self, line: str) -> None:
-        # Work goes on although nobody can read of it: standard error may be closed or its reader gone.
+        # Work continues without a log: standard error may be closed or its reader gone.
         with contextlib.suppress(OSError, ValueError):
             # One write, so that lines of several threads and processes do not mix.
             self._stream.write(line + "\n")
@@ -229,7 +229,7 @@ def _logger_name(logger: WrappedLogger, method: str, event: EventDict) -> EventD
     return event
 
 
-def _context(fixed: dict[str, object]) -> Processor:
+def _add_context(fixed: dict[str, object]) -> Processor:
     def add(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
         for key, value in fixed.items():
             event.setdefault(key, value)
@@ -252,7 +252,7 @@ def _first_keys_first(logger: WrappedLogger, method: str, event: EventDict) -> E
     return {key: event[key] for key in ("timestamp", "level", "event") if key in event} | dict(event)
 
 
-def _rendering(settings: LoggingSettings, stream: TextIO | None) -> list[Processor]:
+def _make_renderers(settings: LoggingSettings, stream: TextIO | None) -> list[Processor]:
     if settings.format == "json":
         return [
             structlog.processors.format_exc_info,

@@ -1,4 +1,4 @@
-"""The message as it came from a source: the one value that every room of a pipeline hands on."""
+"""The message as it came from a source: the one value that all parts of a pipeline pass on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a running pipeline is found on this machine and told what to do: its driver's control socket.
+"""How a running pipeline is found and controlled on this machine: its driver's control socket.
 
 The drivers of one consumer group on one cluster share the beginning of their sockets' names, whatever their workers are
 called, so that a configuration finds all of them.
@@ -22,7 +22,7 @@ def pipeline_socket(kafka: KafkaSettings, worker: str, release: Callable[[], lis
     Args:
         kafka: As it was configured.
         worker: The worker's name.
-        release: Lets the brakes off that are on, and returns which these are; called on the socket's loop.
+        release: Releases the brakes that are on, and returns them; called on the socket's loop.
     """
 
     def answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def pipeline_socket(kafka: KafkaSettings, worker: str, release: Callable[[], lis
 
 
 def release_brakes(kafka: KafkaSettings) -> list[dict[str, Any]]:
-    """Let the brakes of a pipeline's engines off, and return what each driver on this machine said.
+    """Release the brakes of a pipeline's engines, and return what each driver on this machine answered.
 
     Raises:
         RemoteError: There is none, or one does not answer.

@@ -1,4 +1,4 @@
-"""Looks at other processes of this host: which descend from one, which carry a mark, how they stand.
+"""Looks at other processes of this host: which descend from one, which carry a mark, which still run.
 
 Processes come and go during a look: one that has gone is left out, or counts as ended. Without a /proc (only Linux has
 one) no process is found. Engines' wardens have a scan of their own, because they import nothing of this package.
@@ -42,7 +42,7 @@ def read_state(pid: int) -> str:
 
 
 def is_running(pid: int) -> bool:
-    """Tell whether a process has not ended; one that nobody has waited for yet has."""
+    """Tell whether a process runs; one that has ended but was not reaped yet does not."""
     return read_state(pid) not in ("", *_ENDED)
 
 
@@ -65,7 +65,7 @@ def read_environment(pid: int) -> list[str]:
 
 
 def find_children(parent: int) -> set[int]:
-    """Return the processes whose parent this one is."""
+    """Return the children of a process."""
     return {pid for pid in list_processes() if read_parent(pid) == parent}
 
 

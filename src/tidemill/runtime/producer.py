@@ -58,7 +58,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "reconnect.backoff.max.ms": 2_000,
     "socket.nagle.disable": True,
     "log.connection.close": False,
-    # As Java's clients: the same key lands in the same partition whoever wrote it.
+    # As Java's clients: the same key lands in the same partition, whichever client wrote it.
     "partitioner": "murmur2_random",
 }
 _ALIASES: Mapping[str, str] = {
@@ -88,16 +88,16 @@ def producer_config(kafka: KafkaSettings, brokers: str, overrides: Mapping[str, 
 
 
 def too_large(error: ck.KafkaError) -> bool:
-    """Tell whether a record was refused for its size, or for that of the batch it travelled in."""
+    """Tell whether a record was refused for its size, or for that of its batch."""
     return error.code() in (ck.KafkaError.MSG_SIZE_TOO_LARGE, ck.KafkaError.RECORD_LIST_TOO_LARGE)
 
 
 def worth_retrying(error: ck.KafkaError, partition: int = -1) -> bool:
-    """Tell whether the same record may be taken later: always, unless it is itself what is wrong.
+    """Tell whether the same record may be accepted later: always, unless the record itself is wrong.
 
     Args:
-        error: Why it was not taken.
-        partition: The one that the record names, -1 if it names none: one that is not there is its own fault.
+        error: Why it was refused.
+        partition: The one that the record names, -1 if none: a missing partition is the record's fault.
     """
     if partition >= 0 and error.code() == ck.KafkaError._UNKNOWN_PARTITION:
         return False
@@ -108,7 +108,7 @@ class _Round:
     """Records that were handed over together.
 
     `outcomes` and `reported` are written by the poll thread for accepted records, `outcomes` by the loop for the
-    rest; `accepted` is set by the loop when all were handed over. Whoever sees the two counts meet ends the round.
+    rest; `accepted` is set by the loop when all were handed over. The side that sees the counts meet ends the round.
     """
 
     __slots__ = ("accepted", "future", "outcomes", "reported")
@@ -133,7 +133,7 @@ class LoopProducer:
     """
 
     def __init__(self, config: Mapping[str, Any], what: str) -> None:
-        """Remember the configuration; nothing is connected before `open`."""
+        """Connect nothing; `open` does."""
         self._config = dict(config)
         self._what = what
         self._ended: list[_Round] = []
@@ -149,7 +149,7 @@ class LoopProducer:
         """Start, in the running loop; librdkafka connects by itself.
 
         Raises:
-            ConfigError: librdkafka does not take the configuration.
+            ConfigError: librdkafka rejects the configuration.
         """
         self._loop = asyncio.get_running_loop()
         self._closed = asyncio.Event()
@@ -164,7 +164,7 @@ class LoopProducer:
             raise ConfigError(f"{self._what}: bad Kafka client configuration: {text}") from None
 
     def send(self, topic: str, records: Sequence[Record]) -> asyncio.Future[Outcomes]:
-        """Hand records over; the future gets one outcome per record (None: confirmed), and never fails."""
+        """Send records; the future gets one outcome per record (None: confirmed), and never fails."""
         round_ = _Round(len(records), self._loop.create_future())
         if self._closing:
             round_.outcomes = [ck.KafkaError(ck.KafkaError._PURGE_QUEUE)] * len(records)
@@ -184,7 +184,7 @@ class LoopProducer:
                     )  # fmt: skip
                 accepted += 1
             except ck.KafkaException as error:
-                round_.outcomes[index] = self._refused(error.args[0])
+                round_.outcomes[index] = self._note_refusal(error.args[0])
             except BufferError:
                 round_.outcomes[index] = ck.KafkaError(ck.KafkaError._QUEUE_FULL)
         if accepted:
@@ -203,7 +203,7 @@ class LoopProducer:
             return None
         return len(found.topics[topic].partitions) or None
 
-    def _refused(self, error: ck.KafkaError) -> ck.KafkaError:
+    def _note_refusal(self, error: ck.KafkaError) -> ck.KafkaError:
         if error.fatal() or error.code() == ck.KafkaError._FATAL:
             self._fatal = error.str()
         return error
@@ -236,10 +236,10 @@ class LoopProducer:
         try:
             self._poll()
         except Exception as error:
-            self._tell(self._failed, error)
+            self._tell(self._on_failure, error)
 
-    def _failed(self, error: Exception) -> None:
-        """Raise in the loop, which an engine watches: no record would be confirmed any more."""
+    def _on_failure(self, error: Exception) -> None:
+        """Raise in the loop, which an engine watches: no further record would be confirmed."""
         raise InvariantError(
             f"the thread of the Kafka producer of {self._what} ended: {describe_error(error)}"
         ) from error
@@ -256,7 +256,7 @@ class LoopProducer:
                 self._replace()
         self._purge(self._producer, self._flush_seconds)
         self._tell(self._closed.set)
-        # Its threads and connections end with it; that may wait for the network, but nobody waits for this thread.
+        # Its threads and connections end with it; that may wait for the network, but nothing waits for this thread.
         del self._producer
 
     def _report(self, round_: _Round, index: int, error: ck.KafkaError | None, message: ck.Message) -> None:
@@ -276,7 +276,7 @@ class LoopProducer:
         try:
             self._loop.call_soon_threadsafe(function, *args)
         except RuntimeError:
-            self._closing = True  # the loop is closed: nobody is there to be told
+            self._closing = True  # the loop is closed
 
     def _on_error(self, error: ck.KafkaError) -> None:
         text = scrubbed(error.str(), self._config)
@@ -287,7 +287,7 @@ class LoopProducer:
             limited(log, 10.0).warning("Kafka producer", client=self._what, error=text)
 
     def _replace(self) -> None:
-        """Go on with a new producer: after a fatal error one never works again, and gives its records back."""
+        """Continue with a new producer: after a fatal error the old one never works again, and returns its records."""
         log.error("a Kafka producer failed and is replaced", client=self._what, error=self._fatal)
         old, self._producer = self._producer, self._make()
         self._fatal = None

@@ -1,4 +1,4 @@
-"""What an engine says of itself: counters for status lines, and the summary at its end."""
+"""What an engine reports of itself: counters for status lines, and the summary at its end."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ class EngineProgress(msgspec.Struct):
         consumed: Messages taken from the source.
         messages_done: Messages that left the pipeline (delivered, skipped or dead-lettered).
         tasks_running: Processes that run now.
-        tasks_queued: Tasks that wait for a slot.
-        tasks_retrying: Tasks that wait for their next try.
-        tasks_done: Tasks that ended well.
+        tasks_queued: Tasks that wait to run.
+        tasks_retrying: Tasks that wait for their next attempt.
+        tasks_done: Tasks that succeeded.
         tasks_failed: Tasks that failed for good.
         delivered: Payloads that a sink confirmed.
         dead_lettered: Letters that the broker confirmed.
@@ -82,7 +82,7 @@ class EngineProgress(msgspec.Struct):
         cache_hits: Reads of the handler's cache that found a value.
         cache_misses: Those that did not.
         cache_entries: Values in the cache's memory.
-        loop_blocks: How often something held up the event loop for too long.
+        loop_blocks: How often something blocked the event loop for too long.
         sinks: What happened at each sink, by its place in the configuration ("sinks.kafka.out").
         in_flight: Messages taken from the source that did not leave the pipeline yet.
         uncommitted: At the end of a drain: finished messages whose commit failed; they will be reprocessed.
@@ -122,7 +122,7 @@ class EngineProgress(msgspec.Struct):
 
 
 class EngineSummary(msgspec.Struct):
-    """What an engine leaves behind at its end."""
+    """What an engine reports at its end."""
 
     slot: int
     reason: StopReason
@@ -130,7 +130,7 @@ class EngineSummary(msgspec.Struct):
     progress: EngineProgress = msgspec.field(default_factory=EngineProgress)
 
 
-#: Stands where a text would be that cannot be sent.
+#: Replaces a text that cannot be sent.
 UNSENT = "(this text cannot be sent)"
 #: An error at the end of an engine is shown whole up to this length.
 MAX_ERROR_CHARS = 20_000
@@ -149,7 +149,7 @@ def without_texts(progress: EngineProgress) -> EngineProgress:
     )
 
 
-def summary_without_texts(summary: EngineSummary) -> EngineSummary:
+def drop_summary_texts(summary: EngineSummary) -> EngineSummary:
     """Return a summary that can always be sent: the error is kept, made sound and shortened."""
     error = None if summary.error is None else sound(summary.error)[:MAX_ERROR_CHARS]
     return msgspec.structs.replace(summary, error=error, progress=without_texts(summary.progress))

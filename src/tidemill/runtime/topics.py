@@ -1,7 +1,7 @@
-"""Look at topics and consumer groups from outside: never joins a group, never commits, changes nothing.
+"""Reads topics and consumer groups from outside: never joins a group, never commits, changes nothing.
 
-Every call has a deadline and raises `TimeoutError` (what was not there in time) or `KafkaException` (what the
-broker said).
+Every call has a deadline and raises `TimeoutError` (what did not arrive in time) or `KafkaException` (what the
+broker answered).
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ class TopicReader:
 
     Args:
         bootstrap: The brokers.
-        group: The group whose committed offsets `committed` tells.
+        group: The group whose committed offsets `committed` returns.
         client_config: Further settings of librdkafka, for example security.
     """
 
     def __init__(
         self, bootstrap: str, group: str = "tidemill-reader", client_config: Mapping[str, Any] | None = None
     ) -> None:
-        """Make the client; it connects at the first call."""
+        """Create the client; it connects at the first call."""
         settings: dict[str, Any] = {
-            # Outages show as answers that do not come; librdkafka's own lines about them say nothing more.
+            # Outages show as missing answers; librdkafka's own lines about them add nothing.
             "log_level": 0,
             "reconnect.backoff.max.ms": 500,
             "fetch.wait.max.ms": 50,

@@ -7,8 +7,8 @@ carries the engine's id in its environment, and whatever shares their groups.
 
 Invariants: only small modules of the standard library are imported here (no pathlib, no contextlib), so that a
 warden stays at some 9 MB; it keeps no descriptor of the engine beside the pipe and does not carry an engine's id
-itself; a byte on the pipe tells it that the engine has ended its tasks: it looks once, for programs that left their
-task's group, and leaves.
+itself; a byte on the pipe tells it that the engine has ended its tasks: it scans once, for programs that left their
+task's group, and ends.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import time
 
 #: The variable by which a process is known to be an engine's.
 ENGINE_ID_VARIABLE = "TIDEMILL_ENGINE_ID"
-#: Seconds between two looks at /proc, and how many in a row must find nothing: an engine may have died while a
+#: Seconds between two scans of /proc, and how many in a row must find nothing: an engine may have died while a
 #: child was between fork and exec, and then it carries the id only a moment later.
 PAUSE_SECONDS = 0.05
-CLEAN_LOOKS = 3
-#: How long to go on killing what does not die, after the grace.
+CLEAN_SCANS = 3
+#: How long to keep killing what does not die, after the grace.
 STUBBORN_SECONDS = 10.0
-#: How long a warden may take to leave when it was told to.
+#: How long a warden may take to leave when told to.
 LEAVE_SECONDS = 2.0
 
 
@@ -37,7 +37,7 @@ class Warden:
     Args:
         engine_id: What the engine's children carry in their environment.
         grace_seconds: Between SIGTERM and SIGKILL once the engine is gone; 0: SIGKILL at once, so that nothing runs
-            beside the work that is done again.
+            beside the work that is repeated.
     """
 
     def __init__(self, engine_id: str, grace_seconds: float = 0.0) -> None:
@@ -87,7 +87,7 @@ class Warden:
                 if os.waitpid(self.pid, os.WNOHANG)[0] == 0:
                     return False
             except ChildProcessError:
-                pass  # somebody else in this process waited for it
+                pass  # something else in this process reaped it
             os.close(self._pipe)
             self.pid, self._pipe = None, -1
         return True
@@ -108,7 +108,7 @@ class Warden:
                     os.kill(self.pid, signal.SIGKILL)
                 time.sleep(0.002)
         except ChildProcessError:
-            pass  # somebody else in this process waited for it
+            pass  # something else in this process reaped it
         self.pid, self._pipe = None, -1
 
 
@@ -136,12 +136,12 @@ def marked(engine_id: str) -> list[int]:
 
 
 def end_all(engine_id: str, grace_seconds: float) -> None:
-    """End what carries the id: SIGTERM for the grace, then SIGKILL, until several looks in a row find nothing."""
+    """End what carries the id: SIGTERM for the grace, then SIGKILL, until several scans in a row find nothing."""
     started = time.monotonic()
     asked: set[int] = set()
     groups: set[int] = set()
     clean = 0
-    while clean < CLEAN_LOOKS and time.monotonic() < started + grace_seconds + STUBBORN_SECONDS:
+    while clean < CLEAN_SCANS and time.monotonic() < started + grace_seconds + STUBBORN_SECONDS:
         late = time.monotonic() >= started + grace_seconds
         found = marked(engine_id)
         clean = 0 if found else clean + 1
@@ -160,8 +160,8 @@ def _signal(pid: int, number: int, groups: set[int], told: set[int]) -> None:
     Args:
         pid: A process that carries the id.
         number: The signal.
-        groups: Those that were signalled at an earlier look; of these only the process itself is.
-        told: Those that were signalled at this look.
+        groups: Those that were signalled in an earlier scan; in these only the process itself is.
+        told: Those that were signalled in this scan.
     """
     try:
         group = os.getpgid(pid)
@@ -186,7 +186,7 @@ def _close_inherited() -> None:
 
 
 def main(engine_id: str, engine_pid: int, grace_seconds: float) -> None:
-    """Wait for the engine's end, clean up after it, and leave."""
+    """Wait for the engine's end and clean up after it."""
     os.chdir("/")
     _close_inherited()
     waiting = select.poll()

@@ -31,19 +31,19 @@ def name_of(partition: TopicPartition) -> str:
 class Outgoing(msgspec.Struct, eq=False):
     """A record that goes out in one transaction with the offsets of its messages.
 
-    The loop writes `alone`, the source's thread the three fields about its failure, before it tells how the commit
+    The loop writes `alone`, the source's thread the three fields about its failure, before it reports how the commit
     ended.
 
     Attributes:
         topic: Where to.
         key: Its key.
         value: Its value, None for a tombstone.
-        owner: Whom it came from; opaque to a source.
+        owner: What it came from; opaque to a source.
         ref: What its owner knows it by; likewise.
-        alone: It may not travel with others, so that a refusal is its own.
+        alone: It may not share a batch, so that a refusal is its own.
         attempts: How often it was refused.
-        error: Why the brokers will not take it, if it is itself what is wrong.
-        oversize: Whether that is its size, or the size of the batch it travelled in.
+        error: Why the brokers refuse it, if the record itself is wrong.
+        oversize: Whether that is its size, or the size of its batch.
         verdict: What becomes of it then, judged over all of its transaction.
         headers: In order.
         partition: -1: the one that the key chooses.
@@ -83,7 +83,7 @@ class CommitStatus(enum.Enum):
 
 
 class Fatal(enum.Enum):
-    """Why a source cannot go on."""
+    """Why a source cannot continue."""
 
     FENCED = "fenced"
     FAILED = "failed"
@@ -93,22 +93,22 @@ class SourceEvents(Protocol):
     """The engine, as a source sees it."""
 
     def on_messages(self, partitions: Collection[TopicPartition]) -> None:
-        """Something can be pulled of these partitions that could not before."""
+        """These partitions have new messages to pull."""
 
     def on_assigned(self, partitions: Sequence[TopicPartition]) -> None:
-        """These partitions are ours besides those we have."""
+        """These partitions are assigned, in addition to those already owned."""
 
     async def on_revoked(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         """Finish the work of these partitions; return the offsets to commit before they are given up."""
 
     def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
-        """These partitions are somebody else's already: deliver nothing more for them."""
+        """These partitions belong to another member already: deliver nothing more for them."""
 
     def on_committed(self, offsets: Mapping[TopicPartition, int], status: CommitStatus) -> None:
         """A commit ended."""
 
     def on_fatal(self, fatal: Fatal, text: str) -> None:
-        """The source is at its end."""
+        """The source has failed for good."""
 
 
 class Source(Protocol):
@@ -124,7 +124,7 @@ class Source(Protocol):
         """How many messages of a partition wait in the buffer."""
 
     def commit(self, offsets: Mapping[TopicPartition, int], records: Records | None = None) -> None:
-        """Commit, with these records or not at all; `on_committed` tells how it went."""
+        """Commit, with these records or not at all; `on_committed` reports the result."""
 
     def stop_fetching(self) -> None:
         """Fetch nothing more and forget what is buffered; commits still work."""
@@ -137,14 +137,14 @@ class Source(Protocol):
         """Return the end of each partition minus what is committed of it, where that is known."""
 
     def stalled(self) -> str | None:
-        """Why nothing comes, if the source knows."""
+        """Why no messages arrive, if the source knows."""
 
     async def close(self, *, leave: bool, seconds: float = 30.0) -> None:
         """Disconnect within this time; with `leave`, give the partitions to others instead of keeping them reserved."""
 
 
 class NotedSource(Source, Protocol):
-    """A source that keeps a short text beside each committed offset, for whoever reads the partition next."""
+    """A source that keeps a short text beside each committed offset, for the next reader of the partition."""
 
     def note(self, partition: TopicPartition, text: str) -> None:
         """Keep a text beside the offsets of a partition that are committed from now on; '' keeps none."""

@@ -1,9 +1,9 @@
-"""A source that comes to an end: what a reader reads on a thread, buffered until the engine takes it.
+"""A source that ends: what a reader reads on a thread, buffered until the engine pulls it.
 
 Invariants: only the thread touches the reader, and it reads no further than the bounded buffer; every partition is
-assigned when its first message arrives, and none is ever revoked; commits only note how far the engine is, for there
-is no group that they would be told to. `on_end` is called once, on the loop, when everything was read and handed over
-to the buffers, unless the source was told to stop fetching before.
+assigned when its first message arrives, and none is ever revoked; commits only note how far the engine is, since
+there is no group. `on_end` is called once, on the loop, when everything was read and handed over
+to the buffers, unless `stop_fetching` was called before.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tidemill.sources.base import CommitStatus, Fatal, Records, SourceEvents, To
 
 log = structlog.get_logger(__name__)
 
-#: The thread waits when so many messages, or their bytes, wait to be taken; it goes on at a quarter of it.
+#: The thread waits while this many messages, or bytes, are buffered; it continues at a quarter of that.
 BUFFER_MESSAGES = 4_000
-#: The thread may take this long to end; one that waits for another process to write cannot be woken.
+#: How long the thread may take to end; one that waits for another process to write cannot be woken.
 CLOSE_SECONDS = 10.0
 
 
 class RecordReader(Protocol):
-    """What a bounded source reads; all of it is called on the source's thread, but for the two reports."""
+    """What a bounded source reads; all of it is called on the source's thread, except the two reports."""
 
     def open(self) -> None:
         """Connect."""
@@ -57,7 +57,7 @@ class BoundedSource:
     """
 
     def __init__(self, reader: RecordReader, max_bytes: int) -> None:
-        """Prepare; nothing is read before `start`."""
+        """Read nothing; `start` does."""
         self._reader = reader
         self._max_bytes = max_bytes
         self._buffers: dict[TopicPartition, deque[SourceMessage]] = {}
@@ -114,12 +114,12 @@ class BoundedSource:
         self._loop.call_soon(self._events.on_committed, dict(offsets), CommitStatus.DONE)
 
     def stop_fetching(self) -> None:
-        """Let the thread end, and hand nothing more over."""
+        """Let the thread end, and hand over nothing more."""
         self._stop = True
         self._room.set()
 
     def lag(self) -> Mapping[TopicPartition, int]:
-        """Return nothing: what is left of a bounded run its driver knows."""
+        """Return nothing: the driver of a bounded run knows what is left."""
         return {}
 
     @property
@@ -167,7 +167,7 @@ class BoundedSource:
         try:
             self._loop.call_soon_threadsafe(function, *args)
         except RuntimeError:
-            self._stop = True  # the loop is closed: nobody is there to be told
+            self._stop = True  # the loop is closed
 
     def _run(self) -> None:
         try:

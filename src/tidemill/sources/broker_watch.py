@@ -45,7 +45,7 @@ class BrokerWatch:
         if code in (ck.KafkaError._FATAL, ck.KafkaError.FENCED_INSTANCE_ID):
             self._on_fatal(Fatal.FENCED, error.str())
         elif code == ck.KafkaError.UNKNOWN_TOPIC_OR_PART:
-            self.trouble = f"topic {self._topic!r} does not exist any more; create it again or stop the pipeline"
+            self.trouble = f"topic {self._topic!r} no longer exists; create it again or stop the pipeline"
             limited(log, 10.0).warning("the source topic is missing", topic=self._topic)
         elif code != ck.KafkaError._PARTITION_EOF:
             limited(log, 10.0).warning("consumer error", error=error.str())

@@ -1,4 +1,4 @@
-"""What was fetched of one owned partition and not pulled yet; it stands for one ownership of the partition."""
+"""What was fetched of one owned partition and not pulled yet, during one ownership of the partition."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tidemill.sources.base import TopicPartition
 
 
 class Buffer:
-    """The thread appends to `messages`, the loop takes from it; each counter is written by one of the two only.
+    """The thread appends to `messages`, the loop takes from it; each counter has one writer.
 
     Attributes:
         name: The partition as one text, for logs.
@@ -17,7 +17,7 @@ class Buffer:
         fetched_bytes: Of all that was appended; the thread's.
         pulled_bytes: Of all that was taken; the loop's.
         expected: The next offset that the thread expects; negative while it is not known.
-        holes: Jumps that were not looked into yet: the offset that was expected, and the one that came.
+        holes: Jumps that were not examined yet: the offset that was expected, and the one that came.
         paused: Whether the partition is paused at the consumer.
         member: The member id that the partition was assigned to; None: not known.
     """

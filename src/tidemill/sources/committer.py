@@ -1,11 +1,11 @@
-"""Sends a consumer's offsets to the brokers, and tells how it went; used on the consumer's thread only.
+"""Sends a consumer's offsets to the brokers, and reports the results; used on the consumer's thread only.
 
 Two ways. Between polls commits are asynchronous, one at a time; the answer comes with a poll. Within a rebalance
 callback there are no polls, so commits there are synchronous. Those have no time limit, and the client lets no other
 thread use the consumer meanwhile; so the coordinator is first asked for something that has one, and as long as it does
 not answer that, nothing is committed.
 
-Invariant: each commit that is sent is told of, unless the answer never comes.
+Invariant: the result of each commit that is sent is reported, unless the answer never comes.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import confluent_kafka as ck
 
 from tidemill.sources.base import TopicPartition
 
-#: Tells how a commit went; without an error it is in effect.
+#: Receives the result of a commit; without an error it is in effect.
 Ended = Callable[[dict[TopicPartition, int], ck.KafkaError | None], None]
 
 
 class Committer:
-    """What is on its way to the brokers.
+    """The commits in flight.
 
     Args:
         ended: Called with what was committed and how it went.
@@ -29,24 +29,24 @@ class Committer:
     """
 
     def __init__(self, ended: Ended, notes: Mapping[TopicPartition, str]) -> None:
-        """Start with nothing on its way."""
+        """Start with nothing in flight."""
         self._ended = ended
         self._notes = notes
         self._in_flight: dict[TopicPartition, int] | None = None
         self._takes_notes = True
 
     def forget(self, partition: TopicPartition) -> None:
-        """Leave a partition out of what is committed once more."""
+        """Leave a partition out of repeated commits."""
         if self._in_flight is not None:
             self._in_flight.pop(partition, None)
 
     def send(self, consumer: ck.Consumer, waiting: dict[TopicPartition, int]) -> None:
-        """Take what waits and commit it, unless something is on its way; the answer comes with a poll."""
+        """Commit what waits, unless a commit is in flight; the answer comes with a poll."""
         if self._in_flight is not None or not waiting:
             return
-        offsets = _taken(waiting)
+        offsets = _take_all(waiting)
         try:
-            consumer.commit(offsets=self._positions(offsets), asynchronous=True)
+            consumer.commit(offsets=self._make_positions(offsets), asynchronous=True)
             self._in_flight = offsets
         except ck.KafkaException as error:
             self._ended(offsets, error.args[0])
@@ -57,7 +57,7 @@ class Committer:
         self._tell({(p.topic, p.partition): p.offset for p in partitions}, error, partitions)
 
     def send_now(self, consumer: ck.Consumer, waiting: dict[TopicPartition, int], seconds: float) -> None:
-        """Take what waits and commit it without a poll, if the coordinator answers within `seconds`.
+        """Commit what waits without a poll, if the coordinator answers within `seconds`.
 
         What an asynchronous commit took along is committed once more: the answer to that comes with a poll only.
         """
@@ -66,12 +66,12 @@ class Committer:
         self._in_flight = None
         if not waiting:
             return
-        positions = self._positions(waiting)
+        positions = self._make_positions(waiting)
         try:
             consumer.committed(positions[:1], timeout=seconds)
         except ck.KafkaException:
             return
-        offsets = _taken(waiting)
+        offsets = _take_all(waiting)
         try:
             answer = consumer.commit(offsets=positions, asynchronous=False)
         except ck.KafkaException as error:
@@ -90,13 +90,13 @@ class Committer:
             self._takes_notes = False
         self._ended(offsets, failed)
 
-    def _positions(self, offsets: Mapping[TopicPartition, int]) -> list[ck.TopicPartition]:
+    def _make_positions(self, offsets: Mapping[TopicPartition, int]) -> list[ck.TopicPartition]:
         notes = self._notes if self._takes_notes else {}
         return [ck.TopicPartition(*tp, offset, notes.get(tp, "")) for tp, offset in offsets.items()]
 
 
-def _taken(waiting: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
-    """Return what waits; nothing waits then."""
+def _take_all(waiting: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
+    """Remove and return what waits."""
     offsets = dict(waiting)
     waiting.clear()
     return offsets

@@ -1,4 +1,4 @@
-"""Tells gaps that the broker's retention made from the holes that compaction and transactions leave."""
+"""Tells gaps left by the broker's retention from the holes left by compaction and transactions."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def count_deleted(
     """Return how many messages the broker had deleted before they were read; each gap is logged.
 
     Args:
-        consumer: Whom to ask with.
+        consumer: The consumer to ask with.
         topic: The topic.
         partition: The partition.
         holes: For each jump the offset that was expected, and the one that came.
         timeout_seconds: How long to wait for the brokers.
 
     Returns:
-        A number of messages; None if the brokers do not say, so that it has to be asked again.
+        A number of messages; None if the brokers do not say, so ask again later.
     """
     name = f"{topic}/{partition}"
     try:

@@ -1,14 +1,14 @@
 """The Kafka consumer of one engine: a thread that fetches, commits and takes part in the group.
 
-Invariants: only the thread touches the consumer. It never decides about offsets: it commits what it is told, after
+Invariants: only the thread touches the consumer. It never decides about offsets: it commits what it is given, after
 dropping what it does not own. What it fetched waits in a bounded buffer per partition; only when that is full is the
 partition paused at the broker's side, because a pause throws away everything that librdkafka had prefetched.
 
 A partition can go and come back while the loop is busy, so a buffer stands for one ownership: the engine pulls from,
-and commits for, only the ownership that it was told of; what it still says about an earlier one changes nothing.
+and commits for, only the ownership that it knows of; calls for an earlier one have no effect.
 
 Membership is static (`group.instance.id`), cooperative-sticky, in the classic protocol. A member fenced by another
-goes on fetching until it is told, so `_FATAL` and FENCED_INSTANCE_ID end the engine.
+keeps fetching until it finds out, so `_FATAL` and FENCED_INSTANCE_ID end the engine.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from tidemill.sources.gaps import count_deleted, note_jump
 from tidemill.sources.lag import LagWatch
 from tidemill.sources.membership import consumer_config, leave_group
 from tidemill.sources.pending_commits import PendingCommits
-from tidemill.sources.place import member_of
+from tidemill.sources.place import read_member_id
 from tidemill.sources.transactional_producer import TransactionalProducer
 
 log = structlog.get_logger(__name__)
 
-#: One poll waits this long for a first message, and so a command waits at most this long for the thread.
+#: One poll waits this long for a first message; so a command waits at most this long for the thread.
 POLL_SECONDS = 0.02
 #: How often watermarks and an unreachable broker are looked at.
 CHECK_SECONDS = 1.0
 #: Beyond the revoke timeout, a rebalance callback may take this long; half a second less than what the settings count
 #: on (`REVOKE_MARGIN_SECONDS`), so that the next poll comes in time.
 REVOKE_SECONDS = REVOKE_MARGIN_SECONDS - 0.5
-#: The thread may take this long to end, if nobody says how long.
+#: How long the thread may take to end by default.
 CLOSE_SECONDS = 30.0
 
 
@@ -61,14 +61,14 @@ class KafkaSource:
     """
 
     def __init__(self, settings: Settings, instance_id: str, transactor: TransactionalProducer | None = None) -> None:
-        """Prepare; nothing is connected before `start`."""
+        """Connect nothing; `start` does."""
         self._topic = settings.kafka.source_topic
         self._max_poll = settings.kafka.max_poll_records
         self._revoke_seconds = settings.revoke_timeout_seconds
         self._config = consumer_config(settings, instance_id)
         # Of the partitions that are ours; only the thread touches it.
         self._buffers: dict[TopicPartition, Buffer] = {}
-        # Of those that the engine was told of; only the loop touches it.
+        # Of those that the engine knows of; only the loop touches it.
         self._told: dict[TopicPartition, Buffer] = {}
         self._commands: deque[Callable[[], None]] = deque()
         self._notes: dict[TopicPartition, str] = {}
@@ -136,7 +136,7 @@ class KafkaSource:
         self._fetching = False
 
     def lag(self) -> Mapping[TopicPartition, int]:
-        """Return the end minus what is committed, per owned partition of which the brokers have told."""
+        """Return the end minus what is committed, per owned partition for which the brokers have answered."""
         return self._lag.lag
 
     @property
@@ -156,16 +156,16 @@ class KafkaSource:
         if self._thread.is_alive() and not await asyncio.to_thread(self._ended.wait, seconds):
             log.warning("the consumer did not end in time; its partitions stay reserved for the session timeout")
 
-    def _assigned(self, buffers: dict[TopicPartition, Buffer]) -> None:
+    def _tell_assigned(self, buffers: dict[TopicPartition, Buffer]) -> None:
         self._told.update(buffers)
         self._events.on_assigned(list(buffers))
 
-    def _lost(self, partitions: list[TopicPartition]) -> None:
+    def _tell_lost(self, partitions: list[TopicPartition]) -> None:
         for tp in partitions:
             self._told.pop(tp, None)
         self._events.on_lost(partitions)
 
-    async def _revoked(self, partitions: list[TopicPartition]) -> Mapping[TopicPartition, int]:
+    async def _tell_revoked(self, partitions: list[TopicPartition]) -> Mapping[TopicPartition, int]:
         offsets = await self._events.on_revoked(partitions)
         for tp in partitions:
             self._told.pop(tp, None)
@@ -177,7 +177,7 @@ class KafkaSource:
         try:
             self._loop.call_soon_threadsafe(function, *args)
         except RuntimeError:
-            self._dead = True  # the loop is closed: nobody is there to be told
+            self._dead = True  # the loop is closed
 
     def _run(self) -> None:
         try:
@@ -215,7 +215,7 @@ class KafkaSource:
     def _finish(self, *, leave: bool) -> None:
         self._fetching = False
         if self._brokers.trouble is not None:
-            leave = False  # nobody would hear it, and the time for it is somebody else's
+            leave = False  # it would not arrive, and the time is needed for the rest of the stop
         else:
             self._check()
         self._pending.finish(self._consumer, self._close_in())
@@ -246,9 +246,9 @@ class KafkaSource:
             offset: Any = record.offset()
             buffer = buffers.get((topic, partition))
             if buffer is None or not self._fetching:
-                continue  # given up meanwhile, or stopping: whoever owns it next reads it again
+                continue  # given up meanwhile, or stopping: its next owner reads it again
             if offset != buffer.expected:
-                if offset < buffer.expected <= self._end_of(topic, partition):
+                if offset < buffer.expected <= self._find_end(topic, partition):
                     continue  # fetched twice
                 note_jump(buffer, offset)
             buffer.expected = offset + 1
@@ -278,8 +278,8 @@ class KafkaSource:
     def _on_committed(self, offsets: dict[TopicPartition, int], status: CommitStatus) -> None:
         self._tell(self._events.on_committed, offsets, status)
 
-    def _end_of(self, topic: str, partition: int) -> int:
-        """Return the end of the partition as the last fetch saw it; a topic that was made anew ends earlier."""
+    def _find_end(self, topic: str, partition: int) -> int:
+        """Return the end of the partition as the last fetch saw it; a recreated topic ends earlier."""
         try:
             return int(self._consumer.get_watermark_offsets(ck.TopicPartition(topic, partition), cached=True)[1])
         except ck.KafkaException:
@@ -301,7 +301,7 @@ class KafkaSource:
 
     def _on_assign(self, consumer: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
         committed: dict[TopicPartition, int] = {}
-        member = member_of(consumer.consumer_group_metadata())
+        member = read_member_id(consumer.consumer_group_metadata())
         self._pending.end_before(consumer, _names(partitions))
         for position in partitions:
             self._noted.pop((position.topic, position.partition), None)
@@ -321,13 +321,13 @@ class KafkaSource:
         self._lag.assigned({tp: committed.get(tp, -1) for tp in buffers})
         self._next_check = 0.0  # the lag is to be known at once
         self._joined = True
-        self._tell(self._assigned, buffers)
+        self._tell(self._tell_assigned, buffers)
 
     def _on_revoke(self, consumer: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
         owned = [tp for tp in _names(partitions) if tp in self._buffers]
-        member = member_of(consumer.consumer_group_metadata())
+        member = read_member_id(consumer.consumer_group_metadata())
         if any(self._buffers[tp].member not in (None, member) for tp in owned):
-            # It was expelled and has joined anew: they are somebody else's already.
+            # It was expelled and has joined again: they belong to another member already.
             self._on_lost(consumer, partitions)
             consumer.incremental_unassign(partitions)
             return
@@ -342,7 +342,7 @@ class KafkaSource:
         """Let the engine finish what runs of revoked partitions; commit for all meanwhile, without a poll."""
         deadline = time.monotonic() + self._revoke_seconds + REVOKE_SECONDS
         self._pending.give_up(consumer, owned)
-        work = asyncio.run_coroutine_threadsafe(self._revoked(owned), self._loop)
+        work = asyncio.run_coroutine_threadsafe(self._tell_revoked(owned), self._loop)
         while True:
             over = work.done() or time.monotonic() >= deadline
             self._work_off_now(consumer)
@@ -351,7 +351,7 @@ class KafkaSource:
             concurrent.futures.wait((work,), POLL_SECONDS)
         if not work.done():
             work.cancel()
-            self._tell(self._lost, owned)
+            self._tell(self._tell_lost, owned)
             log.warning(
                 "revoked partitions were not given up in time; their messages are redelivered", partitions=owned
             )
@@ -367,7 +367,7 @@ class KafkaSource:
     def _on_lost(self, consumer: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
         lost = _names(partitions)
         self._forget(lost)
-        self._tell(self._lost, lost)
+        self._tell(self._tell_lost, lost)
 
     def _forget(self, partitions: list[TopicPartition]) -> None:
         for tp in partitions:

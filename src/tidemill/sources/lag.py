@@ -1,9 +1,9 @@
 """How far each owned partition is behind: Kafka's lag, the end of the partition minus what is committed.
 
-Used on the consumer's thread only; `lag` may be read from anywhere. Ends come for nothing with what is fetched. Where
-nothing is, of a partition that was just assigned or is paused, the brokers are asked: one request for all of them, with
-a short time limit. What nothing was ever committed of counts from its beginning. A partition of which the brokers have
-not answered is not in `lag`.
+Used on the consumer's thread only; `lag` may be read from anywhere. Ends come with what is fetched, without a request.
+Where nothing is fetched, because a partition was just assigned or is paused, the brokers are asked: one request for all
+such partitions, with a short time limit. A partition without a committed offset counts from its beginning. One for
+which the brokers have not answered is not in `lag`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from tidemill.sources.base import TopicPartition
 
 #: The ends of paused partitions are asked for this often.
 ASK_AGAIN_SECONDS = 5.0
-#: A question may hold the consumer's thread up for this long.
+#: A request may hold up the consumer's thread for this long.
 ANSWER_SECONDS = 0.5
-#: In a question for the offset at a time, these stand for the end and the beginning (Kafka's ListOffsets).
+#: In a request for the offset at a time, these stand for the end and the beginning (Kafka's ListOffsets).
 _LATEST, _EARLIEST = -1, -2
 
 
@@ -37,7 +37,7 @@ class LagWatch:
         self._ask_at = 0.0
 
     def assigned(self, committed: Mapping[TopicPartition, int]) -> None:
-        """Take partitions on, with what is committed of them, negative where nothing is."""
+        """Add partitions with their committed offsets, negative where there is none."""
         for partition, offset in committed.items():
             self._positions[partition] = offset if offset >= 0 else None
 
@@ -47,13 +47,13 @@ class LagWatch:
         self._ends.pop(partition, None)
 
     def committed(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Note what was committed."""
+        """Note committed offsets."""
         for partition, offset in offsets.items():
             if partition in self._positions:
                 self._positions[partition] = offset
 
     def look(self, consumer: ck.Consumer, paused: Iterable[TopicPartition], now: float, *, may_ask: bool) -> None:
-        """Find out how things stand.
+        """Refresh the lag.
 
         Args:
             consumer: Whose partitions these are.
@@ -63,7 +63,7 @@ class LagWatch:
         """
         held = set(paused)
         for partition in self._positions:
-            high = _cached_end(consumer, partition)
+            high = _read_cached_end(consumer, partition)
             if high >= 0:
                 self._ends[partition] = max(high, self._ends.get(partition, 0)) if partition in held else high
         if may_ask:
@@ -79,19 +79,19 @@ class LagWatch:
         if held and now >= self._ask_at:
             self._ask_at = now + ASK_AGAIN_SECONDS
             unknown |= self._positions.keys() & held
-        self._ends |= _offsets_at(consumer, _LATEST, unknown)
+        self._ends |= _ask_offsets(consumer, _LATEST, unknown)
         unstarted = [partition for partition, position in self._positions.items() if position is None]
-        self._positions |= _offsets_at(consumer, _EARLIEST, unstarted)
+        self._positions |= _ask_offsets(consumer, _EARLIEST, unstarted)
 
 
-def _cached_end(consumer: ck.Consumer, partition: TopicPartition) -> int:
+def _read_cached_end(consumer: ck.Consumer, partition: TopicPartition) -> int:
     try:
         return int(consumer.get_watermark_offsets(ck.TopicPartition(*partition), cached=True)[1])
     except ck.KafkaException:
         return -1
 
 
-def _offsets_at(
+def _ask_offsets(
     consumer: ck.Consumer, moment: int, partitions: Collection[TopicPartition]
 ) -> dict[TopicPartition, int]:
     """Return the beginning or the end of partitions, as far as the brokers say."""

@@ -1,8 +1,8 @@
 """How an engine is a member of its consumer group: the consumer's configuration, and leaving for good.
 
 A static member that only closes keeps its partitions reserved for its id during the session timeout, which is what a
-restart wants. To leave for good it has to unsubscribe and go on polling, and only a member whose join is complete
-can; so whoever ends a pipeline asks the brokers afterwards who is still there, and leaves for them.
+restart wants. To leave for good it has to unsubscribe and keep polling, and only a member whose join is complete
+can; so the end of a pipeline asks the brokers which members are left, and leaves on their behalf.
 
 The group is looked at with ListGroups, never with an admin request that goes to the group's coordinator: librdkafka
 ends the whole process if such a request is open when its broker goes (github.com/confluentinc/librdkafka/issues/4605).
@@ -25,13 +25,13 @@ from tidemill.runtime.kafka_client import LibraryLog, client_config
 #: How long leaving waits for the group to complete a join, and for the partitions to be given up.
 JOIN_SECONDS = 3.0
 LEAVE_SECONDS = 5.0
-#: How often a member looks whether the topic has partitions that it had not. The client's own 5 minutes would leave
-#: them unread for as long, or until the driver notices that nobody owns them.
+#: How often a member looks for new partitions of the topic. The client's own 5 minutes would leave
+#: them unread for as long, or until the driver notices that they have no owner.
 TOPIC_REFRESH_MS = 5_000
 
 
 def consumer_config(settings: Settings, instance_id: str) -> dict[str, Any]:
-    """Return the consumer's configuration: what is ours is fixed, the rest is the user's."""
+    """Return the consumer's configuration: some of it is fixed, the rest is the user's."""
     kafka = settings.kafka
     return client_config(
         kafka,
@@ -83,13 +83,13 @@ def leave_group(
             return
 
 
-def present_members(settings: Settings, instance_ids: Collection[str], timeout_seconds: float = 5.0) -> set[str]:
+def find_present_members(settings: Settings, instance_ids: Collection[str], timeout_seconds: float = 5.0) -> set[str]:
     """Return which of these static members the group still has.
 
     Raises:
         KafkaException: The brokers do not say.
     """
-    found = _described(_admin(settings), settings, timeout_seconds)
+    found = _describe_group(_admin(settings), settings, timeout_seconds)
     return {member.client_id for member in (found.members if found else ())} & set(instance_ids)
 
 
@@ -97,16 +97,16 @@ def _admin(settings: Settings) -> AdminClient:
     return AdminClient(client_config(settings.kafka, settings.kafka.brokers, {}), logger=LibraryLog())
 
 
-def _described(admin: AdminClient, settings: Settings, timeout_seconds: float) -> Any:
-    """Return the group (a GroupMetadata), or None if no broker has it: nobody is in it and nothing is committed."""
+def _describe_group(admin: AdminClient, settings: Settings, timeout_seconds: float) -> Any:
+    """Return the group (a GroupMetadata), or None if no broker has it: it has no members and no committed offsets."""
     found = admin.list_groups(settings.kafka.consumer_group, timeout=timeout_seconds)
     return found[0] if found else None
 
 
-def _assigned(assignment: bytes) -> Iterator[tuple[str, int]]:
+def _read_assignment(assignment: bytes) -> Iterator[tuple[str, int]]:
     """Yield the topics and partitions of a member, from Kafka's ConsumerProtocolAssignment (the classic protocol)."""
     if not assignment:
-        return  # it joins just now
+        return  # it is joining
     (topics,) = struct.unpack_from(">i", assignment, 2)  # behind an int16, the version
     at = 6
     for _ in range(topics):
@@ -120,10 +120,10 @@ def _assigned(assignment: bytes) -> Iterator[tuple[str, int]]:
 
 
 class GroupView(NamedTuple):
-    """How the group looks, as far as the source topic is concerned.
+    """The state of the group, as far as the source topic is concerned.
 
     Attributes:
-        settled: It has members, and is not distributing partitions.
+        settled: It has members, and is not rebalancing.
         partitions: Those of the topic.
         owned: Those that a member has.
     """
@@ -134,19 +134,19 @@ class GroupView(NamedTuple):
 
 
 class GroupViewer:
-    """Asks the brokers how the group looks.
+    """Asks the brokers for the state of the group.
 
     Args:
         settings: Of the pipeline.
     """
 
     def __init__(self, settings: Settings) -> None:
-        """Connect when it is asked."""
+        """Connect at the first look."""
         self._settings = settings
         self._admin = _admin(settings)
 
     def look(self, timeout_seconds: float = 5.0) -> GroupView:
-        """Return how the group looks.
+        """Return the state of the group.
 
         Raises:
             KafkaException: The brokers do not say.
@@ -154,20 +154,20 @@ class GroupViewer:
         topic = self._settings.kafka.source_topic
         # First: every broker is asked for the group, and after new metadata the client forgets those that are gone.
         partitions = self._admin.list_topics(topic, timeout=timeout_seconds).topics[topic].partitions
-        found = _described(self._admin, self._settings, timeout_seconds)
+        found = _describe_group(self._admin, self._settings, timeout_seconds)
         owned = {
             partition
             for member in (found.members if found else ())
-            for assigned, partition in _assigned(member.assignment)
+            for assigned, partition in _read_assignment(member.assignment)
             if assigned == topic
         }
         return GroupView(found is not None and found.state == "Stable", frozenset(partitions), frozenset(owned))
 
 
 def distribute_again(settings: Settings, join_seconds: float = 10.0) -> None:
-    """Let the group distribute its partitions again, by being a member of it for a moment.
+    """Make the group rebalance, by being a member of it for a moment.
 
-    Reads and commits nothing. Others keep what they have, but for what this member is given for that moment.
+    Reads and commits nothing. Others keep what they have, except what this member is assigned for that moment.
 
     Raises:
         KafkaException: The brokers refuse.
@@ -185,7 +185,7 @@ def distribute_again(settings: Settings, join_seconds: float = 10.0) -> None:
 
 
 def reap_member(settings: Settings, instance_id: str, join_seconds: float = 10.0) -> None:
-    """Leave the group for a member that ended without leaving, so that others get its partitions at once.
+    """Leave the group on behalf of a member that ended without leaving, so that others get its partitions at once.
 
     Subscribes under its id, which replaces it, and leaves; reads and commits nothing.
 
@@ -201,14 +201,14 @@ def reap_member(settings: Settings, instance_id: str, join_seconds: float = 10.0
         consumer.close()
 
 
-def other_topics(settings: Settings, own_prefix: str, timeout_seconds: float = 5.0) -> dict[str, list[str]]:
+def find_other_topics(settings: Settings, own_prefix: str, timeout_seconds: float = 5.0) -> dict[str, list[str]]:
     """Return the topics that members of the group subscribe to instead of the source topic, with those members' names.
 
-    While a group distributes its partitions the brokers do not say what its members subscribe to, so this waits.
+    While a group rebalances, the brokers do not say what its members subscribe to, so this waits.
 
     Args:
         settings: Of the pipeline.
-        own_prefix: How the names of this worker's own members begin: those that are there died a moment ago.
+        own_prefix: How the names of this worker's own members begin: any that are left died a moment ago.
         timeout_seconds: How long to ask.
 
     Raises:
@@ -217,13 +217,13 @@ def other_topics(settings: Settings, own_prefix: str, timeout_seconds: float = 5
     admin = _admin(settings)
     deadline = time.monotonic() + timeout_seconds
     while True:
-        found = _described(admin, settings, timeout_seconds)
+        found = _describe_group(admin, settings, timeout_seconds)
         if found is None or found.state not in _JOINING or time.monotonic() > deadline:
             break
         time.sleep(0.2)
     others: dict[str, list[str]] = {}
     for member in found.members if found else ():
-        topics = _subscribed(member.metadata)
+        topics = _read_subscription(member.metadata)
         if settings.kafka.source_topic not in topics and not member.client_id.startswith(own_prefix):
             for topic in topics:
                 others.setdefault(topic, []).append(member.client_id)
@@ -233,7 +233,7 @@ def other_topics(settings: Settings, own_prefix: str, timeout_seconds: float = 5
 _JOINING = ("PreparingRebalance", "CompletingRebalance")
 
 
-def _subscribed(metadata: bytes) -> list[str]:
+def _read_subscription(metadata: bytes) -> list[str]:
     """Return what a member subscribes to, from Kafka's ConsumerProtocolSubscription (the classic protocol)."""
     if not metadata:
         return []

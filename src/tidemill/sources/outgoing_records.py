@@ -17,7 +17,7 @@ from tidemill.sources.base import Outgoing
 
 log = structlog.get_logger(__name__)
 
-#: A failed transaction sends nothing more and does not say so while a flush waits: it is aborted after so long.
+#: A failed transaction sends nothing more and does not say so while a flush waits: it is aborted after this time.
 FLUSH_SECONDS = 5.0
 
 
@@ -72,16 +72,16 @@ class OutgoingRecords:
             RecordRefusedError: A record was not accepted.
             confluent_kafka.KafkaException: The producer failed for good.
         """
-        produce, failed = producer.produce, self._failed
+        produce, failed = producer.produce, self._on_delivery
         records = self._records
         while self._sent < len(records):
             record = records[self._sent]
             behind_one = self._sent > 0 and records[self._sent - 1].alone
             if (record.alone or behind_one) and producer.flush(seconds := patience()):
-                return self._flushing(seconds)
+                return self._answer_flushing(seconds)
             self._flush_began = None
             try:
-                produce(record.topic, record.value, record.key, on_delivery=partial(failed, record), **_more(record))
+                produce(record.topic, record.value, record.key, on_delivery=partial(failed, record), **_extras(record))
             except BufferError:
                 producer.poll(patience())
                 return TransactionAnswer.AGAIN
@@ -94,7 +94,7 @@ class OutgoingRecords:
             self._sent += 1
         return TransactionAnswer.DONE
 
-    def _flushing(self, seconds: float) -> TransactionAnswer:
+    def _answer_flushing(self, seconds: float) -> TransactionAnswer:
         now = time.monotonic()
         if self._flush_began is None:
             self._flush_began = now - seconds
@@ -103,7 +103,7 @@ class OutgoingRecords:
         self._flush_began = None
         return TransactionAnswer.ABORT
 
-    def _failed(self, record: Outgoing, error: ck.KafkaError | None, message: ck.Message | None) -> None:
+    def _on_delivery(self, record: Outgoing, error: ck.KafkaError | None, message: ck.Message | None) -> None:
         if error is None:
             return
         text = scrubbed(f"topic {record.topic}: {error.name()}: {error.str()}", self._config)
@@ -114,7 +114,7 @@ class OutgoingRecords:
             record.oversize = too_large(error)
 
 
-def _more(record: Outgoing) -> dict[str, Any]:
+def _extras(record: Outgoing) -> dict[str, Any]:
     """Return what a record has besides key and value; most have nothing."""
     if not record.headers and record.partition < 0 and not record.timestamp:
         return {}

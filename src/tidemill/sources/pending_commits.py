@@ -1,7 +1,7 @@
 """What is to be committed, with or without records in a transaction; used on the consumer's thread only.
 
-It never decides about offsets: it commits what it is told, after dropping what is not owned, and tells how that went.
-Offsets that wait are replaced by later ones.
+It never decides about offsets: it commits what it is given, drops what is not owned, and reports the results. Offsets
+that wait are replaced by later ones.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 
 #: Within a rebalance callback, the coordinator has to answer this fast to be sent a commit.
 ANSWER_SECONDS = 0.5
-#: A commit of what partitions leave behind is tried again after this long.
+#: A commit of what partitions leave behind is retried after this long.
 COMMIT_AGAIN_SECONDS = 0.2
 #: At the end, a transaction that is open may take this long to be committed or aborted.
 TRANSACTION_END_SECONDS = 5.0
@@ -39,7 +39,7 @@ _AGAIN = frozenset(
     }
 )
 _NO_ANSWER = ck.KafkaError(ck.KafkaError._TIMED_OUT)
-#: A commit within a rebalance callback that failed so fails again.
+#: A commit within a rebalance callback with such an error would fail again.
 _FINAL = _AGAIN | {ck.KafkaError.FENCED_INSTANCE_ID, ck.KafkaError._FATAL}
 
 
@@ -48,12 +48,12 @@ class PendingCommits:
 
     Args:
         buffers: Of the owned partitions.
-        lag: Is told of what is committed.
+        lag: Notified of what is committed.
         notes: Texts to keep beside offsets; read at each commit.
         transactor: Commits offsets together with records, if that is wanted.
-        on_answer: Called when brokers have taken a commit without a transaction.
+        on_answer: Called when brokers have accepted a commit without a transaction.
         on_committed: Called when a commit has ended.
-        on_fatal: Called when no commit can succeed any more.
+        on_fatal: Called once no commit can succeed.
     """
 
     def __init__(
@@ -77,19 +77,19 @@ class PendingCommits:
         self._over = False
         self._to_commit: dict[TopicPartition, int] = {}
         self._to_send: dict[TopicPartition, Sequence[Outgoing]] = {}
-        self._committer = Committer(self._commit_ended, notes)
+        self._committer = Committer(self._on_commit_ended, notes)
         self._commit_error: ck.KafkaError | None = None
 
     @property
     def trouble(self) -> str | None:
-        """Why transactions do not go on, while they do not."""
+        """Why transactions make no progress, while they make none."""
         return self._transactor.trouble if self._transactor is not None else None
 
     def open(self, ended: Callable[[], bool]) -> bool:
         """Open the transactional producer, if there is one; return whether commits are possible.
 
         Args:
-            ended: Tells that nobody waits any more.
+            ended: Tells that the result is no longer needed.
         """
         if self._transactor is None:
             return True
@@ -109,7 +109,7 @@ class PendingCommits:
         """End a transaction that was open when these partitions were given up, now that they are assigned again."""
         if self._transactor is not None:
             for ended in self._transactor.end_before(consumer, partitions, TRANSACTION_END_SECONDS):
-                self._transacted(*ended)
+                self._tell_transacted(*ended)
 
     def forget(self, partition: TopicPartition) -> None:
         """Commit nothing more for a partition that is no longer owned."""
@@ -149,7 +149,7 @@ class PendingCommits:
             self._committer.send_now(consumer, self._to_commit, ANSWER_SECONDS)
 
     def _transact(self, transactor: TransactionalProducer, consumer: ck.Consumer) -> None:
-        """Go on with the open transaction, or begin one with everything that waits."""
+        """Continue the open transaction, or begin one with everything that waits."""
         if not transactor.busy and self._to_commit:
             offsets, self._to_commit = self._to_commit, {}
             records, self._to_send = self._to_send, {}
@@ -157,24 +157,24 @@ class PendingCommits:
             transactor.begin(offsets, [record for each in records.values() for record in each], members)
         ended = transactor.step(consumer)
         if ended is not None:
-            self._transacted(*ended)
+            self._tell_transacted(*ended)
         self._is_over()
 
-    def _transacted(self, end: End, offsets: dict[TopicPartition, int]) -> None:
+    def _tell_transacted(self, end: End, offsets: dict[TopicPartition, int]) -> None:
         if end is End.COMMITTED:
             self._lag.committed(offsets)
         status = CommitStatus.DONE if end is End.COMMITTED else CommitStatus.AGAIN
         self._on_committed(offsets, status)
 
     def _is_over(self) -> bool:
-        """Tell the engine once if the transactor is at its end."""
+        """Tell the engine once if the transactional producer has failed for good."""
         fatal = self._transactor.fatal if self._transactor is not None else None
         if fatal is not None and not self._over:
             self._over = True
             self._on_fatal(*fatal)
         return fatal is not None
 
-    def _commit_ended(self, offsets: dict[TopicPartition, int], error: ck.KafkaError | None) -> None:
+    def _on_commit_ended(self, offsets: dict[TopicPartition, int], error: ck.KafkaError | None) -> None:
         self._commit_error = error
         if error is None:
             self._on_answer()
@@ -214,5 +214,5 @@ class PendingCommits:
         """End an open transaction with offsets of partitions that belong, or soon will, to another member."""
         if self._transactor is not None:
             for ended in self._transactor.give_up(consumer, partitions, GIVE_UP_SECONDS):
-                self._transacted(*ended)
+                self._tell_transacted(*ended)
             self._is_over()

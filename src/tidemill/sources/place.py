@@ -9,9 +9,9 @@ A consumer that was expelled, or whose client left the group, has no generation 
 again. While the group is empty brokers accept offsets of such a place without any check, so no transaction may begin
 with one.
 
-A client that was expelled while it was joining (it stood still, say) joins as a new member and goes on with what it
-had: until it is told to give those partitions up it has a valid place, and so has their next owner. So a transaction
-begins only with partitions that were assigned to the member it has a place of.
+A client that was expelled while it was joining (it stood still, say) joins as a new member and keeps what it
+had: until it has to give those partitions up it has a valid place, and so has their next owner. So a transaction
+begins only with partitions that were assigned to the member of its place.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _GENERATION = struct.Struct("=i")
 def is_member(place: object) -> bool:
     """Tell whether a place (`Consumer.consumer_group_metadata()`) is that of a member of the group.
 
-    One in a form that is not known here counts as such; the brokers judge it.
+    One in an unknown form counts as such; the brokers judge it.
 
     Example:
         >>> is_member(b"CGMDv2:" + _GENERATION.pack(7) + b"group\\0member-1\\0\\0instance\\0")
@@ -35,18 +35,18 @@ def is_member(place: object) -> bool:
         >>> is_member(b"CGMDv2:" + _GENERATION.pack(-1) + b"group\\0\\0\\0instance\\0")
         False
     """
-    member = member_of(place)
+    member = read_member_id(place)
     if member is None or not isinstance(place, bytes):
         return place is not None
     (generation,) = _GENERATION.unpack_from(place, len(_MAGIC))
     return generation >= 0 and bool(member)
 
 
-def member_of(place: object) -> bytes | None:
-    """Return the member id in a place, b"" while there is none; None for a form that is not known here.
+def read_member_id(place: object) -> bytes | None:
+    """Return the member id in a place, b"" while there is none; None for an unknown form.
 
     Example:
-        >>> member_of(b"CGMDv2:" + _GENERATION.pack(7) + b"group\\0member-1\\0\\0instance\\0")
+        >>> read_member_id(b"CGMDv2:" + _GENERATION.pack(7) + b"group\\0member-1\\0\\0instance\\0")
         b'member-1'
     """
     if not isinstance(place, bytes) or not place.startswith(_MAGIC):

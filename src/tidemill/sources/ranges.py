@@ -1,4 +1,4 @@
-"""Reads offset ranges of a topic, without a consumer group: nothing that a live pipeline has is touched.
+"""Reads offset ranges of a topic, without a consumer group: a live pipeline is not affected.
 
 Invariants: no message outside the ranges is handed over, and each inside at most once, in order per partition; a range
 is at its end when a message at or behind its end, or the partition's own end, was seen, so that offsets without a
@@ -24,17 +24,17 @@ from tidemill.sources.gaps import count_deleted
 
 log = structlog.get_logger(__name__)
 
-#: So many messages are taken from the client at once, and waited for so long when there are none.
+#: How many messages are taken from the client at once, and how long to wait when there are none.
 BATCH_MESSAGES = 500
 READ_SECONDS = 0.05
-#: How often gaps are looked into, and whether brokers that were gone are back.
+#: How often gaps are examined, and unreachable brokers are checked.
 CHECK_SECONDS = 1.0
-#: A client of a group would have to poll at least so often; this one is in none, and 24 h is the most there is.
+#: A group member would have to poll at least this often; this one is in no group, and 24 h is the maximum.
 _NO_POLL_LIMIT_MS = 86_400_000
 
 
 def reader_config(kafka: KafkaSettings) -> dict[str, Any]:
-    """Return the configuration of a consumer that is assigned by hand; the group's name is never told to a broker."""
+    """Return the configuration of a consumer that is assigned by hand; the group's name is never sent to a broker."""
     return client_config(
         kafka,
         kafka.brokers,
@@ -64,7 +64,7 @@ class _Progress:
         self.start = part.start
         self.end = part.end
         self.expected = part.start
-        #: Jumps that were not looked into yet: the offset that was expected, and the one that came.
+        #: Jumps that were not examined yet: the offset that was expected, and the one that came.
         self.holes: list[tuple[int, int]] = []
 
 
@@ -77,7 +77,7 @@ class RangeReader:
     """
 
     def __init__(self, kafka: KafkaSettings, ranges: Sequence[OffsetRange]) -> None:
-        """Prepare; nothing is connected before `open`."""
+        """Connect nothing; `open` does."""
         self._topic = kafka.source_topic
         self._config = reader_config(kafka)
         self._open = {part.partition: _Progress(part) for part in ranges if part.size > 0}
@@ -113,7 +113,7 @@ class RangeReader:
         """Return the next messages of all ranges; None when all are read.
 
         Raises:
-            RemoteError: The topic is not the one that the ranges were made for.
+            RemoteError: The topic is not the one that the ranges were planned for.
         """
         assert self._consumer is not None
         if not self._open:
@@ -159,7 +159,7 @@ class RangeReader:
             if offset < progress.start:
                 raise RemoteError(
                     f"{self._topic}/{partition} begins again at offset {offset}, before {progress.start}: the topic "
-                    "was made anew since the ranges were planned; start over, with another folder for the outcomes",
+                    "was recreated since the ranges were planned; start over, with another folder for the outcomes",
                     retryable=False,
                 )
             return False  # fetched twice
@@ -172,7 +172,7 @@ class RangeReader:
         return True
 
     def _at_end(self, partition: int, offset: int) -> None:
-        """The partition has no more at the moment: behind the range's end, it never will have."""
+        """The partition has no more messages now; behind the range's end it never will."""
         progress = self._open.get(partition)
         if progress is not None and offset >= progress.end:
             progress.holes.append((progress.expected, progress.end))
@@ -213,7 +213,7 @@ class RangeReader:
 
     def _on_record_error(self, error: ck.KafkaError) -> None:
         if error.code() == ck.KafkaError.UNKNOWN_TOPIC_OR_PART:
-            self._stalled = f"topic {self._topic!r} does not exist any more; create it again or stop the run"
+            self._stalled = f"topic {self._topic!r} no longer exists; create it again or stop the run"
         limited(log, 10.0).warning("consumer error", error=error.str())
 
     def _on_error(self, error: ck.KafkaError) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from tidemill.core.errors import HandlerError
 from tidemill.runtime.messages import Header, SourceMessage
 
-#: So many rows are made messages of at once.
+#: How many rows become messages at once.
 BATCH_MESSAGES = 500
 #: The topic of rows that name none.
 TOPIC = "dataframe"
@@ -23,7 +23,7 @@ class RowReader:
     """A `Reader` of rows.
 
     Args:
-        rows: The rows; reading on may block.
+        rows: The rows; iterating may block.
         names: What their values are, in order: key and value (binary), and some of topic, partition, offset, timestamp
             (milliseconds) and headers (pairs of key and value).
         partition: The partition of rows that name none; offsets that are not named count from 0.
@@ -46,7 +46,7 @@ class RowReader:
         """There is nothing to close."""
 
     def stalled(self) -> str | None:
-        """Return None: whoever makes the rows tells by itself."""
+        """Return None: what produces the rows reports its own stalls."""
         return None
 
     def read(self) -> Sequence[SourceMessage] | None:
@@ -83,5 +83,5 @@ class RowReader:
 
 
 def _bytes(value: bytes | None) -> bytes | None:
-    """Return what Spark gives as a bytearray as bytes."""
+    """Return Spark's bytearray as bytes."""
     return None if value is None else bytes(value)

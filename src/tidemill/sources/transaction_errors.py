@@ -28,7 +28,7 @@ def is_rebalance(error: ck.KafkaError) -> bool:
 
 
 def classify_error(error: ck.KafkaError) -> TransactionAnswer:
-    """Return how the transaction goes on after a call that raised this error."""
+    """Return what the transaction makes of a call that raised this error."""
     if is_fenced(error) or error.fatal():
         return TransactionAnswer.FATAL
     if error.txn_requires_abort():

@@ -1,25 +1,25 @@
 """The transactional producer of one engine: results, dead letters and offsets in one transaction.
 
-Lives on the consumer's thread, where alone the consumer may be asked for its place in the group. One transaction at a
-time; `core.transaction` says which call comes next. No call waits longer than `CALL_SECONDS`, so that the thread goes
-on polling while the brokers are away, and the same call is then made again.
+Lives on the consumer's thread, the only one that may ask the consumer for its place in the group. One transaction at a
+time; `core.delivery.transaction` says which call comes next. No call waits longer than `CALL_SECONDS`, so that the
+thread keeps polling while the brokers are away; the same call is then repeated.
 
 Handing the offsets over is the one call that may not come back: librdkafka ignores its time limit, and waits for ever
-where the group's coordinator went away (its issues 5456 and 5511; 2.16). So it has a thread of its own, and if it
+if the group's coordinator went away (its issues 5456 and 5511; 2.16). So it has a thread of its own, and if it
 hangs the producer is replaced: nothing of its transaction was committed, and the new one's start aborts it.
 
 A transaction keeps the place in the group (`sources.place`) that was current when it began: brokers reject its offsets
-once partitions may belong to another member. It is then aborted, and what is still owned is offered again. Giving up a
-partition aborts an open transaction with its offset, unless the brokers have accepted that already.
+once partitions may belong to another member. It is then aborted, and what is still owned is committed again. Giving up
+a partition aborts an open transaction with its offset, unless the brokers have accepted that already.
 
 A request with offsets that got no answer may still arrive, and would count for the producer's next transaction: within
 one generation it has the same place and the same producer epoch. So the producer is replaced after one; the start of
 the new one aborts what is open and raises the epoch. The client also repeats requests about a transaction's offsets
-and end by itself, without a word, and the first copy may still arrive. A repeated one takes at least the client's
+and end by itself, without reporting it, and the first copy may still arrive. A repeated one takes at least the client's
 pause (`RETRY_SECONDS`), so the producer is replaced after every such call that took nearly as long.
 
-The transactional id is the engine's member id: whoever starts under it fences whoever had it, and the brokers abort
-what that one left open, before the new one is told where its partitions begin.
+The transactional id is the engine's member id: a producer that starts under it fences the previous one, and the brokers
+abort what that one left open before they tell the new one where its partitions begin.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ import confluent_kafka as ck
 import structlog
 
 from tidemill.config.kafka_settings import KafkaSettings
-from tidemill.core.delivery.transaction import Call, End, Fence, Transaction, TransactionAnswer, fenced
+from tidemill.core.delivery.transaction import Call, End, Fence, Transaction, TransactionAnswer, judge_fence
 from tidemill.runtime.kafka_client import BackgroundCall, LibraryLog, reason, scrubbed
 from tidemill.runtime.log import limited
 from tidemill.runtime.producer import producer_config
 from tidemill.sources.base import Fatal, Outgoing, TopicPartition
 from tidemill.sources.outgoing_records import OutgoingRecords, RecordRefusedError
-from tidemill.sources.place import is_member, member_of
+from tidemill.sources.place import is_member, read_member_id
 from tidemill.sources.transaction_errors import classify_error, is_fenced, is_rebalance, may_still_arrive
 
 log = structlog.get_logger(__name__)
@@ -49,13 +49,13 @@ CALL_SECONDS = 1.0
 _SHORTEST_SECONDS = 0.05
 #: The call that hands offsets over has hung after this long.
 HANG_SECONDS = 10.0
-#: Brokers give up a transaction that is open for so long; records are given up after 30 s, so an outage ends in an
+#: Brokers give up a transaction that is open for this long; records are given up after 30 s, so an outage ends in an
 #: abort and not in this.
 TRANSACTION_SECONDS = 60.0
-#: A batch that fills within this time travels whole; a commit waits for nothing.
+#: A batch that fills within this time is sent whole; a commit does not wait for it.
 _LINGER_MS = 5
 
-#: The client's pause before it repeats a request, a fifth of it at random; and what a call takes that has done so.
+#: The client's pause before it repeats a request, a fifth of it at random; and how long a call takes that did so.
 RETRY_SECONDS = 0.5
 REPEATED_SECONDS = 0.35
 #: Requests of these count for the producer's next transaction if they arrive only then.
@@ -63,11 +63,11 @@ _REPEATABLE = frozenset({Call.OFFSETS, Call.COMMIT, Call.ABORT})
 
 
 class TransactionalProducer:
-    """One producer and the transaction that it has open.
+    """One producer and its open transaction.
 
     Args:
         kafka: The `kafka` section.
-        transactional_id: Whom it fences.
+        transactional_id: Its id; earlier producers with it are fenced.
         overrides: The sinks' own client settings.
         limits: The largest batch that each topic takes, in bytes; read when it is opened.
     """
@@ -75,7 +75,7 @@ class TransactionalProducer:
     def __init__(
         self, kafka: KafkaSettings, transactional_id: str, overrides: Mapping[str, Any], limits: Sequence[int]
     ) -> None:
-        """Prepare; nothing is connected before `open`."""
+        """Connect nothing; `open` does."""
         self._config = producer_config(
             kafka,
             "",
@@ -101,9 +101,9 @@ class TransactionalProducer:
         self._may_be_repeated = False
         self._given_up = False
         self._rebalanced = False
-        #: Why it does not go on, while it does not.
+        #: Why it makes no progress, while it makes none.
         self.trouble: str | None = None
-        #: How it ended for good: fenced, or failed, and in words.
+        #: How it ended for good: fenced or failed, and why.
         self.fatal: tuple[Fatal, str] | None = None
 
     @property
@@ -112,17 +112,17 @@ class TransactionalProducer:
         return self._transaction is not None
 
     def open(self, ended: Callable[[], bool]) -> None:
-        """Connect, fence whoever had the id, and end what he left open; waits for the brokers.
+        """Connect, fence the previous owner of the id, and end what it left open; waits for the brokers.
 
         Args:
-            ended: Tells that nobody waits any more.
+            ended: Tells that the result is no longer needed.
         """
         if self._limits:
             self._config["message.max.bytes"] = max(1_000, min(max(self._limits), 1_000_000_000))
             self._config.setdefault("batch.size", max(1, min(*self._limits, 1_000_000)))
         self._producer = self._make()
         while not ended() and self.fatal is None:
-            answer = self._asked(lambda: self._producer.init_transactions(CALL_SECONDS))
+            answer = self._ask(lambda: self._producer.init_transactions(CALL_SECONDS))
             if answer is TransactionAnswer.DONE:
                 return
             if answer is not TransactionAnswer.AGAIN:
@@ -137,7 +137,7 @@ class TransactionalProducer:
         records: list[Outgoing],
         members: Collection[bytes | None] = (),
     ) -> None:
-        """Take what the next transaction holds; `step` carries it out.
+        """Begin a transaction; `step` carries it out.
 
         Args:
             offsets: What is committed.
@@ -151,15 +151,15 @@ class TransactionalProducer:
         self._given_up = self._rebalanced = False
 
     def step(self, consumer: ck.Consumer) -> tuple[End, dict[TopicPartition, int]] | None:
-        """Go on until the transaction ends or a call has to be made again; return how it ended, and its offsets."""
+        """Continue until the transaction ends or a call has to be repeated; return how it ended, and its offsets."""
         while (transaction := self._transaction) is not None and self.fatal is None:
             call = transaction.call
-            answer = self._asked(partial(self._carry_out, call, consumer))
+            answer = self._ask(partial(self._carry_out, call, consumer))
             end = transaction.answered(answer)
             if transaction.call is not call or end is not None:
                 self._call_ended(call)
             if end is not None:
-                return self._ended(end)
+                return self._end(end)
             if transaction.call is Call.ABORT is not call:
                 self._say_aborted()
             if answer is TransactionAnswer.AGAIN:
@@ -184,7 +184,7 @@ class TransactionalProducer:
         self._given_up = True
         if transaction.call is Call.ABORT:
             limited(log, 10.0).info("a transaction is aborted, since partitions of it were given up")
-        return [self._ended(end)] if end is not None else self.finish(consumer, seconds)
+        return [self._end(end)] if end is not None else self.finish(consumer, seconds)
 
     def forget(self, partitions: Collection[TopicPartition]) -> None:
         """Leave partitions that are no longer owned out of the report of an open transaction's end.
@@ -199,7 +199,7 @@ class TransactionalProducer:
     ) -> list[tuple[End, dict[TopicPartition, int]]]:
         """End a transaction that was open when these partitions were given up, now that they are assigned again.
 
-        Until it ends, brokers do not tell where they begin.
+        Until it ends, brokers do not say where they begin.
         """
         transaction = self._transaction
         if transaction is None or transaction.lanes.isdisjoint(partitions):
@@ -218,7 +218,7 @@ class TransactionalProducer:
         else:
             limited(log, 10.0).warning("a transaction is aborted and will be repeated", error=self.trouble)
 
-    def _ended(self, end: End) -> tuple[End, dict[TopicPartition, int]]:
+    def _end(self, end: End) -> tuple[End, dict[TopicPartition, int]]:
         assert self._transaction is not None
         offsets = self._transaction.offsets
         self._records.judge()
@@ -251,8 +251,8 @@ class TransactionalProducer:
         place: Any = consumer.consumer_group_metadata()
         if not is_member(place):
             return TransactionAnswer.AGAIN  # its partitions are lost; the consumer's callback says so in a moment
-        if any(member not in (None, member_of(place)) for member in self._members):
-            # Somebody else may have them by now, and nothing says when: only a new start gets them, or others, anew.
+        if any(member not in (None, read_member_id(place)) for member in self._members):
+            # Another member may have them by now, and nothing says since when: only a new start gets partitions again.
             self._end_for_good(
                 "the group expelled this engine while it stood still, and took it in again as a new member; what it "
                 "has in flight is another member's"
@@ -275,9 +275,9 @@ class TransactionalProducer:
             # A longer limit than ours: the client's own would end in an abort that leaves the epoch as it is.
             call = partial(self._producer.send_offsets_to_transaction, positions, self._place, TRANSACTION_SECONDS)
             self._handing = BackgroundCall("tidemill-offsets", call)
-        return self._handed_over(self._handing)
+        return self._wait_for_hand_over(self._handing)
 
-    def _handed_over(self, handing: BackgroundCall) -> TransactionAnswer:
+    def _wait_for_hand_over(self, handing: BackgroundCall) -> TransactionAnswer:
         if handing.ended.wait(self._patience()):
             self._handing = None
             if handing.error is None:
@@ -307,7 +307,7 @@ class TransactionalProducer:
         """
         if self._handing is not None:
             try:
-                if self._handed_over(self._handing) is TransactionAnswer.AGAIN:
+                if self._wait_for_hand_over(self._handing) is TransactionAnswer.AGAIN:
                     return TransactionAnswer.AGAIN
             except ck.KafkaException as error:
                 log.debug("offsets of a transaction that is aborted were rejected", error=reason(error))
@@ -326,7 +326,7 @@ class TransactionalProducer:
         self._replaced = False
         return True
 
-    def _asked(self, call: Callable[[], TransactionAnswer | None]) -> TransactionAnswer:
+    def _ask(self, call: Callable[[], TransactionAnswer | None]) -> TransactionAnswer:
         try:
             return call() or TransactionAnswer.DONE
         except RecordRefusedError as refused:
@@ -341,14 +341,14 @@ class TransactionalProducer:
             if answer is TransactionAnswer.ABORT:
                 self._rebalanced = is_rebalance(error)
             return answer
-        except BaseException as raised:  # of any type: what the call did is not known, so nothing may follow it
+        except BaseException as raised:  # of any type: what the call did is unknown, so nothing may follow it
             log.exception("an unexpected error in a transaction")
             self.trouble = scrubbed(f"{type(raised).__name__}: {raised}", self._config)
             return TransactionAnswer.FATAL
 
     def _fence(self, error: ck.KafkaError) -> None:
         replaced = error.code() == ck.KafkaError.FENCED_INSTANCE_ID or (
-            fenced(time.monotonic() - self._began, TRANSACTION_SECONDS) is Fence.REPLACED
+            judge_fence(time.monotonic() - self._began, TRANSACTION_SECONDS) is Fence.REPLACED
         )
         if replaced and self.fatal is None:
             self.fatal = Fatal.FENCED, f"its transactions were taken over: {self.trouble}"
@@ -362,7 +362,7 @@ class TransactionalProducer:
         limited(log, 10.0).warning("Kafka producer", client="transactions", error=text)
 
     def finish(self, consumer: ck.Consumer, seconds: float) -> list[tuple[End, dict[TopicPartition, int]]]:
-        """End an open transaction, well or not, within `seconds`; return how, if it ended."""
+        """End an open transaction, committed or not, within `seconds`; return how, if it ended."""
         self._deadline = time.monotonic() + seconds
         try:
             while self.busy and self.fatal is None and time.monotonic() < self._deadline:

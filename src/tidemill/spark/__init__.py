@@ -1,4 +1,4 @@
-"""Where the engines live: pipelines on Spark, live and bounded. Names are loaded when they are first used."""
+"""Pipelines on Spark, live and bounded. Names are loaded when they are first used."""
 
 from __future__ import annotations
 

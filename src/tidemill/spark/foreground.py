@@ -4,9 +4,9 @@ Signal handlers and other threads only put a wake-up into the run's queue. The t
 waits on that queue alone; whatever can block (a handler's `on_startup`, brokers, Spark) runs in a thread beside it, so
 that a request to end is noticed at every moment.
 
-Invariant: after a wish to end, the waiting thread goes on within `END_SECONDS`, whatever the other one hangs in. That
-one is a daemon: it does not keep the process alive. The end of a start has that one deadline for all its steps; what
-is left of Spark then is killed.
+Invariant: after a request to end, the waiting thread continues within `END_SECONDS`, wherever the other one hangs. The
+other one is a daemon thread: it does not keep the process alive. All steps of the end of a start share that one
+deadline; what is left of Spark then is killed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import structlog
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import TidemillError
-from tidemill.runtime.exitcode import ExitCode, exit_code_of
+from tidemill.runtime.exitcode import ExitCode, find_exit_code
 from tidemill.runtime.identity import cluster_name
 from tidemill.runtime.log import configure
 from tidemill.spark.session.session import Spark
@@ -36,7 +36,7 @@ log = structlog.get_logger(__name__)
 ResultT = TypeVar("ResultT")
 WordT = TypeVar("WordT")
 
-#: How long a start may take to end after it was told to, all its steps together.
+#: How long all steps of a start together may take to end after a request to end.
 END_SECONDS = 1.0
 #: How long it may take to tidy up what was killed.
 KILLED_SECONDS = 0.3
@@ -65,7 +65,7 @@ class StartStoppedError(Exception):
     """A step was ended on request.
 
     Attributes:
-        at_once: Whether it was asked for twice.
+        at_once: Whether it was requested twice.
         deadline: The `time.monotonic()` at which everything else has to have ended, too.
     """
 
@@ -88,15 +88,15 @@ def unless_stopped(
 
     Args:
         work: What may block.
-        words: Where wishes to end arrive; every other word than `done` and those ignored is one.
-        done: What the other thread puts there when it has ended.
+        words: Where requests to end arrive: everything but `done` and what is ignored.
+        done: What the other thread puts there when it ends.
         abort: Called in this thread when the step is to end; must not block.
-        ignored: Words that may arrive and are no wish to end.
-        deadline: The `time.monotonic()` at which the step is ended unasked, and not waited for.
+        ignored: What may arrive without being a request to end.
+        deadline: The `time.monotonic()` at which the step is ended in any case.
 
     Raises:
-        StartStoppedError: A wish to end came first; the step has ended, was given `END_SECONDS`, or a second wish came.
-            Or the deadline has passed.
+        StartStoppedError: A request to end came first, and then the step ended, `END_SECONDS` passed, or a second
+            request came. Or the deadline has passed.
     """
     result: Future[ResultT] = Future()
 
@@ -132,13 +132,13 @@ def _until(deadline: float | None) -> float | None:
 
 @contextlib.contextmanager
 def running(spark: Spark, words: queue.SimpleQueue[WordT], done: WordT, ignored: Collection[WordT]) -> Iterator[None]:
-    """Start Spark for a block and stop it after that; a wish to end is heard meanwhile.
+    """Start Spark for a block and stop it afterwards; requests to end are noticed meanwhile.
 
     Args:
         spark: What is started.
         words: See `unless_stopped`.
-        done: The same.
-        ignored: Words that may be left when Spark is stopped.
+        done: See `unless_stopped`.
+        ignored: What may be left over when Spark is stopped.
 
     Raises:
         StartStoppedError: The start was ended.
@@ -160,7 +160,7 @@ def running(spark: Spark, words: queue.SimpleQueue[WordT], done: WordT, ignored:
 
 
 @contextlib.contextmanager
-def signals_noted(note: Callable[[], None]) -> Iterator[None]:
+def note_signals(note: Callable[[], None]) -> Iterator[None]:
     """Call a function at every SIGTERM and SIGINT while the block runs, if this is the main thread.
 
     Args:
@@ -212,7 +212,7 @@ class Foreground:
             work: What runs; returns the exit code of a run without an error.
         """
         try:
-            with signals_noted(lambda: self.wakes.put(Wake.SIGNAL)):
+            with note_signals(lambda: self.wakes.put(Wake.SIGNAL)):
                 return work()
         except TidemillError as error:
             self.error = error
@@ -222,7 +222,7 @@ class Foreground:
         except Exception as error:
             self.error = error
             log.exception(f"the {self._what} failed; this is a fault of tidemill, please report it")
-        return exit_code_of(self.error)
+        return find_exit_code(self.error)
 
     def configure_logs(self, settings: Settings, worker: str) -> None:
         """Send this process's logs where the settings say, with the context that every line carries."""

@@ -1,11 +1,11 @@
-"""The pipeline as a user runs it: from a handler and a configuration to engines on Spark, and to a clean end.
+"""The pipeline as a user runs it: from a handler and a configuration to engines on Spark, until a clean stop.
 
 The order is fixed. Start: configuration, logging, `on_startup`, validation, the handler packed, the worker's
-name locked, the topic looked up, Spark, the link, the engines. Stop: the engines drain, what they could not leave
-is left for them, the link, Spark. Nothing is started before everything that can be checked without it was.
+name locked, the topic looked up, Spark, the link, the engines. Stop: the engines drain, the group is left on
+behalf of those that could not, the link, Spark. Nothing starts before everything that can be checked without it is.
 
-Signal handlers and other threads only put a word into a queue; the thread that runs the pipeline waits on that
-queue and acts. It is never inside a call that can block, neither during the start (see `stopping`) nor while engines
+Signal handlers and other threads only put a wake-up into a queue; the thread that runs the pipeline waits on that
+queue and acts. It is never inside a call that can block, neither during the start (see `foreground`) nor while engines
 run.
 """
 
@@ -32,17 +32,17 @@ from tidemill.runtime.link_messages import LinkAddress
 from tidemill.runtime.lock import WorkerLock
 from tidemill.runtime.pipeline_socket import pipeline_socket
 from tidemill.sinks.build import build_sinks
-from tidemill.sources.membership import present_members, reap_member
+from tidemill.sources.membership import find_present_members, reap_member
 from tidemill.spark.engine.process import ABANDONED_SECONDS, DEFAULT_FACTORY, EngineJob
 from tidemill.spark.foreground import LEFT_OVER, Foreground, StartStoppedError, Wake
 from tidemill.spark.live.group_monitor import GroupWatch
-from tidemill.spark.live.jobs import engine_error
+from tidemill.spark.live.jobs import make_engine_error
 from tidemill.spark.live.supervisor import Supervisor
 from tidemill.spark.preflight import (
     StartUp,
-    engine_count,
-    handler_of,
+    choose_engine_count,
     look_up_partitions,
+    make_handler,
     refuse_letter_files,
     refuse_no_sinks,
     refuse_shared_group,
@@ -51,17 +51,17 @@ from tidemill.spark.preflight import (
 )
 from tidemill.spark.progress import PipelineProgress
 from tidemill.spark.session.conf import is_local
-from tidemill.spark.session.packaging import own_folders, pack_handler
+from tidemill.spark.session.packaging import list_own_folders, pack_handler
 from tidemill.spark.session.session import Spark
 
 log = structlog.get_logger(__name__)
 
 
-#: A stop takes no longer than its drain timeout and this, whatever is away; the rest of 5 s is for Spark.
+#: A stop takes at most its drain timeout and this, whatever is unreachable; the rest of 5 s is for Spark.
 STOP_SECONDS = 4.0
 #: Of that, an engine may take this much beyond its drain timeout; `pipeline.leaving` has it end a little earlier.
 ENGINE_END_SECONDS = 3.0
-#: Leaving the group for an engine that could not takes no longer.
+#: The most that leaving the group on behalf of engines may take.
 LEAVE_SECONDS = 10.0
 
 
@@ -71,7 +71,7 @@ class Pipeline:
     Args:
         handler: The handler, or its class.
         config_path: The YAML file; None: the one that TIDEMILL_CONFIG names, or the defaults.
-        settings: A configuration made elsewhere; then no file is read.
+        settings: A configuration built elsewhere; then no file is read.
         factory: "module:callable" that builds engines, for tests of the supervision.
         limits: The supervision's times, for tests of it.
 
@@ -88,7 +88,7 @@ class Pipeline:
         factory: str = DEFAULT_FACTORY,
         limits: SlotLimits | None = None,
     ) -> None:
-        """Prepare; everything happens in `run`."""
+        """Start nothing; everything happens in `run`."""
         self._handler = handler
         self._config_path = config_path
         self._settings = settings
@@ -105,7 +105,7 @@ class Pipeline:
         return self._foreground.error
 
     def run(self) -> ExitCode:
-        """Run until drained, stopped or at an end that nobody asked for; say which by an exit code.
+        """Run until drained, stopped or failed; say which by an exit code.
 
         In the main thread, SIGTERM and SIGINT are handled: the first one ends the start, or drains; a second one stops
         at once. What went wrong is logged, and is `error` afterwards.
@@ -120,7 +120,7 @@ class Pipeline:
         self._foreground.wakes.put(Wake.DRAIN)
 
     def stop_now(self) -> None:
-        """Ask for an immediate end: what runs is killed, and done again by the next run; from any thread."""
+        """Ask for an immediate end: running tasks are killed, and reprocessed by the next run; from any thread."""
         self._foreground.wakes.put(Wake.STOP)
 
     def progress(self) -> PipelineProgress:
@@ -139,11 +139,11 @@ class Pipeline:
     def _start_and_run(self) -> ExitCode:
         foreground = self._foreground
         settings = self._settings or load_settings(self._config_path)
-        # `on_startup` may change them; a user finds this run by what is configured.
+        # `on_startup` may change them; users find this run by the configured ones.
         self._found_by = settings.kafka
         worker = worker_name(settings)
         foreground.configure_logs(settings, worker)
-        handler = handler_of(self._handler)
+        handler = make_handler(self._handler)
         startup, configured = StartUp(handler, settings), settings
         settings = with_full_paths(foreground.unless_stopped(startup.run, startup.cancel))
         foreground.configure_logs(settings, worker)
@@ -152,7 +152,7 @@ class Pipeline:
         if problem := find_revoke_problem(settings):
             raise ConfigError(problem)
         warn_without_topic(configured, settings)
-        # What no engine could make is told before any of them is started.
+        # What no engine could build is refused before any of them starts.
         build_sinks(settings)
         packed = pack_handler(handler)
         kafka = settings.kafka
@@ -168,7 +168,7 @@ class Pipeline:
             return self._run_on_spark(settings, worker, packed, partitions)
 
     def _run_on_spark(self, settings: Settings, worker: str, packed: bytes, partitions: int) -> ExitCode:
-        count = engine_count(settings.spark, partitions)
+        count = choose_engine_count(settings.spark, partitions)
         spark = Spark(settings.spark, f"tidemill {settings.kafka.consumer_group}", count)
         log.info("starting Spark", master=settings.spark.master, engines=count, partitions=partitions)
         with self._foreground.running(spark):
@@ -177,13 +177,13 @@ class Pipeline:
     def _run_live(
         self, spark: Spark, settings: Settings, worker: str, packed: bytes, count: int, partitions: int
     ) -> ExitCode:
-        folders = own_folders()
+        folders = list_own_folders()
 
         def make_job(slot: int, job_token: int, address: LinkAddress) -> EngineJob:
             log_context = self._foreground.log_context
             return EngineJob(slot, job_token, worker, address, settings, packed, log_context, self._factory, folders)
 
-        live = Supervisor(spark, worker, count, make_job, self._on_finished, self._times(settings), partitions)
+        live = Supervisor(spark, worker, count, make_job, self._on_finished, self._choose_limits(settings), partitions)
         control = pipeline_socket(self._found_by, worker, live.release)
         host = "127.0.0.1" if is_local(settings.spark) else spark.driver_host
         spark.watch(lambda: self._foreground.wakes.put(Wake.SPARK_LOST))
@@ -202,7 +202,7 @@ class Pipeline:
         if code is not ExitCode.STOPPED:
             done = live.progress()
             if not done.uncommitted:  # else the brokers are away
-                self._leave_for(settings, worker, live.not_left())
+                self._leave_for(settings, worker, live.find_left_behind())
             self._raise_failure(settings, worker)
             refuse_uncommitted(done)
             left = "; what did not finish in time is redelivered to the next run" if done.in_flight else ""
@@ -216,7 +216,7 @@ class Pipeline:
             )
         return code
 
-    def _times(self, settings: Settings) -> SlotLimits:
+    def _choose_limits(self, settings: Settings) -> SlotLimits:
         if self._limits is not None:
             return self._limits
         lost = RECONNECT_SECONDS + ABANDONED_SECONDS + settings.executor.drain_timeout_seconds
@@ -242,12 +242,12 @@ class Pipeline:
                     )
                     live.drain()
                 case Wake.STOP:
-                    log.warning("stopping at once; what is not committed is done again by the next run")
+                    log.warning("stopping at once; what is not committed will be reprocessed by the next run")
                     live.exit_now()
                     return ExitCode.STOPPED
                 case Wake.SPARK_LOST:
                     self._foreground.error = RemoteError(
-                        "Spark's JVM ended although nobody stopped it (out of memory, or killed?); the engines "
+                        "Spark's JVM ended without having been stopped (out of memory, or killed?); the engines "
                         "were drained: start the pipeline again"
                     )
                     log.error("Spark's JVM is gone; the engines drain")
@@ -255,8 +255,8 @@ class Pipeline:
                 case Wake.FINISHED:
                     return ExitCode.OK
 
-    def _left(self, settings: Settings) -> float:
-        """Return how much of the time of a stop is left."""
+    def _compute_left(self, settings: Settings) -> float:
+        """Return how many seconds of a stop are left."""
         if self._drained_at is None:
             return LEAVE_SECONDS
         left = self._drained_at + settings.executor.drain_timeout_seconds + STOP_SECONDS - time.monotonic()
@@ -270,7 +270,7 @@ class Pipeline:
 
     def _leave_for(self, settings: Settings, worker: str, slots: list[int]) -> None:
         def leave() -> None:
-            _leave_for(settings, worker, slots, self._left(settings))
+            _leave_for(settings, worker, slots, self._compute_left(settings))
 
         try:
             self._foreground.unless_stopped(leave, ignored=LEFT_OVER)
@@ -296,8 +296,8 @@ class Pipeline:
                 "reprocessed by the next run (if a hook held up its event loop, the log names it)"
             )
         if finished.ending is Ending.CRASHED:
-            raise RemoteError(f"the engine of slot {finished.slot} was lost: {finished.error}; {_advice(finished)}")
-        raise engine_error(f"the engine of slot {finished.slot}", finished.error or finished.ending.value)
+            raise RemoteError(f"the engine of slot {finished.slot} was lost: {finished.error}; {_advise(finished)}")
+        raise make_engine_error(f"the engine of slot {finished.slot}", finished.error or finished.ending.value)
 
 
 def lag_fields(progress: PipelineProgress) -> dict[str, int | None]:
@@ -307,14 +307,14 @@ def lag_fields(progress: PipelineProgress) -> dict[str, int | None]:
     return fields | {"partitions_without_lag": unknown} if unknown else fields
 
 
-def _advice(finished: RunFinished) -> str:
+def _advise(finished: RunFinished) -> str:
     if "Cannot run program" in (finished.error or ""):
         return "look whether this user may execute that program, and every folder above it"
     return "look at how much memory this host has left, and at native libraries that the handler loads"
 
 
 def refuse_uncommitted(done: PipelineProgress) -> None:
-    """Let a drain fail whose commits did.
+    """Refuse to call a drain clean whose commits failed.
 
     Raises:
         RemoteError: Finished messages are not committed.
@@ -328,14 +328,14 @@ def refuse_uncommitted(done: PipelineProgress) -> None:
 
 
 def _leave_for(settings: Settings, worker: str, slots: list[int], seconds: float) -> None:
-    """Leave the consumer group for engines that could not, so that others have their partitions at once.
+    """Leave the consumer group on behalf of engines that could not, so that others get their partitions at once.
 
     An engine that died did not leave, and one that was drained while the group was joining may not have been able
     to; the brokers know.
     """
     members = {Identity(worker, slot, "", settings.kafka.consumer_group).instance_id for slot in slots}
     try:
-        left_behind = present_members(settings, members, min(5.0, seconds)) if members else set()
+        left_behind = find_present_members(settings, members, min(5.0, seconds)) if members else set()
     except Exception as error:
         log.warning("the brokers do not say who is left in the group", error=str(error))
         return

@@ -1,4 +1,4 @@
-"""What a pipeline has to know before Spark starts: its handler, its final settings, its partitions and engines."""
+"""What has to be known and checked before Spark starts: handler, final settings, partitions and engines."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tidemill.runtime.identity import Identity
 from tidemill.runtime.kafka_client import TopicAdmin, client_config
 from tidemill.runtime.lock import GroupInUseError
 from tidemill.runtime.topics import TopicReader
-from tidemill.sources.membership import other_topics
+from tidemill.sources.membership import find_other_topics
 
 log = structlog.get_logger(__name__)
 
@@ -41,20 +41,21 @@ ResultT = TypeVar("ResultT")
 _LOCAL = re.compile(r"local\[(\d+)(?:,\s*\d+)?\]")
 
 
-def handler_of(handler: Handler[Any, Any] | type[Handler[Any, Any]]) -> Handler[Any, Any]:
-    """Return the handler itself, made without arguments if its class was given.
+def make_handler(handler: Handler[Any, Any] | type[Handler[Any, Any]]) -> Handler[Any, Any]:
+    """Return the handler; a class is instantiated without arguments.
 
     Raises:
-        HandlerError: It cannot be made, is no handler, or has hooks that cannot be called.
+        HandlerError: It cannot be created, is not a handler, or has hooks that cannot be called.
     """
     if isinstance(handler, type):
         name = handler.__name__
         try:
             handler = handler()
         except Exception as error:
-            raise HandlerError(f"{name} cannot be made without arguments: {error}; pass an instance instead") from error
+            text = f"{name} cannot be created without arguments: {error}; pass an instance instead"
+            raise HandlerError(text) from error
     if not isinstance(handler, Handler):
-        raise HandlerError(f"{type(handler).__name__} is no handler; it has to inherit from tidemill.Handler")
+        raise HandlerError(f"{type(handler).__name__} is not a handler; it has to inherit from tidemill.Handler")
     _check_hooks(handler)
     return handler
 
@@ -62,19 +63,19 @@ def handler_of(handler: Handler[Any, Any] | type[Handler[Any, Any]]) -> Handler[
 def _check_hooks(handler: Handler[Any, Any]) -> None:
     # With such a mistake every message would be dead-lettered, one by one.
     name = type(handler).__name__
-    misspelt = _misspelt(handler)
+    misspelt = _find_misspelt(handler)
     if not overrides(handler, "arrange"):
         hint = next((f"; is {own!r} meant to be it?" for own, hook in misspelt.items() if hook == "arrange"), "")
         raise HandlerError(f"{name} has no arrange; write `async def arrange(self, messages, pending)`{hint}")
     for own, hook in misspelt.items():
-        log.warning("a method is no hook and is never called; is its name misspelt?", method=own, nearest_hook=hook)
+        log.warning("a method is not a hook and is never called; is its name misspelt?", method=own, nearest_hook=hook)
     for hook in HOOKS:
         if overrides(handler, hook):
             _check_hook(getattr(handler, hook), hook, name)
 
 
 def _check_hook(method: Any, hook: str, name: str) -> None:
-    # What another name stands behind is somebody's decorator, and may return a coroutine all the same.
+    # A function of another name is a decorator's, and may return a coroutine all the same.
     written_here = inspect.ismethod(method) and method.__name__ == hook and not hasattr(method, "__wrapped__")
     if written_here and (inspect.isasyncgenfunction(method) or inspect.isgeneratorfunction(method)):
         raise HandlerError(f"{name}.{hook} has a `yield`, which makes it a generator; it has to return what it yields")
@@ -85,14 +86,14 @@ def _check_hook(method: Any, hook: str, name: str) -> None:
     try:
         signature = inspect.signature(method)
     except (TypeError, ValueError):
-        return  # nobody knows, so the first call has to tell
+        return  # unknown; the first call will show
     try:
         signature.bind(*parameters[1:])
     except TypeError as error:
         raise HandlerError(f"{name}.{hook} has to take ({', '.join(parameters)}): {error}") from None
 
 
-def _misspelt(handler: Handler[Any, Any]) -> dict[str, str]:
+def _find_misspelt(handler: Handler[Any, Any]) -> dict[str, str]:
     """Return the methods whose names are nearly those of hooks."""
     own = {name for klass in type(handler).__mro__ for name in vars(klass)} - set(dir(Handler))
     near = {name: difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.85) for name in sorted(own)}
@@ -106,7 +107,7 @@ class StartUp:
 
     Args:
         handler: The handler.
-        settings: What it is shown.
+        settings: What it receives.
     """
 
     def __init__(self, handler: Handler[Any, Any], settings: Settings) -> None:
@@ -121,11 +122,11 @@ class StartUp:
 
         Raises:
             HandlerError: It raised, or returned something else.
-            ConfigError: It made the configuration wrong.
+            ConfigError: It made the configuration invalid.
         """
         name = f"{type(self._handler).__name__}.on_startup"
         try:
-            changed = _completed(self._call)
+            changed = _run_to_completion(self._call)
         except TidemillError:
             raise
         except Exception as error:
@@ -149,13 +150,13 @@ class StartUp:
         return await self._handler.on_startup(self._settings.model_copy(deep=True))
 
 
-def started_up(handler: Handler[Any, Any], settings: Settings) -> Settings:
+def run_startup(handler: Handler[Any, Any], settings: Settings) -> Settings:
     """Run `on_startup` and return the configuration as it left it; see `StartUp.run`."""
     return StartUp(handler, settings).run()
 
 
 def with_full_paths(settings: Settings) -> Settings:
-    """Return settings whose folders do not depend on where an engine's process stands."""
+    """Return settings with absolute paths, which mean the same in every engine's process."""
     settings = settings.model_copy(deep=True)
     for sink in settings.sinks.filesystem.values():
         sink.base_path = str(Path.cwd() / sink.base_path)
@@ -171,7 +172,7 @@ def refuse_letter_files(settings: Settings) -> None:
     """Refuse a live pipeline whose dead letters would go to files.
 
     Raises:
-        ConfigError: They would.
+        ConfigError: They would go to files.
     """
     if settings.dlq.path:
         raise ConfigError(
@@ -184,7 +185,7 @@ def refuse_no_sinks(settings: Settings) -> None:
     """Refuse a pipeline that could deliver nothing.
 
     Raises:
-        SinkNotConfiguredError: There is no sink.
+        SinkNotConfiguredError: No sink is configured.
     """
     if settings.sinks.is_empty():
         raise SinkNotConfiguredError(
@@ -226,13 +227,13 @@ def refuse_shared_group(settings: Settings, worker: str) -> None:
         worker: This worker's name; the caller holds its lock.
 
     Raises:
-        GroupInUseError: It has.
+        GroupInUseError: It has such members.
     """
     kafka = settings.kafka
     # Slots and their numbers follow.
     own_prefix = Identity(worker, 0, "", kafka.consumer_group).instance_id.removesuffix("0")
     try:
-        others = other_topics(settings, own_prefix)
+        others = find_other_topics(settings, own_prefix)
     except (ck.KafkaException, struct.error, UnicodeDecodeError) as error:
         log.info("the members of the consumer group cannot be looked at", error=describe_error(error))
         return
@@ -244,7 +245,7 @@ def refuse_shared_group(settings: Settings, worker: str) -> None:
 
 
 def warn_without_topic(configured: Settings, settings: Settings) -> None:
-    """Warn of a pipeline whose topic nobody chose.
+    """Warn about a pipeline whose topic was never configured.
 
     Args:
         configured: As it was read.
@@ -255,7 +256,7 @@ def warn_without_topic(configured: Settings, settings: Settings) -> None:
         log.warning(NO_TOPIC.format(topic=topic))
 
 
-def engine_count(settings: SparkSettings, partitions: int) -> int:
+def choose_engine_count(settings: SparkSettings, partitions: int) -> int:
     """Return how many engines to run: as configured, else the smaller of partitions and cores.
 
     Raises:
@@ -279,8 +280,8 @@ def engine_count(settings: SparkSettings, partitions: int) -> int:
     return settings.engines
 
 
-def _completed(start: Callable[[], Coroutine[Any, Any, ResultT]]) -> ResultT:
-    """Run a coroutine to its end, also where this thread has a loop that runs already (a notebook)."""
+def _run_to_completion(start: Callable[[], Coroutine[Any, Any, ResultT]]) -> ResultT:
+    """Run a coroutine to its end, also if this thread has a running loop already (a notebook)."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

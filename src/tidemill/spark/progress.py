@@ -1,4 +1,4 @@
-"""What a pipeline says of itself: the sums over its engines, and how each of them stands."""
+"""What a pipeline reports of itself: the sums over its engines, and the state of each."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class EngineStatus(msgspec.Struct, frozen=True):
     Attributes:
         slot: The slot's number.
         state: idle, waiting, starting, running, link lost, cancelled or finished.
-        pid: The engine's process, None before its first word.
+        pid: The engine's process, None before its hello.
         host: The engine's host.
         starts: How many engines this slot has had.
-        silent_seconds: Since when nothing was heard of it, None without a link.
+        silent_seconds: How long it has been silent, None without a link.
         progress: The engine's last snapshot.
     """
 
@@ -40,7 +40,7 @@ class EngineStatus(msgspec.Struct, frozen=True):
 
 
 class PipelineProgress(EngineProgress):
-    """The sums over all engines, those that are gone included.
+    """The sums over all engines, ended ones included.
 
     Attributes:
         engines: Each slot.
@@ -49,7 +49,7 @@ class PipelineProgress(EngineProgress):
     engines: list[EngineStatus] = msgspec.field(default_factory=list)
 
 
-#: What a gone engine had is no more; what it did stays done.
+#: Gauges of an ended engine no longer count; its counters do.
 _COUNTED = (
     "consumed",
     "messages_done",
@@ -90,9 +90,9 @@ _HELD = (
 
 
 class PartitionSums:
-    """Merges what is per partition, again only where an engine told something new.
+    """Merges values per partition, and again only if an engine sent changes.
 
-    Between two beats that tell nothing new an engine's snapshots share their mappings, so that a merge of the same
+    Between two beats without changes an engine's snapshots share their mappings, so that a merge of the same
     objects is the same. What is returned is shared, too: it must not be changed. Any thread may use it.
     """
 
@@ -117,7 +117,7 @@ class PartitionSums:
         return result
 
 
-def summed(
+def sum_progress(
     past: Sequence[EngineProgress],
     now: Sequence[EngineProgress],
     engines: Sequence[EngineStatus] = (),
@@ -126,13 +126,13 @@ def summed(
     """Add up engines.
 
     Args:
-        past: Engines that are gone: only what they did counts.
-        now: Engines that run, or ended last.
-        engines: How each slot stands.
+        past: Ended engines: only their counters count.
+        now: Current engines, running or ended last.
+        engines: The state of each slot.
         partitions: What was merged before, by a caller that adds up the same engines again and again.
 
     Example:
-        >>> summed([EngineProgress(consumed=1)], [EngineProgress(consumed=2)]).consumed
+        >>> sum_progress([EngineProgress(consumed=1)], [EngineProgress(consumed=2)]).consumed
         3
     """
     total = PipelineProgress(engines=list(engines))
@@ -141,19 +141,19 @@ def summed(
     for name in _HELD:
         setattr(total, name, sum(getattr(part, name) for part in now))
     sums = partitions or PartitionSums()
-    total.committed = sums.of("committed", (*past, *now), _highest)
+    total.committed = sums.of("committed", (*past, *now), _merge_committed)
     total.lag = sums.of("lag", now, _joined)
     total.paused = sorted({name for part in now for name in part.paused})
     total.partitions = sums.of("partitions", now, lambda names: sorted(set().union(*names)))
     for part in now:
         total.stalled |= part.stalled
-    total.sinks = _sinks((*past, *now))
+    total.sinks = _sum_sinks((*past, *now))
     slowest = [task for part in (*past, *now) for task in part.slowest]
     total.slowest = heapq.nlargest(SLOWEST, slowest)
     return total
 
 
-def _highest(committed: Sequence[dict[str, int]]) -> dict[str, int]:
+def _merge_committed(committed: Sequence[dict[str, int]]) -> dict[str, int]:
     total: dict[str, int] = {}
     for offsets in committed:
         moved = {name: total[name] for name in total.keys() & offsets.keys()}
@@ -170,16 +170,16 @@ def _joined(parts: Sequence[dict[str, int]]) -> dict[str, int]:
     return total
 
 
-def _sinks(parts: Sequence[EngineProgress]) -> dict[str, SinkStats]:
+def _sum_sinks(parts: Sequence[EngineProgress]) -> dict[str, SinkStats]:
     total: dict[str, SinkStats] = {}
     for part in parts:
         for place, stats in part.sinks.items():
             seen = total.get(place)
-            total[place] = stats if seen is None else _added(seen, stats)
+            total[place] = stats if seen is None else _add_stats(seen, stats)
     return total
 
 
-def _added(one: SinkStats, other: SinkStats) -> SinkStats:
+def _add_stats(one: SinkStats, other: SinkStats) -> SinkStats:
     later = max(one, other, key=lambda stats: stats.last_error_at or 0.0)
     delivered = [stats.last_delivered_at for stats in (one, other) if stats.last_delivered_at is not None]
     counts = {name: getattr(one, name) + getattr(other, name) for name in _SINK_COUNTS}

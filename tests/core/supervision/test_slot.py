@@ -326,11 +326,11 @@ def test_an_engine_silent_for_15_s_is_cancelled_and_replaced_once_its_link_has_e
     assert running.seconds_to_effect() == pytest.approx(0.1)
     assert running.slot.state is SlotState.CANCELLED
     assert running.kinds() == [ReportKind.SILENT]
-    assert running.feed(Heartbeat(1), 1.0) == [], "it is taken for dead, whatever it says"
+    assert running.feed(Heartbeat(1), 1.0) == [], "it is considered dead, whatever it says"
     assert running.feed(JobEnded(1, Ending.CRASHED, "cancelled")) == []
     assert running.tick(5.0) == []
     assert running.feed(LinkClosed(1)) == [SubmitJob(2)]
-    assert "said nothing for 15 s is taken for dead" in running.reports[-1].text
+    assert "said nothing for 15 s is considered dead" in running.reports[-1].text
 
 
 def test_an_engine_taken_for_dead_that_comes_back_is_refused(running: Play) -> None:
@@ -474,7 +474,7 @@ def test_an_engine_that_hangs_while_it_drains_is_cancelled(running: Play) -> Non
     running.feed(LinkClosed(1))
     (finished,) = running.feed(JobEnded(1, Ending.CRASHED, "Spark's words"))
     assert finished == Finished(
-        Ending.CRASHED, "its job was cancelled: an engine that said nothing for 15 s is taken for dead"
+        Ending.CRASHED, "its job was cancelled: an engine that said nothing for 15 s is considered dead"
     )
 
 

@@ -499,9 +499,7 @@ async def test_a_broker_outage_delays_results_but_loses_none_and_keeps_their_ord
     broker.kill()
     for number in range(100, 200):
         submit(number)
-    async with asyncio.timeout(20):
-        while "sinks.kafka.out" not in outbox.stalled():
-            await asyncio.sleep(0.02)
+    await until(lambda: "sinks.kafka.out" in outbox.stalled())
     await asyncio.to_thread(broker.start)
     for number in range(200, 300):
         submit(number)

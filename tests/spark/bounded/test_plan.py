@@ -9,7 +9,7 @@ import pytest
 from tidemill.core.errors import ConfigError
 from tidemill.core.ranges import OffsetRange
 from tidemill.pipeline.reports.outcomes import range_name
-from tidemill.spark.bounded.plan import Folder, Plan, now_text
+from tidemill.spark.bounded.plan import Folder, Plan, format_now
 
 PIECES = [OffsetRange(0, 0, 10), OffsetRange(0, 10, 20)]
 
@@ -20,7 +20,7 @@ def folder(tmp_path: Path) -> Folder:
 
 
 def save(folder: Folder) -> Plan:
-    plan = Plan("orders", "earliest", "latest", PIECES, 0, now_text())
+    plan = Plan("orders", "earliest", "latest", PIECES, 0, format_now())
     with folder.locked():
         assert folder.load("orders", "earliest", "latest") is None
         folder.save(plan)
@@ -38,7 +38,7 @@ def test_what_files_tell_of_is_not_left(folder: Folder) -> None:
     (folder.path / range_name(OffsetRange(0, 0, 10))).touch()
     (folder.path / range_name(OffsetRange(0, 10, 14))).touch()
     (folder.path / "_part-00000-0000000014-0000000020.parquet-abc").touch()
-    assert folder.left_of(plan) == [OffsetRange(0, 14, 20)]
+    assert folder.find_left(plan) == [OffsetRange(0, 14, 20)]
     folder.tidy()
     assert not list(folder.path.glob("_part-*"))
     assert folder.load("orders", "earliest", "latest") == plan

@@ -50,7 +50,7 @@ def test_an_engine_that_looks_for_its_driver_gives_up_when_spark_goes(process: E
     began = time.monotonic()
     summary = asyncio.run(run())
     assert summary.reason is StopReason.FAILED
-    assert "supervises" in (summary.error or "")
+    assert "no longer supervised" in (summary.error or "")
     assert time.monotonic() - began < 5  # it would look for ten seconds
 
 
@@ -58,7 +58,7 @@ def test_an_engine_that_looks_for_its_driver_gives_up_when_spark_goes(process: E
 def test_an_engine_whose_daemon_was_gone_before_it_began_does_not_look_for_its_driver(process: EngineProcess) -> None:
     began = time.monotonic()
     summary = asyncio.run(process.run())
-    assert "supervises" in (summary.error or "")
+    assert "no longer supervised" in (summary.error or "")
     assert time.monotonic() - began < 5  # it would look for ten seconds
 
 
@@ -126,7 +126,7 @@ def test_the_summary_of_an_engine_is_told_whatever_is_in_its_error(monkeypatch: 
     said = EngineSummary(
         0, StopReason.FAILED, "no file \ud800", EngineProgress(consumed=3, stalled={"kafka": "\ud800"})
     )
-    monkeypatch.setattr("tidemill.spark.engine.process._summary_of", lambda job: said)
+    monkeypatch.setattr("tidemill.spark.engine.process._run_to_summary", lambda job: said)
     (encoded,) = run_slot(None)  # type: ignore[arg-type]
     summary = msgspec.msgpack.decode(encoded, type=EngineSummary)
     assert (summary.error, summary.progress.consumed) == ("no file \\ud800", 3)

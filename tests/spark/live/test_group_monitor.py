@@ -14,7 +14,7 @@ import pytest
 from tests.until import wait_until
 
 from tidemill.config.settings import Settings
-from tidemill.sources.membership import GroupViewer, present_members
+from tidemill.sources.membership import GroupViewer, find_present_members
 from tidemill.spark.live.group_monitor import GroupWatch
 
 MEMBER = """
@@ -52,7 +52,7 @@ def settings(embedded_kafka: Any) -> Settings:
 
 
 @pytest.fixture
-def member_of() -> Iterator[Callable[[Settings], Members]]:
+def read_member_id() -> Iterator[Callable[[Settings], Members]]:
     started: list[subprocess.Popen[bytes]] = []
 
     def of(settings: Settings) -> Members:
@@ -72,8 +72,8 @@ def member_of() -> Iterator[Callable[[Settings], Members]]:
 
 
 @pytest.fixture
-def member(settings: Settings, member_of: Callable[[Settings], Members]) -> Members:
-    return member_of(settings)
+def member(settings: Settings, read_member_id: Callable[[Settings], Members]) -> Members:
+    return read_member_id(settings)
 
 
 def test_what_a_killed_member_gave_up_and_nobody_got_is_distributed_again(settings, member):
@@ -120,10 +120,10 @@ while True:
 """
 
 
-def test_looking_at_the_group_survives_its_broker(own_kafka, member_of):
+def test_looking_at_the_group_survives_its_broker(own_kafka, read_member_id):
     broker = own_kafka()
     settings = settings_of(broker)
-    member_of(settings)("a", "lives")
+    read_member_id(settings)("a", "lives")
     arguments = [sys.executable, "-c", LOOKS, settings.model_dump_json(exclude_unset=True)]
     with subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as looks:
         try:
@@ -140,4 +140,4 @@ def test_looking_at_the_group_survives_its_broker(own_kafka, member_of):
 def test_who_is_in_the_group_is_known_by_its_static_id(settings, member):
     member("a")
     wait_until(lambda: GroupViewer(settings).look().settled)
-    assert present_members(settings, {"a", "b"}) == {"a"}
+    assert find_present_members(settings, {"a", "b"}) == {"a"}

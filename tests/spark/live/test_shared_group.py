@@ -103,7 +103,7 @@ def test_brokers_that_do_not_tell_about_groups_stop_nobody(settings: Settings, m
     def refuse(*_: Any) -> Any:
         raise ck.KafkaException(ck.KafkaError(ck.KafkaError.GROUP_AUTHORIZATION_FAILED))
 
-    monkeypatch.setattr("tidemill.sources.membership._described", refuse)
+    monkeypatch.setattr("tidemill.sources.membership._describe_group", refuse)
     with structlog.testing.capture_logs() as logs:
         refuse_shared_group(settings, "w")
     assert "cannot be looked at" in logs[0]["event"]

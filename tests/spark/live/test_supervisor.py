@@ -265,7 +265,7 @@ def test_a_fenced_engine_ends_the_run_and_the_others_drain(running: Callable[...
     finished = run.finish()
     assert (finished.ending, finished.slot) == (Ending.FENCED, 1)
     # The place of slot 1 in the group is somebody else's by now.
-    assert run.live.not_left() == [0]
+    assert run.live.find_left_behind() == [0]
 
 
 def test_a_slot_that_died_last_is_named_as_not_having_left_its_group(running: Callable[..., Running]) -> None:
@@ -274,7 +274,7 @@ def test_a_slot_that_died_last_is_named_as_not_having_left_its_group(running: Ca
     run.live.drain()
     os.kill(run.engine(0).pid, signal.SIGKILL)
     assert run.finish().ending is Ending.CRASHED
-    assert run.live.not_left() == [0]
+    assert run.live.find_left_behind() == [0]
 
 
 def test_exit_now_ends_the_processes_at_once(running: Callable[..., Running]) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tidemill.core.errors import HandlerError
 from tidemill.pipeline.handler.base import Handler
-from tidemill.spark.session.packaging import own_folders, pack_handler
+from tidemill.spark.session.packaging import list_own_folders, pack_handler
 
 HELPERS = """
     import functools, logging, re
@@ -92,9 +92,9 @@ def test_what_pickles_only_by_name_is_found_in_the_drivers_folders(user_folder: 
     project(user_folder, "cached", "1")
     import orders
 
-    assert str(user_folder) in own_folders()
+    assert str(user_folder) in list_own_folders()
     packed = pack_handler(orders.OrderHandler())
-    assert unpacked_elsewhere(packed, user_folder, *own_folders()) == "[2, 'ONE'] ONE"
+    assert unpacked_elsewhere(packed, user_folder, *list_own_folders()) == "[2, 'ONE'] ONE"
 
 
 def test_a_handler_of_the_main_module_travels_too(user_folder: Path, tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ import pytest
 from tidemill.config.settings import SparkSettings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.progress import EngineProgress, SinkStats
-from tidemill.spark.preflight import engine_count
-from tidemill.spark.progress import summed
+from tidemill.spark.preflight import choose_engine_count
+from tidemill.spark.progress import sum_progress
 from tidemill.spark.session.conf import spark_conf
 from tidemill.spark.session.jvm import standard_error_pipe
 from tidemill.spark.session.packaging import _package_zip
@@ -61,12 +61,12 @@ def test_a_log_configuration_of_the_users_is_kept() -> None:
 def test_engines_are_the_smaller_of_partitions_and_cores(
     master: str, engines: int | None, partitions: int, expected: int
 ) -> None:
-    assert engine_count(SparkSettings(master=master, engines=engines), partitions) == expected
+    assert choose_engine_count(SparkSettings(master=master, engines=engines), partitions) == expected
 
 
 def test_engines_that_would_never_get_a_core_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"local\[2\].*only 2 cores"):
-        engine_count(SparkSettings(master="local[2]", engines=3), 8)
+        choose_engine_count(SparkSettings(master="local[2]", engines=3), 8)
 
 
 def test_a_local_jvm_that_stood_still_holds_it_against_nobody() -> None:
@@ -144,7 +144,7 @@ def test_sums_keep_what_gone_engines_did_but_not_what_they_had() -> None:
     here = EngineProgress(
         consumed=1, tasks_running=1, committed={"t/0": 4, "t/1": 1}, slowest=[(3.0, "b", "y")], lag={"t/0": 2}
     )
-    total = summed([gone], [here])
+    total = sum_progress([gone], [here])
     assert (total.consumed, total.tasks_running) == (6, 1)
     assert total.committed == {"t/0": 7, "t/1": 1}
     assert total.partitions == []
@@ -161,7 +161,7 @@ def test_what_happened_at_a_sink_is_added_up_and_the_last_error_is_the_latest() 
         sinks={place: SinkStats(2, 7, error_count=1, last_error="early", last_error_at=3.0, last_delivered_at=4.0)}
     )
     other = EngineProgress(sinks={"sinks.kafka.out": SinkStats(skipped=1)})
-    total = summed([gone], [here, other]).sinks
+    total = sum_progress([gone], [here, other]).sinks
     assert total[place] == SinkStats(3, 12, error_count=1, last_error="late", last_error_at=9.0, last_delivered_at=4.0)
     assert total["sinks.kafka.out"] == SinkStats(skipped=1)
 

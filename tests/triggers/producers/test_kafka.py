@@ -12,6 +12,7 @@ from typing import Any
 import confluent_kafka as ck
 import pytest
 from structlog.testing import capture_logs
+from tests.until import until
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import FencedError, RemoteError
@@ -24,7 +25,7 @@ from tidemill.testing.kafka import committed_offsets, consume, unique_name, wait
 from tidemill.testing.kafka import produce as produce_now
 from tidemill.testing.scripted import ScriptedDeadLetters, ScriptedSource
 from tidemill.triggers.producers.kafka import AbsentSubscriberError, KafkaStreamProducer, kafka_stream
-from tidemill.triggers.producers.kafka_member import member_id
+from tidemill.triggers.producers.kafka_member import build_member_id
 from tidemill.triggers.shared_stream import AdvanceItem, AdvanceOutcome, SubscriberObserver
 from tidemill.triggers.stream_api import LIST_NAME
 
@@ -238,7 +239,7 @@ async def test_the_stream_ends_uncommitted_when_a_trigger_that_failed_does_not_c
     await stream.close()
     assert committed_offsets(place.broker.bootstrap, place.topic, place.topic)[0] <= 0
     later = place.start()
-    assert offsets(await later.take(1)) == [0], "what was clean before is not given again"
+    assert offsets(await later.take(1)) == [0], "what was clean before is not redelivered"
 
 
 async def test_a_rejected_event_is_dead_lettered_at_once_and_then_committed(places):
@@ -354,14 +355,10 @@ async def test_a_second_host_takes_its_share_and_no_event_is_lost(places):
             done.add((event.lane[1], event.offset))
 
     workers = [asyncio.ensure_future(work(first))]
-    async with asyncio.timeout(20):
-        while len(done) < 100:
-            await asyncio.sleep(0.01)
+    await until(lambda: len(done) >= 100)
     second = place.start("b")
     workers.append(asyncio.ensure_future(work(second)))
-    async with asyncio.timeout(20):
-        while len(second.producer._lanes) < 2 or len(first.producer._lanes) > 2:
-            await asyncio.sleep(0.01)
+    await until(lambda: len(second.producer._lanes) >= 2 and len(first.producer._lanes) <= 2)
     for partition in range(4):
         place.feed(*(b"%d" % n for n in range(100, 150)), partition=partition)
     await place.committed(150, 150, 150, 150)
@@ -403,7 +400,7 @@ def test_a_member_id_holds_list_group_and_topic_in_characters_that_kafka_allows(
         monkeypatch.setenv("WORKER_ID", host)
         token = LIST_NAME.set(listed)
         try:
-            return member_id(Settings.model_validate({"kafka": {"source_topic": topic, "consumer_group": group}}))
+            return build_member_id(Settings.model_validate({"kafka": {"source_topic": topic, "consumer_group": group}}))
         finally:
             LIST_NAME.reset(token)
 
@@ -468,9 +465,7 @@ class Scripted:
         self.stream = Stream(producer)
 
     async def commit(self, offset: int, partition: int = 0) -> None:
-        async with asyncio.timeout(5):
-            while self.source.committed.get(("topic", partition)) != offset:
-                await asyncio.sleep(0.005)
+        await until(lambda: self.source.committed.get(("topic", partition)) == offset)
 
 
 @pytest.fixture
@@ -503,9 +498,7 @@ async def test_a_commit_that_did_not_succeed_is_made_again_and_never_moves_back(
     one.source.answers.extend([CommitStatus.AGAIN, CommitStatus.AGAIN])
     first, second = await one.stream.take(2)
     await one.stream.advance(first)
-    async with asyncio.timeout(5):
-        while not one.source.commits:
-            await asyncio.sleep(0.005)
+    await until(lambda: one.source.commits)
     await one.stream.advance(second)
     await one.commit(2)
     floors = [commit["topic", 0] for commit in one.source.commits]
@@ -555,7 +548,7 @@ async def test_a_note_that_cannot_be_read_is_reported_once_with_its_partition(sc
         one.stream.producer.on_lost([("topic", 1)])
         one.source.notes["topic", 1] = "tidemill1;8;-9+2;"
         one.stream.producer.on_assigned([("topic", 1)])
-    (told,) = [entry for entry in logs if "note beside a committed offset cannot be read" in entry["event"]]
+    (told,) = [entry for entry in logs if "metadata of a committed offset cannot be read" in entry["event"]]
     assert (told["log_level"], told["topic"], told["partition"]) == ("warning", "topic", 1)
     assert told["note"] == "tidemill1;8;-9+2;"
 

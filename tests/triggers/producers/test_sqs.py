@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from tests.triggers.producers.producer_contract import CLEAN, FAILED, REJECTED, Pulled
 from tests.triggers.producers.sqs_server import SqsServer, moto_url, sqs_server
+from tests.until import until
 
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.broker import free_port
 from tidemill.triggers.builtin.sqs import SqsTrigger
 from tidemill.triggers.producers import sqs as module
 from tidemill.triggers.producers.sqs import SqsStreamProducer, sqs_stream
-from tidemill.triggers.producers.sqs_client import Fault, Partly, SqsSettings
+from tidemill.triggers.producers.sqs_client import Fault, PartialFailure, SqsSettings
 from tidemill.triggers.shared_stream import AckTimeout, AdvanceItem, AdvanceOutcome, SharedStreamManager, route
 
 __all__ = ["moto_url", "sqs_server"]
@@ -164,9 +165,7 @@ async def test_a_rejected_message_is_moved_whole_and_deleted_only_then(queues):
     url = await queues.server.address(rejected)
     await queues.server.client.delete_queue(QueueUrl=url)
     await stream.advance(bad, outcome=REJECTED)
-    async with asyncio.timeout(10):
-        while stream.producer.stalled() is None:
-            await asyncio.sleep(0.01)
+    await until(lambda: stream.producer.stalled() is not None)
     assert "moving a rejected message" in stream.producer.stalled()
     assert await queues.server.count(queue) == 1
     await queues.server.client.create_queue(QueueName=rejected)
@@ -210,9 +209,7 @@ async def test_what_was_received_but_seen_by_nobody_is_given_back_at_the_end(que
 async def test_an_outage_is_waited_out_at_the_start_and_in_the_middle(queues, monkeypatch):
     queue = await queues.server.make_queue()
     stream = queues.open(queue, endpoint_url=f"http://127.0.0.1:{free_port()}")
-    async with asyncio.timeout(10):
-        while stream.producer.stalled() is None:
-            await asyncio.sleep(0.01)
+    await until(lambda: stream.producer.stalled() is not None)
     assert "connecting: SQS: get_queue_url" in stream.producer.stalled()
     await stream.close()
 
@@ -243,12 +240,12 @@ async def test_of_a_batch_only_what_was_not_deleted_is_tried_again(queues, monke
     real, asked = stream.producer._queue.delete, []
     numbers = [held.number for _, held in items]
 
-    async def delete(held: Any) -> Partly:
+    async def delete(held: Any) -> PartialFailure:
         asked.append([one.number for one in held])
         if len(asked) > 1:
             return await real(held)
         await real(held[:1])
-        return Partly(refused=frozenset(numbers[1:2]), failed=frozenset(numbers[2:]))
+        return PartialFailure(refused=frozenset(numbers[1:2]), failed=frozenset(numbers[2:]))
 
     monkeypatch.setattr(stream.producer._queue, "delete", delete)
     await stream.producer.advance([AdvanceItem(held, CLEAN) for _, held in items])
@@ -268,13 +265,13 @@ async def test_of_a_batch_only_what_was_not_extended_is_tried_again(queues, monk
     real, asked = stream.producer._queue.extend, []
     numbers = [held.number for _, held in items]
 
-    async def extend(held: Any, seconds: int) -> Partly:
+    async def extend(held: Any, seconds: int) -> PartialFailure:
         asked.append([one.number for one in held])
         if len(asked) == 1:
             raise Fault("reset")
         if len(asked) == 2:
             await real(held[:1], seconds)
-            return Partly(refused=frozenset(numbers[1:2]), failed=frozenset(numbers[2:]))
+            return PartialFailure(refused=frozenset(numbers[1:2]), failed=frozenset(numbers[2:]))
         return await real(held, seconds)
 
     monkeypatch.setattr(stream.producer._queue, "extend", extend)
@@ -291,15 +288,13 @@ async def test_a_message_that_cannot_be_kept_is_let_go_with_a_word(queues, monke
     stream = queues.open(queue)
     (first,) = await stream.take(1)
 
-    async def extend(held: Any, seconds: int) -> Partly:
+    async def extend(held: Any, seconds: int) -> PartialFailure:
         raise Fault("reset")
 
     monkeypatch.setattr(stream.producer._queue, "extend", extend)
     (again,) = await stream.take(1)
     assert again[0].message_id == first[0].message_id
-    async with asyncio.timeout(10):
-        while "could not be kept invisible" not in "".join(capfd.readouterr()):
-            await asyncio.sleep(0.01)
+    await until(lambda: "could not be kept invisible" in "".join(capfd.readouterr()))
     await stream.advance(first, again)
     await queues.wait_for_count(queue, 0)
 
@@ -319,7 +314,7 @@ async def test_an_end_does_not_wait_for_ever_for_a_queue_that_takes_no_rejects(q
 async def test_a_queue_that_does_not_exist_is_named(queues):
     for settings in ({}, {"reject_queue": "nor-this"}):
         queue = await queues.server.make_queue() if settings else "no-such-queue"
-        with pytest.raises(ConfigError, match=r"get_queue_url on 'no.*make the queue, or name another one"):
+        with pytest.raises(ConfigError, match=r"get_queue_url on 'no.*create the queue, or name another one"):
             await queues.open(queue, **settings).take(1)
 
 
@@ -345,9 +340,7 @@ async def test_a_stream_whose_deletions_are_refused_says_so_at_the_next_advance(
 
     monkeypatch.setattr(stream.producer._queue, "delete", delete)
     await stream.advance(first)
-    async with asyncio.timeout(10):
-        while not stream.producer._error:
-            await asyncio.sleep(0.01)
+    await until(lambda: stream.producer._error)
     with pytest.raises(RemoteError, match="access denied"):
         await stream.advance(second)
 
@@ -373,9 +366,7 @@ async def test_no_credential_appears_in_what_is_logged_or_raised(queues, monkeyp
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2hunter2")
     address = f"http://127.0.0.1:{free_port()}/?token=hunter3"
     stream = queues.open("a-queue", endpoint_url=address)
-    async with asyncio.timeout(10):
-        while stream.producer.stalled() is None:
-            await asyncio.sleep(0.01)
+    await until(lambda: stream.producer.stalled() is not None)
     out, err = capfd.readouterr()
     assert "127.0.0.1" in stream.producer.stalled()
     assert "hunter" not in f"{stream.producer.stalled()} {out} {err}"
@@ -460,9 +451,7 @@ async def test_a_trigger_that_holds_a_message_for_too_long_fails_and_the_message
 
 async def failed(manager: SharedStreamManager, trigger_id: int) -> None:
     """Wait until a subscriber was forced to fail."""
-    async with asyncio.timeout(10):
-        while not any(trigger_id in report.failed for report in manager.report()):
-            await asyncio.sleep(0.01)
+    await until(lambda: any(trigger_id in report.failed for report in manager.report()))
 
 
 async def test_a_trigger_that_runs_by_itself_deletes_what_it_has_moved_past(queues):

@@ -2,10 +2,11 @@
 
 A cooperative rebalance has two rounds: in the first, a member gives partitions up; in the second they are given to
 another. A member that dies in between is replaced under its static id without a second round, the group counts as
-settled, and nobody reads those partitions until the group changes. Nothing is lost, but they stand still.
+stable, and those partitions are not read until the group changes. Nothing is lost, but they stand still.
 
-Invariants: a partition is named only if it had no owner at every look for as long as the patience; whoever is given
-time to finish its work between the two rounds is left alone; after a partition was named, it is left alone for as long.
+Invariants: a partition is named only if it had no owner at every look for as long as the patience, so a member
+that is given time to finish its work between the two rounds is left alone; a named partition is not named again for as
+long.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ class OwnerWatch:
     """
 
     def __init__(self, patience_seconds: float) -> None:
-        """Have seen nothing."""
+        """Start without a look."""
         self._patience = patience_seconds
         self._since: dict[int, float] = {}
 
     def look(self, now: float, settled: bool, partitions: Set[int], owned: Set[int]) -> list[int]:
-        """Take what the group looks like; return the partitions for which it has to distribute all of them again.
+        """Feed the state of the group; return the orphaned partitions, for which it has to rebalance.
 
         Args:
             now: The time.
-            settled: The group has members and is not distributing.
+            settled: The group has members and is not rebalancing.
             partitions: Those of the topic.
             owned: Those that a member has.
         """

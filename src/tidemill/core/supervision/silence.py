@@ -1,6 +1,6 @@
-"""Which engines of a bounded run say nothing any more, and when their part has failed too often that way.
+"""Which engines of a bounded run have fallen silent, and when their part has failed too often that way.
 
-A part whose engine hangs is killed, and Spark starts it again; one that hangs again and again would go on for ever.
+A part whose engine hangs is killed, and Spark starts it again; without a limit that could repeat for ever.
 
 Invariants, property tests:
 1. An engine is reported once, and only if nothing was heard of it for `silent_seconds` while ticks came in time.
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Hung:
-    """An engine that said nothing for too long.
+    """An engine that was silent for too long.
 
     Attributes:
         link: Its link.
@@ -30,13 +30,13 @@ class Hung:
 
 
 class SilenceWatch:
-    """Takes what is heard of engines, and tells at each tick which ones hang.
+    """Notes heartbeats of engines, and returns at each tick which ones hang.
 
     Args:
-        silent_seconds: Nothing heard for so long: it hangs.
-        tick_seconds: How often ticks are meant to come. After one that is late by more than that nobody is blamed:
+        silent_seconds: An engine that is silent for this long hangs.
+        tick_seconds: How often ticks are meant to come. After one that is late by more than that no engine is blamed:
             the driver itself stood still, and what engines said meanwhile is still to be read.
-        max_hangs: After so many hangs of one part the run is given up.
+        max_hangs: After this many hangs of one part the run is given up.
     """
 
     def __init__(self, silent_seconds: float = 15.0, tick_seconds: float = 1.0, max_hangs: int = 4) -> None:
@@ -50,17 +50,17 @@ class SilenceWatch:
         self._ticked: float | None = None
 
     def joined(self, link: int, part: int, now: float) -> None:
-        """Take note of an engine."""
+        """Note a new engine."""
         self._parts[link] = part
         self._heard[link] = now
 
     def heard(self, link: int, now: float) -> None:
-        """Take note that an engine lives."""
+        """Note a heartbeat."""
         if link in self._heard:
             self._heard[link] = now
 
     def left(self, link: int) -> None:
-        """Take note that an engine is gone."""
+        """Note that an engine is gone."""
         self._parts.pop(link, None)
         self._heard.pop(link, None)
 

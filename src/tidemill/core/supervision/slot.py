@@ -9,10 +9,10 @@ since it may wait for a core: the link is the truth.
 Invariants:
 - At most one job has not ended; a new one is submitted only once every link of this slot is closed.
 - The run tokens of admitted engines never fall.
-- A slot that is finished submits nothing and admits nobody; it finishes once.
+- A finished slot submits nothing and admits no engine; it finishes once.
 - What the supervising process itself missed is not held against an engine: a tick that comes late says that this
   process stood still (stopped, or on a starved host), and the slot's clock stood still with it.
-- After a fencing or a configuration error nothing is submitted, nor after a failure that an engine told of before the
+- After a fencing or a configuration error nothing is submitted, nor after a failure that an engine reported before the
   first `Ready`, nor after several in a row that died before it.
 
 The shell feeds what happens, in order, and carries out the effects, in order. It feeds `Tick` at `due`.
@@ -49,7 +49,7 @@ from tidemill.core.supervision.slot_events import (
 
 
 class SlotState(enum.StrEnum):
-    """What a status line says of a slot."""
+    """What a status line says about a slot."""
 
     IDLE = "idle"
     WAITING = "waiting"
@@ -66,14 +66,14 @@ class SlotLimits:
 
     Attributes:
         backoff: The waits between restarts; used without jitter, as only one slot waits for itself.
-        healthy_seconds: An engine that was ready for so long starts the back-off anew.
-        hello_seconds: A slot without an engine on a link is reported after so long, and again each time.
-        silent_seconds: An engine that says nothing for so long is taken for dead.
+        healthy_seconds: An engine that was ready for this long resets the backoff.
+        hello_seconds: A slot without an engine on a link is reported each time this long has passed.
+        silent_seconds: An engine that is silent for this long is considered dead.
         lost_seconds: An engine that does not connect again ends itself within 10 s and the drain timeout; one
-        that has not after so long is taken for dead.
-        first_crashes: After so many engines that died before any was ready the slot is given up.
+        that has not after this time is considered dead.
+        first_crashes: After this many engines that died before any was ready the slot is given up.
         look_seconds: The longest wait between two ticks while something is waited for.
-        drain_seconds: An engine that has not ended this long after it was told to drain is killed.
+        drain_seconds: An engine that has not ended this long after the request to drain is killed.
         late_seconds: A tick that comes later than this after it was due tells of a process that stood still.
     """
 
@@ -180,7 +180,7 @@ class Slot:
         if due is not None and now > due + self._limits.late_seconds:
             self._stood_seconds += now - due
             if self._connected:
-                # It may have stood still as well, and takes its time until it can say so.
+                # It may have stood still as well, and needs time until its next heartbeat.
                 self._heard_at = now - self._stood_seconds
         self._fed_at = now - self._stood_seconds
         return self._take(event, self._fed_at)
@@ -285,7 +285,7 @@ class Slot:
         if self._run is None:
             # It waits for a core or is being started: it cannot have subscribed, and if it comes it is refused.
             return [CancelJob(self._job), *self._finish(ending, None)]
-        return [Drain(self._run)] if self._connected else []  # one that comes back is told at its hello
+        return [Drain(self._run)] if self._connected else []  # one that reconnects is told at its hello
 
     def _tick(self, now: float) -> list[Effect]:
         limits = self._limits
@@ -307,7 +307,7 @@ class Slot:
         elif self._run is not None and now >= self._alone_since + limits.lost_seconds:
             why = f"an engine that lost its link and did not end within {limits.lost_seconds:g} s"
             effects += self._cancel(self._job, ReportKind.LINK_LOST, why, now)
-        return effects + self._say_alone(now)
+        return effects + self._report_alone(now)
 
     # -- steps -------------------------------------------------------------------------------------------------
 
@@ -320,8 +320,8 @@ class Slot:
 
     def _cancel(self, job: int, kind: ReportKind, why: str, now: float) -> list[Effect]:
         self._cancelled_at = now
-        self._cancelled_why = f"its job was cancelled: {why} is taken for dead"
-        return [CancelJob(job), Report(kind, self._text(f"has {why}; it is taken for dead and replaced"))]
+        self._cancelled_why = f"its job was cancelled: {why} is considered dead"
+        return [CancelJob(job), Report(kind, self._text(f"has {why}; it is considered dead and replaced"))]
 
     def _kill(self, job: int) -> list[Effect]:
         """Wait no longer for an engine that was told to drain: a stop has one deadline."""
@@ -345,7 +345,7 @@ class Slot:
     def _alone(self, now: float) -> None:
         self._alone_since = self._said_at = now
 
-    def _say_alone(self, now: float) -> list[Effect]:
+    def _report_alone(self, now: float) -> list[Effect]:
         if self._connected or now < self._said_at + self._limits.hello_seconds:
             return []
         if self._job is None and self._start_at is None:

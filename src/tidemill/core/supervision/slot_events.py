@@ -1,4 +1,4 @@
-"""What a slot can be told and what it can ask for: the inputs and effects of `core.slot`. Values only."""
+"""The inputs and effects of `core.supervision.slot`. Values only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Ending(enum.StrEnum):
     """Why an engine ended, or why a slot is finished."""
 
-    #: It did what was asked: fetched nothing more, finished what it had, committed, left the group.
+    #: As requested: it fetched nothing more, finished what it had, committed, left the group.
     DRAINED = "drained"
     #: Another process took its place in the group.
     FENCED = "fenced"
@@ -17,11 +17,11 @@ class Ending(enum.StrEnum):
     CONFIG = "config"
     #: It ended by an error that it could report.
     FAILED = "failed"
-    #: It ended without a word, or its job was cancelled.
+    #: It ended without a summary, or its job was cancelled.
     CRASHED = "crashed"
-    #: Of slots only: it did not end in time after it was told to drain, and was killed.
+    #: Of slots only: it did not drain in time and was killed.
     OVERDUE = "overdue"
-    #: Of slots only: no engine ran when the drain was asked for, but one had, and it did not leave the group.
+    #: Of slots only: no engine ran when the drain was requested, but one had, and it did not leave the group.
     ABSENT = "absent"
 
 
@@ -56,7 +56,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Anything at all came from the engine."""
+    """Something came from the engine."""
 
     run_token: int
 
@@ -95,7 +95,7 @@ Input = Start | Hello | Ready | Heartbeat | LinkClosed | JobEnded | DrainRequest
 
 @dataclass(frozen=True, slots=True)
 class SubmitJob:
-    """Submit the slot's job, with this token in it; `JobEnded` must follow some time."""
+    """Submit the slot's job, with this token in it; `JobEnded` must follow at some point."""
 
     job_token: int
 
@@ -149,7 +149,7 @@ class ReportKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Say this to whoever runs the pipeline."""
+    """Log this for the operator."""
 
     kind: ReportKind
     text: str

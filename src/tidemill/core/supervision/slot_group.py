@@ -2,12 +2,12 @@
 
 At the first start slot 0 finishes `on_ready` before the others begin theirs, so that migrations do not race. Then all
 subscribe together, and none takes a message before all have partitions: the first one in the group has all of them, and
-would have to finish what it took before it can hand a share over. Who is slow is waited for until `HOLD_SECONDS` after
-slot 0 was ready. Later starts are not held up. The pipeline runs until a drain is asked for or until one slot finishes
+would have to finish what it took before it can hand a share over. Slow slots are waited for until `HOLD_SECONDS` after
+slot 0 was ready. Later starts are not held up. The pipeline runs until a drain is requested or until one slot finishes
 for a reason of its own: then the others are drained, and the pipeline ends for that reason.
 
-Invariants: no slot but 0 begins before an engine of slot 0 was ready; none begins or goes on after a drain
-was asked for; `Consume` comes at most once, and engines are held until then and never again; `RunFinished` comes once,
+Invariants: no slot but 0 begins before an engine of slot 0 was ready; none begins or continues after a drain
+was requested; `Consume` comes at most once, and engines are held until then and never again; `RunFinished` comes once,
 after the last slot finished.
 """
 
@@ -64,7 +64,7 @@ Effect = Begin | Go | Consume | DrainSlot | RunFinished
 #: How long after slot 0 was ready engines wait for the others of the first start.
 HOLD_SECONDS = 5.0
 
-#: A slot that ended so did so because it was asked to.
+#: A slot with such an ending did what was requested.
 _CLEAN = (Ending.DRAINED, Ending.ABSENT)
 
 
@@ -87,14 +87,14 @@ class SlotGroup:
         self._held: set[int] | None = set()
         self._owners: set[int] = set()
         self._holding = slots > 1
-        #: When engines are held no longer; None before slot 0 was ready.
+        #: When engines are released at the latest; None before slot 0 was ready.
         self._release_at: float | None = None
         self._draining = False
         self._failure: RunFinished | None = None
 
     @property
     def holding(self) -> bool:
-        """Whether engines take no messages yet; nothing is meant for engines that drain."""
+        """Whether engines take no messages yet; of no meaning for engines that drain."""
         return self._holding
 
     @property

@@ -1,6 +1,6 @@
 """Which stalls of engines are worth a log line: those that last, once, and again from time to time.
 
-A status line shows every stall; where nobody looks at one, in a service or a container, the log has to say why a
+A status line shows every stall; where there is none, in a service or a container, the log has to say why a
 partition does not move.
 """
 
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-#: A stall is told once it has lasted this long.
+#: A stall is reported once it has lasted this long.
 FIRST_SECONDS = 5.0
-#: One that goes on is told again after this long.
+#: One that persists is reported again after this long.
 AGAIN_SECONDS = 60.0
 
 
@@ -30,7 +30,7 @@ class Stalls:
         self._due: dict[int, dict[str, float]] = {}
 
     def feed(self, engine: int, stalled: Mapping[str, str], now: float) -> list[tuple[str, str]]:
-        """Take what an engine waits for and return what is to be told, by name and reason.
+        """Take what an engine waits for and return what is to be reported, by name and reason.
 
         Args:
             engine: The engine's number.

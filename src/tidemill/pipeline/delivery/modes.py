@@ -20,7 +20,8 @@ from tidemill.core.ledger import LedgerEntry
 from tidemill.core.retry import Backoff
 from tidemill.deadletters.writer import DeadLetters, KafkaDeadLetters
 from tidemill.pipeline.delivery.transaction_buffer import TransactionBuffer
-from tidemill.pipeline.delivery.transaction_sender import TransactionalDeadLetters, TransactionSender
+from tidemill.pipeline.delivery.transaction_sender import TransactionSender
+from tidemill.pipeline.delivery.transactional_letters import TransactionalDeadLetters
 from tidemill.runtime.deadline import Deadline
 from tidemill.runtime.identity import Identity
 from tidemill.sinks.base import Sink

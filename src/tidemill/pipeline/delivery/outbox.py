@@ -19,7 +19,7 @@ import structlog
 from tidemill.config.delivery_settings import DeliverySettings
 from tidemill.core.delivery.send_items import Decision
 from tidemill.deadletters.letter import Letter, LetterKind
-from tidemill.deadletters.payloads import payload_json
+from tidemill.deadletters.payloads import encode_payload
 from tidemill.deadletters.writer import DeadLetters
 from tidemill.pipeline.delivery.idempotency import name_payloads
 from tidemill.pipeline.delivery.modes import AtLeastOnce, DeliveryMode
@@ -249,7 +249,7 @@ class Outbox:
                 LetterKind.OVERSIZE if oversize else LetterKind.DELIVERY,
                 error,
                 attempts=attempts,
-                payloads=[payload_json(payload) for payload in payloads],
+                payloads=[encode_payload(payload) for payload in payloads],
                 sink=(sender.sink.type, sender.sink.name),
                 task_id=origin.task.task_id if origin.task else None,
                 args=origin.task.args if origin.task else (),

@@ -1,11 +1,11 @@
-"""Backfill: the handler over what a topic has already, as one ordinary Spark job over offset ranges.
+"""Backfill: the handler over messages that a topic already has, as one ordinary Spark job over offset ranges.
 
 The order is that of a live pipeline: everything that can be checked without Spark is checked before it starts, and the
-plan is written down before anything is done. No consumer group is joined and no offset is committed, so a live pipeline
-of the same group goes on beside it, undisturbed.
+plan is stored before anything is processed. No consumer group is joined and no offset is committed, so a live pipeline
+of the same group continues beside it, undisturbed.
 
 Invariants: a range counts as done when its outcomes have appeared, and only then; running the same backfill again does
-what is left. As everywhere, work that was done and not told of is done again.
+what is left. As everywhere, finished work that was not acknowledged is reprocessed.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.identity import worker_name
 from tidemill.runtime.link_messages import LinkAddress
 from tidemill.spark.bounded.letter_run import LetterRun, check_letters, letter_run
-from tidemill.spark.bounded.plan import Folder, Plan, check_still_there, look_up, now_text, refuse_unordered
+from tidemill.spark.bounded.plan import Folder, Plan, check_still_there, format_now, look_up, refuse_unordered
 from tidemill.spark.bounded.run import BoundedProgress, BoundedRun
 from tidemill.spark.bounded.schema import outcomes_frame
 from tidemill.spark.bounded.task import ChunkResult, run_ranges
 from tidemill.spark.engine.process import EngineJob
 from tidemill.spark.foreground import Foreground, StartStoppedError, Wake
-from tidemill.spark.preflight import StartUp, handler_of, look_up_partitions, refuse_no_sinks, with_full_paths
+from tidemill.spark.preflight import StartUp, look_up_partitions, make_handler, refuse_no_sinks, with_full_paths
 from tidemill.spark.session.conf import bounded_conf
-from tidemill.spark.session.packaging import own_folders, pack_handler, ship_package
+from tidemill.spark.session.packaging import list_own_folders, pack_handler, ship_package
 from tidemill.spark.session.session import Spark
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ log = structlog.get_logger(__name__)
 ResultT = TypeVar("ResultT")
 
 
-class _Todo:
-    """What a run has to do, once everything was checked."""
+class _Work:
+    """What a run has to do, once everything has been checked."""
 
     def __init__(self, settings: Settings, packed: bytes, plan: Plan, parts: list[Chunk], letters: LetterRun) -> None:
         self.letters = letters
@@ -73,11 +73,11 @@ class Backfill:
         handler: The handler, or its class.
         config_path: The YAML file; None: the one that TIDEMILL_CONFIG names, or the defaults.
         start: Where to begin: `earliest`, an offset, or a time as ISO 8601 with its zone.
-        end: Where to end, in the same words; `latest` is the end as it is at the first start.
+        end: Where to end, in the same forms; `latest` is the end as it is at the first start.
         outcomes: A folder for the outcomes, empty or of this same backfill, which then is resumed. On a cluster it
             has to be shared.
-        settings: A configuration made elsewhere; then no file is read.
-        range_messages: The most offsets of a range; None: a quarter of a core's share, 1,000 to 50,000.
+        settings: A configuration built elsewhere; then no file is read.
+        range_messages: The most offsets in a range; None: a quarter of a core's share, 1,000 to 50,000.
         whole_partitions: Split no partition, so that each is done in order.
 
     Example:
@@ -96,7 +96,7 @@ class Backfill:
         range_messages: int | None = None,
         whole_partitions: bool = False,
     ) -> None:
-        """Prepare; everything happens in `run` or `run_in`."""
+        """Start nothing; everything happens in `run` or `run_in`."""
         self._handler = handler
         self._config_path = config_path
         self._settings = settings
@@ -109,7 +109,7 @@ class Backfill:
         self._stopped = False
         self._startup: StartUp | None = None
         self._last = BoundedProgress()
-        #: How many offsets were asked for that the broker had deleted before they were read.
+        #: How many of the requested offsets the broker had deleted before they were read.
         self.gap = 0
 
     @property
@@ -138,12 +138,12 @@ class Backfill:
         return self._foreground.run(self._run_to_end)
 
     def run_in(self, session: SparkSession) -> DataFrame:
-        """Run in a session that is there, in this thread, and return the outcomes.
+        """Run in an existing session, in this thread, and return the outcomes.
 
         Raises:
             TidemillError: It failed; what is done stays done.
         """
-        with self._todo() as todo:
+        with self._prepare() as todo:
             if todo.parts:
                 context = session.sparkContext
                 ship_package(context)
@@ -160,7 +160,7 @@ class Backfill:
         foreground = self._foreground
         try:
             with contextlib.ExitStack() as stack:
-                todo = foreground.unless_stopped(lambda: stack.enter_context(self._todo()), self._cancel_startup)
+                todo = foreground.unless_stopped(lambda: stack.enter_context(self._prepare()), self._cancel_startup)
                 if todo.parts:
                     self._run_alone(todo)
                 self._report(todo)
@@ -176,15 +176,15 @@ class Backfill:
     # -- before Spark -----------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _todo(self) -> Iterator[_Todo]:
-        """Check everything, and yield what is left to do while the folder is this process's alone."""
+    def _prepare(self) -> Iterator[_Work]:
+        """Check everything, and yield what is left to do, holding the folder's lock."""
         start, end = parse_position(self._start, "the start (--from)"), parse_position(self._end, "the end (--to)")
         check_order(start, end, ("the start (--from)", "the end (--to)"))
         if self._range_messages is not None and self._range_messages < 1:
             raise ConfigError(f"a range cannot have {self._range_messages} messages; give 1 or more")
         settings = self._settings or load_settings(self._config_path)
         self._foreground.configure_logs(settings, worker_name(settings))
-        handler = handler_of(self._handler)
+        handler = make_handler(self._handler)
         self._startup = StartUp(handler, settings)
         settings = bounded_settings(with_full_paths(self._startup.run()))
         self._foreground.configure_logs(settings, worker_name(settings))
@@ -196,21 +196,21 @@ class Backfill:
         with self._folder.locked():
             plan = self._folder.load(settings.kafka.source_topic, self._start, self._end)
             if plan is None:
-                plan = self._planned(settings)
+                plan = self._make_plan(settings)
                 self._folder.save(plan)
                 left = plan.pieces
             else:
                 refuse_unordered(settings, whole=plan.is_whole)
                 self._folder.tidy()
-                left = self._folder.left_of(plan)
+                left = self._folder.find_left(plan)
                 log.info("resuming the backfill", left=sum(piece.size for piece in left), total=plan.total)
                 check_still_there(settings, left)
             self.gap = plan.deleted
-            size = self._range_messages or piece_size(plan.total, self._cores(settings))
+            size = self._range_messages or piece_size(plan.total, self._count_cores(settings))
             with letter_run(settings, self._folder.path) as letters:
-                yield _Todo(settings, packed, plan, chunks(left, size), letters)
+                yield _Work(settings, packed, plan, chunks(left, size), letters)
 
-    def _planned(self, settings: Settings) -> Plan:
+    def _make_plan(self, settings: Settings) -> Plan:
         topic = settings.kafka.source_topic
         spans = look_up(
             settings, parse_position(self._start, "the start (--from)"), parse_position(self._end, "the end (--to)")
@@ -222,23 +222,23 @@ class Backfill:
                     "messages were deleted by the broker before they could be read", partition=where, gap=span.deleted
                 )
             if span.beyond:
-                log.info("the partition ends before the end that was asked for", partition=where, missing=span.beyond)
+                log.info("the partition ends before the requested end", partition=where, missing=span.beyond)
         ranges = [span.range for span in spans if span.range.size]
         total = sum(part.size for part in ranges)
-        size = self._range_messages or piece_size(total, self._cores(settings))
+        size = self._range_messages or piece_size(total, self._count_cores(settings))
         pieces = sorted(ranges) if self._whole_partitions else split(ranges, size)
-        return Plan(topic, self._start, self._end, pieces, sum(span.deleted for span in spans), now_text())
+        return Plan(topic, self._start, self._end, pieces, sum(span.deleted for span in spans), format_now())
 
     @staticmethod
-    def _cores(settings: Settings) -> int:
+    def _count_cores(settings: Settings) -> int:
         return settings.spark.engines or len(os.sched_getaffinity(0))
 
     # -- on Spark ---------------------------------------------------------------------------------------------
 
-    def _run_alone(self, todo: _Todo) -> None:
+    def _run_alone(self, todo: _Work) -> None:
         """Start Spark, and run the job in a thread: this one waits for it and for signals, never in a call to Spark."""
         settings = todo.settings
-        cores = min(self._cores(settings), len(todo.parts))
+        cores = min(self._count_cores(settings), len(todo.parts))
         name = f"tidemill backfill {settings.kafka.source_topic}"
         spark = Spark(settings.spark, name, cores, bounded_conf(settings.spark, name, cores))
         log.info("starting Spark", master=settings.spark.master, ranges=len(todo.plan.pieces), offsets=todo.plan.total)
@@ -253,7 +253,7 @@ class Backfill:
             if not self._stopped:
                 self._check(todo, results)
 
-    def _supervise(self, spark: Spark, run: BoundedRun, todo: _Todo) -> list[ChunkResult]:
+    def _supervise(self, spark: Spark, run: BoundedRun, todo: _Work) -> list[ChunkResult]:
         from pyspark import InheritableThread
 
         results: list[ChunkResult] = []
@@ -282,10 +282,10 @@ class Backfill:
             raise failure[0]
         return results
 
-    def _collect(self, context: SparkContext, address: LinkAddress, todo: _Todo) -> list[bytes]:
+    def _collect(self, context: SparkContext, address: LinkAddress, todo: _Work) -> list[bytes]:
         settings, folder = todo.settings, str(self._folder.path)
         worker, log_context = f"{worker_name(settings)}.backfill", self._foreground.log_context
-        job = EngineJob(0, 0, worker, address, settings, todo.packed, log_context, import_path=own_folders())
+        job = EngineJob(0, 0, worker, address, settings, todo.packed, log_context, import_path=list_own_folders())
         job = todo.letters.of(job)
 
         def work(parts: Iterator[tuple[int, Chunk]]) -> Iterator[bytes]:
@@ -302,20 +302,20 @@ class Backfill:
 
     # -- the end ----------------------------------------------------------------------------------------------
 
-    def _check(self, todo: _Todo, results: Sequence[ChunkResult]) -> None:
-        """Refuse to call done what did not leave its outcomes where this process looks for them."""
+    def _check(self, todo: _Work, results: Sequence[ChunkResult]) -> None:
+        """Refuse a run whose outcomes are not where this process looks for them."""
         incomplete = sorted(set(range(len(todo.parts))) - {result.index for result in results if result.complete})
         if incomplete:
             raise RemoteError(f"{len(incomplete)} parts of the run were not finished; run the same backfill again")
-        if left := self._folder.left_of(todo.plan):
+        if left := self._folder.find_left(todo.plan):
             raise ConfigError(
                 f"the outcomes of {len(left)} ranges are not in {self._folder.path}: engines on other hosts wrote them "
                 "there; put the folder on storage that all hosts share, and run the backfill again"
             )
         todo.letters.check(results)
 
-    def _report(self, todo: _Todo) -> None:
-        left = sum(piece.size for piece in self._folder.left_of(todo.plan))
+    def _report(self, todo: _Work) -> None:
+        left = sum(piece.size for piece in self._folder.find_left(todo.plan))
         done = self._last
         log.info(
             "the backfill is stopped; run it again for the rest" if left else "the backfill is done",
@@ -338,23 +338,23 @@ def backfill(
     range_messages: int | None = None,
     whole_partitions: bool = False,
 ) -> DataFrame:
-    """Run a handler over what a topic has already, and return the outcomes: one row per message.
+    """Run a handler over messages that a topic already has, and return the outcomes: one row per message.
 
     Args:
         handler: The handler, or its class.
         config: Settings or their file; None: the one that TIDEMILL_CONFIG names, or the defaults.
         start: Where to begin: `earliest`, an offset, or a time as ISO 8601 with its zone.
-        end: Where to end, in the same words.
+        end: Where to end, in the same forms.
         outcomes: A folder for the outcomes, empty or of this same backfill, which then is resumed.
-        session: Where to run; None: the active session.
-        range_messages: The most offsets of a range.
+        session: The session to run in; None: the active one.
+        range_messages: The most offsets in a range.
         whole_partitions: Split no partition, so that each is done in order.
 
     Returns:
-        The outcomes of all runs of this backfill, as they are in the folder; reading it delivers nothing again.
+        The outcomes of all runs of this backfill, read from the folder; reading them delivers nothing again.
 
     Raises:
-        ConfigError: Something asked for makes no sense, or there is no session.
+        ConfigError: An argument makes no sense, or there is no session.
         TidemillError: The run failed; what is done stays done, and the same call does the rest.
     """
     run = Backfill(
@@ -367,11 +367,11 @@ def backfill(
         range_messages=range_messages,
         whole_partitions=whole_partitions,
     )
-    return run.run_in(session_of(session))
+    return run.run_in(find_session(session))
 
 
-def session_of(session: SparkSession | None) -> SparkSession:
-    """Return the session that was given, else the active one.
+def find_session(session: SparkSession | None) -> SparkSession:
+    """Return the given session, else the active one.
 
     Raises:
         ConfigError: There is none.
@@ -381,7 +381,7 @@ def session_of(session: SparkSession | None) -> SparkSession:
     found = session or SparkSession.getActiveSession()
     if found is None:
         raise ConfigError(
-            "there is no Spark session to run in; make one before, for example with "
+            "there is no Spark session to run in; create one first, for example with "
             "SparkSession.builder.master('local[2]').getOrCreate()"
         )
     return found

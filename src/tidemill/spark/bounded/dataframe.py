@@ -1,10 +1,10 @@
 """DataFrame mode: the handler over rows, batch or streaming, through the same engine.
 
-Spark runs a DataFrame again for every action on it, which would deliver again. So nothing lazy is handed out: the rows
-are worked off at once, in one Spark job, and what comes back reads the outcomes that were written.
+Spark recomputes a DataFrame for every action on it, which would deliver again. So nothing lazy is returned: the rows
+are processed at once, in one Spark job, and the returned DataFrame reads the outcomes that were written.
 
 Invariants: columns are checked before anything runs; a folder holds the outcomes of one run, and of a stream one folder
-per micro-batch, which is replaced when Spark gives that micro-batch again.
+per micro-batch, which is replaced when Spark repeats that micro-batch.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from tidemill.spark.bounded.run import BoundedRun
 from tidemill.spark.bounded.schema import outcomes_frame
 from tidemill.spark.bounded.task import run_rows
 from tidemill.spark.engine.process import EngineJob
-from tidemill.spark.preflight import handler_of, refuse_no_sinks, started_up, with_full_paths
+from tidemill.spark.preflight import make_handler, refuse_no_sinks, run_startup, with_full_paths
 from tidemill.spark.session.conf import is_local_context
-from tidemill.spark.session.packaging import own_folders, pack_handler, ship_package
+from tidemill.spark.session.packaging import list_own_folders, pack_handler, ship_package
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -42,7 +42,7 @@ log = structlog.get_logger(__name__)
 _BYTES = "binary or string"
 _WHOLE = "a whole number"
 _HEADERS = "an array of structs of key (string) and value (binary), as Spark's Kafka source gives them"
-#: Each column with the types it may have, in words and as Spark calls them, and what it becomes.
+#: Each column with the types it may have, as text and as Spark calls them, and what it becomes.
 _COLUMNS: Mapping[str, tuple[str, frozenset[str], str]] = {
     "key": (_BYTES, frozenset({"binary", "string", "void"}), "CAST(`key` AS BINARY)"),
     "value": (_BYTES, frozenset({"binary", "string", "void"}), "CAST(`value` AS BINARY)"),
@@ -68,14 +68,14 @@ def process(
     """Run a handler over the rows of a DataFrame: each row is a message.
 
     Args:
-        df: With the columns key and value, and optionally topic, partition, offset, timestamp and headers; others take
-            no part.
+        df: With the columns key and value, and optionally topic, partition, offset, timestamp and headers; others are
+            ignored.
         handler: The handler, or its class.
         config: Settings or their file; None: the one that TIDEMILL_CONFIG names, or the defaults. The source topic is
             not read; dead letters go to the dead-letter topic, or with `dlq.path` to files.
-        outcomes: An empty or new folder for the outcomes; on a cluster it has to be shared. May be left out for a batch
-            on this host alone; then they go with this process. That of a stream is the same at every start.
-        checkpoint: Of a stream: where Spark keeps how far it is.
+        outcomes: An empty or new folder for the outcomes; on a cluster it has to be shared. Optional for a batch
+            on this host alone; then they are deleted with this process. That of a stream is the same at every start.
+        checkpoint: Of a stream: where Spark keeps its position.
         trigger: Of a stream: the arguments of Spark's `trigger`, for example `{"availableNow": True}`.
 
     Returns:
@@ -83,8 +83,8 @@ def process(
         running query; its outcomes are in the folder, with the number of the micro-batch in the column batch.
 
     Raises:
-        ConfigError: A column is missing or of a wrong type, or something else that was given makes no sense.
-        TidemillError: The run failed; some rows may have been delivered then.
+        ConfigError: A column is missing or has a wrong type, or another argument makes no sense.
+        TidemillError: The run failed; some rows may have been delivered.
 
     Example:
         >>> done = process(spark.read.parquet("orders"), OrderHandler, "pipeline.yaml")  # doctest: +SKIP
@@ -123,7 +123,7 @@ def check_columns(df: DataFrame) -> None:
 
 
 class _Rows:
-    """A handler that was started up, ready to be run over rows in a session."""
+    """A handler after its `on_startup`, ready to run over rows in a session."""
 
     def __init__(
         self,
@@ -132,8 +132,8 @@ class _Rows:
         config: Settings | str | Path | None,
     ) -> None:
         settings = config if isinstance(config, Settings) else load_settings(config)
-        instance = handler_of(handler)
-        self._settings = bounded_settings(with_full_paths(started_up(instance, settings)))
+        instance = make_handler(handler)
+        self._settings = bounded_settings(with_full_paths(run_startup(instance, settings)))
         refuse_no_sinks(self._settings)
         check_letters(self._settings)
         self._packed = pack_handler(instance)
@@ -145,7 +145,7 @@ class _Rows:
             log.warning("spark.speculation is on: Spark runs slow tasks twice, and both deliver; set it to false")
 
     def own_folder(self, given: str | Path | None) -> Path:
-        """Return the folder for a batch's outcomes, empty and there."""
+        """Create and return the folder for a batch's outcomes."""
         if given is None:
             if not is_local_context(self._context):
                 raise ConfigError("on a cluster outcomes need a folder that all hosts share; name it: outcomes=...")
@@ -155,7 +155,7 @@ class _Rows:
         folder = Path(given).absolute()
         if folder.exists() and any(folder.iterdir()):
             raise ConfigError(f"the folder for outcomes {folder} is not empty; name another one")
-        _made(folder)
+        _make_folder(folder)
         return folder
 
     def stream(
@@ -165,31 +165,31 @@ class _Rows:
         checkpoint: str | Path | None,
         trigger: Mapping[str, Any] | None,
     ) -> StreamingQuery:
-        """Start a query that works off each micro-batch."""
+        """Start a query that processes each micro-batch."""
         if outcomes is None or checkpoint is None:
             raise ConfigError("a stream needs outcomes=... and checkpoint=..., two folders that outlive it")
-        root = _made(Path(outcomes).absolute())
+        root = _make_folder(Path(outcomes).absolute())
 
         def each(batch: DataFrame, number: int) -> None:
             folder = root / f"batch={number}"
-            # Given again after a failure: what it left then is done again now.
+            # Repeated after a failure: what it left then is reprocessed now.
             forget_letters(self._settings, folder)
             shutil.rmtree(folder, ignore_errors=True)
-            self.batch(batch, _made(folder))
+            self.batch(batch, _make_folder(folder))
 
         writer = df.writeStream.foreachBatch(each).option("checkpointLocation", str(Path(checkpoint).absolute()))
         query: StreamingQuery = (writer.trigger(**trigger) if trigger else writer).start()
         return query
 
     def batch(self, df: DataFrame, folder: Path) -> None:
-        """Work off the rows of a batch, once."""
+        """Process the rows of a batch, once."""
         given = [name for name in _COLUMNS if name in df.columns]
         rows = df.selectExpr(*(f"{_COLUMNS[name][2]} AS `{name}`" for name in given))
         if "offset" in given:
             # In order, as from a topic; and two rows that are the same message come one after the other.
             rows = rows.sortWithinPartitions(*(name for name in _PLACE if name in given))
         with letter_run(self._settings, folder) as letters, BoundedRun(self._context) as run:
-            job, target = letters.of(self._job(run.address)), str(folder)
+            job, target = letters.of(self._make_job(run.address)), str(folder)
 
             def work(index: int, part: Iterator[Any]) -> Iterator[bytes]:
                 return run_rows(job, target, given, index, part)
@@ -206,14 +206,14 @@ class _Rows:
             raise TidemillError("the engines were told to stop before all rows were done")
         letters.check(results)
 
-    def _job(self, address: LinkAddress) -> EngineJob:
+    def _make_job(self, address: LinkAddress) -> EngineJob:
         settings = self._settings
         worker = worker_name(settings)
         about = {"worker_id": worker, "consumer_group": settings.kafka.consumer_group}
-        return EngineJob(0, 0, f"{worker}.rows", address, settings, self._packed, about, import_path=own_folders())
+        return EngineJob(0, 0, f"{worker}.rows", address, settings, self._packed, about, import_path=list_own_folders())
 
 
-def _made(folder: Path) -> Path:
+def _make_folder(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The driver's end of dead letters in files: one id per run, and the check that all hosts share their folder.
+"""The driver's side of dead letters in files: one id per run, and the check that all hosts share their folder.
 
 Without `dlq.path` nothing here does anything. Invariants: a run's id is in the names of its files, so two runs never
 meet; what killed engines left unfinished is removed when the run ends, or when the next one begins in its folder.
@@ -17,10 +17,10 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError
 from tidemill.deadletters.files import (
     check_letters_folder,
-    outcomes_id_of,
+    ensure_outcomes_id,
+    read_outcomes_id,
     remove_run,
     remove_unfinished,
-    with_outcomes_id,
 )
 from tidemill.spark.bounded.task import ChunkResult
 from tidemill.spark.engine.process import EngineJob
@@ -38,7 +38,7 @@ class LetterRun:
         """Name the run, and the folder of its outcomes if it has no name yet."""
         self._path = path
         self._run = uuid.uuid4().hex
-        self._outcomes_id = with_outcomes_id(outcomes, self._run) if path else ""
+        self._outcomes_id = ensure_outcomes_id(outcomes, self._run) if path else ""
         self.tidy()
 
     def of(self, job: EngineJob) -> EngineJob:
@@ -46,7 +46,7 @@ class LetterRun:
         return msgspec.structs.replace(job, run=self._run, outcomes_id=self._outcomes_id)
 
     def check(self, results: Sequence[ChunkResult]) -> None:
-        """Refuse to call done what did not leave its letters where this process looks for them.
+        """Refuse a run whose letters are not where this process looks for them.
 
         Raises:
             ConfigError: Files are missing.
@@ -67,11 +67,11 @@ class LetterRun:
 
 @contextlib.contextmanager
 def letter_run(settings: Settings, outcomes: Path) -> Iterator[LetterRun]:
-    """Provide the letters of one run, as long as the block runs.
+    """Provide the letters of one run for a block.
 
     Args:
         settings: With full paths.
-        outcomes: The folder of the outcomes, which is there.
+        outcomes: The folder of the outcomes, which exists.
     """
     run = LetterRun(settings.dlq.path, outcomes)
     try:
@@ -84,7 +84,7 @@ def check_letters(settings: Settings) -> None:
     """Make sure, before Spark starts, that letters can be written.
 
     Raises:
-        ConfigError: They cannot.
+        ConfigError: They cannot be written.
     """
     if settings.dlq.path:
         check_letters_folder(Path(settings.dlq.path))
@@ -92,7 +92,7 @@ def check_letters(settings: Settings) -> None:
 
 def forget_letters(settings: Settings, outcomes: Path) -> None:
     """Remove the letters of outcomes that are about to be removed because their messages are all processed again."""
-    run = outcomes_id_of(outcomes) if settings.dlq.path else None
+    run = read_outcomes_id(outcomes) if settings.dlq.path else None
     if run is not None:
         remove_run(settings.dlq.path, run)
         remove_unfinished(settings.dlq.path, run)

@@ -1,10 +1,10 @@
-"""What a backfill has to do, looked up once and written down, and what of it is done already.
+"""The plan of a backfill, made once and stored, and how much of it is done.
 
-The folder of the outcomes is the record of a backfill: `_backfill/plan.json` says what was asked for and which offsets
-that was, the outcome files say which ranges are done. Readers of the folder skip what begins with `_`.
+The folder of the outcomes is the record of a backfill: `_backfill/plan.json` says what was requested and which offsets
+those were, the outcome files say which ranges are done. Readers of the folder skip what begins with `_`.
 
-Invariants: a plan is written before anything is done and never changed; a folder holds one backfill; one process works
-on it at a time.
+Invariants: a plan is written before anything is processed and never changed; a folder holds one backfill; one process
+works on it at a time.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Plan(msgspec.Struct, frozen=True):
 
     Attributes:
         topic: The source topic.
-        start: Where it begins, as the user said it.
-        end: Where it ends, as the user said it.
-        pieces: The ranges to do, in order.
-        deleted: How many offsets were asked for that the broker had deleted by then.
+        start: Where it begins, as the user wrote it.
+        end: Where it ends, as the user wrote it.
+        pieces: The ranges to process, in order.
+        deleted: How many of the requested offsets the broker had deleted by then.
         made_at: When, ISO 8601, UTC.
-        version: Of this form.
+        version: Of this format.
     """
 
     topic: str
@@ -66,7 +66,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def refuse_unordered(settings: Settings, *, whole: bool) -> None:
-    """Refuse `executor.order_by: key` where ranges of one partition would run beside each other.
+    """Refuse `executor.order_by: key` where ranges of one partition would run in parallel.
 
     Args:
         settings: The pipeline's settings.
@@ -87,7 +87,7 @@ class Folder:
     """The folder of a backfill.
 
     Args:
-        path: Where outcomes appear; made if it is missing.
+        path: Where outcomes appear; created if it is missing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -97,10 +97,10 @@ class Folder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Work on it alone, as long as the block runs.
+        """Hold the folder's lock for a block.
 
         Raises:
-            ConfigError: Another process does, or the folder cannot be made.
+            ConfigError: Another process holds it, or the folder cannot be created.
         """
         path = self.path / _PLACE / "lock"
         try:
@@ -119,7 +119,7 @@ class Folder:
             os.close(fd)
 
     def load(self, topic: str, start: str, end: str) -> Plan | None:
-        """Return the plan that is there; None if there is none.
+        """Return the stored plan; None if there is none.
 
         Raises:
             ConfigError: It is of another backfill, or cannot be read.
@@ -153,12 +153,12 @@ class Folder:
             os.fsync(file.fileno())
         unfinished.replace(self._plan_path)
 
-    def left_of(self, plan: Plan) -> list[OffsetRange]:
-        """Return what is not done, in order."""
+    def find_left(self, plan: Plan) -> list[OffsetRange]:
+        """Return the ranges that are not done, in order."""
         return remaining(plan.pieces, finished_ranges(entry.name for entry in self.path.iterdir()))
 
     def tidy(self) -> None:
-        """Remove the beginnings of files that killed engines left."""
+        """Remove incomplete files that killed engines left."""
         for leftover in self.path.glob("_part-*"):
             leftover.unlink(missing_ok=True)
 
@@ -177,8 +177,8 @@ def look_up(settings: Settings, start: Position, end: Position) -> list[Span]:
             number: consumer.get_watermark_offsets(ck.TopicPartition(topic, number), timeout=CALL_SECONDS)
             for number in numbers
         }
-        first = _resolved(consumer, topic, start, edges)
-        last = _resolved(consumer, topic, end, edges)
+        first = _resolve(consumer, topic, start, edges)
+        last = _resolve(consumer, topic, end, edges)
     except ck.KafkaException as error:
         raise RemoteError(
             f"the offsets of topic {topic!r} cannot be looked up at {settings.kafka.brokers}: {reason(error)}"
@@ -188,7 +188,7 @@ def look_up(settings: Settings, start: Position, end: Position) -> list[Span]:
     return [span_of(number, first[number], last[number], *edges[number]) for number in numbers]
 
 
-def _resolved(
+def _resolve(
     consumer: ck.Consumer, topic: str, position: Position, edges: dict[int, tuple[int, int]]
 ) -> dict[int, int]:
     """Return the offset of a position in each partition."""
@@ -202,26 +202,26 @@ def _resolved(
         case Moment(milliseconds):
             asked = [ck.TopicPartition(topic, number, milliseconds) for number in edges]
             found = consumer.offsets_for_times(asked, timeout=CALL_SECONDS)
-            # Behind the last message there is no offset of that time: its end is meant.
+            # There is no offset for a time behind the last message: the end is meant.
             return {at.partition: at.offset if at.offset >= 0 else edges[at.partition][1] for at in found}
 
 
 def check_still_there(settings: Settings, left: list[OffsetRange]) -> None:
-    """Refuse to resume over a topic that was made anew.
+    """Refuse to resume over a topic that was recreated.
 
     Raises:
-        RemoteError: The topic ends before what was planned; or the brokers do not answer.
+        RemoteError: The topic ends before the planned ranges, or the brokers do not answer.
     """
     ends = {span.range.partition: span.range.end for span in look_up(settings, Edge.EARLIEST, Edge.LATEST)}
     for piece in left:
         if ends.get(piece.partition, -1) < piece.end:
             raise RemoteError(
                 f"{settings.kafka.source_topic}/{piece.partition} ends before offset {piece.end}, which was planned: "
-                "the topic was made anew since; start over, with another folder for the outcomes",
+                "the topic was recreated since; start over, with another folder for the outcomes",
                 retryable=False,
             )
 
 
-def now_text() -> str:
+def format_now() -> str:
     """Return the time, ISO 8601, UTC."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

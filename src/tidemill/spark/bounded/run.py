@@ -1,9 +1,9 @@
-"""The driver's end of a bounded run: one ordinary Spark job, whose tasks' engines tell over their links how they are.
+"""The driver's side of a bounded run: one ordinary Spark job, whose tasks' engines report over their links.
 
 Invariants: nothing here decides what is done, for the outcomes that tasks published do; an engine is told to begin at
-once, and to stop as soon as it says hello to a run that is being stopped. An engine of which nothing is heard any more
-(`core.silence` decides) is killed through Spark, which starts its part again; a part that hangs again and again ends
-the run.
+once, and to stop as soon as it says hello to a run that is being stopped. An engine that has fallen silent
+(`core.supervision.silence` decides) is killed through Spark, which restarts its part; a part that hangs again and again
+ends the run.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tidemill.runtime.link_messages import Begin, Command, Drain, Exit, Go, Hell
 from tidemill.runtime.link_server import LinkServer
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
 from tidemill.spark.bounded.task import ChunkResult
-from tidemill.spark.live.jobs import engine_error, failure_text
-from tidemill.spark.progress import PipelineProgress, summed
+from tidemill.spark.live.jobs import describe_failure, make_engine_error
+from tidemill.spark.progress import PipelineProgress, sum_progress
 from tidemill.spark.session.conf import is_local_context
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: An engine that says nothing for so long hangs.
+#: An engine that is silent for this long hangs.
 SILENT_SECONDS = 15.0
 _TICK_SECONDS = 1.0
 
@@ -40,7 +40,7 @@ class BoundedProgress(PipelineProgress):
     """The sums over all engines of a bounded run.
 
     Attributes:
-        total: How many offsets or rows there are to do; 0 if nobody knows.
+        total: How many offsets or rows there are to process; 0 if unknown.
         passed: How many of them are done.
         parts: How many parts the run has.
         parts_done: How many of them are done.
@@ -53,18 +53,18 @@ class BoundedProgress(PipelineProgress):
 
 
 class BoundedRun:
-    """The driver's end: welcomes engines, adds up their progress, tells them to stop.
+    """The driver's side: admits engines, adds up their progress, tells them to stop.
 
-    Use it in a `with` block. What is told by links is changed on the link's loop only, and read from anywhere.
+    Use it in a `with` block. What links report is changed on the link's loop only, and read from anywhere.
 
     Args:
         context: Where the tasks run.
-        sizes: How much there is to do in each part; empty if nobody knows.
-        before: How much of the whole was done by earlier runs.
+        sizes: How much there is to process in each part; empty if unknown.
+        before: How much of the whole earlier runs did.
     """
 
     def __init__(self, context: SparkContext, sizes: Sequence[int] = (), before: int = 0) -> None:
-        """Prepare; nothing listens before the block."""
+        """Open nothing; the block listens."""
         self._context = context
         self._sizes = sizes
         self._before = before
@@ -116,15 +116,15 @@ class BoundedRun:
             failures = sorted(self._failures.items(), key=lambda each: each[0] == self._hopeless)
             if failures:
                 index, said = failures[-1]
-                raise engine_error(f"part {index} of the run", said) from error
-            raise TidemillError(f"the Spark job failed: {failure_text(error)}") from error
+                raise make_engine_error(f"part {index} of the run", said) from error
+            raise TidemillError(f"the Spark job failed: {describe_failure(error)}") from error
         return [msgspec.msgpack.decode(part, type=ChunkResult) for part in encoded]
 
     def drain(self, on_stopped: Callable[[], None]) -> None:
-        """Let running engines finish what is in hand, and start no other.
+        """Let running engines finish what is in flight, and start no others.
 
         Args:
-            on_stopped: Called in another thread once no engine is left: Spark would go on starting tasks.
+            on_stopped: Called in another thread once no engine is left: Spark would keep starting tasks.
         """
 
         def stop() -> None:
@@ -150,9 +150,9 @@ class BoundedRun:
         return self._tokens > 0
 
     def progress(self) -> BoundedProgress:
-        """Return what all engines did so far, those that are gone included."""
+        """Return what all engines did so far, ended ones included."""
         running = dict(self._running)
-        total = summed([self._past], list(running.values()))
+        total = sum_progress([self._past], list(running.values()))
         progress = BoundedProgress(**{name: getattr(total, name) for name in total.__struct_fields__})
         sizes, done = self._sizes, set(self._done)
         progress.parts, progress.parts_done = len(sizes), len(done)
@@ -164,12 +164,12 @@ class BoundedRun:
                 progress.passed += min(sizes[index], part.messages_done)
         return progress
 
-    # -- what engines tell, on the link's loop ----------------------------------------------------------------
+    # -- what engines report, on the link's loop ----------------------------------------------------------------
 
     def on_hello(self, link: int, hello: Hello) -> None:
         """Let an engine begin at once, unless the run is being stopped, or too much of it fails."""
         if (self._stopping or self._hopeless is not None) and not hello.run_token:
-            # Spark starts a failed part again; it would dead-letter the same messages again.
+            # Spark restarts a failed part, which would dead-letter the same messages again.
             self._server.send(link, Refused("the run is being stopped"))
             self._server.close_link(link)
             return
@@ -192,7 +192,7 @@ class BoundedRun:
         """Nothing waits for this."""
 
     def on_ended(self, link: int, summary: EngineSummary) -> None:
-        """Keep what an engine says of its end."""
+        """Keep an engine's summary."""
         self._watch.left(link)
         self._running[link] = summary.progress
         if summary.reason is not StopReason.DRAINED:
@@ -206,17 +206,17 @@ class BoundedRun:
             self._done.add(summary.slot)
 
     def on_closed(self, link: int) -> None:
-        """Let go of an engine."""
+        """Forget an engine."""
         self._watch.left(link)
         self._links.pop(link, None)
         self._hellos.pop(link, None)
         last = self._running.pop(link, None)
         if last is not None:
-            self._past = summed([self._past, last], [])
+            self._past = sum_progress([self._past, last], [])
         self._look()
 
     def _note_failure(self, part: int, text: str) -> None:
-        """Keep why a part failed, as the last one that did."""
+        """Keep why a part failed, as the latest failure."""
         self._failures.pop(part, None)
         self._failures[part] = text
 
@@ -250,7 +250,9 @@ class BoundedRun:
             else:
                 spark.killTaskAttempt(hello.attempt, True, "its engine hangs")
         except Exception as error:
-            log.warning("the task of an engine that hangs was not killed", part=hello.slot, error=failure_text(error))
+            log.warning(
+                "the task of an engine that hangs was not killed", part=hello.slot, error=describe_failure(error)
+            )
 
     def _tell_all(self, command: Command) -> None:
         for link in self._links:

@@ -1,10 +1,10 @@
-"""What runs in the tasks of a bounded run: one engine over what the task was given, until all of it is done.
+"""What runs in the tasks of a bounded run: one engine over the part of its task, until all of it is processed.
 
-Spark starts a task again, elsewhere if need be, when its process or its host dies. Unlike an engine of a slot it leaves
+Spark restarts a task, elsewhere if necessary, when its process or its host dies. Unlike an engine of a slot it leaves
 the worker process as it found it, since in a user's own session Spark runs other tasks in it afterwards.
 
-Invariants: a task that returns `complete` has published its outcomes; one whose engine failed raised, so that Spark
-tries it again.
+Invariants: a task that returns `complete` has published its outcomes; one whose engine failed raises, so that Spark
+retries it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PartsMaker = Callable[[Settings, Identity], tuple[BoundedSource, Outcomes]]
 
 
 class ChunkFailedError(Exception):
-    """An engine of a bounded run failed; raised in the task, for Spark to try it again."""
+    """An engine of a bounded run failed; raised in the task, so that Spark retries it."""
 
 
 class ChunkResult(msgspec.Struct, frozen=True):
@@ -48,9 +48,9 @@ class ChunkResult(msgspec.Struct, frozen=True):
 
     Attributes:
         index: Which part of the run it was.
-        complete: Whether everything is done; False if the engine was told to stop.
+        complete: Whether everything is processed; False if the engine was stopped.
         progress: The engine's last snapshot.
-        letters: The names of the files that its dead letters are in, where they are in files.
+        letters: The names of the files with its dead letters, if they go to files.
     """
 
     index: int
@@ -63,8 +63,8 @@ def run_bounded(job: EngineJob, make: PartsMaker) -> bytes:
     """Run one engine over one part of a run, in a Spark task.
 
     Args:
-        job: What travelled here; its slot is the number of the part.
-        make: Makes source and outcomes.
+        job: What the driver sent; its slot is the number of the part.
+        make: Creates source and outcomes.
 
     Returns:
         A `ChunkResult`, as msgpack.
@@ -86,7 +86,7 @@ def run_bounded(job: EngineJob, make: PartsMaker) -> bytes:
             engine.abandon()
 
     process = EngineProcess(_of_this_task(job), build, abandon)
-    with _process_kept():
+    with _keep_process():
         configure(job.settings.logging, engine=job.slot, **job.log_context)
         try:
             with asyncio.Runner() as runner:
@@ -106,7 +106,7 @@ def run_bounded(job: EngineJob, make: PartsMaker) -> bytes:
 
 
 def _of_this_task(job: EngineJob) -> EngineJob:
-    """Return the job with what the driver needs to have this very task killed."""
+    """Return the job with what the driver needs to kill this very task."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -115,10 +115,10 @@ def _of_this_task(job: EngineJob) -> EngineJob:
     return msgspec.structs.replace(job, stage=context.stageId(), attempt=context.taskAttemptId())
 
 
-def _letters(
+def _open_letters(
     job: EngineJob, folder: str, identity: Identity, partitions: Iterable[TopicPartition] = ()
 ) -> FileDeadLetters | None:
-    """Return the dead letters of this engine, where they go to files."""
+    """Return the dead letters of this engine, if they go to files."""
     path = job.settings.dlq.path
     if not path:
         return None
@@ -129,7 +129,7 @@ def run_ranges(job: EngineJob, folder: str, chunk: Chunk) -> bytes:
     """Run one engine over ranges of the source topic; see `run_bounded`.
 
     Args:
-        job: What travelled here.
+        job: What the driver sent.
         folder: Where outcomes appear.
         chunk: The ranges.
     """
@@ -137,7 +137,7 @@ def run_ranges(job: EngineJob, folder: str, chunk: Chunk) -> bytes:
     def make(settings: Settings, identity: Identity) -> tuple[BoundedSource, Outcomes]:
         source = BoundedSource(RangeReader(settings.kafka, chunk), settings.executor.max_queued_bytes)
         ranges = {(settings.kafka.source_topic, part.partition): part for part in chunk}
-        letters, history = _letters(job, folder, identity, ranges), build_history(settings, identity)
+        letters, history = _open_letters(job, folder, identity, ranges), build_history(settings, identity)
         return source, Outcomes(Path(folder), identity, history, ranges=ranges, letters=letters)
 
     return run_bounded(job, make)
@@ -149,7 +149,7 @@ def run_rows(
     """Run one engine over the rows of a Spark partition, if it has any; see `run_bounded`.
 
     Args:
-        job: What travelled here.
+        job: What the driver sent.
         folder: Where outcomes appear.
         names: The columns; see `RowReader`.
         index: The number of the Spark partition.
@@ -162,7 +162,7 @@ def run_rows(
     def make(settings: Settings, identity: Identity) -> tuple[BoundedSource, Outcomes]:
         reader = RowReader(itertools.chain((first,), rows), names, index)
         name = f"part-{index:05d}.parquet"
-        letters, history = _letters(job, folder, identity), build_history(settings, identity)
+        letters, history = _open_letters(job, folder, identity), build_history(settings, identity)
         outcomes = Outcomes(Path(folder), identity, history, name=name, letters=letters)
         return BoundedSource(reader, settings.executor.max_queued_bytes), outcomes
 
@@ -170,7 +170,7 @@ def run_rows(
 
 
 @contextlib.contextmanager
-def _process_kept() -> Iterator[None]:
+def _keep_process() -> Iterator[None]:
     """Give the process its signal handlers and its standard error back."""
     handlers = {number: signal.getsignal(number) for number in (*IGNORED, signal.SIGHUP)}
     stderr = sys.stderr

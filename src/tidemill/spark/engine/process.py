@@ -1,10 +1,10 @@
-"""What runs inside a Spark Python worker: one engine, its link to the driver, and the certainty that it ends.
+"""What runs inside a Spark Python worker: one engine, its link to the driver, and a deadline.
 
-The engine owns the worker's main thread. Signals: SIGINT and SIGTERM mean nothing here, since clean stops come
+The engine owns the worker's main thread. Signals: SIGINT and SIGTERM are ignored here, since clean stops come
 over the link; SIGHUP (Spark's Python daemon is going), a lost link and a changed parent process mean: drain, and
-be gone by a deadline. The deadline belongs to a thread of its own, so that a blocked loop ends too.
+end by a deadline. The deadline belongs to a thread of its own, so that a blocked loop ends too.
 
-Invariants: every ending is a summary, never an exception and never SystemExit, which Spark would take for its
+Invariants: every ending is a summary, never an exception and never SystemExit, which Spark would mistake for its
 own; after a deadline has been set the process ends, whatever hangs.
 """
 
@@ -34,13 +34,13 @@ from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity, new_engine_id
 from tidemill.runtime.link_messages import Begin, Command, Drain, Exit, Go, Hello, LinkAddress, Pause, Release, Resume
 from tidemill.runtime.log import configure
-from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason, summary_without_texts
+from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason, drop_summary_texts
 
 log = structlog.get_logger(__name__)
 
-#: How long after its drain timeout an engine may still live that nobody supervises any more.
+#: How long an unsupervised engine may outlive its drain timeout.
 ABANDONED_SECONDS = 14.0
-#: The same for an engine that was told to drain: closing sinks and consumer takes its time.
+#: The same for an engine that drains under supervision: closing sinks and consumer takes time.
 SUPERVISED_SECONDS = 60.0
 #: The exit status of a worker whose deadline has passed; Spark only sees that it is gone.
 DEADLINE_EXIT = 75
@@ -52,18 +52,18 @@ DEFAULT_FACTORY = "tidemill.pipeline.build:build_engine"
 
 
 class EngineJob(msgspec.Struct, frozen=True):
-    """What travels to an engine.
+    """What is sent to an engine.
 
     Attributes:
         slot: The slot that the engine fills.
         job_token: The number of this submission.
         worker: The worker's name.
-        address: The driver's end of the link.
+        address: The driver's side of the link.
         settings: The validated configuration.
         handler: The handler, cloudpickled.
         log_context: What every log line of the engine carries.
         factory: "module:callable" that builds the engine from settings, handler and identity.
-        import_path: The driver's own folders; looked into for modules, where the engine's host has them.
+        import_path: The driver's own folders; searched for modules if the engine's host has them.
         stage: The Spark stage of a bounded run's task.
         attempt: Spark's number for the attempt of that task.
         run: The id of the bounded run.
@@ -97,14 +97,14 @@ class RunnableEngine(Protocol):
         ...
 
     async def run(self, may_subscribe: Any) -> EngineSummary:
-        """Work until drained or at an end."""
+        """Work until drained or ended."""
         ...
 
     def drain(self) -> None:
         """Ask for a clean end."""
 
     def fail(self, text: str) -> None:
-        """End at once: a part of the process that it cannot do without is gone."""
+        """End at once: an indispensable part of the process is gone."""
 
     def pause(self) -> None:
         """Take no new messages."""
@@ -113,7 +113,7 @@ class RunnableEngine(Protocol):
         """Take messages again."""
 
     def release(self) -> None:
-        """Let the brake off, if it is on."""
+        """Release the brake, if it is on."""
 
 
 EngineMaker = Callable[[Settings, Any, Identity], RunnableEngine]
@@ -121,14 +121,14 @@ EngineMaker = Callable[[Settings, Any, Identity], RunnableEngine]
 
 def run_slot(job: EngineJob) -> Iterator[bytes]:
     """Run one engine to its end and yield its summary, as msgpack; the function of the slot's Spark task."""
-    summary = _summary_of(job)
+    summary = _run_to_summary(job)
     try:
         yield msgspec.msgpack.encode(summary)
     except UnicodeEncodeError:
-        yield msgspec.msgpack.encode(summary_without_texts(summary))
+        yield msgspec.msgpack.encode(drop_summary_texts(summary))
 
 
-def _summary_of(job: EngineJob) -> EngineSummary:
+def _run_to_summary(job: EngineJob) -> EngineSummary:
     for number in IGNORED:
         # Not SIG_IGN: that would be inherited by tasks, a handler is not.
         signal.signal(number, lambda *_: None)
@@ -140,10 +140,10 @@ def _summary_of(job: EngineJob) -> EngineSummary:
     except BaseException as error:
         # SystemExit included: a handler that calls sys.exit() is an engine that failed.
         log.exception("the engine failed")
-        return failed_summary(job, error)
+        return make_failed_summary(job, error)
 
 
-def failed_summary(job: EngineJob, error: BaseException, reason: StopReason = StopReason.FAILED) -> EngineSummary:
+def make_failed_summary(job: EngineJob, error: BaseException, reason: StopReason = StopReason.FAILED) -> EngineSummary:
     """Return the summary of an engine that an error ended."""
     return EngineSummary(job.slot, reason, describe_error(error))
 
@@ -155,7 +155,7 @@ def _imported(factory: str) -> EngineMaker:
 
 
 def outlive_stderr() -> None:
-    """Let log lines go nowhere once the JVM that reads them is gone: the engine still has to drain."""
+    """Discard log lines once the JVM that reads them is gone: the engine still has to drain."""
 
     class Lasting(io.FileIO):
         def write(self, data: Any) -> int:
@@ -181,7 +181,7 @@ class Deadline(threading.Thread):
     """
 
     def __init__(self, on_orphaned: Any) -> None:
-        """Prepare; `start` watches."""
+        """Start nothing; `start` watches."""
         super().__init__(name="tidemill-deadline", daemon=True)
         self._on_orphaned = on_orphaned
         self._parent = int(os.environ.get(DAEMON_VARIABLE) or os.getppid())
@@ -189,16 +189,16 @@ class Deadline(threading.Thread):
         self._over = threading.Event()
 
     def within(self, seconds: float) -> None:
-        """Let the process end in so many seconds, unless it has to end sooner already."""
+        """Let the process end after this time, unless it has to end sooner already."""
         at = time.monotonic() + seconds
         self._at = at if self._at is None else min(at, self._at)
 
     def cancel(self) -> None:
-        """Let the process live; for one that does other work afterwards."""
+        """Let the process live, for other work afterwards."""
         self._over.set()
 
     def run(self) -> None:
-        """Look once in half a second."""
+        """Check every half second."""
         orphaned = False
         while not self._over.is_set():
             if self._at is not None and time.monotonic() >= self._at:
@@ -213,9 +213,9 @@ class EngineProcess:
     """The worker process while an engine runs in it.
 
     Args:
-        job: What travelled here.
-        build: Makes the engine; None: what `job.factory` names.
-        on_abandoned: Called once if nobody supervises the engine any more, before it is drained.
+        job: What the driver sent.
+        build: Creates the engine; None: what `job.factory` names.
+        on_abandoned: Called once when the engine is no longer supervised, before it is drained.
     """
 
     def __init__(
@@ -224,7 +224,7 @@ class EngineProcess:
         build: EngineMaker | None = None,
         on_abandoned: Callable[[], None] | None = None,
     ) -> None:
-        """Prepare; `run` connects."""
+        """Connect nothing; `run` does."""
         self._job = job
         self._build = build
         self._on_abandoned = on_abandoned
@@ -241,7 +241,7 @@ class EngineProcess:
         self._drain_seconds = job.settings.executor.drain_timeout_seconds
 
     async def run(self) -> EngineSummary:
-        """Connect, wait for the word to begin, run the engine, tell its end."""
+        """Connect, wait for `Begin`, run the engine, and report its end."""
         self._loop = asyncio.get_running_loop()
         self._deadline = Deadline(self._on_orphaned)
         self._deadline.start()
@@ -270,17 +270,17 @@ class EngineProcess:
         except asyncio.CancelledError:
             if not self._is_abandoned:
                 raise
-            return failed_summary(self._job, RemoteError("nobody supervises this engine any more"))
+            return make_failed_summary(self._job, RemoteError("this engine is no longer supervised"))
         except RemoteError as error:
             log.error("no link to the driver; this engine does not start", error=str(error))  # noqa: TRY400
-            return failed_summary(self._job, error)
+            return make_failed_summary(self._job, error)
         group = self._job.settings.kafka.consumer_group
         identity = Identity(self._job.worker, self._job.slot, engine_id, group, run_token)
         try:
             summary = await self._run_engine(identity)
         except BaseException as error:
             log.exception("the engine failed")
-            summary = failed_summary(self._job, error)
+            summary = make_failed_summary(self._job, error)
         # From here on only interpreter and threads have to end.
         self._deadline.within(SUPERVISED_SECONDS)
         await self._link.close(summary)
@@ -297,7 +297,7 @@ class EngineProcess:
             build = self._build or _imported(self._job.factory)
         except Exception as error:
             log.exception("the handler cannot be loaded in the engine")
-            return failed_summary(self._job, error, StopReason.CONFIG)
+            return make_failed_summary(self._job, error, StopReason.CONFIG)
         await self._begin.wait()
         if self._fault is not None:
             return EngineSummary(self._job.slot, StopReason.FAILED, self._fault)
@@ -320,7 +320,7 @@ class EngineProcess:
             beat = self._engine.beat(whole=whole or self._beat_lost)
             self._beat_lost = False
         except Exception:
-            # The engine lives, and silence would be taken for its death.
+            # The engine lives, and silence would count as its death.
             log.exception("no snapshot of the engine")
             self._beat_lost = True
             return whole_beat(EngineProgress())
@@ -357,7 +357,7 @@ class EngineProcess:
                 self._engine.drain()
 
     def _on_fault(self, text: str) -> None:
-        """End the engine: nobody could supervise it any more."""
+        """End the engine: it can no longer be supervised."""
         self._deadline.within(self._drain_seconds + SUPERVISED_SECONDS)
         self._fault = text
         self._begin.set()
@@ -378,7 +378,7 @@ class EngineProcess:
             self._is_abandoned = True
             if self._on_abandoned is not None:
                 self._on_abandoned()
-            log.warning("nobody supervises this engine any more: it drains and ends", reason=reason)
+            log.warning("this engine is no longer supervised: it drains and ends", reason=reason)
         if self._connecting is not None:
             self._connecting.cancel()  # without effect once it is connected
         self._drain()

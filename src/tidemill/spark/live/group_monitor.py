@@ -1,6 +1,6 @@
-"""Watches from the driver whether each partition of the source topic has an owner, and mends it where none has.
+"""Watches from the driver whether each partition of the source topic has an owner, and has orphans reassigned.
 
-Decides nothing: when a partition was without one for too long says `core.ownership`.
+`core.supervision.orphan_partitions` decides when a partition has been without one for too long.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tidemill.sources.membership import GroupViewer, distribute_again
 log = structlog.get_logger(__name__)
 
 LOOK_SECONDS = 10.0
-#: On top of what an engine may take to finish its work before it gives partitions up.
+#: On top of the time that an engine may take to finish its work before it gives partitions up.
 MARGIN_SECONDS = 15.0
 
 
@@ -46,7 +46,7 @@ class GroupWatch:
         self._ended = threading.Event()
         self._mending = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="tidemill-groupwatch", daemon=True)
-        #: How often the group had to distribute its partitions again.
+        #: How many times the group had to rebalance.
         self.mended = 0
 
     def __enter__(self) -> Self:
@@ -57,7 +57,7 @@ class GroupWatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Stop; a question that is being asked is not waited for, but being a member of the group is ended."""
+        """Stop; does not wait for a query in progress, but ends a membership of the group."""
         self._ended.set()
         with self._mending:
             pass
@@ -72,7 +72,7 @@ class GroupWatch:
                     if named and not self._ended.is_set():
                         self._mend(named)
             except Exception as error:
-                # Brokers that are down are told of by the engines, and may let nobody look at groups (ACLs).
+                # Engines report brokers that are down, and ACLs may forbid describing groups.
                 limited(log, 600.0).info("the consumer group cannot be looked at", error=describe_error(error))
 
     def _mend(self, partitions: list[int]) -> None:

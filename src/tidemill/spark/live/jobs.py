@@ -1,6 +1,6 @@
 """Runs the endless Spark jobs of the slots: one thread per slot, each job in a job group of its own.
 
-Invariants: for every submitted job exactly one `JobOutcome` is reported, on the loop that was given, unless that
+Invariants: for every submitted job exactly one `JobOutcome` is reported, on the given loop, unless that
 loop is closed by then. Nothing here restarts anything.
 """
 
@@ -32,10 +32,10 @@ class JobOutcome(msgspec.Struct, frozen=True):
     """How a job ended.
 
     Attributes:
-        ending: What became of its engine, as far as the job tells.
-        error: What went wrong, in a line.
+        ending: What became of its engine, as far as the job shows.
+        error: What went wrong, in one line.
         progress: The engine's last snapshot, if it came back.
-        spark_lost: Spark itself is gone; no job can be run any more.
+        spark_lost: Spark itself is gone; no further job can run.
     """
 
     ending: Ending
@@ -44,7 +44,7 @@ class JobOutcome(msgspec.Struct, frozen=True):
     spark_lost: bool = False
 
 
-def outcome_of(summary: EngineSummary) -> JobOutcome:
+def read_outcome(summary: EngineSummary) -> JobOutcome:
     """Return what an engine's own summary says about its end."""
     return JobOutcome(Ending(summary.reason.value), summary.error, summary.progress)
 
@@ -88,18 +88,18 @@ class JobThread:
 
     def _run(self) -> None:
         while (job := self._queue.get()) is not None:
-            outcome = self._outcome(job)
+            outcome = self._run_job(job)
             try:
                 self._loop.call_soon_threadsafe(self._on_ended, self._slot, job.job_token, outcome)
             except RuntimeError:
                 return  # the loop is closed: the pipeline is over
 
-    def _outcome(self, job: EngineJob) -> JobOutcome:
+    def _run_job(self, job: EngineJob) -> JobOutcome:
         try:
             (encoded,) = self._collect(job)
-            return outcome_of(msgspec.msgpack.decode(encoded, type=EngineSummary))
+            return read_outcome(msgspec.msgpack.decode(encoded, type=EngineSummary))
         except Exception as error:
-            return JobOutcome(Ending.CRASHED, failure_text(error), spark_lost=not self._spark.is_alive())
+            return JobOutcome(Ending.CRASHED, describe_failure(error), spark_lost=not self._spark.is_alive())
 
     def _collect(self, job: EngineJob) -> list[bytes]:
         context = self._spark.context
@@ -115,15 +115,15 @@ def job_group(worker: str, slot: int, job_token: int) -> str:
     return f"tidemill-{worker}-{slot}-{job_token}"
 
 
-def engine_error(what: str, said: str) -> TidemillError:
-    """Return the error of an engine as one of this process: engines say what they raised by its name.
+def make_engine_error(what: str, said: str) -> TidemillError:
+    """Return the error of an engine as an error of this process, of the type that the engine named.
 
     Args:
         what: Which engine it was.
-        said: What it said, "TypeOfError: text" if it could.
+        said: What it reported, "TypeOfError: text" if possible.
 
     Example:
-        >>> engine_error("the engine of slot 0", "ConfigError: no such folder")
+        >>> make_engine_error("the engine of slot 0", "ConfigError: no such folder")
         ConfigError('the engine of slot 0 failed: no such folder')
     """
     name, _, text = said.partition(": ")
@@ -133,11 +133,11 @@ def engine_error(what: str, said: str) -> TidemillError:
     return TidemillError(f"{what} failed: {said}")
 
 
-def failure_text(error: Any) -> str:
-    """Say in a line why a job failed: Spark's texts are pages of Java and Python traces.
+def describe_failure(error: Any) -> str:
+    """Say in one line why a job failed: Spark's texts are pages of Java and Python traces.
 
     Example:
-        >>> failure_text(RuntimeError("... org.apache.spark.SparkException: Python worker exited unexpectedly"))
+        >>> describe_failure(RuntimeError("... org.apache.spark.SparkException: Python worker exited unexpectedly"))
         'its Python process died (killed, or crashed)'
     """
     try:

@@ -3,7 +3,7 @@
 All of it happens on the link's loop: hellos, heartbeats, ends of jobs and time are fed to the machines there,
 and their effects are carried out there, in order. Only Spark's blocking calls are made on other threads.
 
-Invariant: nothing is decided here, but for one thing. If Spark is lost, engines on a link live on without it;
+Invariant: nothing is decided here, with one exception. If Spark is lost, engines on a link live on without it;
 they are drained, and the end of their jobs is believed once their links are closed.
 """
 
@@ -40,9 +40,9 @@ from tidemill.runtime.link_messages import (
 from tidemill.runtime.link_server import LinkServer
 from tidemill.runtime.progress import EngineProgress, EngineSummary, brake_name
 from tidemill.spark.engine.process import EngineJob
-from tidemill.spark.live.jobs import JobOutcome, JobThread, job_group, outcome_of
+from tidemill.spark.live.jobs import JobOutcome, JobThread, job_group, read_outcome
 from tidemill.spark.live.supervised_slot import SupervisedSlot
-from tidemill.spark.progress import PartitionSums, PipelineProgress, summed
+from tidemill.spark.progress import PartitionSums, PipelineProgress, sum_progress
 from tidemill.spark.session.session import Spark
 
 log = structlog.get_logger(__name__)
@@ -81,7 +81,7 @@ class Supervisor:
         limits: SlotLimits,
         partitions: int | None = None,
     ) -> None:
-        """Prepare; nothing runs before `start`."""
+        """Start nothing; `start` does."""
         self._spark = spark
         self._worker = worker
         self._make_job = make_job
@@ -122,7 +122,7 @@ class Supervisor:
         self._soon(lambda: self._carry_out(self._group.drain()))
 
     def pause(self) -> None:
-        """Let no engine take new messages, those that come later included."""
+        """Let no engine take new messages, including engines that start later."""
         self._soon(lambda: self._set_paused(True))
 
     def resume(self) -> None:
@@ -145,27 +145,27 @@ class Supervisor:
         self._server.close()
 
     def progress(self) -> PipelineProgress:
-        """Return what all engines did so far, those that are gone included."""
+        """Return what all engines did so far, ended ones included."""
         now = time.monotonic()
         statuses = [slot.status(now) for slot in self._slots]
         past = [slot.past for slot in self._slots if slot.past is not None]
         last = [status.progress for status in statuses if status.progress is not None]
-        return summed(past, last, statuses, self._partition_sums)
+        return sum_progress(past, last, statuses, self._partition_sums)
 
-    def not_left(self) -> list[int]:
-        """Return the slots whose last engine may be a member of the consumer group still."""
+    def find_left_behind(self) -> list[int]:
+        """Return the slots whose last engine may still be a member of the consumer group."""
         return [slot.number for slot in self._slots if slot.subscribed and slot.ended is not Ending.FENCED]
 
     def _soon(self, function: Callable[[], object]) -> None:
         try:
             self._loop.call_soon_threadsafe(function)
         except RuntimeError:
-            log.debug("the slots are over: nobody is left to be told")
+            log.debug("the slots are closed; a request came too late")
 
     # -- what happens, on the loop ---------------------------------------------------------------------------
 
     def _start(self) -> None:
-        # Spark starts all workers at once; whether an engine may begin is told over its link.
+        # Spark starts all workers at once; the link tells each engine when to begin.
         for slot in self._slots:
             self._feed(slot, slot_events.Start())
 
@@ -181,7 +181,7 @@ class Supervisor:
         slot.last_run_token = max(run_token, slot.last_run_token)
         old = slot.links.get(run_token)
         if old is not None:
-            # It noticed sooner than this side that its connection broke.
+            # The engine noticed before this side that its connection broke.
             self._server.close_link(old)
             self.on_closed(old)
         self._callers[link] = _Caller(slot, run_token, hello)
@@ -214,7 +214,7 @@ class Supervisor:
             self._carry_out(self._group.ready(caller.slot.number, self._loop.time()))
 
     def on_ended(self, link: int, summary: EngineSummary) -> None:
-        """Keep what an engine says of its end; the end of its job makes it count."""
+        """Keep an engine's summary; it counts once its job has ended."""
         caller = self._callers.get(link)
         if caller is not None and caller.slot.link == link:
             caller.slot.summary = summary
@@ -246,8 +246,8 @@ class Supervisor:
 
     def _end_job(self, slot: SupervisedSlot, ended: slot_events.JobEnded) -> None:
         if ended.ending is Ending.CRASHED and slot.summary is not None:
-            # The job could not bring the summary back, the link did.
-            outcome = outcome_of(slot.summary)
+            # The summary came over the link, not with the job.
+            outcome = read_outcome(slot.summary)
             ended = slot_events.JobEnded(ended.job_token, outcome.ending, outcome.error)
         self._feed(slot, ended)
 
@@ -255,7 +255,7 @@ class Supervisor:
         self._exiting = True
         self._tell_all(Exit())
         for caller in self._callers.values():
-            # One whose event loop is held up does not hear of it.
+            # An engine whose event loop is blocked does not receive it.
             self._spark.kill_worker(caller.hello.pid)
 
     def _set_paused(self, paused: bool) -> None:
@@ -266,7 +266,7 @@ class Supervisor:
         return Pause() if self._paused or self._group.holding else Resume()
 
     def release(self) -> list[dict[str, Any]]:
-        """Let the brakes off that are on, as engines said last; return what is held. Only on the link's loop."""
+        """Release the brakes that engines last reported; return what they hold. Only on the link's loop."""
         told = []
         for slot in self._slots:
             if slot.progress is not None and brake_name(slot.number) in slot.progress.stalled:
@@ -315,7 +315,7 @@ class Supervisor:
         if self._exiting:
             return
         if slot.progress is not None:
-            slot.past = summed([part for part in (slot.past, slot.progress) if part is not None], [])
+            slot.past = sum_progress([part for part in (slot.past, slot.progress) if part is not None], [])
         slot.progress = slot.summary = slot.hello = None
         slot.starts += 1
         slot.jobs.submit(self._make_job(slot.number, job_token, self._address))
@@ -325,7 +325,7 @@ class Supervisor:
         slot.hello = hello = self._callers[link].hello
         slot.last_seen = time.monotonic()
         self._server.send(link, Welcome(run_token))
-        # One that comes back may have missed what the others were told.
+        # One that reconnects may have missed a command to all.
         self._server.send(link, self._pause_or_resume())
         log.info("engine connected", slot=slot.number, pid=hello.pid, host=hello.host, run_token=run_token)
         self._carry_out(self._group.connected(slot.number))

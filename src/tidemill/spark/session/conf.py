@@ -17,9 +17,9 @@ from tidemill.config.settings import SparkSettings
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-#: What the package is called on its way to the executors of a cluster.
+#: The name of the package's zip on the executors of a cluster.
 PACKAGE_ZIP = "tidemill.zip"
-#: How often Spark starts a task of a bounded run that fails, the first time included.
+#: How many times Spark starts a failing task of a bounded run, the first time included.
 TASK_ATTEMPTS = 4
 _EXECUTOR_PATH = "spark.executorEnv.PYTHONPATH"
 _LOCAL_CORES = re.compile(r"local\[(\d+|\*)\]")
@@ -30,7 +30,7 @@ DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.python.unix.domain.socket.enabled": "true",
-    # A cancelled engine has nothing to clean up that its warden does not; do not wait 2 s to kill it.
+    # The warden of a cancelled engine cleans up after it; do not wait 2 s to kill it.
     "spark.python.task.killTimeout": "200ms",
     "spark.deploy.maxExecutorRetries": "-1",
 }
@@ -78,7 +78,7 @@ def spark_conf(settings: SparkSettings, app_name: str, engines: int) -> dict[str
     """
     conf = {**(LOCAL if is_local(settings) else DEFAULTS), "spark.app.name": app_name, **settings.conf, **REQUIRED}
     if not is_local(settings):
-        # Other hosts may have their Python elsewhere; and what forks the workers there imports the shipped code too.
+        # Other hosts may have their Python elsewhere; and the daemon that forks workers imports the shipped code too.
         conf["spark.pyspark.python"] = settings.conf.get("spark.pyspark.python", sys.executable)
         own = settings.conf.get(_EXECUTOR_PATH, "")
         conf[_EXECUTOR_PATH] = f"{PACKAGE_ZIP}:{own}" if own else PACKAGE_ZIP

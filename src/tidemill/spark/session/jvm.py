@@ -35,16 +35,16 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _PORT, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
 #: Signals that are ignored when a program is executed stay so.
 _IGNORING = 'trap "" INT TERM; exec "$@"'
-#: What Java says of options that Spark itself sets: it is no news, and no JSON among logs that are.
+#: Java's warnings about options that Spark itself sets: they are not news, and not JSON among logs that are.
 _NOISE = (b"WARNING: Using incubator modules", b"WARNING: package sun.security.action not in")
 
 
 class JvmEndedError(Exception):
-    """The JVM ended before it said where it listens."""
+    """The JVM ended before it wrote its address."""
 
 
 def is_given() -> bool:
-    """Tell whether somebody else (spark-submit) started a JVM for this process."""
+    """Tell whether a JVM was started for this process by another one (spark-submit)."""
     return _PORT in os.environ
 
 
@@ -53,8 +53,8 @@ def launch(conf: Mapping[str, str], connection_file: Path, quiet: threading.Even
 
     Args:
         conf: Spark's whole configuration.
-        connection_file: Where the JVM writes how it is reached; see `gateway_to`.
-        quiet: Set when only the noise of its end can come from it and from what runs below it.
+        connection_file: Where the JVM writes its address; see `gateway_to`.
+        quiet: Set when it and its descendants can write only noise about its end.
     """
     from pyspark.find_spark_home import _find_spark_home
 
@@ -72,10 +72,10 @@ def launch(conf: Mapping[str, str], connection_file: Path, quiet: threading.Even
 
 
 def gateway_to(jvm: subprocess.Popen[bytes] | None, connection_file: Path) -> Any:
-    """Return pyspark's gateway to a JVM, once that listens.
+    """Return pyspark's gateway to a JVM, once it listens.
 
     Args:
-        jvm: What `launch` returned; None: the one that was given to this process.
+        jvm: What `launch` returned; None: the one that was started for this process.
         connection_file: The same as at its launch.
 
     Raises:
@@ -124,7 +124,7 @@ def kill_launch(jvm: subprocess.Popen[bytes]) -> None:
     """Kill a JVM that no engine runs below yet, with what its launcher started."""
     if jvm.poll() is None:
         kill_tree(jvm.pid)
-        # Nothing it holds keeps this process: what the kernel has not taken down yet it takes down without a wait.
+        # Nothing it holds keeps this process: the kernel frees the rest without a wait.
         with contextlib.suppress(subprocess.TimeoutExpired):
             jvm.wait(KILLED_WAIT_SECONDS)
 
@@ -160,7 +160,7 @@ def standard_error_pipe(quiet: threading.Event) -> Iterator[int]:
 def _pass_on(reader: int, quiet: threading.Event) -> None:
     with open(reader, "rb") as lines:
         for line in lines:
-            # Whoever writes must not wait for ever because nobody can read of it.
+            # The writers must not block for ever because standard error cannot be written.
             with contextlib.suppress(OSError, ValueError):
                 if not quiet.is_set() and not line.startswith(_NOISE):
                     sys.stderr.write(line.decode(errors="replace"))

@@ -40,7 +40,7 @@ def pack_handler(handler: Handler[Any, Any]) -> bytes:
         try:
             packed: bytes = cloudpickle.dumps(handler)
         except Exception as error:
-            raise HandlerError(_explained(handler, error)) from error
+            raise HandlerError(_explain(handler, error)) from error
         try:
             cloudpickle.loads(packed)
         except Exception as error:
@@ -51,7 +51,7 @@ def pack_handler(handler: Handler[Any, Any]) -> bytes:
     return packed
 
 
-def own_folders() -> list[str]:
+def list_own_folders() -> list[str]:
     """Return the folders that this process imports from besides installed packages."""
     folders = [Path(entry or ".").resolve() for entry in sys.path]
     return [str(folder) for folder in folders if folder.is_dir() and not _is_installed(folder)]
@@ -73,7 +73,7 @@ def ship_package(context: SparkContext, folder: Path | None = None) -> None:
     context.addPyFile(str(_package_zip(folder)))
 
 
-def _explained(handler: Handler[Any, Any], error: Exception) -> str:
+def _explain(handler: Handler[Any, Any], error: Exception) -> str:
     name = type(handler).__name__
     advice = (
         "handlers are pickled after on_startup and travel to the engines; make what cannot travel "

@@ -42,9 +42,9 @@ log = structlog.get_logger(__name__)
 
 #: How long a start that is aborted may take to tidy up.
 ABORT_SECONDS = 0.7
-#: How long a context may take to stop before its JVM is ended all the same.
+#: How long a context may take to stop before its JVM is ended anyway.
 CONTEXT_STOP_SECONDS = 10.0
-#: And one below which no engine runs: its Python processes may still be importing, which it would wait for.
+#: The same for a context without engines: it would wait for Python processes that are still importing.
 UNUSED_STOP_SECONDS = 0.3
 #: How long the Python processes below a JVM that has ended may take after that.
 WORKERS_END_SECONDS = 5.0
@@ -63,7 +63,7 @@ class Spark:
     def __init__(
         self, settings: SparkSettings, app_name: str, engines: int, conf: Mapping[str, str] | None = None
     ) -> None:
-        """Prepare; nothing is started before `start`."""
+        """Start nothing; `start` does."""
         self._settings = settings
         self._conf = spark_conf(settings, app_name, engines) if conf is None else dict(conf)
         self._folder = OwnedFolder("tidemill-spark-")
@@ -74,7 +74,7 @@ class Spark:
         self._started = self._given_up = False
         #: Whether an engine may run below it; while none does, a stop need not wait for Spark to tidy up.
         self.used = True
-        #: Held for moments only, unlike the other one.
+        #: Held only briefly, unlike the other lock.
         self._lock = threading.Lock()
         self._ending = threading.Lock()
 
@@ -87,7 +87,7 @@ class Spark:
 
     @property
     def jvm_pid(self) -> int | None:
-        """The JVM's process, None if somebody else started it."""
+        """The JVM's process, None if it was started by another one."""
         return self._jvm.pid if self._jvm is not None else None
 
     @property
@@ -111,7 +111,7 @@ class Spark:
             self.stop()
             if isinstance(error, ConfigError) and not self._given_up:
                 raise
-            raise RemoteError(self._failure(error)) from error
+            raise RemoteError(self._describe_failure(error)) from error
         finally:
             limit.cancel()
         if not is_local(self._settings):
@@ -146,7 +146,7 @@ class Spark:
                 raise JvmEndedError("it was stopped")
             self._jvm = launch(self._conf, connection_file, self._quiet)
 
-    def _failure(self, error: Exception) -> str:
+    def _describe_failure(self, error: Exception) -> str:
         master = self._conf["spark.master"]
         if self._given_up:
             return (
@@ -160,11 +160,11 @@ class Spark:
         )
 
     def abort(self) -> None:
-        """End a start that another thread is in; that one raises. Does not block."""
+        """End a start in another thread, which raises there. Does not block."""
         threading.Thread(target=self._end_start, args=(ABORT_SECONDS,), name="tidemill-abort", daemon=True).start()
 
     def kill(self) -> None:
-        """End the JVM at once, if it is there."""
+        """End the JVM at once, if there is one."""
         self._end_start(0.0)
 
     def _give_up(self) -> None:
@@ -201,16 +201,16 @@ class Spark:
         threading.Thread(target=wait, name="tidemill-jvm", daemon=True).start()
 
     def is_alive(self) -> bool:
-        """Tell whether the JVM still takes jobs; asks it, because its process may be about to end."""
+        """Tell whether the JVM still accepts jobs; asks it, because its process may be about to end."""
         if self._context is None or self._stopping.is_set() or (self._jvm and self._jvm.poll() is not None):
             return False
         try:
             return not self._context._jsc.sc().isStopped()
         except Exception:
-            return False  # every failure to talk to it is py4j's way to say that it is gone
+            return False  # py4j has many ways to say that the JVM is gone
 
     def cancel(self, job_group: str) -> None:
-        """Cancel what runs in a job group; without Spark nothing does."""
+        """Cancel the jobs of a job group, if Spark runs."""
         if not self.is_alive():
             return
         try:
@@ -226,7 +226,7 @@ class Spark:
             log.warning("killed a Python worker", pid=pid)
 
     def stop(self) -> None:
-        """Stop the context and the JVM; what does not end in time is killed. Local engines have ended then, too."""
+        """Stop the context and the JVM; what does not end in time is killed. Local engines have ended by then, too."""
         with self._lock:
             self._stopping.set()
         with self._ending:
