@@ -94,9 +94,10 @@ class Engine:
         if report is not None:
             report.tasks = self.tasks
         idle = asyncio.Event()
+        self.intake = Intake(settings.executor, source, idle)
         self.context = self._build_context(handler, hooks, report, idle)
+        self.intake.attach(self.context)
         self.services = Services(settings, handler, identity, self.tasks, hooks.calls)
-        self.intake = Intake(self.context, source, idle)
         outbox.mode.attach(self._charge, self.context.commits.send_soon)
         self._snapshots = Snapshots(source, self.context.commits, self.intake, self._count)
         self._subscribed = False
@@ -126,7 +127,7 @@ class Engine:
             outbox=outbox,
             mode=outbox.mode,
             letters=self.letters,
-            commits=Commits(self.source, lambda partition, count: self.intake.committed(partition, count), outbox.mode),
+            commits=Commits(self.source, self.intake.committed, outbox.mode),
             load=load,
             brake=self._build_brake(bound, overridden),
             counters=Counters(),
@@ -135,7 +136,7 @@ class Engine:
             backoff=Backoff(backoff.initial_seconds, backoff.max_seconds, backoff.multiplier),
             log=bound,
             holds_windows=limits.commit == "window" or (outbox.mode.binds_windows and overridden.on_window_complete),
-            room_freed=lambda partition: self.intake.refill(partition),
+            room_freed=self.intake.refill,
             became_idle=idle.set,
         )
 
@@ -146,8 +147,8 @@ class Engine:
         return EngineBrake(
             max_ratio,
             bound,
-            lambda on: self.intake.brake(on),
-            lambda: self.intake.take_one(),
+            self.intake.brake,
+            self.intake.take_one,
             self.fail,
             has_window_hook=overridden.on_window_complete,
         )

@@ -27,9 +27,9 @@ Hooked = TaskRun | int | None
 
 def name_hook(of: Hooked) -> str:
     """Return the name of the hook that is called for something."""
-    if of is None:
-        return "on_window_complete"
-    return "on_message_complete" if isinstance(of, int) else "on_task_complete"
+    if isinstance(of, TaskRun):
+        return "on_task_complete"
+    return "on_window_complete" if of is None else "on_message_complete"
 
 
 class FailingWindow(Protocol):

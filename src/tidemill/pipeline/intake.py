@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
+from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.core.errors import describe_error
 from tidemill.core.ledger import LedgerEntry
 from tidemill.core.pipeline.window import Window, Windowing
@@ -71,7 +72,7 @@ class Intake:
     """The partitions of an engine, and the pump that fills them.
 
     Args:
-        context: The engine's parts.
+        limits: The limits of windows, and the order of tasks.
         source: Where messages come from.
         idle: Set whenever something may have become idle; see `idle`.
 
@@ -79,13 +80,11 @@ class Intake:
         partitions: The owned partitions.
     """
 
-    def __init__(self, context: EngineContext, source: Source, idle: asyncio.Event) -> None:
+    def __init__(self, limits: ExecutorSettings, source: Source, idle: asyncio.Event) -> None:
         """Start stopped, without partitions."""
-        self._context = context
+        self._limits = limits
         self._source = source
         self._idle = idle
-        self._limits = context.settings.executor
-        self._counts_results = context.mode.waits_for_sinks
         self.partitions: dict[TopicPartition, OwnedPartition] = {}
         self._intakes: dict[TopicPartition, _PartitionIntake] = {}
         self._names: list[str] | None = []
@@ -100,6 +99,11 @@ class Intake:
         self._wants_one = False
 
     # -- which partitions -------------------------------------------------------------------------------------
+
+    def attach(self, context: EngineContext) -> None:
+        """Connect it to the engine's other parts, which are built with it."""
+        self._context = context
+        self._counts_results = context.mode.waits_for_sinks
 
     def start(self) -> None:
         """Begin to take messages, of partitions that are assigned from now on."""
@@ -212,7 +216,9 @@ class Intake:
     def refill(self, partition: TopicPartition) -> None:
         """Take what waits of a partition, which may have more room than before."""
         if partition not in self._news and self._source.buffered(partition):
-            self.arrived((partition,))
+            intake = self._intakes.get(partition)
+            if intake is not None:
+                self._visit(intake)
 
     def committed(self, partition: TopicPartition, count: int) -> None:
         """Count messages that a commit passed."""
@@ -310,7 +316,8 @@ class Intake:
                 intake.owned.reject(message, entry, LetterKind.PARSE, text)
             else:  # in a window of its own it keeps its place, whether it is dead-lettered or held
                 self._close_window(intake, intake.windowing.flush())
-                self._wait_for_arrange(intake, [message], [entry], is_parsed=False)
+                now, again = self._loop.time(), intake.arrange_again
+                again(WaitingWindow(context, intake.owned, [message], [entry], now, again, is_parsed=False))
             return False
         return True
 
@@ -330,18 +337,9 @@ class Intake:
     def _close_window(self, intake: _PartitionIntake, window: Window[Opened] | None) -> None:
         if window is not None:
             messages = [message for message, _ in window.items]
-            self._wait_for_arrange(intake, messages, [entry for _, entry in window.items])
-
-    def _wait_for_arrange(
-        self,
-        intake: _PartitionIntake,
-        messages: list[SourceMessage],
-        entries: Sequence[LedgerEntry[TopicPartition, int]],
-        *,
-        is_parsed: bool = True,
-    ) -> None:
-        now, again = self._loop.time(), intake.arrange_again
-        again(WaitingWindow(self._context, intake.owned, messages, entries, now, again, is_parsed=is_parsed))
+            entries = [entry for _, entry in window.items]
+            now, again = self._loop.time(), intake.arrange_again
+            self._arrange_soon(intake, WaitingWindow(self._context, intake.owned, messages, entries, now, again))
 
     def _arrange_soon(self, intake: _PartitionIntake, window: WaitingWindow) -> None:
         """Arrange a window after those of its partition that wait for that already."""
@@ -355,7 +353,8 @@ class Intake:
             while intake.waiting:
                 intake.arranged = intake.waiting.popleft()
                 parts = await intake.arranged.arrange()
-                intake.waiting.extendleft(reversed(parts))
+                if parts:
+                    intake.waiting.extendleft(reversed(parts))
                 intake.arranged = None
         finally:
             intake.arranging = False

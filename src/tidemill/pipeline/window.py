@@ -102,7 +102,9 @@ class WindowRun:
         places = {message.offset: index for index, message in enumerate(self.messages)} if tasks else {}
         runs: list[tuple[TaskRun, Sequence[int]]] = []
         for task in tasks:
-            indexes = self._find_sources(task, places)
+            indexes, ignored = find_source_indexes(task.source_offsets, places)
+            if ignored:
+                self._warn_of_sources(task, ignored)
             run = self._make_run(task)
             for index in indexes or range(len(self.messages)):
                 self.runs_of[index].append(run)
@@ -115,17 +117,13 @@ class WindowRun:
             self.partition.order.arranged(list(zip(self.messages, self.entries, strict=True)), runs, place)
         self._apply(effects)
 
-    def _find_sources(self, task: ExecutorTask, places: dict[int, int]) -> Sequence[int]:
-        """Return the messages a task works for; () means all of the window."""
-        indexes, ignored = find_source_indexes(task.source_offsets, places)
-        if ignored:
-            self.context.warn(
-                "source_offsets of a task lie outside its window and are ignored",
-                task_id=task.task_id,
-                partition=self.partition.name,
-                ignored=ignored[:10],
-            )
-        return indexes
+    def _warn_of_sources(self, task: ExecutorTask, ignored: Sequence[int]) -> None:
+        self.context.warn(
+            "source_offsets of a task lie outside its window and are ignored",
+            task_id=task.task_id,
+            partition=self.partition.name,
+            ignored=ignored[:10],
+        )
 
     def _make_run(self, task: ExecutorTask) -> TaskRun:
         run = TaskRun(task, self, self.arrived)
@@ -273,22 +271,26 @@ class WindowRun:
             return
         if partition.closed:
             return
-        if of is None:
+        if isinstance(of, TaskRun):
+            if routed:
+                self._deliver(routed, self.graph.indexes_of(of), of.task, hook)
+            self._make_terminal(of)
+        elif of is None:
             self._end_window_hook(routed)
-            return
-        if routed:
-            self._deliver(routed, self.find_indexes(of), None if isinstance(of, int) else of.task, hook)
-        self.end_hook(of)
+        else:
+            if routed:
+                self._deliver(routed, (of,), None, hook)
+            self._end_message(of)
 
     def _call_hook(self, of: Hooked) -> Awaitable[Any]:
         # Copies: what the handler does to its lists must not change ours.
         handler = self.context.handler
+        if isinstance(of, TaskRun):
+            assert of.result is not None
+            return handler.on_task_complete(of.result)
         if of is None:
             return handler.on_window_complete(list(self.results), list(self.messages))
-        if isinstance(of, int):
-            return handler.on_message_complete(self._make_group(of))
-        assert of.result is not None
-        return handler.on_task_complete(of.result)
+        return handler.on_message_complete(self._make_group(of))
 
     def end_hook(self, of: TaskRun | int) -> None:
         """Go on after the hook of a task or of a message."""
@@ -348,9 +350,8 @@ class WindowRun:
             self._tell_brake(index)
 
     def _tell_brake(self, index: int) -> None:
-        brake, messages = self.context.brake, self.messages
-        if brake is not None:
-            cause = self.causes.get(index)
+        cause, messages = self.causes.get(index), self.messages
+        if (brake := self.context.brake) is not None:
             brake.ended(self.partition, messages[index].offset, cause, is_alone=len(messages) == 1)
 
     def _make_group(self, index: int) -> MessageGroup:
@@ -373,8 +374,7 @@ class WindowRun:
             self._release_window()
 
     def _end_window_hook(self, routed: list[Routed]) -> None:
-        brake = self.context.brake
-        if brake is not None:
+        if (brake := self.context.brake) is not None:
             brake.window_ended(self.partition, self.messages[0].offset)
         if routed and not self.partition.closed:
             origin = Origin(self.messages, None, hook="on_window_complete")
