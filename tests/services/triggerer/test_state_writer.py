@@ -71,10 +71,10 @@ def quick(line: Limited) -> StateWriter:
 
 async def test_a_chunk_that_takes_too_long_is_halved_until_it_does_not(line: Limited, database: Database) -> None:
     tokens, line.limit = await running(database, 100), 30
-    marks = quick(line)
+    writer = quick(line)
     for number, token in tokens.items():
-        marks.put(StateChange(number, token, TriggerState.FINISHED))
-    await marks.settled()
+        writer.put(StateChange(number, token, TriggerState.FINISHED))
+    await writer.settled()
 
     assert line.sizes[:3] == [100, 50, 25]
     assert await states(line, 100) == {TriggerState.FINISHED}
@@ -82,10 +82,10 @@ async def test_a_chunk_that_takes_too_long_is_halved_until_it_does_not(line: Lim
 
 async def test_after_an_outage_chunks_grow_again(line: Limited, database: Database) -> None:
     tokens, line.failures = await running(database, 300), 20
-    marks = quick(line)
+    writer = quick(line)
     for number, token in tokens.items():
-        marks.put(StateChange(number, token, TriggerState.FINISHED))
-    await marks.settled()
+        writer.put(StateChange(number, token, TriggerState.FINISHED))
+    await writer.settled()
 
     assert line.sizes[20:25] == [1, 2, 4, 8, 16]
     assert await states(line, 300) == {TriggerState.FINISHED}
@@ -94,10 +94,10 @@ async def test_after_an_outage_chunks_grow_again(line: Limited, database: Databa
 async def test_a_report_that_is_refused_keeps_no_other_from_being_written(line: Limited, database: Database) -> None:
     tokens, line.refuses = await running(database, 20), "bad"
     [unlucky, *others] = tokens
-    marks = quick(line)
+    writer = quick(line)
     for number, token in tokens.items():
-        marks.put(StateChange(number, token, TriggerState.FAILED, None, "bad" if number == unlucky else "good"))
-    await marks.settled()
+        writer.put(StateChange(number, token, TriggerState.FAILED, None, "bad" if number == unlucky else "good"))
+    await writer.settled()
 
     records = await line.read(lambda c: find_triggers(c, [f"t{n}" for n in range(20)]))
     assert {record.id for record in records if record.error == "good"} == set(others)
@@ -106,13 +106,13 @@ async def test_a_report_that_is_refused_keeps_no_other_from_being_written(line: 
 
 async def test_the_last_report_of_a_trigger_counts(line: Limited, database: Database) -> None:
     tokens = await running(database, 3)
-    marks = quick(line)
+    writer = quick(line)
     for state in (TriggerState.FINISHED, TriggerState.FAILED, TriggerState.RUNNING, TriggerState.CANCELLED):
         for number, token in tokens.items():
-            marks.put(StateChange(number, token, state))
+            writer.put(StateChange(number, token, state))
     for number, token in tokens.items():
-        marks.put(StateChange(number, token - 1, TriggerState.FINISHED))
-    await marks.settled()
+        writer.put(StateChange(number, token - 1, TriggerState.FINISHED))
+    await writer.settled()
 
     assert await states(line, 3) == {TriggerState.CANCELLED}
     assert len(line.sizes) == 1

@@ -103,13 +103,9 @@ class TriggerHost:
         stall_seconds = min(STALL_SECONDS, settings.shared_stream_ack_timeout / 4)
         self.events = EventStore(database, self._on_standing, CommitLimits(stall_seconds=stall_seconds))
         self._states = StateWriter(database)
+        report, is_stopping = self._states.put, lambda: self.stopping
         self._services = RunServices(
-            self.manager,
-            self.events,
-            lambda: self.stopping,
-            self._note_fenced,
-            self._states.put,
-            self._keep_serialized,
+            self.manager, self.events, is_stopping, self._note_fenced, report, self._keep_serialized
         )
         self._runs: dict[str, TriggerRun] = {}
         #: Whether the store has reported that another process owns triggers of this host.
@@ -208,9 +204,8 @@ class TriggerHost:
     async def _reload(self, specs: Sequence[TriggerSpec]) -> Changes:
         listed = {spec.name: spec for spec in specs}
         changes = compare_lists(self._known, listed)
-        await self._admission.reserve(
-            *([listed[name] for name in names] for names in (changes.started, changes.replaced))
-        )
+        new, replaced = ([listed[name] for name in names] for names in (changes.started, changes.replaced))
+        await self._admission.reserve(new, replaced)
         ended = [*changes.removed, *changes.replaced]
         ending = [run for name in ended if (run := self._runs.get(name)) is not None]
         await self._end(ending, listed)
