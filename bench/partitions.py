@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from bench.harness import report
 
-from tidemill.cli.status import status_text
+from tidemill.cli.status import format_status
 from tidemill.config.settings import Settings
 from tidemill.pipeline.delivery.outbox import Outbox
 from tidemill.pipeline.engine import Engine
@@ -26,7 +26,7 @@ from tidemill.runtime.identity import Identity
 from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.progress import EngineProgress
 from tidemill.spark.progress import EngineStatus, PartitionSums, sum_progress
-from tidemill.testing.run import scripted_sinks
+from tidemill.testing.run import build_scripted_sinks
 from tidemill.testing.scripted import ScriptedDeadLetters, ScriptedSource
 
 MESSAGES = 2_000
@@ -69,7 +69,7 @@ async def measure(partitions: int) -> None:
         handler,
         Identity("bench", 0, "bench", "g", 1),
         source,
-        Outbox(scripted_sinks(settings), letters, handler.on_delivery_error, settings.delivery),
+        Outbox(build_scripted_sinks(settings), letters, handler.on_delivery_error, settings.delivery),
         letters,
         build_executor(settings.executor, "bench"),
     )
@@ -108,7 +108,7 @@ async def measure(partitions: int) -> None:
     def show_status() -> str:
         """Say how two engines stand, of which one has committed something."""
         halves[0].committed = dict(halves[0].committed)
-        return status_text(sum_progress((), halves, statuses, sums), 0.0)
+        return format_status(sum_progress((), halves, statuses, sums), 0.0)
 
     status = seconds_each(show_status, 200)
     report(

@@ -214,7 +214,7 @@ async def host_of(database: Database) -> TriggerHost:
     ownership = Ownership(database, "bench")
     await ownership.acquire()
     host = TriggerHost(database, TriggererSettings(), ownership)
-    ownership.attend(lambda: host.tokens, host.hand_over)
+    ownership.compare_tokens(lambda: host.tokens, host.hand_over)
     OWNED[host] = ownership
     return host
 

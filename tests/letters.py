@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tidemill.deadletters.files import LetterFile, LettersPlace, row_of
-from tidemill.deadletters.letter import Letter, LetterKind, letter_sources
+from tidemill.deadletters.files import LetterFile, LettersPlace, make_row
+from tidemill.deadletters.letter import Letter, LetterKind, describe_sources
 from tidemill.runtime.messages import SourceMessage
 
 
 def letter(offset: int, **fields: Any) -> Letter:
     """Return a letter about a message."""
     message = SourceMessage(fields.pop("topic", "orders"), 0, offset, b"key-%d" % (offset % 3), b"value-%d" % offset)
-    given: dict[str, Any] = {"kind": LetterKind.TASK, "error": "exit code 1", "sources": letter_sources([message])}
+    given: dict[str, Any] = {"kind": LetterKind.TASK, "error": "exit code 1", "sources": describe_sources([message])}
     return Letter(**{**given, **fields})
 
 
@@ -22,5 +22,5 @@ def write(folder: Path, *groups: list[Letter], run: str = "r1", part: str = "par
     place = LettersPlace(str(folder), run, str(folder / "gone"), "id")
     file = LetterFile(place, 0, f"engine-of-{run}-{part}")
     for letters in groups:
-        file.write([row_of(each) for each in letters])
+        file.write([make_row(each) for each in letters])
     return folder / file.publish(part)

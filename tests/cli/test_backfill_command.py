@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tidemill.cli.backfill import progress_bar, summary
+from tidemill.cli.backfill import show_progress, summarize
 from tidemill.runtime.link_messages import Hello
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
 from tidemill.spark.bounded.run import BoundedProgress, BoundedRun
@@ -90,7 +90,7 @@ def test_a_bar_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> N
         (io.StringIO(), False, False),
     ):
         monkeypatch.setattr(sys, "stderr", stream)
-        with progress_bar(lambda: progress, plain=plain):
+        with show_progress(lambda: progress, plain=plain):
             deadline = time.monotonic() + (10 if expected else 0)
             while "250/1000" not in stream.getvalue() and time.monotonic() < deadline:
                 time.sleep(0.02)
@@ -100,5 +100,5 @@ def test_a_bar_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_summary_names_a_gap_only_if_there_is_one() -> None:
     progress = BoundedProgress(messages_done=1_500, dead_lettered=2)
-    assert summary(progress, 0) == "1,500 messages done, 2 dead letters"
-    assert summary(progress, 7).endswith(", 7 offsets were deleted by the broker before they could be read")
+    assert summarize(progress, 0) == "1,500 messages done, 2 dead letters"
+    assert summarize(progress, 7).endswith(", 7 offsets were deleted by the broker before they could be read")

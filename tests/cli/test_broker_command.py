@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.cli.broker import parsed_topic
+from tidemill.cli.broker import parse_topic
 from tidemill.core.errors import ConfigError
 from tidemill.runtime.exitcode import ExitCode
 
@@ -21,19 +21,19 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def test_topics_are_written_with_their_partitions() -> None:
-    assert parsed_topic("orders:4") == ("orders", 4)
-    assert parsed_topic("orders") == ("orders", 1)
+    assert parse_topic("orders:4") == ("orders", 4)
+    assert parse_topic("orders") == ("orders", 1)
 
 
 @pytest.mark.parametrize("text", ["orders:x", "orders:0", ":4", "a b:1", "orders:-1"])
 def test_other_topics_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--topic"):
-        parsed_topic(text)
+        parse_topic(text)
 
 
 def test_a_wrong_number_of_partitions_is_said_in_words() -> None:
-    with pytest.raises(ConfigError, match=r"--topic orders:x: 'x' is no number; write NAME:PARTITIONS"):
-        parsed_topic("orders:x")
+    with pytest.raises(ConfigError, match=r"--topic orders:x: 'x' is not a number; write NAME:PARTITIONS"):
+        parse_topic("orders:x")
 
 
 def test_a_wrong_topic_is_refused_before_anything_starts(tidemill: Run) -> None:

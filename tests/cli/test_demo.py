@@ -15,19 +15,19 @@ from threading import Thread
 
 import pytest
 
-from tidemill.cli.demo import PARTITIONS, feed, own_folder
+from tidemill.cli.demo import PARTITIONS, fill_topic, open_folder
 from tidemill.core.errors import ConfigError
 from tidemill.runtime.broker import EmbeddedBroker
 from tidemill.testing.kafka import consume, unique_name
 
 
 def test_what_an_earlier_run_left_is_replaced_and_other_files_stay(tmp_path: Path) -> None:
-    with own_folder(tmp_path / "demo") as folder:
+    with open_folder(tmp_path / "demo") as folder:
         (folder / "output").mkdir()
         (folder / "output" / "messages.jsonl").write_text("old")
         (folder / "tidemill.yaml").write_text("old")
         (folder / "notes.txt").write_text("mine")
-    with own_folder(tmp_path / "demo") as folder:
+    with open_folder(tmp_path / "demo") as folder:
         assert not (folder / "output").exists()
         assert not (folder / "tidemill.yaml").exists()
         assert (folder / "notes.txt").read_text() == "mine"
@@ -35,19 +35,19 @@ def test_what_an_earlier_run_left_is_replaced_and_other_files_stay(tmp_path: Pat
 
 def test_a_folder_with_other_things_in_it_is_refused(tmp_path: Path) -> None:
     (tmp_path / "output").mkdir()
-    with pytest.raises(ConfigError, match=r"files that are not of a demo.*--dir"), own_folder(tmp_path):
+    with pytest.raises(ConfigError, match=r"files that are not of a demo.*--dir"), open_folder(tmp_path):
         pass
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="is not a folder"), own_folder(tmp_path / "file"):
+    with pytest.raises(ConfigError, match="is not a folder"), open_folder(tmp_path / "file"):
         pass
     assert (tmp_path / "output").exists()
 
 
 def test_two_demos_at_once_need_two_folders(tmp_path: Path) -> None:
     with (
-        own_folder(tmp_path / "demo"),
+        open_folder(tmp_path / "demo"),
         pytest.raises(ConfigError, match="A demo is running"),
-        own_folder(tmp_path / "demo"),
+        open_folder(tmp_path / "demo"),
     ):
         pass
 
@@ -56,7 +56,7 @@ def test_two_demos_at_once_need_two_folders(tmp_path: Path) -> None:
 def test_lines_are_fed_round_the_partitions_in_order(embedded_kafka: EmbeddedBroker) -> None:
     topic = embedded_kafka.create_topic(unique_name(), PARTITIONS)
     lines = [str(number).encode() for number in range(1000)]
-    feed(embedded_kafka.bootstrap, topic, lines)
+    fill_topic(embedded_kafka.bootstrap, topic, lines)
     for message in consume(embedded_kafka.bootstrap, topic, 1000):
         assert message.value() == lines[message.offset() * PARTITIONS + message.partition()]
 
@@ -111,7 +111,7 @@ def test_the_demo_ends_with_numbers_that_agree_with_the_input(tmp_path: Path) ->
 @pytest.mark.timeout(300)
 def test_with_keep_everything_runs_on_until_ctrl_c(tmp_path: Path) -> None:
     with demo(tmp_path / "demo", "--keep") as (process, lines):
-        output = read_until(lines, r"left running", 180)
+        output = read_until(lines, r"keeps running", 180)
         (address,) = re.findall(r"Kafka: +(127\.0\.0\.1:\d+)", output)
         assert len(consume(address, "access-log_dlq", 1)) == 1
         process.send_signal(signal.SIGINT)

@@ -19,13 +19,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tidemill.cli.dlq_options import parsed_target, parsed_time
+from tidemill.cli.dlq_options import parse_target, parse_time
 from tidemill.cli.dlq_view import plain
 from tidemill.cli.main import app
 from tidemill.core.deadletters.redrive import Target
 from tidemill.core.errors import ConfigError
-from tidemill.deadletters.letter import Letter, LetterKind, encode_letter, letter_sources
-from tidemill.deadletters.payloads import payload_json
+from tidemill.deadletters.letter import Letter, LetterKind, describe_sources, encode_letter
+from tidemill.deadletters.payloads import encode_payload
 from tidemill.runtime.broker import EmbeddedBroker, free_port
 from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.messages import SourceMessage
@@ -77,7 +77,7 @@ class Dlq:
         return SourceMessage(self.topic, 0, offset, key, value, (), 1_700_000_000_000)
 
     def letter(self, offset: int, **fields: Any) -> Letter:
-        sources = letter_sources([self.message(offset, b"value-%d" % offset, b"key-%d" % (offset % 3))])
+        sources = describe_sources([self.message(offset, b"value-%d" % offset, b"key-%d" % (offset % 3))])
         return Letter(**{"kind": LetterKind.TASK, "error": "exit code 1", "sources": sources, **fields})
 
     def sent(self, count: int) -> Counter[bytes]:
@@ -107,7 +107,7 @@ def days_ago(days: float) -> str:
 
 
 def mixed(dlq: Dlq) -> list[Letter]:
-    payload = payload_json(KafkaPayload("out", "k", {"total": 12, "note": "[bold]x[/bold]"}))
+    payload = encode_payload(KafkaPayload("out", "k", {"total": 12, "note": "[bold]x[/bold]"}))
     letters = [
         dlq.letter(
             0, timestamp=days_ago(3), stderr="line 1\nline \x1b[31m2\n", exit_code=3, task_id="t-0", args=["-v"]
@@ -256,8 +256,8 @@ def test_messages_that_a_letter_had_no_room_for_are_counted_and_named(dlq: Dlq) 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["list", "--kind", "tsk"], "there is no such kind; there is parse, tombstone"),
-        (["list", "--from", "yesterday"], "--from yesterday: this is no time; write 2026-05-01T12:00 (UTC), or 2h"),
+        (["list", "--kind", "tsk"], "there is no such kind; the kinds are parse, tombstone"),
+        (["list", "--from", "yesterday"], "--from yesterday: this is not a time; write 2026-05-01T12:00 (UTC), or 2h"),
         (["redrive", "--from", "2h"], "a redrive takes times with a date"),
         (["redrive", "--to", "no/topic"], "write source, sink or the name of a topic"),
         (["redrive", "--to", "nowhere"], "topic 'nowhere' does not exist"),
@@ -298,7 +298,7 @@ def test_ctrl_c_ends_after_what_is_in_hand_and_the_same_command_goes_on(dlq: Dlq
     finally:
         process.kill()
     assert process.returncode == 0, output
-    assert "records are left; the same command goes on with them" in output
+    assert "records are left; run the same command again to continue" in output
     left = int(re.findall(r"(\d+) records are left", output)[0])
     assert 0 < left < 60
     dlq("redrive")
@@ -359,20 +359,20 @@ def test_a_huge_topic_is_streamed(dlq: Dlq, long_run: bool) -> None:
 
 
 def test_times_are_utc_unless_they_say_otherwise() -> None:
-    assert parsed_time("--from", None) is None
-    assert parsed_time("--from", "1970-01-02") == 86_400
-    assert parsed_time("--from", "1970-01-01T01:00+01:00") == 0
-    assert parsed_time("--from", "2h") == pytest.approx(time.time() - 7_200, abs=5)
+    assert parse_time("--from", None) is None
+    assert parse_time("--from", "1970-01-02") == 86_400
+    assert parse_time("--from", "1970-01-01T01:00+01:00") == 0
+    assert parse_time("--from", "2h") == pytest.approx(time.time() - 7_200, abs=5)
     for text in ("", "2 parsecs", "2026-13-01"):
         with pytest.raises(ConfigError):
-            parsed_time("--from", text)
+            parse_time("--from", text)
 
 
 def test_a_topic_may_have_the_name_of_a_word() -> None:
-    assert parsed_target("source") == (Target.SOURCE, "")
-    assert parsed_target("sink") == (Target.SINK, "")
-    assert parsed_target("topic:sink") == (Target.TOPIC, "sink")
-    assert parsed_target("orders.v2") == (Target.TOPIC, "orders.v2")
+    assert parse_target("source") == (Target.SOURCE, "")
+    assert parse_target("sink") == (Target.SINK, "")
+    assert parse_target("topic:sink") == (Target.TOPIC, "sink")
+    assert parse_target("orders.v2") == (Target.TOPIC, "orders.v2")
 
 
 def test_text_from_outside_is_harmless_on_a_terminal() -> None:

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from tidemill.cli.main import app
 from tidemill.deadletters.letter import Letter, LetterKind
-from tidemill.deadletters.payloads import payload_json
+from tidemill.deadletters.payloads import encode_payload
 from tidemill.runtime.broker import free_port
 from tidemill.sinks.payloads import FilePayload
 
@@ -75,7 +75,7 @@ def dlq(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dlq:
 
 
 def delivery(number: int, **fields: Any) -> Letter:
-    payload = payload_json(FilePayload(path="out.jsonl", data={"n": number}))
+    payload = encode_payload(FilePayload(path="out.jsonl", data={"n": number}))
     sink = {"kind": LetterKind.DELIVERY, "sink_type": "filesystem", "sink_name": "out"}
     return letter(number, **{**sink, "original_payloads": [payload], **fields})
 

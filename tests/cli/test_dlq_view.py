@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from tidemill.cli.dlq import _table
-from tidemill.cli.dlq_view import letter_text, letters_table
-from tidemill.deadletters.letter import Letter, LetterKind, letter_sources
+from tidemill.cli.dlq import _print_table
+from tidemill.cli.dlq_view import build_table, describe_letter
+from tidemill.deadletters.letter import Letter, LetterKind, describe_sources
 from tidemill.deadletters.reader import Found
 from tidemill.deadletters.redrive.history import Redriven
 from tidemill.runtime.messages import SourceMessage
@@ -21,14 +21,14 @@ LETTER = Letter(
     error=WHY,
     sink_type="postgres",
     sink_name="the-database-of-all-orders",
-    sources=letter_sources([SourceMessage("orders", 3, 1_234_567, b"customer-17", b"v")]),
+    sources=describe_sources([SourceMessage("orders", 3, 1_234_567, b"customer-17", b"v")]),
 )
 FOUND = Found(0, 1, LETTER, "")
 
 
 def test_a_narrow_terminal_shows_ids_kinds_and_whole_errors() -> None:
     console = Console(file=io.StringIO(), width=80)
-    console.print(letters_table([(FOUND, [])], console.width))
+    console.print(build_table([(FOUND, [])], console.width))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert all(len(line) <= 80 for line in lines)
     first = lines[1].split()
@@ -41,18 +41,18 @@ def test_a_narrow_terminal_shows_ids_kinds_and_whole_errors() -> None:
 
 def test_the_commands_that_a_letter_proposes_name_the_configuration_that_was_named() -> None:
     command = f"tidemill dlq redrive 'my orders.yaml' --id {LETTER.letter_id}"
-    assert letter_text(FOUND, "my orders.yaml").splitlines()[-1] == f"process again:  {command}"
-    assert f"redrive --id {LETTER.letter_id}" in letter_text(FOUND)
+    assert describe_letter(FOUND, "my orders.yaml").splitlines()[-1] == f"process again:  {command}"
+    assert f"redrive --id {LETTER.letter_id}" in describe_letter(FOUND)
 
 
 def test_a_letter_that_was_sent_again_says_so_and_proposes_what_works() -> None:
     often = Found(0, 1, msgspec.structs.replace(LETTER, redrives=3), "")
     sent = [Redriven(1_700_000_000, "source")]
-    lines = letter_text(often, sent=sent, max_redrives=3).splitlines()
+    lines = describe_letter(often, sent=sent, max_redrives=3).splitlines()
     assert "redriven    2023-11-14 22:13:20 UTC to source" in lines
     assert lines[-1].endswith(f"redrive --id {LETTER.letter_id} --restart --max-redrives 4")
     console = Console(file=io.StringIO(), width=80)
-    console.print(letters_table([(often, sent), (FOUND, [])], console.width))
+    console.print(build_table([(often, sent), (FOUND, [])], console.width))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert all(len(line) <= 80 for line in text.splitlines())
     assert "REDRIVEN" in text
@@ -64,7 +64,7 @@ def test_what_goes_to_a_file_or_a_program_is_not_cut(
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     sent = [Redriven(1_700_000_000, "source"), Redriven(1_700_000_100, "other")]
-    _table(iter([FOUND]), lambda page, width: letters_table([(each, sent) for each in page], width))
+    _print_table(iter([FOUND]), lambda page, width: build_table([(each, sent) for each in page], width))
     (_, line) = capsys.readouterr().out.splitlines()
     for part in (
         WHY,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tidemill.cli.checks import check_letter_folder, check_program, checked
+from tidemill.cli.checks import check_letter_folder, check_program, run_check
 from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.exitcode import ExitCode
@@ -53,9 +53,9 @@ def test_everything_well_is_said_part_by_part(tidemill: Run, tmp_path: Path, emb
     assert "worker name: w1 (from WORKER_ID)" in text
     assert f"Kafka: {embedded_kafka.bootstrap} answers" in text
     assert f"source topic: topic {source}, 3 partitions" in text
-    assert f"dead letters: topic {source}_dlq, will be made at the start" in text
+    assert f"dead letters: topic {source}_dlq, will be created at the start" in text
     assert f"sinks.kafka.out: topic {results}, 1 partition" in text
-    assert f"sinks.filesystem.files: {tmp_path / 'out'}, will be made at the start" in text
+    assert f"sinks.filesystem.files: {tmp_path / 'out'}, will be created at the start" in text
     assert "handler handlers_for_doctor:Good" in text
     assert not (tmp_path / "out").exists()
 
@@ -81,7 +81,7 @@ def test_what_is_missing_says_what_to_do(tidemill: Run, tmp_path: Path, embedded
     assert "TO DO  sinks.filesystem.files: " in text
     assert "TO DO  handler handlers_for_doctor:Unpicklable" in text
     assert "on_ready" in text
-    assert "5 things are to be done" in done.stderr
+    assert "5 things to do" in done.stderr
 
 
 def test_a_broker_that_does_not_answer_is_given_up_on_in_time(tidemill: Run, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_a_pipeline_without_sinks_is_told_so(tidemill: Run) -> None:
 
     assert "TO DO  sinks: none is configured" in done.stdout
     assert "TO DO  Kafka: no answer from 127.0.0.1:1" in done.stdout
-    assert "TO DO  source topic: not known, because 127.0.0.1:1 could not be asked" in done.stdout
+    assert "TO DO  source topic: not known, because 127.0.0.1:1 did not answer" in done.stdout
     assert "defaults and environment" in done.stdout
 
 
@@ -180,7 +180,7 @@ def test_a_check_that_hangs_is_left_behind() -> None:
         return "never"
 
     started = time.monotonic()
-    finding = checked("slow", hang, seconds=0.1)
+    finding = run_check("slow", hang, seconds=0.1)
 
     assert time.monotonic() - started < 5
     assert isinstance(finding.problem, RemoteError)
@@ -191,7 +191,7 @@ def test_a_check_that_fails_itself_is_a_finding_without_secrets() -> None:
     def fail() -> str:
         raise ValueError("password=hunter2")
 
-    finding = checked("odd", fail)
+    finding = run_check("odd", fail)
 
     assert finding.problem is not None
     assert "ValueError" in finding.text
@@ -201,7 +201,7 @@ def test_a_check_that_fails_itself_is_a_finding_without_secrets() -> None:
 def test_the_folder_for_dead_letters_is_looked_at(tmp_path: Path) -> None:
     assert (
         check_letter_folder(str(tmp_path / "new"))
-        == f"{tmp_path / 'new'}, will be made at the start (bounded runs only)"
+        == f"{tmp_path / 'new'}, will be created at the start (bounded runs only)"
     )
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"is not a folder; remove it or change dlq\.path"):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.cli.test_run import MAIN, env, project, running, send, wait_until  # noqa: F401  # two are fixtures
 
-from tidemill.cli.release import told
+from tidemill.cli.release import describe_release
 from tidemill.runtime.exitcode import ExitCode
 from tidemill.testing.kafka import committed_offsets, consume
 
@@ -89,6 +89,8 @@ def test_an_answer_is_told_in_a_line() -> None:
     about = {"worker": "w", "pid": 7}
     engines = [{"slot": 0, "held": 1}, {"slot": 3, "held": 1200}]
     both = "engine 0: 1 held message is dead-lettered; engine 3: 1,200 held messages are dead-lettered"
-    assert told({**about, "engines": engines}) == f"worker w (process 7): {both}"
-    assert told({**about, "engines": []}) == "worker w (process 7): no brake is on, nothing is held"
-    assert told({**about, "error": "this version does not know 'release'"}).endswith("does not know 'release'")
+    assert describe_release({**about, "engines": engines}) == f"worker w (process 7): {both}"
+    assert describe_release({**about, "engines": []}) == "worker w (process 7): no brake is on, nothing is held"
+    assert describe_release({**about, "error": "this version does not know 'release'"}).endswith(
+        "does not know 'release'"
+    )

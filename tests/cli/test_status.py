@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tidemill.cli.status import Rate, live_status, status_text
+from tidemill.cli.status import Rate, format_status, live_status
 from tidemill.runtime.progress import EngineProgress
 from tidemill.spark.progress import EngineStatus, PipelineProgress, sum_progress
 
@@ -21,7 +21,7 @@ def pipeline(*engines: EngineProgress) -> PipelineProgress:
 
 
 def test_before_the_first_engine_it_says_what_is_waited_for() -> None:
-    assert status_text(sum_progress((), (), [EngineStatus(0, "starting")]), 0.0) == "starting Spark and the engines"
+    assert format_status(sum_progress((), (), [EngineStatus(0, "starting")]), 0.0) == "starting Spark and the engines"
 
 
 def test_engines_are_summed_up() -> None:
@@ -39,23 +39,23 @@ def test_engines_are_summed_up() -> None:
         ),
     )
 
-    assert status_text(progress, 99.6) == (
+    assert format_status(progress, 99.6) == (
         "2 of 2 engines, 3 partitions | 1,234 messages done, 100/s | tasks: 7 running, 7 queued, 2 failed | "
         "lag 5 (2 of 3 partitions not known yet), 1,012 in flight | 2 dead letters | 1 dead letter DROPPED"
     )
 
 
 def test_a_lag_that_is_not_known_yet_is_said_to_be_that() -> None:
-    assert "| lag not known yet, 3 in flight" in status_text(
+    assert "| lag not known yet, 3 in flight" in format_status(
         pipeline(EngineProgress(partitions=["t/0"], in_flight=3)), 0.0
     )
-    assert "| lag 7, 0 in flight" in status_text(pipeline(EngineProgress(partitions=["t/0"], lag={"t/0": 7})), 0.0)
+    assert "| lag 7, 0 in flight" in format_status(pipeline(EngineProgress(partitions=["t/0"], lag={"t/0": 7})), 0.0)
 
 
 def test_what_is_waited_for_is_said() -> None:
     stalled = {"kafka": "no broker answers"}
 
-    text = status_text(pipeline(EngineProgress(stalled=stalled), EngineProgress(stalled=stalled)), 0.0)
+    text = format_status(pipeline(EngineProgress(stalled=stalled), EngineProgress(stalled=stalled)), 0.0)
 
     assert text.count("waiting for kafka: no broker answers") == 1
 

@@ -135,7 +135,7 @@ def test_an_unknown_trigger_is_said_to_be_unknown(site):
     site.host().wait(30)
     done = site.ask("events", "spec.yaml", "--trigger", "fire")
     assert done.returncode == ExitCode.CONFIG
-    assert "knows no trigger 'fire'" in done.stderr
+    assert "has no trigger 'fire'" in done.stderr
 
 
 def test_a_table_has_one_line_of_plain_text_for_each_row_and_stops_when_nobody_reads_on(site):

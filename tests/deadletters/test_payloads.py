@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.deadletters.payloads import PayloadLostError, payload_json, restored_fields, without_body
+from tidemill.deadletters.payloads import PayloadLostError, drop_body, encode_payload, restore_fields
 from tidemill.sinks.base import to_json
 from tidemill.sinks.payloads import CustomPayload, FilePayload, KafkaPayload, PostgresPayload
 
@@ -57,7 +57,7 @@ JSON = st.recursive(
 
 @given(st.none() | st.binary() | st.text(), JSON | st.binary())
 def test_what_a_kafka_sink_gets_is_the_same_again(key: Any, data: Any) -> None:
-    fields = restored_fields(payload_json(KafkaPayload("out", key, data)), typed=False)
+    fields = restore_fields(encode_payload(KafkaPayload("out", key, data)), typed=False)
     again = KafkaPayload(**fields)
     assert (again.sink, again.key) == ("out", key)
     assert to_json(again.data) == to_json(data)
@@ -65,47 +65,47 @@ def test_what_a_kafka_sink_gets_is_the_same_again(key: Any, data: Any) -> None:
 
 @pytest.mark.parametrize("data", [{"text": "x"}, {"base64": "eA=="}, {"length": 1, "sha256": "y"}])
 def test_data_that_looks_like_bytes_of_a_letter_stays_data(data: dict[str, Any]) -> None:
-    assert restored_fields(payload_json(KafkaPayload("s", None, data)), typed=False)["data"] == data
+    assert restore_fields(encode_payload(KafkaPayload("s", None, data)), typed=False)["data"] == data
 
 
 def test_times_decimals_and_bytes_come_back_as_such_where_they_are_wanted() -> None:
-    text = payload_json(FilePayload("s", "p", TYPED))
+    text = encode_payload(FilePayload("s", "p", TYPED))
     assert json.loads(text)["data"]["amount"] == "1.10", "people read JSON"
-    again = restored_fields(text, typed=True)["data"]
+    again = restore_fields(text, typed=True)["data"]
     assert again == {**TYPED, "in": [{"a/b~c": AT}, [1, AT]]}
-    as_json = restored_fields(text, typed=False)["data"]
+    as_json = restore_fields(text, typed=False)["data"]
     assert to_json(as_json) == to_json(TYPED)
 
 
 def test_a_value_that_is_typed_itself_comes_back() -> None:
-    assert restored_fields(payload_json(FilePayload("s", "p", AT)), typed=True)["data"] == AT
+    assert restore_fields(encode_payload(FilePayload("s", "p", AT)), typed=True)["data"] == AT
 
 
 def test_a_model_comes_back_as_its_dump() -> None:
     row = Row(at=AT, amount=decimal.Decimal("2"), inner=[Row(at=AT, amount=decimal.Decimal("3"))])
-    text = payload_json(FilePayload("s", "p", row))
-    assert restored_fields(text, typed=True)["data"] == row.model_dump()
-    assert restored_fields(text, typed=False)["data"] == row.model_dump(mode="json")
+    text = encode_payload(FilePayload("s", "p", row))
+    assert restore_fields(text, typed=True)["data"] == row.model_dump()
+    assert restore_fields(text, typed=False)["data"] == row.model_dump(mode="json")
 
 
 @pytest.mark.parametrize("data", [object(), {"x": object()}, "lone \udcff", [{1, object()}]])
 def test_what_is_only_shown_is_never_sent(data: Any) -> None:
     with pytest.raises(PayloadLostError, match="data has no JSON form"):
-        restored_fields(payload_json(KafkaPayload("s", None, data)), typed=False)
+        restore_fields(encode_payload(KafkaPayload("s", None, data)), typed=False)
 
 
 @pytest.mark.parametrize("data", [b"\xff" * 1000, b"x" * 1000, {"n": ["x" * 1000], "at": AT}])
 def test_what_was_dropped_for_its_size_is_lost(data: Any) -> None:
-    small = without_body(payload_json(KafkaPayload("s", b"k", data)))
+    small = drop_body(encode_payload(KafkaPayload("s", b"k", data)))
     assert len(small) < 300
-    assert without_body(small) == small
+    assert drop_body(small) == small
     with pytest.raises(PayloadLostError, match=r"its data of 10\d\d bytes was too large for the letter"):
-        restored_fields(small, typed=True)
+        restore_fields(small, typed=True)
 
 
 def test_types_of_small_fields_stay_when_a_large_one_goes() -> None:
     payload = msgspec.defstruct("Payload", ["data", "where"])(data="x" * 1000, where={"at": AT, "text": "t"})
-    kept = json.loads(without_body(payload_json(payload)))
+    kept = json.loads(drop_body(encode_payload(payload)))
     assert kept["_types"] == {"where/at": "datetime"}
     assert set(kept) == {"data", "where", "_types"}
 
@@ -117,7 +117,7 @@ def test_types_of_small_fields_stay_when_a_large_one_goes() -> None:
 )  # fmt: skip
 def test_what_is_no_payload_says_so(text: str) -> None:
     with pytest.raises(PayloadLostError):
-        restored_fields(text, typed=True)
+        restore_fields(text, typed=True)
 
 
 @given(
@@ -130,7 +130,7 @@ def test_headers_partition_and_timestamp_of_a_record_come_back_as_they_were(
     headers: Any, partition: int | None, timestamp: Any
 ) -> None:
     payload = KafkaPayload("out", "k", {"at": AT}, headers, partition, timestamp)
-    again = KafkaPayload(**restored_fields(payload_json(payload), typed=False))
+    again = KafkaPayload(**restore_fields(encode_payload(payload), typed=False))
     pairs = list(headers.items()) if isinstance(headers, dict) else headers
     found = list(again.headers.items()) if isinstance(again.headers, dict) else [tuple(pair) for pair in again.headers]
     assert (found, again.partition, again.timestamp) == (pairs, partition, timestamp)
@@ -145,14 +145,14 @@ class OwnPayload(CustomPayload, frozen=True, omit_defaults=True):
 
 def test_a_letter_about_a_payload_of_another_package_has_all_its_fields() -> None:
     payload = OwnPayload(type="s3", data=1)
-    assert OwnPayload(**restored_fields(payload_json(payload), typed=True)) == payload
-    assert json.loads(payload_json(payload))["extra"] == 7
+    assert OwnPayload(**restore_fields(encode_payload(payload), typed=True)) == payload
+    assert json.loads(encode_payload(payload))["extra"] == 7
 
 
 def test_a_letter_leaves_out_what_was_left_at_its_default() -> None:
-    assert json.loads(payload_json(KafkaPayload("s", None, 1))) == {"sink": "s", "key": None, "data": 1}
-    assert json.loads(payload_json(KafkaPayload("s", None, 1, partition=0)))["partition"] == 0
-    statement = json.loads(payload_json(PostgresPayload(statement="count", data={"n": 1})))
+    assert json.loads(encode_payload(KafkaPayload("s", None, 1))) == {"sink": "s", "key": None, "data": 1}
+    assert json.loads(encode_payload(KafkaPayload("s", None, 1, partition=0)))["partition"] == 0
+    statement = json.loads(encode_payload(PostgresPayload(statement="count", data={"n": 1})))
     assert statement == {"sink": "", "data": {"n": 1}, "statement": "count"}
     change = PostgresPayload(table="t", op="delete", where={"at": AT, "id": uuid.UUID(int=7), "gone": None})
-    assert PostgresPayload(**restored_fields(payload_json(change), typed=True)) == change
+    assert PostgresPayload(**restore_fields(encode_payload(change), typed=True)) == change

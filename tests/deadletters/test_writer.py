@@ -19,8 +19,15 @@ from tests.until import until
 from tidemill.config.settings import Settings
 from tidemill.core.errors import RemoteError
 from tidemill.core.retry import Backoff
-from tidemill.deadletters.letter import Letter, LetterKind, decode_letter, encode_letter, letter_sources, stderr_tail
-from tidemill.deadletters.payloads import Blob, payload_json
+from tidemill.deadletters.letter import (
+    Letter,
+    LetterKind,
+    decode_letter,
+    describe_sources,
+    encode_letter,
+    truncate_stderr,
+)
+from tidemill.deadletters.payloads import Blob, encode_payload
 from tidemill.deadletters.writer import KafkaDeadLetters
 from tidemill.runtime.broker import EmbeddedBroker, free_port
 from tidemill.runtime.messages import SourceMessage
@@ -37,7 +44,7 @@ def message(value: bytes | None = b'{"n":1}', offset: int = 7, **fields: Any) ->
 
 
 def test_a_letter_says_everything_and_can_be_read_back() -> None:
-    sources = letter_sources([message(headers=(("h", b"v"), ("none", None)), timestamp=1_700_000_000_000)])
+    sources = describe_sources([message(headers=(("h", b"v"), ("none", None)), timestamp=1_700_000_000_000)])
     letter = Letter(
         kind=LetterKind.TASK,
         error="exit code 1",
@@ -75,14 +82,14 @@ def test_letters_have_ids_of_their_own() -> None:
 
 def test_binary_keys_values_and_headers_are_base64() -> None:
     raw = b"\xff\x00\xfe"
-    (source,) = letter_sources([message(raw, key=raw, headers=(("h", raw),))])
+    (source,) = describe_sources([message(raw, key=raw, headers=(("h", raw),))])
     expected = Blob(base64=base64.b64encode(raw).decode())
     assert (source.key, source.value, source.headers) == (expected, expected, [("h", expected)])
     assert json.loads(msgspec.json.encode(source))["value"] == {"base64": "/wD+"}
 
 
 def test_a_tombstone_has_no_value() -> None:
-    (source,) = letter_sources([message(None, key=None)])
+    (source,) = describe_sources([message(None, key=None)])
     assert (source.key, source.value) == (None, None)
 
 
@@ -102,7 +109,7 @@ def test_a_tombstone_has_no_value() -> None:
     ],
 )
 def test_a_payload_is_kept_whole(payload: Any, expected: Any) -> None:
-    assert json.loads(payload_json(payload)) == expected
+    assert json.loads(encode_payload(payload)) == expected
 
 
 class Awkward:
@@ -116,7 +123,7 @@ def test_data_that_has_no_json_form_is_kept_as_well_as_can_be(data: Any) -> None
         kind=LetterKind.DELIVERY,
         error="\udcff",
         args=["\udc80"],
-        original_payloads=[payload_json(KafkaPayload(data=data))],
+        original_payloads=[encode_payload(KafkaPayload(data=data))],
     )
     fields = json.loads(encode_letter(letter))
     assert "data" in json.loads(fields["original_payloads"][0])
@@ -124,9 +131,9 @@ def test_data_that_has_no_json_form_is_kept_as_well_as_can_be(data: Any) -> None
 
 
 def test_only_the_end_of_stderr_is_kept() -> None:
-    assert stderr_tail("a" + "b" * 4096) == "b" * 4096
-    assert stderr_tail(b"x\xff") == "x\ufffd"
-    assert len(stderr_tail("\u00e9" * 4000).encode()) <= 4096
+    assert truncate_stderr("a" + "b" * 4096) == "b" * 4096
+    assert truncate_stderr(b"x\xff") == "x\ufffd"
+    assert len(truncate_stderr("\u00e9" * 4000).encode()) <= 4096
 
 
 def large_letter(sources: int = 3, size: int = 50_000) -> Letter:
@@ -135,12 +142,12 @@ def large_letter(sources: int = 3, size: int = 50_000) -> Letter:
         kind=LetterKind.OVERSIZE,
         error="too large",
         original_payloads=[
-            payload_json(KafkaPayload("s", "k", "d" * size)),
-            payload_json(KafkaPayload("s", "k", value)),
+            encode_payload(KafkaPayload("s", "k", "d" * size)),
+            encode_payload(KafkaPayload("s", "k", value)),
         ],
         args=["a" * 1000],
         stderr="e" * 4096,
-        sources=letter_sources([message(value, offset) for offset in range(sources)]),
+        sources=describe_sources([message(value, offset) for offset in range(sources)]),
     )
 
 
@@ -166,8 +173,8 @@ def test_a_binary_body_is_measured_as_the_bytes_that_it_was() -> None:
     letter = Letter(
         kind=LetterKind.PARSE,
         error="e",
-        original_payloads=[payload_json(KafkaPayload("s", None, raw))],
-        sources=letter_sources([message(raw, key=b"\xff")]),
+        original_payloads=[encode_payload(KafkaPayload("s", None, raw))],
+        sources=describe_sources([message(raw, key=b"\xff")]),
     )
     shrunk = decode_letter(encode_letter(letter, 1000))
     expected = Blob(length=1000, sha256=hashlib.sha256(raw).hexdigest())
@@ -213,7 +220,7 @@ async def test_the_topic_is_created_once_and_letters_are_confirmed(embedded_kafk
     settings = settings_for(embedded_kafka.bootstrap)
     engines = [KafkaDeadLetters(settings) for _ in range(3)]
     await asyncio.gather(*(letters.open() for letters in engines))
-    letter = Letter(kind=LetterKind.PARSE, error="no JSON", sources=letter_sources([message(b"\xff")]))
+    letter = Letter(kind=LetterKind.PARSE, error="no JSON", sources=describe_sources([message(b"\xff")]))
     for letters in engines:
         await written(letters, letter)
         assert (letters.written, letters.stalled()) == (1, None)
@@ -229,7 +236,7 @@ async def test_a_letter_larger_than_the_topic_takes_is_shrunk_and_others_are_not
     topic = embedded_kafka.create_topic(unique_name("dlq"), config={"max.message.bytes": "10000"})
     letters = KafkaDeadLetters(settings_for(embedded_kafka.bootstrap, topic))
     await letters.open()
-    small = Letter(kind=LetterKind.HOOK, error="small", sources=letter_sources([message(b"x" * 5000)]))
+    small = Letter(kind=LetterKind.HOOK, error="small", sources=describe_sources([message(b"x" * 5000)]))
     await asyncio.gather(*(written(letters, letter) for letter in (small, large_letter(), small)))
     await letters.close()
     found = [decode_letter(each.value() or b"") for each in consume(embedded_kafka.bootstrap, topic, 3)]
@@ -247,7 +254,7 @@ async def test_a_limit_that_the_broker_only_tells_by_refusing_is_found(
     monkeypatch.setattr("tidemill.runtime.kafka_client.TopicAdmin.max_message_bytes", lambda self, topic: None)
     letters = KafkaDeadLetters(settings_for(embedded_kafka.bootstrap, topic), Backoff(0.01, 0.1))
     await letters.open()
-    small = Letter(kind=LetterKind.HOOK, error="small", sources=letter_sources([message(b"x" * 5000)]))
+    small = Letter(kind=LetterKind.HOOK, error="small", sources=describe_sources([message(b"x" * 5000)]))
     await asyncio.gather(*(written(letters, letter) for letter in (small, large_letter(), small)))
     assert letters.stalled() is None
     await letters.close()
@@ -318,7 +325,7 @@ async def test_on_demand_letters_that_are_not_taken_are_dropped_counted_and_logg
     await letters.open()
     await written(letters, Letter(kind=LetterKind.HOOK, error="first"))
     broker.kill()
-    lost = Letter(kind=LetterKind.HOOK, error="second", sources=letter_sources([message(b"secret body", 41)]))
+    lost = Letter(kind=LetterKind.HOOK, error="second", sources=describe_sources([message(b"secret body", 41)]))
     with structlog.testing.capture_logs() as logs:
         await written(letters, lost)
     assert (letters.written, letters.dropped, letters.stalled()) == (1, 1, None)

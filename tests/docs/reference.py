@@ -14,10 +14,10 @@ PAGE = ROOT / "docs/reference/configuration.md"
 
 HEAD = """# Configuration
 
-One YAML file (the argument, or what `TIDEMILL_CONFIG` names) with overrides from the environment:
-`TIDEMILL_KAFKA__BROKERS=host:9092` sets `kafka.brokers`. An unknown key is an error that names its place and the
-nearest known key. Secrets are masked wherever configuration is shown. `tidemill config show` prints what applies, with
-values.
+The configuration is one YAML file (the argument, or the one that `TIDEMILL_CONFIG` names), with overrides from the
+environment: `TIDEMILL_KAFKA__BROKERS=host:9092` sets `kafka.brokers`. An unknown key is an error that names its place
+and the nearest known key. Secrets are masked wherever configuration is shown. `tidemill config show` prints the
+effective values.
 
 ```yaml
 kafka:
@@ -34,7 +34,7 @@ sinks:
     log: {base_path: output}
 ```
 
-This page is written from the code: `python -m tests.docs.reference`.
+This page is generated from the code: `python -m tests.docs.reference`.
 """
 
 

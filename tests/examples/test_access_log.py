@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from tidemill.cli import demo_check
-from tidemill.cli.demo import example_folder
+from tidemill.cli.demo import find_example
 from tidemill.config.settings import Settings
 from tidemill.deadletters.letter import Letter, LetterKind, LetterSource
 from tidemill.pipeline.handler.models import ExecutorResult, ExecutorTask, MessageGroup, PendingContext
@@ -28,16 +28,16 @@ PARTITIONS = 4
 
 @pytest.fixture(scope="module")
 def example() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(example_folder()))
+    sys.path.insert(0, str(find_example()))
     import pipeline  # type: ignore[import-not-found]
 
     yield pipeline
-    sys.path.remove(str(example_folder()))
+    sys.path.remove(str(find_example()))
 
 
 @pytest.fixture(scope="module")
 def lines() -> list[bytes]:
-    return demo_check.read_lines(example_folder() / "access.log.gz")
+    return demo_check.read_lines(find_example() / "access.log.gz")
 
 
 def message(line: bytes, offset: int = 0, partition: int = 0) -> SourceMessage:
@@ -50,8 +50,8 @@ def run(task: ExecutorTask) -> ExecutorResult:
 
 
 def test_the_input_is_the_one_that_its_source_note_describes(lines: list[bytes]) -> None:
-    expected = demo_check.direct_count(lines, PARTITIONS)
-    totals = demo_check.totals_of_input(expected)
+    expected = demo_check.count_directly(lines, PARTITIONS)
+    totals = demo_check.add_up_input(expected)
     assert len(lines) == 10_000
     assert totals.lines == {200: 9125, 304: 445, 404: 213, 301: 164, 206: 45, 500: 3, 416: 2, 403: 2}
     assert totals.bytes.total() == 2_747_282_505
@@ -136,7 +136,7 @@ async def outputs_of(example: ModuleType, lines: list[bytes], window: int) -> de
 
 
 def expected_of(lines: list[bytes]) -> dict[demo_check.Position, demo_check.Line | None]:
-    return demo_check.direct_count(lines, PARTITIONS)
+    return demo_check.count_directly(lines, PARTITIONS)
 
 
 def letter(position: demo_check.Position) -> Letter:
@@ -197,14 +197,14 @@ def test_every_fault_is_found(lines: list[bytes], outputs: demo_check.Outputs) -
 
 
 def test_the_configuration_is_valid() -> None:
-    document = yaml.safe_load((example_folder() / "tidemill.yaml").read_text())
+    document = yaml.safe_load((find_example() / "tidemill.yaml").read_text())
     settings = Settings.model_validate(document)
     assert set(settings.sinks.kafka) == {"results"}
     assert set(settings.sinks.filesystem) == {"output"}
 
 
 def test_the_data_is_what_the_source_note_says_it_is() -> None:
-    folder = example_folder()
+    folder = find_example()
     with gzip.open(folder / "access.log.gz") as file:
         digest = hashlib.sha256(file.read()).hexdigest()
     assert digest in (folder / "SOURCE.md").read_text()

@@ -18,7 +18,7 @@ from tidemill.runtime.identity import Identity
 from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.progress import EngineSummary
 from tidemill.sources.base import TopicPartition
-from tidemill.testing.run import scripted_sinks
+from tidemill.testing.run import build_scripted_sinks
 from tidemill.testing.scripted import ScriptedDeadLetters, ScriptedSource
 
 P0: TopicPartition = ("t", 0)
@@ -49,7 +49,7 @@ class Rig:
     def __init__(self, handler: Handler[Any, Any], messages: list[SourceMessage], **config: Any) -> None:
         self.settings = Settings.model_validate(config)
         self.source = ScriptedSource(messages)
-        self.sinks = scripted_sinks(self.settings)
+        self.sinks = build_scripted_sinks(self.settings)
         self.letters = ScriptedDeadLetters()
         self.engine = Engine(
             self.settings,

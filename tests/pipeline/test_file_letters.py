@@ -18,7 +18,7 @@ from tests.until import until
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError
 from tidemill.core.ranges import OffsetRange, remaining
-from tidemill.deadletters.files import LettersPlace, with_outcomes_id
+from tidemill.deadletters.files import LettersPlace, ensure_outcomes_id
 from tidemill.deadletters.folder_reader import FolderReader
 from tidemill.deadletters.letter import Letter, decode_letter
 from tidemill.deadletters.reader import Found
@@ -46,7 +46,7 @@ class Run:
         self.run = run
         self.outcomes = folder / outcomes
         self.outcomes.mkdir(exist_ok=True)
-        self.outcomes_id = with_outcomes_id(self.outcomes, run)
+        self.outcomes_id = ensure_outcomes_id(self.outcomes, run)
         self.letters = folder / "letters"
         self.settings = bounded_settings(
             Settings.model_validate(

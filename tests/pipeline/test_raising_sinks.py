@@ -16,11 +16,11 @@ from tidemill.config.settings import Settings
 from tidemill.config.sink_settings import FilesystemSinkSettings, MongoSinkSettings, RedisSinkSettings
 from tidemill.core.deadletters.redrive import Why
 from tidemill.core.errors import RemoteError
-from tidemill.deadletters.letter import Letter, LetterKind, letter_sources
-from tidemill.deadletters.payloads import payload_json
+from tidemill.deadletters.letter import Letter, LetterKind, describe_sources
+from tidemill.deadletters.payloads import encode_payload
 from tidemill.deadletters.redrive import sinks as redrive_sinks
-from tidemill.deadletters.redrive.sinks import SinkTarget, payload_of
-from tidemill.deadletters.redrive.targets import Item
+from tidemill.deadletters.redrive.sinks import SinkTarget, restore_payload
+from tidemill.deadletters.redrive.targets import RedriveItem
 from tidemill.pipeline.delivery.outbox import Outbox
 from tidemill.pipeline.delivery.routing import Origin
 from tidemill.runtime.messages import SourceMessage
@@ -198,15 +198,15 @@ class Redrive:
         self.cursor = Cursor()
         self.target = SinkTarget(Settings.model_validate({}), self.cursor)  # type: ignore[arg-type]
 
-    def items(self, *payloads: CustomPayload) -> list[Item]:
+    def items(self, *payloads: CustomPayload) -> list[RedriveItem]:
         letters = [
             Letter(
                 kind=LetterKind.DELIVERY,
                 error="refused",
                 sink_type="writer",
                 sink_name="out",
-                original_payloads=[payload_json(payload)],
-                sources=letter_sources([SourceMessage("in", 0, n, b"k", b"v")]),
+                original_payloads=[encode_payload(payload)],
+                sources=describe_sources([SourceMessage("in", 0, n, b"k", b"v")]),
             )
             for n, payload in enumerate(payloads)
         ]
@@ -242,7 +242,7 @@ def test_a_redrive_to_a_sink_that_raises_at_everything_ends_and_blames_nobody(mo
     redrive = Redrive(sink, monkeypatch)
     items = redrive.items(*(of(n) for n in range(30)))
     sink.down = OSError("unreachable")
-    with pytest.raises(RemoteError, match=r"takes nothing now: OSError: unreachable; the same command goes on"):
+    with pytest.raises(RemoteError, match=r"accepts nothing now: OSError: unreachable; run the same command"):
         redrive.target.send(items, {0: 30})
     assert redrive.cursor.positions == []
     sink.down = None
@@ -257,7 +257,7 @@ def test_a_redrive_to_a_sink_that_fails_for_good_ends_at_once_and_blames_nobody(
     redrive = Redrive(sink, monkeypatch)
     items = redrive.items(*(of(n) for n in range(3)))
     sink.down = RemoteError("access denied", retryable=False)
-    with pytest.raises(RemoteError, match=r"writer.out: access denied; the same command goes on where this one ended"):
+    with pytest.raises(RemoteError, match=r"writer.out: access denied; run the same command again to continue"):
         redrive.target.send(items, {0: 3})
     assert (redrive.cursor.positions, sink.calls) == ([], 1)
     redrive.target.close()
@@ -312,6 +312,6 @@ def test_a_payload_of_a_letter_is_sent_as_it_would_have_been_at_first(payload: A
         error="refused",
         sink_type=sink.type,
         sink_name="out",
-        original_payloads=[payload_json(payload)],
+        original_payloads=[encode_payload(payload)],
     )
-    assert sink.encode(payload_of(letter, letter.original_payloads[0])) == sink.encode(payload)
+    assert sink.encode(restore_payload(letter, letter.original_payloads[0])) == sink.encode(payload)

@@ -14,7 +14,7 @@ from tidemill.deadletters.letter import LetterKind
 from tidemill.pipeline.checks import check_action, check_tasks
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ErrorAction, ExecutorTask, PrecomputedResult
-from tidemill.sinks.fields import check_choices, type_check
+from tidemill.sinks.fields import build_type_check, check_choices
 from tidemill.sinks.payloads import (
     CollectResult,
     CustomPayload,
@@ -197,7 +197,7 @@ async def test_an_async_generator_as_arrange_is_named_in_the_letter(rig) -> None
     ],
 )
 def test_a_field_of_a_payload_with_a_wrong_type_is_named(payload, said) -> None:
-    check = type_check(type(payload))
+    check = build_type_check(type(payload))
     check(type(payload)())
     with pytest.raises(TypeError) as raised:
         check(payload)
@@ -216,8 +216,8 @@ def test_payloads_of_right_types_pass_and_subclasses_may_have_fields_of_their_ow
         PostgresPayload(conflict=("a", "b"), where={}),
         KafkaPayload(key="k"),
     ):
-        type_check(type(payload))(payload)
-    type_check(CustomPayload)(Own(type="own", weight="much"))
+        build_type_check(type(payload))(payload)
+    build_type_check(CustomPayload)(Own(type="own", weight="much"))
 
 
 def test_values_that_a_class_lists_can_be_checked_without_its_sink() -> None:
@@ -273,7 +273,7 @@ SINKS = {
 }
 REFUSED = [
     ({"files": [FilePayload(path="../../etc/passwd", data=1)]}, "not below the base path"),
-    ({"files": [FilePayload(data=1)]}, "is no name of a file"),
+    ({"files": [FilePayload(data=1)]}, "is not a valid file name"),
     ({"kafka": [KafkaPayload(data={"made by": object()})]}, "no JSON form"),
     ({"postgres": [PostgresPayload(table="t", data={"a": 1}, op="upsrt")]}, "upsrt"),
     ({"postgres": [PostgresPayload(table="", data={"a": 1})]}, "table"),

@@ -18,7 +18,7 @@ import pytest
 
 from tidemill.config.sink_settings import FilesystemSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError, WrongPlaceError
-from tidemill.sinks import beneath, files, replacing
+from tidemill.sinks import base_folder, file_replacement, files
 from tidemill.sinks.base import Sink
 from tidemill.sinks.files import FilesystemSink
 from tidemill.sinks.payloads import FilePayload
@@ -84,7 +84,7 @@ async def test_links_cannot_lead_out_of_the_base(tmp_path: Path) -> None:
     await sink.close()
     for refusal in answers[:3]:
         assert refusal is not None
-        assert "leads out of the base path" in refusal.error
+        assert "leads outside the base path" in refusal.error
         assert not refusal.retryable
     assert answers[3] is None
     assert (base / "inside/x.jsonl").read_text() == "1\n"
@@ -109,14 +109,14 @@ async def test_where_no_file_can_be_written_the_sink_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """The disk is full for all but short texts."""
-    write = replacing.write_whole
+    write = file_replacement.write_whole
 
     def full(descriptor: int, data: bytes) -> None:
         if len(data) > 10:
             raise OSError(number, os.strerror(number))
         write(descriptor, data)
 
-    monkeypatch.setattr(replacing, "write_whole", full)
+    monkeypatch.setattr(file_replacement, "write_whole", full)
     sink = make_sink(tmp_path)
     await sink.connect()
     long = "x" * 20
@@ -264,7 +264,7 @@ async def test_a_folder_that_becomes_a_link_between_check_and_open_leads_nowhere
     (outside / "deep").mkdir(parents=True)
     sink = make_sink(base)
     await sink.connect()
-    look = beneath._is_link
+    look = base_folder._is_link
 
     def look_and_swap(name: bytes, folder: int) -> bool:
         found = look(name, folder)
@@ -275,7 +275,7 @@ async def test_a_folder_that_becomes_a_link_between_check_and_open_leads_nowhere
 
     swap = [""]
 
-    monkeypatch.setattr(beneath, "_is_link", look_and_swap)
+    monkeypatch.setattr(base_folder, "_is_link", look_and_swap)
     for op, path in (("append", "folder/deep/x"), ("replace", "other/x")):
         swap[0] = path.partition("/")[0]
         (base / "other").mkdir(exist_ok=True)
@@ -370,9 +370,7 @@ async def test_a_base_path_that_is_no_folder_any_more_holds_everything_and_says_
     elif becomes == "a link":
         base.symlink_to(moved)
     for _ in range(2):
-        with pytest.raises(
-            WrongPlaceError, match=r"base_path '.*base' is not a folder any more .*until it is"
-        ) as caught:
+        with pytest.raises(WrongPlaceError, match=r"base_path '.*base' is no longer a folder .*until it is") as caught:
             await deliver(sink, payloads)
         assert caught.value.retryable
     if becomes != "nothing":
@@ -468,15 +466,15 @@ async def test_what_cannot_be_replaced_is_refused_alone_and_leaves_nothing_besid
         os.write(descriptor, data[:1])
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(replacing, "write_whole", full)
+    monkeypatch.setattr(file_replacement, "write_whole", full)
     with pytest.raises(RemoteError, match="No space left"):
         await deliver(sink, [FilePayload(path="kept", data="new", op="replace")])
     await sink.close()
     assert (tmp_path / "kept").read_text() == "old"
-    assert not [name for name in os.listdir(tmp_path) if name.startswith(replacing.BESIDE)]
-    with pytest.raises(ValueError, match="there is append, replace"):
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(file_replacement.TEMPORARY)]
+    with pytest.raises(ValueError, match="use append or replace"):
         sink.encode(FilePayload(path="a", data=1, op="write"))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="is no name of a file"):
+    with pytest.raises(ValueError, match="is not a valid file name"):
         sink.encode(FilePayload(path=".tidemill-1", data=1))
 
 

@@ -81,7 +81,7 @@ class TestHttpContract(JsonSinkContract):
         assert [None if answer is None else answer.retryable for answer in answers] == [None, False, True]
         assert "422" in str(answers[1])
         assert "hunter2" not in str(answers[1])
-        assert await self._data(1) == [{"n": 1}]
+        assert await self._read_data(1) == [{"n": 1}]
         await sink.close()
 
 

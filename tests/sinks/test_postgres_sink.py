@@ -545,7 +545,7 @@ async def test_values_are_bound_and_never_part_of_the_sql(counting: PostgresSink
         (PostgresPayload(statement="count"), "and has nothing"),
         (PostgresPayload(statement="count", data={"n": 1, "region": "a\0"}), "'region' of statement count has a NUL"),
         (PostgresPayload(statement="count", data={"n": 1, "region": "\ud800"}), "lone surrogate"),
-        (PostgresPayload(statement="count", data=[1, 2]), "data has to be a model"),
+        (PostgresPayload(statement="count", data=[1, 2]), "data must be a model"),
         (PostgresPayload(statement="count", table="t", data={}), "not table, op, conflict or where"),
         (PostgresPayload(statement="count", op="upsert", data={}), "not table, op, conflict or where"),
         (PostgresPayload(statement=5, data={}), "statement 5 is not configured"),  # type: ignore[arg-type]
@@ -827,7 +827,7 @@ def test_what_is_no_usable_row_is_refused_before_it_is_sent(payload: PostgresPay
 
 def test_an_unknown_operation_is_told_with_those_there_are() -> None:
     payload = PostgresPayload(table="t", data={"a": 1}, op="replace")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="op 'replace' is not known; there is insert, upsert, update, delete"):
+    with pytest.raises(ValueError, match="op 'replace' is not known; use insert, upsert, update, delete"):
         make_sink("postgresql://nowhere/db").encode(payload)
 
 

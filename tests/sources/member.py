@@ -19,8 +19,8 @@ from typing import Any
 
 import tidemill
 from tidemill.config.settings import Settings
-from tidemill.pipeline import handover
 from tidemill.pipeline.build import build_engine
+from tidemill.pipeline.delivery import modes
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ExecutorTask, PrecomputedResult
 from tidemill.runtime.identity import Identity
@@ -96,7 +96,7 @@ def main() -> None:
     """Run the engine that the argument describes."""
     given = json.loads(sys.argv[1])
     transactional_producer.HANG_SECONDS = 3.0
-    handover.LAST_TRANSACTION_SECONDS = 1.0
+    modes.LAST_TRANSACTION_SECONDS = 1.0
     asyncio.run(_run(Settings.model_validate(given["settings"]), given["worker"]))
 
 

@@ -1,7 +1,7 @@
 """A pooler in front of a PostgreSQL server, as strict as PgBouncer in transaction mode, and as forgetful.
 
 It refuses the start parameters that PgBouncer refuses, tells a process number of its own, and clears the server's
-session after each transaction: whoever kept something in it finds it gone, as if the next one had another session.
+session after each transaction: what was kept in it is gone, as if the next one had another session.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from tidemill.core.triggers.group_commit import CommitLimits, Standing
 from tidemill.store.content import MAX_IDENTITY_BYTES
 from tidemill.store.database import Database
 from tidemill.store.group_commit import EventStore
-from tidemill.store.queries.triggers import find_triggers, mark_triggers
+from tidemill.store.queries.triggers import find_triggers, report_triggers
 from tidemill.store.records import TriggerReport, TriggerState
 from tidemill.store.sqlite import open_sqlite
 from tidemill.store.tables import trigger_event
@@ -316,7 +316,7 @@ async def test_reports_wait_for_the_database_as_events_do(bench: Bench) -> None:
     bench.line.after = [down()]
     await write_patiently(
         bench.line,
-        lambda c: mark_triggers(c, [TriggerReport(bench.trigger_id, 1, TriggerState.FINISHED, NOW_US)]),
+        lambda c: report_triggers(c, [TriggerReport(bench.trigger_id, 1, TriggerState.FINISHED, NOW_US)]),
         QUICK,
     )
 

@@ -19,8 +19,8 @@ from tidemill.store.database import Database
 from tidemill.store.group_commit import EventStore
 from tidemill.store.opening import open_store
 from tidemill.store.queries.events import count_events, store_events
-from tidemill.store.queries.sessions import held_triggers
-from tidemill.store.queries.triggers import cancel_unlisted, count_triggers, mark_triggers, store_serialized
+from tidemill.store.queries.sessions import count_held_triggers
+from tidemill.store.queries.triggers import cancel_unlisted, count_triggers, report_triggers, store_serialized
 from tidemill.store.records import TriggerReport, TriggerState
 
 T = TypeVar("T")
@@ -106,7 +106,7 @@ async def test_two_thousand_triggers_that_end_while_they_fire_meet_no_deadlock_a
     assert await counting.write(deadlocks) == 0
     assert Standing.DOWN not in standings
     assert await counting.read(count_triggers) == {TriggerState.RUNNING: 2_000}
-    assert await counting.read(lambda c: held_triggers(c, session)) == (2_000, 2_000 * (rounds + 1))
+    assert await counting.read(lambda c: count_held_triggers(c, session)) == (2_000, 2_000 * (rounds + 1))
     await events.close(5)
 
 
@@ -186,9 +186,9 @@ async def test_what_is_done_to_some_triggers_scans_neither_triggers_nor_cursors(
     ended = [TriggerReport(number, token, TriggerState.FINISHED, NOW_US) for number, token in tokens.items()]
     works: list[Callable[[Connection], object]] = [
         lambda c: store_events(c, fired),
-        lambda c: mark_triggers(c, ended[:250]),
+        lambda c: report_triggers(c, ended[:250]),
         lambda c: store_serialized(c, dict.fromkeys(ids, "[]")),
-        lambda c: held_triggers(c, session),
+        lambda c: count_held_triggers(c, session),
         lambda c: cancel_unlisted(c, "list 3", ["new"], NOW_US),
     ]
     for work in works:

@@ -20,7 +20,7 @@ from tests.store.helpers import NOW_US, all_events, claim
 from tidemill.core.errors import ConfigError
 from tidemill.core.triggers.event_plan import Duplicate, NewEvent, Stored
 from tidemill.store.database import Database
-from tidemill.store.migrate import MIGRATIONS, revision_of, upgrade
+from tidemill.store.migrate import MIGRATIONS, read_revision, upgrade
 from tidemill.store.opening import open_reader, open_store
 from tidemill.store.postgres import open_postgres
 from tidemill.store.queries.events import list_events, store_events
@@ -47,7 +47,7 @@ def differences(connection: Connection) -> list[object]:
 
 async def test_the_migrations_make_the_tables_that_the_code_describes(database: Database) -> None:
     assert await database.read(differences) == []
-    assert await database.read(revision_of) == HEAD
+    assert await database.read(read_revision) == HEAD
 
 
 def test_the_newest_revision_is_the_one_that_the_code_names() -> None:
@@ -151,7 +151,7 @@ async def test_an_old_store_is_migrated_with_all_that_is_in_it(url: str, monkeyp
         error=None,
         list="/srv/a:b/list.yaml",
         session=None,
-        made='["a.B"]',
+        serialized='["a.B"]',
         token=7,
         next_index=3,
         created_us=NOW_US,
@@ -181,7 +181,7 @@ async def test_a_migration_may_take_longer_than_a_transaction(postgres, monkeypa
 
     database = await open_postgres(await postgres.new_database(), attempt_seconds=2.0)
 
-    assert await database.read(revision_of) == HEAD
+    assert await database.read(read_revision) == HEAD
     await database.close()
 
 

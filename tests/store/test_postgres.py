@@ -30,8 +30,8 @@ from tidemill.store.queries.events import count_events, store_events
 from tidemill.store.queries.triggers import (
     cancel_unlisted,
     claim_triggers,
-    mark_triggers,
     register_triggers,
+    report_triggers,
     store_serialized,
 )
 from tidemill.store.records import TriggerReport, TriggerSpec, TriggerState
@@ -322,7 +322,7 @@ async def test_a_deadlock_is_no_outage_and_both_transactions_are_committed(postg
     "touch",
     [
         lambda c, ids, tokens, session: store_events(c, [NewEvent(n, tokens[n], "1", None, NOW_US) for n in ids]),
-        lambda c, ids, tokens, session: mark_triggers(
+        lambda c, ids, tokens, session: report_triggers(
             c, [TriggerReport(n, tokens[n], TriggerState.FINISHED, NOW_US) for n in ids]
         ),
         lambda c, ids, tokens, session: claim_triggers(c, ids, session, NOW_US),

@@ -8,17 +8,17 @@ import pytest
 from tests.store.helpers import NOW_US, claim, new_session, registered
 
 from tidemill.store.database import Database
-from tidemill.store.opening import one_writer, open_reader
+from tidemill.store.opening import has_one_writer, open_reader
 from tidemill.store.postgres import open_postgres
 from tidemill.store.queries.sessions import (
     beat_session,
     claim_upstreams,
+    count_held_triggers,
     end_session,
-    foreign_names,
-    held_triggers,
-    live_sessions,
+    find_foreign_names,
+    find_lost_triggers,
+    list_live_sessions,
     lock_lists,
-    lost_triggers,
     release_upstreams,
     take_list,
 )
@@ -44,7 +44,7 @@ async def test_a_session_comes_back_as_it_began_and_its_beat_rises(database: Dat
     for beat in (1, 2):
         assert await database.write(lambda c, beat=beat: beat_session(c, number, NOW_US + beat))
 
-    assert await database.read(lambda c: live_sessions(c, "triggerer")) == [
+    assert await database.read(lambda c: list_live_sessions(c, "triggerer")) == [
         SessionRecord(
             number,
             "triggerer",
@@ -71,7 +71,7 @@ async def test_a_session_that_was_ended_stays_dead(database: Database) -> None:
 
     assert not await database.write(lambda c: beat_session(c, dead, NOW_US))
     assert not await end(database, dead)
-    assert [one.id for one in await database.read(lambda c: live_sessions(c, "triggerer"))] == [other]
+    assert [one.id for one in await database.read(lambda c: list_live_sessions(c, "triggerer"))] == [other]
     assert await new_session(database) > other
 
 
@@ -135,23 +135,23 @@ async def test_names_that_other_lists_have_are_told_with_their_lists(database: D
     await registered(database, "a", "b", list="mine")
     await registered(database, "c", list="other")
 
-    assert await database.read(lambda c: foreign_names(c, ["a", "c", "unknown"], "mine")) == {"c": "other"}
+    assert await database.read(lambda c: find_foreign_names(c, ["a", "c", "unknown"], "mine")) == {"c": "other"}
 
 
 async def test_a_session_learns_what_it_has_lost(database: Database) -> None:
     session = await new_session(database)
     ids = await registered(database, "a", "b", "c")
     held = await claim(database, *ids.values(), session=session)
-    assert await database.read(lambda c: held_triggers(c, session)) == (3, 3)
-    assert await database.read(lambda c: lost_triggers(c, session, held)) == []
+    assert await database.read(lambda c: count_held_triggers(c, session)) == (3, 3)
+    assert await database.read(lambda c: find_lost_triggers(c, session, held)) == []
 
     await claim(database, ids["b"])
     again = await claim(database, ids["c"], session=session)
 
-    assert await database.read(lambda c: held_triggers(c, session)) == (2, 3)
-    assert await database.read(lambda c: lost_triggers(c, session, held | {999: 1})) == [ids["b"], ids["c"], 999]
-    assert await database.read(lambda c: lost_triggers(c, session, held | again)) == [ids["b"]]
-    assert await database.read(lambda c: held_triggers(c, 999)) == (0, 0)
+    assert await database.read(lambda c: count_held_triggers(c, session)) == (2, 3)
+    assert await database.read(lambda c: find_lost_triggers(c, session, held | {999: 1})) == [ids["b"], ids["c"], 999]
+    assert await database.read(lambda c: find_lost_triggers(c, session, held | again)) == [ids["b"]]
+    assert await database.read(lambda c: count_held_triggers(c, 999)) == (0, 0)
 
 
 @pytest.mark.parametrize("by", [None, 1])
@@ -174,7 +174,7 @@ async def test_the_digest_of_a_list_travels_with_the_beat(database: Database) ->
     number = await new_session(database, digest="old")
     for digest, known in ((None, "old"), ("new", "new"), (None, "new"), ("", "")):
         assert await database.write(lambda c, digest=digest: beat_session(c, number, NOW_US, digest))
-        [record] = await database.read(lambda c: live_sessions(c, "triggerer"))
+        [record] = await database.read(lambda c: list_live_sessions(c, "triggerer"))
         assert record.digest == known
 
 
@@ -183,12 +183,12 @@ async def test_names_that_a_list_has_given_up_belong_to_none(database: Database)
     await registered(database, "theirs", list="other")
     for _ in range(2):
         await database.write(lambda c: release_names(c, "mine", ["kept", "unknown"]))
-        assert await database.read(lambda c: foreign_names(c, ["kept", "gone", "theirs"], "another")) == {
+        assert await database.read(lambda c: find_foreign_names(c, ["kept", "gone", "theirs"], "another")) == {
             "kept": "mine",
             "theirs": "other",
         }
     await database.write(lambda c: release_names(c, "mine", []))
-    assert await database.read(lambda c: foreign_names(c, ["kept"], "another")) == {}
+    assert await database.read(lambda c: find_foreign_names(c, ["kept"], "another")) == {}
 
 
 async def test_lists_are_admitted_one_after_another(postgres) -> None:
@@ -211,7 +211,7 @@ async def test_lists_are_admitted_one_after_another(postgres) -> None:
 
 
 async def test_a_file_has_one_writer_and_a_server_many(url: str, database: Database) -> None:
-    assert one_writer(url) == database.exclusive == url.startswith("sqlite")
+    assert has_one_writer(url) == database.exclusive == url.startswith("sqlite")
     reader = await open_reader(url)
     assert not reader.exclusive
     await reader.close()

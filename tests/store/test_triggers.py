@@ -17,19 +17,19 @@ from tidemill.store.queries.triggers import (
     count_triggers,
     find_triggers,
     list_triggers,
-    mark_triggers,
     register_triggers,
+    report_triggers,
 )
-from tidemill.store.records import Marked, TriggerRecord, TriggerReport, TriggerSpec, TriggerState
+from tidemill.store.records import ReportOutcome, TriggerRecord, TriggerReport, TriggerSpec, TriggerState
 
 
 async def register(database: Database, *specs: TriggerSpec, now_us: int = NOW_US) -> list[TriggerRecord]:
     return await database.write(lambda c: register_triggers(c, specs, "list", now_us))
 
 
-async def mark(database: Database, number: int, token: int, state: TriggerState, **details: str) -> Marked:
+async def mark(database: Database, number: int, token: int, state: TriggerState, **details: str) -> ReportOutcome:
     report = TriggerReport(number, token, state, NOW_US + 5, **details)
-    [marked] = (await database.write(lambda c: mark_triggers(c, [report]))).values()
+    [marked] = (await database.write(lambda c: report_triggers(c, [report]))).values()
     return marked
 
 
@@ -100,9 +100,9 @@ async def test_reports_are_taken_from_the_last_claim_only(database: Database) ->
     [(number, old)] = (await claimed(database, "one")).items()
     [token] = (await claim(database, number)).values()
 
-    assert await mark(database, number, token, TriggerState.RUNNING) is Marked.MARKED
-    assert await mark(database, number, old, TriggerState.FAILED, error="late") is Marked.FENCED
-    assert await mark(database, 999, 1, TriggerState.FAILED) is Marked.UNKNOWN
+    assert await mark(database, number, token, TriggerState.RUNNING) is ReportOutcome.MARKED
+    assert await mark(database, number, old, TriggerState.FAILED, error="late") is ReportOutcome.FENCED
+    assert await mark(database, 999, 1, TriggerState.FAILED) is ReportOutcome.UNKNOWN
     [record] = await database.read(lambda c: find_triggers(c, ["one"]))
     assert (record.state, record.error) == (TriggerState.RUNNING, None)
 
@@ -119,12 +119,12 @@ async def test_of_several_reports_the_last_with_the_present_token_counts(databas
         TriggerReport(999, 1, TriggerState.FAILED, NOW_US),
     ]
 
-    told = await database.write(lambda c: mark_triggers(c, reports))
+    told = await database.write(lambda c: report_triggers(c, reports))
 
-    assert told == {number: Marked.MARKED, other: Marked.FENCED, 999: Marked.UNKNOWN}
+    assert told == {number: ReportOutcome.MARKED, other: ReportOutcome.FENCED, 999: ReportOutcome.UNKNOWN}
     [record] = await database.read(lambda c: find_triggers(c, ["one"]))
     assert (record.state, record.error, record.changed_us) == (TriggerState.FINISHED, None, NOW_US + 1)
-    assert await database.write(lambda c: mark_triggers(c, [])) == {}
+    assert await database.write(lambda c: report_triggers(c, [])) == {}
 
 
 async def test_only_what_a_list_owns_and_would_run_is_cancelled_when_it_is_gone_from_it(database: Database) -> None:

@@ -1,4 +1,4 @@
-"""`tidemill backfill`: runs a handler over what a topic has already, until all of it is done."""
+"""`tidemill backfill`: runs a handler over the existing messages of a topic, until all of them are done."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tidemill.cli.leaving import LEAVE_SECONDS, leave_within
-from tidemill.cli.reporting import reporting, say_error
+from tidemill.cli.reporting import print_error, reporting
 from tidemill.core.errors import TidemillError
 from tidemill.runtime.exitcode import ExitCode
 
@@ -31,28 +31,26 @@ def backfill(
     outcomes: Annotated[
         Path,
         typer.Option(
-            "--outcomes", metavar="DIR", help="A folder for the outcomes; that of a stopped backfill: resume."
+            "--outcomes", metavar="DIR", help="A folder for the outcomes; the folder of a stopped backfill resumes it."
         ),
     ],
     config: Annotated[
         Path | None,
         typer.Argument(metavar="[CONFIG]", help="The YAML file; default: what TIDEMILL_CONFIG names."),
     ] = None,
-    end: Annotated[
-        str, typer.Option("--to", metavar="TIME|OFFSET", help="Where to end, in the same words.")
-    ] = "latest",
+    end: Annotated[str, typer.Option("--to", metavar="TIME|OFFSET", help="Where to end, in the same form.")] = "latest",
     range_messages: Annotated[
-        int | None, typer.Option("--range-messages", min=1, help="The most messages of a range.")
+        int | None, typer.Option("--range-messages", min=1, help="The most messages in a range.")
     ] = None,
     whole_partitions: Annotated[
-        bool, typer.Option("--whole-partitions", help="Split no partition, so that each is done in order.")
+        bool, typer.Option("--whole-partitions", help="Do not split partitions, so that each is processed in order.")
     ] = False,
     plain: Annotated[bool, typer.Option("--plain", help="No progress bar, even on a terminal.")] = False,
 ) -> None:
-    """Run a handler over what a topic has already.
+    """Run a handler over the existing messages of a topic.
 
-    Joins no consumer group and commits nothing: a live pipeline goes on beside it. What is done is written to DIR as
-    Parquet, one row per message; the same command again does what is left.
+    Joins no consumer group and commits nothing: a live pipeline can run at the same time. Outcomes are written to DIR
+    as Parquet, one row per message; the same command again does what is left.
     """
     with reporting():
         from tidemill.config.loading import load_settings
@@ -72,20 +70,20 @@ def backfill(
             range_messages=range_messages,
             whole_partitions=whole_partitions,
         )
-        with progress_bar(run.progress, plain=plain):
+        with show_progress(run.progress, plain=plain):
             code = run.run()
         if isinstance(run.error, TidemillError):
-            # It was logged too, but a log may go elsewhere.
-            say_error(run.error)
+            # It was logged as well, but the log may go elsewhere.
+            print_error(run.error)
         else:
-            typer.echo(summary(run.progress(), run.gap), err=True)
+            typer.echo(summarize(run.progress(), run.gap), err=True)
         if code is ExitCode.STOPPED and not run.progress().parts:  # the start was ended
             leave_within(LEAVE_SECONDS, code)
         raise typer.Exit(code)
 
 
-def summary(progress: BoundedProgress, gap: int) -> str:
-    """Say in one line what a run did."""
+def summarize(progress: BoundedProgress, gap: int) -> str:
+    """Describe in one line what a run did."""
     parts = [f"{progress.messages_done:,} messages done", f"{progress.dead_lettered:,} dead letters"]
     if gap:
         parts.append(f"{gap:,} offsets were deleted by the broker before they could be read")
@@ -93,12 +91,12 @@ def summary(progress: BoundedProgress, gap: int) -> str:
 
 
 @contextlib.contextmanager
-def progress_bar(progress: Callable[[], BoundedProgress], *, plain: bool = False) -> Iterator[None]:
+def show_progress(progress: Callable[[], BoundedProgress], *, plain: bool = False) -> Iterator[None]:
     """Show a bar while the block runs, if standard error is a terminal.
 
     Args:
         progress: Returns the run's progress; called from a thread.
-        plain: Show nothing at all.
+        plain: Show nothing.
     """
     if plain or not sys.stderr.isatty():
         yield
@@ -114,11 +112,11 @@ def progress_bar(progress: Callable[[], BoundedProgress], *, plain: bool = False
 
         def refresh() -> None:
             while not ended.wait(_REFRESH_SECONDS):
-                # A display that fails must not be the reason why a run does.
+                # A failing display must not make the run fail.
                 with contextlib.suppress(Exception):
                     now = progress()
                     if now.total:
-                        bar.update(task, description=_description(now), completed=now.passed, total=now.total)
+                        bar.update(task, description=_describe(now), completed=now.passed, total=now.total)
 
         thread = threading.Thread(target=refresh, name="tidemill-progress", daemon=True)
         thread.start()
@@ -129,7 +127,7 @@ def progress_bar(progress: Callable[[], BoundedProgress], *, plain: bool = False
             thread.join(1.0)
 
 
-def _description(now: BoundedProgress) -> str:
+def _describe(now: BoundedProgress) -> str:
     text = f"part {now.parts_done} of {now.parts}"
     if now.dead_lettered:
         text += f", {now.dead_lettered:,} dead letters"

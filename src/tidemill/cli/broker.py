@@ -1,4 +1,4 @@
-"""`tidemill broker`: the embedded Kafka in the foreground, to try things out."""
+"""`tidemill broker`: runs the embedded Kafka in the foreground, to try things out."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class _StopRequestedError(Exception):
 def broker(
     topic: Annotated[
         list[str] | None,
-        typer.Option("--topic", metavar="NAME:PARTITIONS", help="Make this topic if it is missing; may be repeated."),
+        typer.Option("--topic", metavar="NAME:PARTITIONS", help="Create this topic if it is missing; may be repeated."),
     ] = None,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any free one.")] = 9092,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any free port.")] = 9092,
     data_dir: Annotated[
-        Path | None, typer.Option("--data-dir", help="Keep the data here; default: forget it at the end.")
+        Path | None, typer.Option("--data-dir", help="Keep the data here; default: delete it at the end.")
     ] = None,
 ) -> None:
-    """Run a real Kafka on this machine until Ctrl-C; for trying things out, not for production."""
+    """Run a real Kafka on this machine until Ctrl-C; to try things out, not for production."""
     with reporting():
-        topics = [parsed_topic(text) for text in topic or []]
+        topics = [parse_topic(text) for text in topic or []]
         from tidemill.runtime.broker import EmbeddedBroker
 
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -45,16 +45,16 @@ def broker(
             with EmbeddedBroker(data_dir, port, progress=_say) as running:
                 for name, partitions in topics:
                     _say(_ensure_topic(running, name, partitions))
-                _say(f"Kafka is ready at {running.bootstrap}; Ctrl-C ends it")
+                _say(f"Kafka is ready at {running.bootstrap}; Ctrl-C stops it")
                 while running.running:
                     time.sleep(0.5)
-                raise RemoteError(f"the broker ended by itself:\n{running.read_log_tail()}")
+                raise RemoteError(f"the broker exited unexpectedly:\n{running.read_log_tail()}")
         except _StopRequestedError:
             raise typer.Exit(ExitCode.OK) from None
 
 
-def parsed_topic(text: str) -> tuple[str, int]:
-    """Return name and number of partitions of a text like `orders:4`; `orders` alone has one.
+def parse_topic(text: str) -> tuple[str, int]:
+    """Return the name and number of partitions from a text like `orders:4`; `orders` alone means one.
 
     Raises:
         ConfigError: It is not of this form.
@@ -67,7 +67,7 @@ def parsed_topic(text: str) -> tuple[str, int]:
     except ValueError as error:
         raise ConfigError(f"--topic {text}: {name!r} {error}; write NAME:PARTITIONS, for example orders:4") from None
     if not (count or "1").isdecimal():
-        raise ConfigError(f"--topic {text}: {count!r} is no number; write NAME:PARTITIONS, for example orders:4")
+        raise ConfigError(f"--topic {text}: {count!r} is not a number; write NAME:PARTITIONS, for example orders:4")
     if int(count or 1) < 1:
         raise ConfigError(f"--topic {text}: a topic has at least 1 partition")
     return name, int(count or 1)
@@ -79,17 +79,17 @@ def _ensure_topic(running: EmbeddedBroker, name: str, partitions: int) -> str:
     client = AdminClient({"bootstrap.servers": running.bootstrap, "log_level": 0})
     known = client.list_topics(timeout=_CALL_SECONDS).topics
     if name in known:
-        return f"topic {name} is there, with {_counted(len(known[name].partitions))}"
+        return f"topic {name} exists, with {_count(len(known[name].partitions))}"
     running.create_topic(name, partitions)
-    return f"topic {name} made, with {_counted(partitions)}"
+    return f"topic {name} created, with {_count(partitions)}"
 
 
-def _counted(partitions: int) -> str:
+def _count(partitions: int) -> str:
     return f"{partitions} partition{'s' if partitions != 1 else ''}"
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
-    # A second signal must not cut short how the broker is ended.
+    # A second signal must not interrupt the broker's shutdown.
     for other in (signal.SIGTERM, signal.SIGINT):
         signal.signal(other, signal.SIG_IGN)
     raise _StopRequestedError

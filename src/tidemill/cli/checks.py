@@ -1,6 +1,6 @@
-"""What `tidemill doctor` looks at: each check returns what is well, or raises what is to be done.
+"""The checks of `tidemill doctor`: each returns what it found, or raises an error that says what to do.
 
-Nothing is changed anywhere, and nothing waits longer than its time: the checks ask, they do not try again.
+Checks change nothing, have a time limit each, and do not retry.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tidemill.runtime.folders import user_cache_folder, writable_cache_folder
 from tidemill.runtime.java import find_java
 
 CHECK_SECONDS = 5.0
-#: What asks the brokers ends by itself a little before it would be given up on.
+#: Requests to brokers end shortly before the check itself would time out.
 _ASK_SECONDS = CHECK_SECONDS - 0.5
 
 
@@ -36,8 +36,8 @@ class Finding(msgspec.Struct, frozen=True):
     """What a check found.
 
     Attributes:
-        name: What was looked at.
-        text: What it is like; for a problem what is to be done.
+        name: What was checked.
+        text: What was found; for a problem, what to do.
         problem: None if all is well.
     """
 
@@ -46,8 +46,8 @@ class Finding(msgspec.Struct, frozen=True):
     problem: TidemillError | None = None
 
 
-def checked(name: str, check: Callable[[], str], seconds: float = CHECK_SECONDS) -> Finding:
-    """Run a check in its time; what it raises is the finding."""
+def run_check(name: str, check: Callable[[], str], seconds: float = CHECK_SECONDS) -> Finding:
+    """Run a check with a time limit; an error that it raises becomes the finding."""
     box: list[Finding] = []
 
     def work() -> None:
@@ -59,7 +59,7 @@ def checked(name: str, check: Callable[[], str], seconds: float = CHECK_SECONDS)
             text = f"the check itself failed: {type(error).__name__}: {redact_text(str(error))}"
             box.append(Finding(name, text, RemoteError(text)))
 
-    # A daemon: a check that hangs must not keep the process alive.
+    # A daemon thread: a hanging check must not keep the process alive.
     thread = threading.Thread(target=work, name=f"tidemill-doctor-{name}", daemon=True)
     thread.start()
     thread.join(seconds)
@@ -70,24 +70,24 @@ def checked(name: str, check: Callable[[], str], seconds: float = CHECK_SECONDS)
 
 
 def check_java() -> str:
-    """Look for a Java that Spark can use."""
+    """Find a Java that Spark can use."""
     java = find_java()
     return f"version {java.version} ({java.origin}, {java.home})"
 
 
 def check_cache_folder() -> str:
-    """Look where downloads are kept."""
+    """Check where downloads are kept."""
     wanted, used = user_cache_folder(), writable_cache_folder()
     if used == wanted:
         return str(used)
     return (
-        f"{used}, because {wanted} cannot be written: what is downloaded is lost when the system clears it; to keep "
-        "it, set XDG_CACHE_HOME to a folder that can be written"
+        f"{used}, because {wanted} cannot be written: downloads are lost when the system clears it; to keep "
+        "them, set XDG_CACHE_HOME to a folder that can be written"
     )
 
 
 def check_spark(master: str) -> str:
-    """Look for pyspark, and for the master if it is one that listens at an address."""
+    """Check pyspark, and the master if it listens at an address."""
     try:
         import pyspark
     except ImportError as error:
@@ -108,7 +108,7 @@ def _check_address(address: str) -> None:
 
 
 def check_worker(settings: Settings) -> str:
-    """Look whether this process would have a usable worker name."""
+    """Check that this process would have a usable worker name."""
     from tidemill.runtime.identity import worker_name
 
     name = worker_name(settings)
@@ -117,7 +117,7 @@ def check_worker(settings: Settings) -> str:
 
 
 def check_program(settings: ExecutorSettings) -> str:
-    """Look whether the program of tasks that name none can be run."""
+    """Check that the default program of tasks can be run."""
     found = shutil.which(settings.binary_path, path=settings.env.get("PATH"))
     if found is None:
         raise ConfigError(
@@ -127,7 +127,7 @@ def check_program(settings: ExecutorSettings) -> str:
 
 
 class Cluster:
-    """What one address of brokers says, asked once for all checks.
+    """What the brokers at one address answer, requested once for all checks.
 
     Args:
         settings: The `kafka` section.
@@ -137,7 +137,7 @@ class Cluster:
     """
 
     def __init__(self, settings: KafkaSettings, brokers: str, overrides: Mapping[str, Any], setting: str) -> None:
-        """Remember whom to ask."""
+        """Prepare; nothing is requested yet."""
         from tidemill.runtime.kafka_client import client_config
 
         self.config = client_config(settings, brokers, overrides)
@@ -150,11 +150,11 @@ class Cluster:
         """Return the number of partitions of each topic.
 
         Raises:
-            TidemillError: The brokers do not answer, or refuse us.
+            TidemillError: The brokers do not answer, or refuse the connection.
         """
         if self._error is not None:
-            # Said once in full; the same for each topic would hide it.
-            raise RemoteError(f"not known, because {self.brokers} could not be asked")
+            # Reported in full only once: repeating it for each topic would hide it.
+            raise RemoteError(f"not known, because {self.brokers} did not answer")
         if self._topics is None:
             try:
                 self._topics = self._ask()
@@ -188,34 +188,34 @@ class Cluster:
         return {name: len(topic.partitions) for name, topic in metadata.topics.items()}
 
     def check(self) -> str:
-        """Look whether the brokers answer."""
+        """Check that the brokers answer."""
         count = len(self.topics())
         return f"{self.brokers} answers, {count} topic{'s' if count != 1 else ''}"
 
     def check_topic(self, topic: str, setting: str) -> str:
-        """Look whether a topic is there."""
+        """Check that a topic exists."""
         partitions = self.topics().get(topic)
         if partitions is None:
             raise RemoteError(f"there is no topic {topic} at {self.brokers}; create it or change {setting}")
         return f"topic {topic}, {partitions} partition{'s' if partitions != 1 else ''}"
 
     def check_dead_letters(self, topic: str) -> str:
-        """Look whether the dead-letter topic is there or can be made."""
+        """Check whether the dead-letter topic exists; if not, the pipeline creates it."""
         partitions = self.topics().get(topic)
-        return f"topic {topic}" + (", will be made at the start" if partitions is None else "")
+        return f"topic {topic}" + (", will be created at the start" if partitions is None else "")
 
 
 def check_folder(section: FilesystemSinkSettings) -> str:
-    """Look whether a file sink can write below its base path."""
-    return _writable(section.base_path, "base_path")
+    """Check that a file sink can write below its base path."""
+    return _check_writable(section.base_path, "base_path")
 
 
 def check_letter_folder(path: str) -> str:
-    """Look whether the dead letters of bounded runs can be written."""
-    return f"{_writable(path, 'dlq.path')} (bounded runs only)"
+    """Check that the dead letters of bounded runs can be written."""
+    return f"{_check_writable(path, 'dlq.path')} (bounded runs only)"
 
 
-def _writable(path: str, key: str) -> str:
+def _check_writable(path: str, key: str) -> str:
     base = Path(path).absolute()
     existing = base
     while not existing.exists() and existing != existing.parent:
@@ -224,7 +224,7 @@ def _writable(path: str, key: str) -> str:
         raise ConfigError(f"{existing} is not a folder; remove it or change {key}")
     if base == existing:
         try:
-            # Only the attempt tells: read-only file systems and full disks have writable modes.
+            # Only an attempt shows it: read-only file systems and full disks have writable modes.
             with tempfile.TemporaryFile(dir=base) as file:
                 file.write(b"x")
                 file.flush()
@@ -232,17 +232,17 @@ def _writable(path: str, key: str) -> str:
             raise RemoteError(f"{base} is not writable: {error.strerror}; change its rights or {key}") from None
         return str(base)
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise RemoteError(f"{base} cannot be made: {existing} is not writable; change its rights or {key}")
-    return f"{base}, will be made at the start"
+        raise RemoteError(f"{base} cannot be created: {existing} is not writable; change its rights or {key}")
+    return f"{base}, will be created at the start"
 
 
 def check_sink(settings: Settings, kind: str, name: str) -> str:
-    """Look whether a sink can be connected, as an engine would; nothing is written."""
+    """Check that a sink can connect, as in an engine; nothing is written."""
     from tidemill.sinks.build import build_sink
 
     sink = build_sink(settings, kind, name)
 
-    async def look() -> None:
+    async def connect() -> None:
         try:
             async with asyncio.timeout(_ASK_SECONDS):
                 await sink.connect()
@@ -251,12 +251,12 @@ def check_sink(settings: Settings, kind: str, name: str) -> str:
         finally:
             await sink.close()
 
-    asyncio.run(look())
+    asyncio.run(connect())
     return "can be connected"
 
 
 def check_handler(spec: str) -> str:
-    """Look whether the handler can be imported, made and sent to the engines."""
+    """Check that the handler can be imported, created and sent to the engines."""
     from pyspark import cloudpickle
 
     from tidemill.cli.handlers import load_handler
@@ -267,6 +267,6 @@ def check_handler(spec: str) -> str:
         cloudpickle.dumps(handler)
     except Exception as error:
         raise HandlerError(
-            f"{spec} cannot be sent to the engines: {error}; make such things in on_ready, which runs there"
+            f"{spec} cannot be sent to the engines: {error}; create such objects in on_ready, which runs there"
         ) from None
     return f"{spec} ({type(handler).__module__}.{type(handler).__qualname__})"

@@ -1,4 +1,4 @@
-"""`tidemill config check | show | schema`: what a configuration is, without starting anything."""
+"""`tidemill config check | show | schema`: checks and shows a configuration without starting anything."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tidemill.cli.reporting import reporting
 
 app = typer.Typer(help="Check and show configuration.", no_args_is_help=True)
 
-#: Sections that mean nothing to a pipeline, whose configuration this mostly is.
+#: Sections that only trigger hosts read; most configurations are for pipelines.
 _HOST_SECTIONS = ("store", "triggerer")
 
 ConfigPath = Annotated[
@@ -21,7 +21,7 @@ ConfigPath = Annotated[
 
 @app.command()
 def check(config: ConfigPath = None) -> None:
-    """Say whether a configuration (file and environment) is right; every problem has its place."""
+    """Check a configuration (file and environment); every problem is reported with its place."""
     with reporting():
         from tidemill.config.loading import NO_TOPIC, describe_source, load_settings
 
@@ -38,7 +38,7 @@ def show(
     config: ConfigPath = None,
     changed: Annotated[bool, typer.Option("--changed", help="Only what differs from the defaults.")] = False,
 ) -> None:
-    """Show the whole configuration as it applies, defaults included; secrets are masked.
+    """Show the whole effective configuration, including defaults; secrets are masked.
 
     What only a trigger host reads (store, triggerer) is shown where it is set.
     """

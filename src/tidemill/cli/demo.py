@@ -1,9 +1,9 @@
-"""`tidemill demo`: a real Kafka, real Spark and a real access log, from nothing to a checked result.
+"""`tidemill demo`: a real Kafka, a real Spark and a real access log, from nothing to a checked result.
 
-Everything a run needs is in one folder: the broker's data, the configuration used, the output files, and the
-topics as JSON lines. The settings come from the example's file alone: variables that point tidemill at a real
-cluster must not reach a demonstration. The pipeline runs in the main thread, as its signal handlers require;
-a second thread watches the committed offsets and drains the pipeline at the end.
+Everything of a run is in one folder: the broker's data, the configuration, the output files, and the topics as JSON
+lines. The settings come from the example's file alone: variables that point tidemill at a real cluster must not affect
+a demonstration. The pipeline runs in the main thread, as its signal handlers require; a second thread watches the
+committed offsets and drains the pipeline at the end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rich.console import Console
 
 import tidemill
 from tidemill.cli import demo_check
-from tidemill.cli.demo_view import live_line, progress_text, show_summary
+from tidemill.cli.demo_view import format_progress, show_live, show_summary
 from tidemill.cli.handlers import load_handler
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, RemoteError
@@ -40,17 +40,17 @@ PARTITIONS = 4
 DEFAULT_FOLDER = Path("demo-output")
 _MARKER = ".tidemill-demo"
 _OWN = ("kafka", "output", "topics", "tidemill.yaml")
-#: Nothing committed for this long: something is wrong, and waiting on helps nobody.
+#: If nothing is committed for this long, something is wrong, and waiting longer does not help.
 _STALL_SECONDS = 120.0
 #: Window summaries may come after the last commit.
 _SETTLE_SECONDS = 15.0
 
 
-def example_folder() -> Path:
+def find_example() -> Path:
     """Return the folder of the example, which every installation has.
 
     Raises:
-        ConfigError: This one came without it.
+        ConfigError: This installation lacks it.
     """
     folder = (Path(tidemill.__file__).parent / "examples" / "access_log").resolve()
     if not (folder / "pipeline.py").is_file():
@@ -63,17 +63,17 @@ def run_demo(*, keep: bool = False, directory: Path | None = None, console: Cons
 
     Args:
         keep: Leave the broker and the pipeline running, after the summary, until Ctrl-C.
-        directory: Where everything is written; None: `demo-output` in the current folder. What an earlier run
-            left there is replaced; a folder with anything else in it is refused.
+        directory: The folder for everything; None: `demo-output` in the current folder. What an earlier run left there
+            is replaced; a folder with anything else in it is refused.
         console: Where it is shown.
 
     Raises:
         ConfigError: The folder cannot be used, or there is no Java.
         RemoteError: The broker did not start.
     """
-    # Rich would colour every number that it finds in a sentence.
+    # Rich would colour every number in a sentence.
     console = console or Console(highlight=False)
-    with own_folder(directory or DEFAULT_FOLDER) as folder:
+    with open_folder(directory or DEFAULT_FOLDER) as folder:
         broker = EmbeddedBroker(folder / "kafka", progress=lambda text: console.print(f"[dim]{text}[/dim]"))
         with broker:
             demo = _Demo(folder, broker.bootstrap, console, keep=keep)
@@ -82,8 +82,8 @@ def run_demo(*, keep: bool = False, directory: Path | None = None, console: Cons
 
 
 @contextmanager
-def own_folder(path: Path) -> Iterator[Path]:
-    """Empty and lock a folder that is ours, or make it."""
+def open_folder(path: Path) -> Iterator[Path]:
+    """Create a folder, or empty one of an earlier demo; lock it."""
     folder = path.resolve()
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder; name another with --dir")
@@ -112,14 +112,14 @@ class _Demo:
         self.bootstrap = bootstrap
         self.console = console
         self.keep = keep
-        self.settings = _settings(folder, bootstrap)
-        self.lines = demo_check.read_lines(example_folder() / "access.log.gz")
-        self.expected = demo_check.direct_count(self.lines, PARTITIONS)
+        self.settings = _write_settings(folder, bootstrap)
+        self.lines = demo_check.read_lines(find_example() / "access.log.gz")
+        self.expected = demo_check.count_directly(self.lines, PARTITIONS)
         self.ended = threading.Event()
         self.finished = False
         self.verdict: int | None = None
         self.failure: str | None = None
-        handler = load_handler("pipeline:AccessLog", example_folder())
+        handler = load_handler("pipeline:AccessLog", find_example())
         self.pipeline = Pipeline(handler, settings=self.settings)
 
     @property
@@ -132,10 +132,10 @@ class _Demo:
         return topic
 
     def prepare(self, broker: EmbeddedBroker) -> None:
-        """Make the topics and feed the source."""
+        """Create the topics and fill the source topic."""
         broker.create_topic(self.source_topic, PARTITIONS)
         broker.create_topic(self.result_topic, PARTITIONS)
-        feed(self.bootstrap, self.source_topic, self.lines)
+        fill_topic(self.bootstrap, self.source_topic, self.lines)
         self.console.print(f"{len(self.lines):,} lines of an access log are in topic {self.source_topic}")
 
     def run(self) -> int:
@@ -170,7 +170,7 @@ class _Demo:
             if self.finished and self.keep:
                 self._wait_for_windows()
                 self.verdict = self._conclude(time.monotonic() - started)
-                self.console.print("Everything is left running; end it with Ctrl-C.")
+                self.console.print("Everything keeps running until Ctrl-C.")
                 return
         except Exception as error:
             self.failure = f"watching the pipeline failed: {error!r}"
@@ -178,43 +178,43 @@ class _Demo:
             self.pipeline.drain()
 
     def _follow(self) -> bool:
-        """Return True when all is committed, False if the pipeline ended or nothing moves."""
+        """Return True once everything is committed, False if the pipeline ended or does not progress."""
         total, last, moved = len(self.lines), 0, time.monotonic()
         group = self.settings.kafka.consumer_group
-        with TopicReader(self.bootstrap, group) as reader, live_line(self.console, total) as show:
+        with TopicReader(self.bootstrap, group) as reader, show_live(self.console, total) as show:
             while not self.ended.wait(0.25):
-                done = self._committed(reader)
-                show(done, self._progress_text())
+                done = self._count_committed(reader)
+                show(done, self._format_progress())
                 if done >= total:
                     return True
                 if done != last:
                     last, moved = done, time.monotonic()
                 elif time.monotonic() - moved > _STALL_SECONDS:
                     self.failure = (
-                        f"nothing was committed for {_STALL_SECONDS:g} s: {self._progress_text()}; run it again, and "
+                        f"nothing was committed for {_STALL_SECONDS:g} s: {self._format_progress()}; run it again, and "
                         f"if that ends the same, report it with {self.folder / 'kafka' / 'broker.log'}"
                     )
                     return False
         return False
 
-    def _committed(self, reader: TopicReader) -> int:
+    def _count_committed(self, reader: TopicReader) -> int:
         try:
             return sum(max(offset, 0) for offset in reader.committed(self.source_topic).values())
         except ck.KafkaException:
-            return 0  # the group has no coordinator yet; if that lasts, it counts as a stall
+            return 0  # the group has no coordinator yet; if that persists, it counts as a stall
 
-    def _progress_text(self) -> str:
-        return progress_text(self.pipeline.progress())
+    def _format_progress(self) -> str:
+        return format_progress(self.pipeline.progress())
 
     def _wait_for_windows(self) -> None:
         deadline = time.monotonic() + _SETTLE_SECONDS
         while time.monotonic() < deadline and not self.ended.is_set():
-            found = {check.name: check for check in demo_check.check(self.expected, self._outputs())}
+            found = {check.name: check for check in demo_check.check(self.expected, self._read_outputs())}
             if found["lines in window summaries"].ok:
                 return
             time.sleep(0.2)
 
-    def _outputs(self) -> demo_check.Outputs:
+    def _read_outputs(self) -> demo_check.Outputs:
         with TopicReader(self.bootstrap, self.settings.kafka.consumer_group) as reader:
             reports = [message.value() or b"" for message in reader.read(self.result_topic)]
             letters = [message.value() or b"" for message in reader.read(self.settings.dlq_topic)]
@@ -226,14 +226,14 @@ class _Demo:
         output = Path(self.settings.sinks.filesystem["output"].base_path)
         return demo_check.Outputs(
             reports=[msgspec.json.decode(value, type=demo_check.Report) for value in reports],
-            outcomes=_json_lines(output / "messages.jsonl", demo_check.Outcome),
-            windows=_json_lines(output / "windows.jsonl", demo_check.Window),
+            outcomes=_read_lines(output / "messages.jsonl", demo_check.Outcome),
+            windows=_read_lines(output / "windows.jsonl", demo_check.Window),
             letters=[msgspec.json.decode(value, type=Letter) for value in letters],
             committed=committed,
         )
 
     def _conclude(self, seconds: float) -> int:
-        outputs = self._outputs()
+        outputs = self._read_outputs()
         checks = demo_check.check(self.expected, outputs)
         show_summary(self.console, self.expected, outputs)
         self.console.print(f"Pipeline: {len(outputs.reports)} tasks in {seconds:.1f} s, Spark's start included.")
@@ -257,38 +257,38 @@ class _Demo:
             self.console.print(f"Kafka:          {self.bootstrap}", soft_wrap=True)
 
 
-def feed(bootstrap: str, topic: str, lines: Sequence[bytes]) -> None:
-    """Write the lines round the partitions, in order.
+def fill_topic(bootstrap: str, topic: str, lines: Sequence[bytes]) -> None:
+    """Write the lines to the partitions in turn, in order.
 
     Raises:
         RemoteError: The broker did not confirm all of them.
     """
     failed: list[ck.KafkaError] = []
 
-    def confirmed(error: ck.KafkaError | None, message: ck.Message) -> None:
+    def note_failure(error: ck.KafkaError | None, message: ck.Message) -> None:
         if error is not None:
             failed.append(error)
 
-    # It tries again by itself while a new broker is not ready, and what fails in the end is confirmed as failed.
+    # It retries by itself while a new broker is not ready, and reports what fails in the end.
     settings = {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5, "log_level": 0}
     producer = ck.Producer(settings)
     for number, line in enumerate(lines):
-        producer.produce(topic, line, partition=number % PARTITIONS, on_delivery=confirmed)
+        producer.produce(topic, line, partition=number % PARTITIONS, on_delivery=note_failure)
     if producer.flush(60.0) or failed:
         reason = failed[0].str() if failed else "no confirmation within 60 s"
-        raise RemoteError(f"Feeding topic {topic} failed: {reason}")
+        raise RemoteError(f"Filling topic {topic} failed: {reason}")
 
 
-def _settings(folder: Path, bootstrap: str) -> Settings:
-    """Take the example's configuration, point it at this run's broker and folder, and keep a copy."""
-    document = yaml.safe_load((example_folder() / "tidemill.yaml").read_text())
+def _write_settings(folder: Path, bootstrap: str) -> Settings:
+    """Point the example's configuration at this run's broker and folder, save it, and return it."""
+    document = yaml.safe_load((find_example() / "tidemill.yaml").read_text())
     document["kafka"]["brokers"] = bootstrap
     document["sinks"]["filesystem"]["output"]["base_path"] = str(folder / "output")
     (folder / "tidemill.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
     return Settings.model_validate(document)
 
 
-def _json_lines(path: Path, kind: type[ItemT]) -> list[ItemT]:
+def _read_lines(path: Path, kind: type[ItemT]) -> list[ItemT]:
     if not path.exists():
         return []
     return [msgspec.json.decode(line, type=kind) for line in path.read_bytes().splitlines()]

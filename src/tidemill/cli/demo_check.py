@@ -1,8 +1,8 @@
-"""Check a run of the access-log example against a direct count of its input.
+"""Checks a run of the access-log example against a direct count of its input.
 
-Three countings that share no code are compared: the input file split at its quotes (here), the messages as
-the example's model parsed them, and what awk summed up. Positions are (partition, offset); work that was done
-twice, which at-least-once allows, is recognised by them and counted once. Plain data in, plain data out.
+Compares three counts that share no code: the input file split at its quotes (here), the messages as the example's model
+parsed them, and the sums of awk. Positions are (partition, offset); work that was done twice, which at-least-once
+allows, is recognised by them and counted once. Plain data in, plain data out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Position = tuple[int, int]
 
 
 class Line(NamedTuple):
-    """What is to be counted of a well-formed line."""
+    """What is counted of a well-formed line."""
 
     status: int
     size: int
@@ -40,7 +40,7 @@ class Report(msgspec.Struct):
 
     @property
     def positions(self) -> list[Position]:
-        """What it was counted from."""
+        """The positions of the lines that it counted."""
         return [(self.partition, offset) for offset in self.offsets]
 
 
@@ -73,7 +73,7 @@ class Outputs(msgspec.Struct):
 
 
 class Check(msgspec.Struct):
-    """One number, as it must be and as it is."""
+    """One number: expected and found."""
 
     name: str
     expected: int
@@ -81,7 +81,7 @@ class Check(msgspec.Struct):
 
     @property
     def ok(self) -> bool:
-        """Whether they are the same."""
+        """Whether the numbers are equal."""
         return self.expected == self.found
 
 
@@ -92,23 +92,23 @@ class Totals(msgspec.Struct):
     bytes: Counter[int] = msgspec.field(default_factory=Counter)
 
     def add(self, status: int, lines: int, size: int) -> None:
-        """Count some more."""
+        """Add lines and their bytes."""
         self.lines[status] += lines
         self.bytes[status] += size
 
 
 def read_lines(path: Path) -> list[bytes]:
-    """Return the lines of a gzip file without their ends."""
+    """Return the lines of a gzip file without line breaks."""
     with gzip.open(path) as file:
         return file.read().splitlines()
 
 
-def direct_count(lines: Iterable[bytes], partitions: int) -> dict[Position, Line | None]:
-    """Return each line's status and bytes, None if it is malformed; the lines go round the partitions."""
-    return {(number % partitions, number // partitions): _counted(line) for number, line in enumerate(lines)}
+def count_directly(lines: Iterable[bytes], partitions: int) -> dict[Position, Line | None]:
+    """Return each line's status and bytes, None if it is malformed; lines are dealt to partitions in turn."""
+    return {(number % partitions, number // partitions): _count_line(line) for number, line in enumerate(lines)}
 
 
-def _counted(line: bytes) -> Line | None:
+def _count_line(line: bytes) -> Line | None:
     # A well-formed line has three quoted fields, so six quotes that are not escaped, the last one at its end.
     parts = line.replace(rb"\"", b"").split(b'"')
     if len(parts) != 7 or parts[6]:
@@ -117,7 +117,7 @@ def _counted(line: bytes) -> Line | None:
     return Line(int(status), 0 if size == b"-" else int(size))
 
 
-def totals_of_input(expected: Mapping[Position, Line | None]) -> Totals:
+def add_up_input(expected: Mapping[Position, Line | None]) -> Totals:
     """Add up the well-formed lines of the input."""
     totals = Totals()
     for line in expected.values():
@@ -126,8 +126,8 @@ def totals_of_input(expected: Mapping[Position, Line | None]) -> Totals:
     return totals
 
 
-def totals_of_reports(reports: Sequence[Report], outcomes: Sequence[Outcome]) -> Totals:
-    """Add up what awk counted; lines that an earlier report contained are taken off by their own sizes."""
+def add_up_reports(reports: Sequence[Report], outcomes: Sequence[Outcome]) -> Totals:
+    """Add up what awk counted; lines that an earlier report had counted are subtracted with their sizes."""
     sizes = {(outcome.partition, outcome.offset): outcome.bytes for outcome in outcomes}
     totals, seen = Totals(), set[Position]()
     for report in {report.task_id: report for report in reports}.values():
@@ -141,16 +141,16 @@ def totals_of_reports(reports: Sequence[Report], outcomes: Sequence[Outcome]) ->
 def check(expected: Mapping[Position, Line | None], outputs: Outputs) -> list[Check]:
     """Compare everything that can be compared."""
     good = {position: line for position, line in expected.items() if line is not None}
-    want, found = totals_of_input(expected), totals_of_reports(outputs.reports, outputs.outcomes)
+    want, found = add_up_input(expected), add_up_reports(outputs.reports, outputs.outcomes)
     committed = sum(max(offset, 0) for offset in outputs.committed.values())
     checks = [Check("offsets committed", len(expected), committed)]
     for status in sorted(set(want.lines) | set(found.lines)):
         checks.append(Check(f"lines with status {status}", want.lines[status], found.lines[status]))
         checks.append(Check(f"bytes with status {status}", want.bytes[status], found.bytes[status]))
     checks.append(Check("bytes in all", want.bytes.total(), found.bytes.total()))
-    checks.append(Check("awk results that are wrong", 0, _wrong_reports(good, outputs.reports)))
-    checks.append(Check("lines with an outcome", len(good), len(_right_outcomes(good, outputs.outcomes))))
-    checks.append(Check("lines in window summaries", len(good), len(_in_windows(good, outputs.windows))))
+    checks.append(Check("awk results that are wrong", 0, _count_wrong(good, outputs.reports)))
+    checks.append(Check("lines with an outcome", len(good), len(_find_right_outcomes(good, outputs.outcomes))))
+    checks.append(Check("lines in window summaries", len(good), len(_find_in_windows(good, outputs.windows))))
     bad = set(expected) - set(good)
     lettered = {(s.partition, s.offset) for letter in outputs.letters for s in letter.sources}
     checks.append(Check("malformed lines dead-lettered", len(bad), len(bad & lettered)))
@@ -158,12 +158,12 @@ def check(expected: Mapping[Position, Line | None], outputs: Outputs) -> list[Ch
     return checks
 
 
-def slowest(reports: Iterable[Report], count: int = 5) -> list[Report]:
-    """Return the reports of the tasks that took longest."""
+def find_slowest(reports: Iterable[Report], count: int = 5) -> list[Report]:
+    """Return the reports of the slowest tasks."""
     return sorted(reports, key=lambda report: -report.seconds)[:count]
 
 
-def _wrong_reports(good: Mapping[Position, Line], reports: Iterable[Report]) -> int:
+def _count_wrong(good: Mapping[Position, Line], reports: Iterable[Report]) -> int:
     """Count the reports that differ from the input at just the positions that they name."""
     wrong = 0
     for report in reports:
@@ -174,7 +174,7 @@ def _wrong_reports(good: Mapping[Position, Line], reports: Iterable[Report]) -> 
     return wrong
 
 
-def _right_outcomes(good: Mapping[Position, Line], outcomes: Iterable[Outcome]) -> set[Position]:
+def _find_right_outcomes(good: Mapping[Position, Line], outcomes: Iterable[Outcome]) -> set[Position]:
     return {
         position
         for outcome in outcomes
@@ -183,7 +183,7 @@ def _right_outcomes(good: Mapping[Position, Line], outcomes: Iterable[Outcome]) 
     }
 
 
-def _in_windows(good: Mapping[Position, Line], windows: Iterable[Window]) -> set[Position]:
+def _find_in_windows(good: Mapping[Position, Line], windows: Iterable[Window]) -> set[Position]:
     named = {
         (window.partition, offset)
         for window in windows

@@ -1,4 +1,4 @@
-"""What `tidemill demo` shows: a live line while it works, and the summary. Decides nothing."""
+"""What `tidemill demo` shows: a live line while it runs, and the summary. Decides nothing."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from tidemill.deadletters.letter import Letter
 from tidemill.spark.progress import PipelineProgress
 
 Show = Callable[[int, str], None]
-#: Without a terminal: a line this often, and whenever it is finished.
+#: Without a terminal: one line this often, and one at the end.
 _PLAIN_SECONDS = 2.0
 
 
 @contextmanager
-def live_line(console: Console, total: int) -> Iterator[Show]:
-    """Yield a function that shows how many lines are committed, and a text beside it."""
+def show_live(console: Console, total: int) -> Iterator[Show]:
+    """Yield a function that shows how many lines are committed, and a text next to it."""
     if not console.is_terminal:
-        yield _plain(console, total)
+        yield _show_plain(console, total)
         return
     columns = (
         SpinnerColumn(),
@@ -44,7 +44,7 @@ def live_line(console: Console, total: int) -> Iterator[Show]:
         yield lambda done, text: progress.update(bar, completed=done, description=text)
 
 
-def _plain(console: Console, total: int) -> Show:
+def _show_plain(console: Console, total: int) -> Show:
     started = time.monotonic()
     next_at = 0.0
 
@@ -59,8 +59,8 @@ def _plain(console: Console, total: int) -> Show:
     return show
 
 
-def progress_text(progress: PipelineProgress) -> str:
-    """Say in a few words what the engines do."""
+def format_progress(progress: PipelineProgress) -> str:
+    """Describe in a few words what the engines do."""
     running = [engine for engine in progress.engines if engine.progress is not None]
     if not running:
         return "Spark is starting"
@@ -76,18 +76,20 @@ def show_summary(
     expected: Mapping[demo_check.Position, demo_check.Line | None],
     outputs: demo_check.Outputs,
 ) -> None:
-    """Show the counts beside those of the input, the slowest tasks, and the dead letters."""
-    console.print(_status_table(expected, outputs))
-    console.print(_slowest_table(demo_check.slowest(outputs.reports)))
+    """Show the counts next to those of the input, the slowest tasks, and the dead letters."""
+    console.print(_build_status_table(expected, outputs))
+    console.print(_build_slowest_table(demo_check.find_slowest(outputs.reports)))
     for letter in outputs.letters:
         _show_letter(console, letter)
     by_partition = ", ".join(f"{number}: {offset:,}" for number, offset in sorted(outputs.committed.items()))
     console.print(f"Offsets committed: {sum(outputs.committed.values()):,} (partition {by_partition})")
 
 
-def _status_table(expected: Mapping[demo_check.Position, demo_check.Line | None], outputs: demo_check.Outputs) -> Table:
-    want = demo_check.totals_of_input(expected)
-    found = demo_check.totals_of_reports(outputs.reports, outputs.outcomes)
+def _build_status_table(
+    expected: Mapping[demo_check.Position, demo_check.Line | None], outputs: demo_check.Outputs
+) -> Table:
+    want = demo_check.add_up_input(expected)
+    found = demo_check.add_up_reports(outputs.reports, outputs.outcomes)
     table = Table("status", title="Counted by awk, per status code", title_justify="left")
     for name in ("lines", "bytes", "lines in the input", "bytes in the input"):
         table.add_column(name, justify="right")
@@ -100,7 +102,7 @@ def _status_table(expected: Mapping[demo_check.Position, demo_check.Line | None]
     return table
 
 
-def _slowest_table(reports: Sequence[demo_check.Report]) -> Table:
+def _build_slowest_table(reports: Sequence[demo_check.Report]) -> Table:
     table = Table("task", title="Slowest tasks", title_justify="left")
     for name in ("status", "partition", "lines", "ms"):
         table.add_column(name, justify="right")

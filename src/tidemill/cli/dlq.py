@@ -1,6 +1,6 @@
 """`tidemill dlq list | show | stats | redrive`: looks at dead letters, and sends them again.
 
-What is asked for goes to standard output (`--json`: for programs), progress and what went wrong to standard error.
+Results go to standard output (`--json`: for programs), progress and errors to standard error.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tidemill.cli.dlq_options import (
     SinkNames,
     Text,
     Until,
-    criteria_of,
-    parsed_target,
+    make_criteria,
+    parse_target,
 )
 from tidemill.cli.reporting import reporting
 from tidemill.core.errors import ConfigError
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tidemill.deadletters.reader import Found
     from tidemill.deadletters.redrive.history import Redriven
 
-#: Columns of an output that is no terminal.
+#: Columns of an output that is not a terminal.
 _NO_WIDTH = 100_000
 
 app = typer.Typer(help="Look at dead letters, and send them again.", no_args_is_help=True)
@@ -53,43 +53,43 @@ def list_letters(
     until: Until = None,
     keys: Keys = None,
     text: Text = "",
-    limit: Annotated[int, typer.Option("--limit", min=0, help="The newest so many; 0: all, the oldest first.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", min=0, help="The newest N letters; 0: all, the oldest first.")] = 50,
     as_json: AsJson = False,
 ) -> None:
     """List letters, the newest first; times may be relative here (--from 2h)."""
     with reporting():
-        from tidemill.cli.dlq_view import letter_json, letters_table
+        from tidemill.cli.dlq_view import build_table, encode_letter_line
 
-        criteria = criteria_of(ids, kinds, sinks, since, until, keys, text)
-        settings = _settings(config)
-        with _opened(settings) as box:
-            found = _all(box, criteria) if limit == 0 else reversed(_newest(box, criteria, limit))
-            sent = _history(settings, box)
+        criteria = make_criteria(ids, kinds, sinks, since, until, keys, text)
+        settings = _load_settings(config)
+        with _open_letters(settings) as box:
+            found = _read_all(box, criteria) if limit == 0 else reversed(_find_newest(box, criteria, limit))
+            sent = _find_history(settings, box)
             if as_json:
                 for each in found:
-                    typer.echo(letter_json(each, sent(each)))
+                    typer.echo(encode_letter_line(each, sent(each)))
             else:
-                _table(found, lambda page, width: letters_table([(each, sent(each)) for each in page], width))
+                _print_table(found, lambda page, width: build_table([(each, sent(each)) for each in page], width))
 
 
-def _history(settings: Settings, box: Letters) -> Callable[[Found], list[Redriven]]:
-    """Return what tells when and where to a letter was sent again."""
+def _find_history(settings: Settings, box: Letters) -> Callable[[Found], list[Redriven]]:
+    """Return a function that returns when and where to a letter was sent again."""
     from tidemill.core.errors import RemoteError
     from tidemill.deadletters.redrive.history import read_history
 
     try:
         return read_history(settings, box).of
     except RemoteError as error:
-        # It takes a right of its own to see groups; the letters can be seen without.
+        # Listing groups takes a permission of its own; letters can be read without it.
         typer.echo(f"warning: {error}", err=True)
         return lambda found: []
 
 
-def _table(found: Iterator[Found], table: Callable[[list[Found], int], object]) -> None:
+def _print_table(found: Iterator[Found], table: Callable[[list[Found], int], object]) -> None:
     """Print tables of some letters each: all of a huge topic do not fit into one."""
     from rich.console import Console
 
-    # Where nobody looks, lines are as long as they are: a program or a file wants them whole.
+    # Only a terminal limits the length of lines: programs and files get them whole.
     narrow = sys.stdout.isatty() or "COLUMNS" in os.environ
     console = Console(soft_wrap=False, width=None if narrow else _NO_WIDTH)
     page: list[Found] = []
@@ -113,15 +113,15 @@ def show(
 ) -> None:
     """Show one letter with everything in it: messages and payloads as they are, secrets included."""
     with reporting():
-        from tidemill.cli.dlq_view import letter_json, letter_text
+        from tidemill.cli.dlq_view import describe_letter, encode_letter_line
         from tidemill.core.deadletters.redrive import Criteria
 
         if not letter_id:
             raise ConfigError("the id of a letter is not empty")
-        settings = _settings(config)
-        with _opened(settings) as box:
+        settings = _load_settings(config)
+        with _open_letters(settings) as box:
             found: dict[str, Found] = {}
-            for each in _all(box, Criteria(ids=(letter_id,))):
+            for each in _read_all(box, Criteria(ids=(letter_id,))):
                 assert each.letter is not None
                 found[each.letter.letter_id] = each
                 if each.letter.letter_id == letter_id or len(found) > 1:
@@ -131,9 +131,9 @@ def show(
             if len(found) > 1 and letter_id not in found:
                 raise ConfigError(f"several letters begin with {letter_id!r}: {', '.join(found)}, perhaps more")
             one = found.get(letter_id) or next(iter(found.values()))
-            sent = _history(settings, box)(one)
+            sent = _find_history(settings, box)(one)
         allowed = settings.dlq.max_redrives
-        typer.echo(letter_json(one, sent) if as_json else letter_text(one, str(config or ""), sent, allowed))
+        typer.echo(encode_letter_line(one, sent) if as_json else describe_letter(one, str(config or ""), sent, allowed))
 
 
 @app.command()
@@ -150,19 +150,19 @@ def stats(
 ) -> None:
     """Count letters by kind, sink, error and day; times may be relative here (--from 7d)."""
     with reporting():
-        from tidemill.cli.dlq_view import stats_json, stats_text
+        from tidemill.cli.dlq_view import describe_stats, encode_stats
         from tidemill.core.deadletters.letter_stats import LetterStats
-        from tidemill.deadletters.reader import facts_of
+        from tidemill.deadletters.reader import extract_facts
 
-        criteria = criteria_of(ids, kinds, sinks, since, until, keys, text)
+        criteria = make_criteria(ids, kinds, sinks, since, until, keys, text)
         counted = LetterStats()
-        with _opened(_settings(config)) as box:
-            for each in _all(box, criteria, garbage=True):
+        with _open_letters(_load_settings(config)) as box:
+            for each in _read_all(box, criteria, garbage=True):
                 if each.letter is None:
                     counted.no_letters += 1
                 else:
-                    counted.add(facts_of(each.letter), each.letter.error)
-        typer.echo(stats_json(counted) if as_json else stats_text(counted))
+                    counted.add(extract_facts(each.letter), each.letter.error)
+        typer.echo(encode_stats(counted) if as_json else describe_stats(counted))
 
 
 @app.command()
@@ -184,71 +184,71 @@ def redrive(
     until: Until = None,
     keys: Keys = None,
     text: Text = "",
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most so many letters in this run.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most this many letters in this run.")] = None,
     max_redrives: Annotated[
         int | None,
         typer.Option(
-            "--max-redrives", min=0, help="Leave a message that was sent again so often; else dlq.max_redrives."
+            "--max-redrives", min=0, help="Leave a message that was sent again this often; default: dlq.max_redrives."
         ),
     ] = None,
     rate: Annotated[
-        float | None, typer.Option("--rate", min=0.001, help="At most so many messages or payloads in a second.")
+        float | None, typer.Option("--rate", min=0.001, help="At most this many messages or payloads per second.")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Send nothing; say what would be sent, and where.")
     ] = False,
     restart: Annotated[
-        bool, typer.Option("--restart", help="Begin with the oldest letter, whatever this redrive sent before.")
+        bool, typer.Option("--restart", help="Start with the oldest letter, even if this redrive sent it before.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Send letters again, each once: the same command goes on where it was stopped.
+    """Send letters again, each once: run the same command again to continue.
 
-    Letters to the same place by the same filters are the same redrive. Ctrl-C ends it after what is in hand; a
-    second one at once.
+    Letters to the same place by the same filters are the same redrive. Ctrl-C ends it after the
+    current batch; a second one at once.
     """
     with reporting():
         from tidemill.cli.dlq_redrive import run_redrive
-        from tidemill.deadletters.redrive.run import Order
+        from tidemill.deadletters.redrive.run import RedriveOrder
 
-        target, topic = parsed_target(to)
-        criteria = criteria_of(ids, kinds, sinks, since, until, keys, text, relative=False)
-        order = Order(criteria, target, topic, limit, max_redrives, rate, dry_run, restart)
-        raise typer.Exit(run_redrive(_settings(config), order, as_json=as_json))
+        target, topic = parse_target(to)
+        criteria = make_criteria(ids, kinds, sinks, since, until, keys, text, relative=False)
+        order = RedriveOrder(criteria, target, topic, limit, max_redrives, rate, dry_run, restart)
+        raise typer.Exit(run_redrive(_load_settings(config), order, as_json=as_json))
 
 
-def _settings(config: Path | None) -> Settings:
+def _load_settings(config: Path | None) -> Settings:
     """Return the configuration, with logs of warnings and worse on standard error."""
     from tidemill.config.loading import load_settings
     from tidemill.runtime.log import configure
 
     settings = load_settings(config)
     if settings.logging.level in ("DEBUG", "INFO"):
-        # Meant for the pipeline: here, somebody reads along.
+        # Meant for the pipeline; here it would only disturb the output.
         settings.logging.level = "WARNING"
     configure(settings.logging)
     return settings
 
 
-def _opened(settings: Settings) -> Letters:
+def _open_letters(settings: Settings) -> Letters:
     from tidemill.deadletters.opening import open_letters
 
     return open_letters(settings)
 
 
-def _all(box: Letters, criteria: Criteria, *, garbage: bool = False) -> Iterator[Found]:
-    """Yield the letters asked for, the oldest first."""
+def _read_all(box: Letters, criteria: Criteria, *, garbage: bool = False) -> Iterator[Found]:
+    """Yield the letters that match, the oldest first."""
     ranges = box.ranges()
     starts = {number: low for number, (low, _) in ranges.items()}
     if criteria.since is not None:
         starts = box.offsets_at(criteria.since, ranges)
-    yield from _matching(box, criteria, starts, {number: end for number, (_, end) in ranges.items()}, garbage)
+    yield from _read_matching(box, criteria, starts, {number: end for number, (_, end) in ranges.items()}, garbage)
 
 
-def _matching(
+def _read_matching(
     box: Letters, criteria: Criteria, starts: dict[int, int], ends: dict[int, int], garbage: bool
 ) -> Iterator[Found]:
-    from tidemill.deadletters.reader import Found, facts_of
+    from tidemill.deadletters.reader import Found, extract_facts
 
     for each in box.stream(starts, ends):
         if not isinstance(each, Found):
@@ -256,12 +256,12 @@ def _matching(
         if each.letter is None:
             if garbage:
                 yield each
-        elif criteria.matches(facts_of(each.letter, text=bool(criteria.text))):
+        elif criteria.matches(extract_facts(each.letter, text=bool(criteria.text))):
             yield each
 
 
-def _newest(box: Letters, criteria: Criteria, limit: int) -> list[Found]:
-    """Return the newest letters asked for, in order of time; what is no letter is among them if all are asked for."""
+def _find_newest(box: Letters, criteria: Criteria, limit: int) -> list[Found]:
+    """Return the newest letters that match, in order of time; without filters, what is not a letter is among them."""
 
     def age(each: Found) -> float:
         return each.letter.written_at if each.letter is not None else 0.0
@@ -271,13 +271,13 @@ def _newest(box: Letters, criteria: Criteria, limit: int) -> list[Found]:
         return [each for _, each in reversed(numbered)]
 
     if not criteria.empty:
-        return newest(_all(box, criteria))
+        return newest(_read_all(box, criteria))
     ranges = box.ranges()
     ends = {number: end for number, (_, end) in ranges.items()}
     reach = limit
     while True:
         starts = {number: max(low, end - reach) for number, (low, end) in ranges.items()}
-        found = newest(_matching(box, criteria, starts, ends, garbage=True))
+        found = newest(_read_matching(box, criteria, starts, ends, garbage=True))
         if len(found) == limit or all(starts[number] == low for number, (low, _) in ranges.items()):
             return found
         # Transactions leave offsets without a letter: look further back.

@@ -1,4 +1,4 @@
-"""What the `tidemill dlq` commands are told: their common options, and how times and targets are written."""
+"""The common options of the `tidemill dlq` commands, and how times and targets are written."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _AGO = re.compile(r"(\d+)\s*([smhdw])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
-def parsed_time(option: str, text: str | None, *, relative: bool = True) -> float | None:
+def parse_time(option: str, text: str | None, *, relative: bool = True) -> float | None:
     """Return a time in seconds since the epoch; without a time zone it is UTC.
 
     Args:
@@ -55,7 +55,7 @@ def parsed_time(option: str, text: str | None, *, relative: bool = True) -> floa
         relative: Whether a time may be relative to now.
 
     Raises:
-        ConfigError: It is no time.
+        ConfigError: It is not a time.
     """
     if text is None:
         return None
@@ -64,18 +64,18 @@ def parsed_time(option: str, text: str | None, *, relative: bool = True) -> floa
         if not relative:
             raise ConfigError(
                 f"{option} {text}: a redrive takes times with a date, so that the same command means the same letters "
-                "when it goes on later"
+                "when it is run again"
             )
         return (datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})).timestamp()
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
         example = "2026-05-01T12:00 (UTC)" + (", or 2h for two hours ago" if relative else "")
-        raise ConfigError(f"{option} {text}: this is no time; write {example}") from None
+        raise ConfigError(f"{option} {text}: this is not a time; write {example}") from None
     return (at.replace(tzinfo=UTC) if at.tzinfo is None else at).timestamp()
 
 
-def criteria_of(
+def make_criteria(
     ids: Sequence[str] | None,
     kinds: Sequence[str] | None,
     sinks: Sequence[str] | None,
@@ -86,10 +86,10 @@ def criteria_of(
     *,
     relative: bool = True,
 ) -> Criteria:
-    """Return what the common options ask for.
+    """Return the criteria that the common options stand for.
 
     Raises:
-        ConfigError: A kind or a time is none.
+        ConfigError: There is no such kind, or a time is invalid.
     """
     from tidemill.core.deadletters.redrive import Criteria
     from tidemill.deadletters.letter import LetterKind
@@ -97,21 +97,21 @@ def criteria_of(
     known = [kind.value for kind in LetterKind]
     for kind in kinds or ():
         if kind not in known:
-            raise ConfigError(f"--kind {kind}: there is no such kind; there is {', '.join(known)}")
+            raise ConfigError(f"--kind {kind}: there is no such kind; the kinds are {', '.join(known)}")
     if "" in (ids or ()):
         raise ConfigError("--id: an empty id means every letter; leave the option out")
     return Criteria(
         tuple(ids or ()),
         tuple(kinds or ()),
         tuple(sinks or ()),
-        parsed_time("--from", since, relative=relative),
-        parsed_time("--until", until, relative=relative),
+        parse_time("--from", since, relative=relative),
+        parse_time("--until", until, relative=relative),
         tuple(keys or ()),
         text,
     )
 
 
-def parsed_target(text: str) -> tuple[Target, str]:
+def parse_target(text: str) -> tuple[Target, str]:
     """Return where `--to` says: `source`, `sink`, or a topic (`topic:NAME` for one with such a name).
 
     Raises:

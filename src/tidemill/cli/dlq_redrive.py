@@ -1,4 +1,4 @@
-"""Runs a redrive for the command line: signals, progress, and what is said at the end."""
+"""Runs a redrive for the command line: signals, progress and the result."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tidemill.cli.dlq_view import plain
 from tidemill.config.redaction import redact_text
 from tidemill.config.settings import Settings
 from tidemill.core.deadletters.redrive import Target, Why
-from tidemill.deadletters.redrive.run import Order, Redrive
+from tidemill.deadletters.redrive.run import Redrive, RedriveOrder
 from tidemill.runtime.exitcode import ExitCode
 
 if TYPE_CHECKING:
-    from tidemill.deadletters.redrive.targets import Item
+    from tidemill.deadletters.redrive.targets import RedriveItem
 
-#: A line of progress this often where there is no terminal, and a new status this often where there is one.
+#: A line of progress this often without a terminal, and a new status this often with one.
 _LINE_SECONDS = 10.0
 _STATUS_SECONDS = 0.2
 _FAILED_SHOWN = 20
@@ -44,11 +44,11 @@ class _Stop:
         self.wanted = True
 
 
-def run_redrive(settings: Settings, order: Order, *, as_json: bool) -> ExitCode:
-    """Do a redrive, show its progress and say what came of it.
+def run_redrive(settings: Settings, order: RedriveOrder, *, as_json: bool) -> ExitCode:
+    """Do a redrive, and show its progress and its result.
 
     Raises:
-        TidemillError: It ended early; what was sent until then was said.
+        TidemillError: It ended early; the result up to then was printed.
     """
     stop = _Stop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -60,13 +60,13 @@ def run_redrive(settings: Settings, order: Order, *, as_json: bool) -> ExitCode:
             redrive.run()
             ended = "stopped" if stop.wanted and redrive.left else "limit" if redrive.left else "end"
         finally:
-            # After an error, too: what was sent until then has to be known.
+            # After an error as well: what was sent until then has to be known.
             _say_result(redrive, order, ended, as_json=as_json)
     undone = redrive.tally.unsent or redrive.tally.lost_messages
     return ExitCode.REMOTE if undone and not order.dry_run else ExitCode.OK
 
 
-def _say_item(item: Item, *, as_json: bool) -> None:
+def _say_item(item: RedriveItem, *, as_json: bool) -> None:
     letter = item.letter
     if as_json:
         line = {"letter_id": letter.letter_id, "kind": letter.kind, "to": item.where, "count": item.count}
@@ -77,7 +77,7 @@ def _say_item(item: Item, *, as_json: bool) -> None:
         typer.echo(plain(f"{letter.letter_id}  {letter.kind.value:<9}  {counted} to {item.where}"))
 
 
-def _say_result(redrive: Redrive, order: Order, ended: str, *, as_json: bool) -> None:
+def _say_result(redrive: Redrive, order: RedriveOrder, ended: str, *, as_json: bool) -> None:
     tally = redrive.tally
     if as_json:
         typer.echo(json_text(_result(redrive, order, ended)))
@@ -94,19 +94,19 @@ def _say_result(redrive: Redrive, order: Order, ended: str, *, as_json: bool) ->
     if tally.unsent > _FAILED_SHOWN:
         typer.echo(f"  and {tally.unsent - _FAILED_SHOWN:,} more; --json names up to {tally.keep:,}", err=True)
     if tally.unsent and not order.dry_run:
-        typer.echo("once that is mended, send those by their ids: --id ID --restart", err=True)
+        typer.echo("once that is fixed, send those by their ids: --id ID --restart", err=True)
     if tally.lost_messages:
         typer.echo(
-            f"{tally.lost_messages:,} messages are lost for a redrive: their letters had no room for where they are",
+            f"{tally.lost_messages:,} messages are lost for a redrive: their letters had no room for their positions",
             err=True,
         )
         for letter_id, lost in tally.in_part[:_FAILED_SHOWN]:
             typer.echo(plain(f"  {letter_id}: the others of its messages, not these {lost:,}"), err=True)
     if redrive.left and not order.dry_run:
-        typer.echo(f"{redrive.left:,} records are left; the same command goes on with them", err=True)
+        typer.echo(f"{redrive.left:,} records are left; run the same command again to continue", err=True)
 
 
-def _result(redrive: Redrive, order: Order, ended: str) -> dict[str, object]:
+def _result(redrive: Redrive, order: RedriveOrder, ended: str) -> dict[str, object]:
     tally = redrive.tally
     return {
         "redrive": redrive.name,
@@ -140,7 +140,7 @@ def _progress() -> Iterator[_Watch]:
 
 
 class _Watch:
-    """Called often by a redrive; says something now and then."""
+    """Called often by a redrive; prints progress now and then."""
 
     seconds = _LINE_SECONDS
 
@@ -151,7 +151,7 @@ class _Watch:
         now = time.monotonic()
         if now >= self._next:
             self._next = now + self.seconds
-            self.say(progress_text(redrive))
+            self.say(describe_progress(redrive))
 
     def say(self, text: str) -> None:
         """Show a text."""
@@ -173,8 +173,8 @@ class _Shown(_Watch):
         self._status.update(text)  # type: ignore[attr-defined]
 
 
-def progress_text(redrive: Redrive) -> str:
-    """Say in one line how far a redrive is."""
+def describe_progress(redrive: Redrive) -> str:
+    """Return one line that says how far a redrive got."""
     seen = redrive.total - redrive.left
     share = f"{seen / redrive.total:.0%}" if redrive.total else "100%"
     parts = [f"{seen:,} of {redrive.total:,} records ({share})", f"{redrive.tally.sent:,} letters sent"]

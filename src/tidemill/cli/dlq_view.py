@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tidemill.deadletters.letter import HISTORY_HEADER, Letter, LetterSource, history_in
+from tidemill.deadletters.letter import HISTORY_HEADER, Letter, LetterSource, read_history_header
 from tidemill.deadletters.payloads import Blob
-from tidemill.deadletters.reader import Found, shown_bytes
+from tidemill.deadletters.reader import Found, show_bytes
 from tidemill.deadletters.redrive.history import Redriven
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 #: In a narrower terminal the table says less, and errors take several lines; `show` has the rest.
 _WIDE = 120
 _NARROW_CELL = 22
-#: Of values, payloads and headers so much is shown; --json has all of it.
+#: Of values, payloads and headers this many characters are shown; --json has all of them.
 _SHOWN = 2_000
 _ID = 12
 
@@ -37,28 +37,28 @@ def plain(text: str, *, lines: bool = False) -> str:
     return "".join(char if char.isprintable() or char in kept else f"\\x{ord(char):02x}" for char in text)
 
 
-def time_text(seconds: float) -> str:
-    """Return a time for people, UTC."""
+def format_time(seconds: float) -> str:
+    """Return a readable time, UTC."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def place(source: LetterSource) -> str:
+def locate(source: LetterSource) -> str:
     """Return where a message is."""
     return f"{source.topic}/{source.partition}/{source.offset}"
 
 
-def letter_json(found: Found, sent: Sequence[Redriven] = ()) -> str:
+def encode_letter_line(found: Found, sent: Sequence[Redriven] = ()) -> str:
     """Return a letter as one line of JSON, with its place and where it was sent again."""
     where: dict[str, object] = {"partition": found.partition, "offset": found.offset}
     if found.file:
         where = {"file": found.file, "row": found.offset}
     if found.letter is None:
         return json.dumps({"dlq": where, "problem": found.problem})
-    redriven = [{"at": _iso(each.at), "to": each.to} for each in sent]
+    redriven = [{"at": _format_iso(each.at), "to": each.to} for each in sent]
     return msgspec.json.encode({"dlq": where, **msgspec.structs.asdict(found.letter), "redriven": redriven}).decode()
 
 
-def letters_table(found: Sequence[tuple[Found, Sequence[Redriven]]], width: int) -> RenderableType:
+def build_table(found: Sequence[tuple[Found, Sequence[Redriven]]], width: int) -> RenderableType:
     """Return a table with a line for each letter; where there is little room, with fewer columns.
 
     Args:
@@ -78,21 +78,21 @@ def letters_table(found: Sequence[tuple[Found, Sequence[Redriven]]], width: int)
         table.add_column(name, no_wrap=True, overflow="ellipsis", max_width=None if wide else _NARROW_CELL)
     table.add_column("ERROR", no_wrap=wide, overflow="ellipsis" if wide else "fold")
     for each, sent in found:
-        *cells, error = _row(each)
-        shown = cells[: 3 + len(middle)] + ([_sent_text(sent)] if any_sent else [])
+        *cells, error = _make_row(each)
+        shown = cells[: 3 + len(middle)] + ([_describe_sent(sent)] if any_sent else [])
         # Text, not str: rich would read markup in it.
         table.add_row(*(Text(plain(cell)) for cell in (*shown, error)))
     return table
 
 
-def _sent_text(sent: Sequence[Redriven]) -> str:
+def _describe_sent(sent: Sequence[Redriven]) -> str:
     if not sent:
         return "-"
     times = f" ({len(sent)} times)" if len(sent) > 1 else ""
-    return f"{time_text(sent[-1].at)[5:16]} to {sent[-1].to}{times}"
+    return f"{format_time(sent[-1].at)[5:16]} to {sent[-1].to}{times}"
 
 
-def _row(found: Found) -> tuple[str, ...]:
+def _make_row(found: Found) -> tuple[str, ...]:
     letter = found.letter
     if letter is None:
         where = "-" if found.file else f"at {found.partition}/{found.offset}"
@@ -104,18 +104,18 @@ def _row(found: Found) -> tuple[str, ...]:
         letter.timestamp[:19].replace("T", " "),
         letter.kind.value,
         f"{letter.sink_type}.{letter.sink_name}" if letter.sink_name else letter.task_id or "-",
-        place(first) + more if first else "-",
-        (shown_bytes(first.key) or "-") if first else "-",
+        locate(first) + more if first else "-",
+        (show_bytes(first.key) or "-") if first else "-",
         letter.error.strip().partition("\n")[0],
     )
 
 
-def letter_text(found: Found, config: str = "", sent: Sequence[Redriven] = (), max_redrives: int = 1_000) -> str:
-    """Return everything about a letter, for people.
+def describe_letter(found: Found, config: str = "", sent: Sequence[Redriven] = (), max_redrives: int = 1_000) -> str:
+    """Return everything about a letter as readable text.
 
     Args:
         found: Where it is.
-        config: The configuration file that was named, for the commands that are proposed.
+        config: The configuration file that was named, for the commands that are suggested.
         sent: When and where to it was sent again.
         max_redrives: How often a message is sent again unless the command says otherwise.
     """
@@ -129,68 +129,68 @@ def letter_text(found: Found, config: str = "", sent: Sequence[Redriven] = (), m
         ("error", letter.error),
         ("attempts", str(letter.attempt_count)),
         ("redrives", str(letter.redrives)),
-        ("redriven", "\n".join(f"{time_text(each.at)} UTC to {each.to}" for each in sent)),
+        ("redriven", "\n".join(f"{format_time(each.at)} UTC to {each.to}" for each in sent)),
         ("sink", f"sinks.{letter.sink_type}.{letter.sink_name}" if letter.sink_name else ""),
         ("task", letter.task_id or ""),
         ("arguments", " ".join(letter.args)),
         ("exit code", "" if letter.exit_code is None else str(letter.exit_code)),
         ("stderr", letter.stderr),
     )
-    lines += [f"{name:<11} {_indented(text)}" for name, text in facts if text]
+    lines += [f"{name:<11} {_indent(text)}" for name, text in facts if text]
     for payload in letter.original_payloads:
-        lines.append(f"{'payload':<11} {_indented(_short(payload))}")
+        lines.append(f"{'payload':<11} {_indent(_shorten(payload))}")
     for source in letter.sources:
-        lines += _source_lines(source)
+        lines += _describe_source(source)
     if letter.sources_dropped:
         lines.append(f"{'messages':<11} and {letter.sources_dropped} more, whose positions did not fit into the letter")
-    lines += ["", *_what_to_do(letter, config, again=bool(sent), max_redrives=max_redrives)]
+    lines += ["", *_suggest_commands(letter, config, again=bool(sent), max_redrives=max_redrives)]
     return "\n".join(lines)
 
 
-def _source_lines(source: LetterSource) -> list[str]:
-    at = f" of {time_text(source.timestamp / 1000)} UTC" if source.timestamp >= 0 else ""
-    lines = [f"{'message':<11} {place(source)}{at}"]
-    lines.append(f"{'  key':<11} {_value(source.key)}")
+def _describe_source(source: LetterSource) -> list[str]:
+    at = f" of {format_time(source.timestamp / 1000)} UTC" if source.timestamp >= 0 else ""
+    lines = [f"{'message':<11} {locate(source)}{at}"]
+    lines.append(f"{'  key':<11} {_describe_value(source.key)}")
     for name, value in source.headers:
-        lines.append(f"{'  header':<11} {plain(name)}: {_value(value)}")
+        lines.append(f"{'  header':<11} {plain(name)}: {_describe_value(value)}")
         if name == HISTORY_HEADER:
-            lines += [f"{'':<11}   {line}" for line in _history(value)]
-    lines.append(f"{'  value':<11} {_value(source.value)}")
+            lines += [f"{'':<11}   {line}" for line in _describe_history(value)]
+    lines.append(f"{'  value':<11} {_describe_value(source.value)}")
     return lines
 
 
-def _history(value: str | Blob | None) -> Iterable[str]:
-    text = shown_bytes(value) or ""
-    for entry in history_in([(HISTORY_HEADER, text.encode())]):
+def _describe_history(value: str | Blob | None) -> Iterable[str]:
+    text = show_bytes(value) or ""
+    for entry in read_history_header([(HISTORY_HEADER, text.encode())]):
         known = {name: plain(str(entry.get(name, "?"))) for name in ("timestamp", "kind", "error", "letter_id")}
         yield f"{known['timestamp'][:19]} {known['kind']}: {known['error']} (letter {known['letter_id'][:_ID]})"
 
 
-def _value(value: str | Blob | None) -> str:
+def _describe_value(value: str | Blob | None) -> str:
     if value is None:
         return "(none)"
     if isinstance(value, str):
-        return _indented(_short(value))
+        return _indent(_shorten(value))
     if value.base64 is not None:
-        return f"(base64) {_short(value.base64)}"
+        return f"(base64) {_shorten(value.base64)}"
     if value.text is not None:
-        return _indented(_short(value.text))
+        return _indent(_shorten(value.text))
     if value.length is None:
         return "(not in the letter; it is still at its position, if that is kept)"
     return f"({value.length:,} bytes, too large for the letter; SHA-256 {value.sha256})"
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ... ({len(text):,} characters; --json has them all)"
 
 
-def _indented(text: str) -> str:
+def _indent(text: str) -> str:
     return plain(text.rstrip("\n"), lines=True).replace("\n", "\n" + " " * 12)
 
 
-def _what_to_do(letter: Letter, config: str, *, again: bool, max_redrives: int) -> list[str]:
+def _suggest_commands(letter: Letter, config: str, *, again: bool, max_redrives: int) -> list[str]:
     command = f"tidemill dlq redrive {f'{shlex.quote(config)} ' if config else ''}--id {letter.letter_id}"
-    # A redrive that was done goes on after it: only from the beginning it comes to this letter again.
+    # A redrive continues after the letters it has sent: it reaches this one again only from the beginning.
     command += " --restart" if again else ""
     lines = []
     if letter.sources:
@@ -201,7 +201,7 @@ def _what_to_do(letter: Letter, config: str, *, again: bool, max_redrives: int) 
     return lines
 
 
-def stats_json(stats: LetterStats) -> str:
+def encode_stats(stats: LetterStats) -> str:
     """Return counts as JSON."""
     return json.dumps(
         {
@@ -209,33 +209,33 @@ def stats_json(stats: LetterStats) -> str:
             "messages": stats.messages,
             "no_letters": stats.no_letters,
             "redriven_before": stats.redriven,
-            "oldest": _iso(stats.oldest),
-            "newest": _iso(stats.newest),
+            "oldest": _format_iso(stats.oldest),
+            "newest": _format_iso(stats.newest),
             **{f"by_{group}": counts for group, counts in stats.counts.items()},
         }
     )
 
 
-def _iso(seconds: float | None) -> str | None:
+def _format_iso(seconds: float | None) -> str | None:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
-def stats_text(stats: LetterStats) -> str:
-    """Return counts for people; the first ten of each group."""
+def describe_stats(stats: LetterStats) -> str:
+    """Return counts as readable text; the first ten of each group."""
     lines = [f"{stats.letters:,} letters about {stats.messages:,} messages"]
     if stats.oldest is not None and stats.newest is not None:
-        lines.append(f"oldest {time_text(stats.oldest)}, newest {time_text(stats.newest)} (UTC)")
+        lines.append(f"oldest {format_time(stats.oldest)}, newest {format_time(stats.newest)} (UTC)")
     if stats.redriven:
         lines.append(f"{stats.redriven:,} of them about messages that were sent again before")
     if stats.no_letters:
         lines.append(f"{stats.no_letters:,} records are not letters")
     for group, counts in stats.counts.items():
         if counts:
-            lines += ["", f"by {group}", *_count_lines(counts, last=group == "day")]
+            lines += ["", f"by {group}", *_list_counts(counts, last=group == "day")]
     return "\n".join(lines)
 
 
-def _count_lines(counts: Mapping[str, int], *, last: bool) -> list[str]:
+def _list_counts(counts: Mapping[str, int], *, last: bool) -> list[str]:
     items = list(counts.items())
     shown = items[-10:] if last else items[:10]
     lines = [f"{count:>10,}  {plain(value)}" for value, count in shown]

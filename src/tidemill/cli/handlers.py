@@ -1,4 +1,4 @@
-"""Finds the handler that `--handler module:Class` names, and says what to do when it is not there."""
+"""Finds the handler that `--handler module:Class` names, or explains why it cannot."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ def load_handler(spec: str, folder: Path | None = None) -> Handler[Any, Any]:
     """Return the handler that a text like `handler:LogHandler` names.
 
     Args:
-        spec: Module and class; an instance, or a nested name like `module:factory.handler`, will do.
-        folder: Where modules are looked for first; None: the current folder.
+        spec: Module and class; an instance or a nested name like `module:factory.handler` works too.
+        folder: Where to look for modules first; None: the current folder.
 
     Raises:
-        HandlerError: It cannot be imported or made; says what to do.
+        HandlerError: It cannot be imported or created; the message says what to do.
     """
     module_name, _, name = spec.partition(":")
     if not module_name or not name:
-        raise HandlerError(f"{spec!r} names no handler; write module:Class, for example handler:LogHandler")
+        raise HandlerError(f"{spec!r} does not name a handler; write module:Class, for example handler:LogHandler")
     if module_name.endswith(".py") or "/" in module_name:
         dotted = module_name.removesuffix(".py").strip("./").replace("/", ".")
         raise HandlerError(f"{module_name!r} is a file; name the module instead: {dotted}:{name}")
     folder = folder or Path.cwd()
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
-    return _made(_found(_imported(module_name, folder), name), spec)
+    return _create(_find(_import(module_name, folder), name), spec)
 
 
-def _imported(name: str, folder: Path) -> ModuleType:
+def _import(name: str, folder: Path) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        # Another module may be the missing one: imported by the handler's.
+        # The missing module may be another one, which the handler's module imports.
         if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
             raise HandlerError(
                 f"the module {name!r} needs the module {error.name!r}, which is not installed; install it where "
-                f"tidemill runs ({_place(error)})"
+                f"tidemill runs ({_locate(error)})"
             ) from error
         near = difflib.get_close_matches(name, [path.stem for path in folder.glob("*.py")], n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
@@ -58,14 +58,14 @@ def _imported(name: str, folder: Path) -> ModuleType:
     except TidemillError as error:
         raise HandlerError(f"importing the module {name!r} failed: {error}") from error
     except (Exception, SystemExit) as error:
-        # The text of a syntax error names file and line too.
+        # The text of a syntax error repeats file and line.
         said = error.msg if isinstance(error, SyntaxError) else error
         raise HandlerError(
-            f"importing the module {name!r} failed: {type(error).__name__}: {said} ({_place(error)})"
+            f"importing the module {name!r} failed: {type(error).__name__}: {said} ({_locate(error)})"
         ) from error
 
 
-def _found(module: ModuleType, name: str) -> Any:
+def _find(module: ModuleType, name: str) -> Any:
     from tidemill.pipeline.handler.base import Handler
 
     value: Any = module
@@ -79,30 +79,30 @@ def _found(module: ModuleType, name: str) -> Any:
                 or (inspect.isclass(item) and issubclass(item, Handler) and item is not Handler)
             ]
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.5) or known[:1]
-            hint = f"did you mean {module.__name__}:{near[0]}?" if near else "it has no handler at all"
+            hint = f"did you mean {module.__name__}:{near[0]}?" if near else "it has no handler"
             raise HandlerError(f"the module {module.__name__!r} has no {name!r}; {hint}")
     return value
 
 
-def _made(value: Any, spec: str) -> Handler[Any, Any]:
+def _create(value: Any, spec: str) -> Handler[Any, Any]:
     from tidemill.pipeline.handler.base import Handler
 
     if isinstance(value, Handler):
         return value
     if not (inspect.isclass(value) and issubclass(value, Handler)):
-        raise HandlerError(f"{spec} is not a handler; it has to be a class that inherits from tidemill.Handler")
+        raise HandlerError(f"{spec} is not a handler; it must be a class that inherits from tidemill.Handler")
     try:
-        made: Handler[Any, Any] = value()
+        instance: Handler[Any, Any] = value()
     except Exception as error:
         raise HandlerError(
-            f"{spec} cannot be made without arguments: {type(error).__name__}: {error} ({_place(error)}); give "
+            f"{spec} cannot be created without arguments: {type(error).__name__}: {error} ({_locate(error)}); give "
             "its arguments defaults, or name an instance instead of the class"
         ) from error
-    return made
+    return instance
 
 
-def _place(error: BaseException) -> str:
-    """Return file and line of the user's code where an error came from."""
+def _locate(error: BaseException) -> str:
+    """Return the file and line of the user's code that an error came from."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)

@@ -1,4 +1,4 @@
-"""`tidemill init`: a small project that runs as it is. Its files are in `templates/`."""
+"""`tidemill init`: creates a small project that runs as it is, from the files in `templates/`."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _PLACEHOLDER = "PROJECT_NAME"
 def init(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The new project's folder.")],
 ) -> None:
-    """Make a small project: handler, configuration, test. It runs as it is; nothing is overwritten."""
+    """Create a small project: handler, configuration, test. It runs as it is; nothing is overwritten."""
     with reporting():
         for path in create_project(directory):
-            typer.echo(f"made {path}")
+            typer.echo(f"created {path}")
         typer.echo(f"\nnow: cd {directory} and read README.md")
 
 
@@ -44,19 +44,19 @@ def create_project(directory: Path) -> list[Path]:
         raise ConfigError(f"{directory} is not a folder; choose another name")
     existing = [str(directory / name) for name in FILES if (directory / name).exists()]
     if existing:
-        raise ConfigError(f"nothing was written, because of {', '.join(existing)}; choose another folder")
+        raise ConfigError(f"nothing was written, because there already is {', '.join(existing)}; choose another folder")
     name = re.sub(r"[^a-z0-9._-]+", "-", directory.resolve().name.lower()).strip("-.") or "pipeline"
     templates = files("tidemill.cli") / "templates"
-    made = []
+    created = []
     try:
         for target, template in FILES.items():
             text = (templates / template).read_text(encoding="utf-8").replace(_PLACEHOLDER, name)
             path = directory / target
             path.parent.mkdir(parents=True, exist_ok=True)
-            # "x": what appeared since the check above is not overwritten either.
+            # "x": files created since the check above are not overwritten either.
             with path.open("x", encoding="utf-8") as file:
                 file.write(text)
-            made.append(path)
+            created.append(path)
     except OSError as error:
         raise ConfigError(f"{error.filename or directory} cannot be written: {error.strerror}") from error
-    return made
+    return created

@@ -1,6 +1,6 @@
-"""The `tidemill` command: names the commands and documents the exit codes.
+"""The `tidemill` command: defines the commands and documents the exit codes.
 
-Starting it must be cheap, so nothing heavy (Spark, Kafka, pydantic) is imported before a command needs it.
+It must start fast, so nothing heavy (Spark, Kafka, pydantic) is imported before a command needs it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from tidemill.cli.reporting import reporting
 
 EXIT_CODES = (
     "Exit codes: 0 done, or drained after a first SIGTERM or SIGINT; 1 an error inside tidemill; 2 wrong configuration "
-    "or command line; 3 the handler is wrong; 4 a broker, Spark or a sink failed (doctor, dlq redrive: something is to "
-    "be done); 5 another process uses the same worker name (or does the same redrive); 130 stopped at once by a second "
-    "signal."
+    "or command line; 3 the handler is wrong; 4 a broker, Spark or a sink failed (doctor, dlq redrive: something is "
+    "left to do); 5 another process uses the same worker name (or runs the same redrive); 130 stopped at once by a "
+    "second signal."
 )
 
 app = typer.Typer(
@@ -26,7 +26,7 @@ app = typer.Typer(
     help="Kafka pipelines that run a program per task and commit an offset only when its work is delivered.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
-    # Its tracebacks show the values of variables, passwords among them.
+    # Typer's tracebacks show the values of variables, including passwords.
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -52,9 +52,9 @@ def _options(
 
 @app.command()
 def demo(
-    keep: Annotated[bool, typer.Option("--keep", help="Leave everything running until Ctrl-C.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep everything running until Ctrl-C.")] = False,
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="Where everything is written; default: demo-output.")
+        Path | None, typer.Option("--dir", help="The folder for everything that it writes; default: demo-output.")
     ] = None,
 ) -> None:
     """Process a real access log with a real Kafka and Spark on this machine, and check the result."""

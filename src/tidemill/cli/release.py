@@ -1,4 +1,4 @@
-"""`tidemill release`: lets the brakes of a running pipeline off."""
+"""`tidemill release`: releases the brakes of a running pipeline."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def release(
         typer.Argument(metavar="[CONFIG]", help="The YAML file; default: what TIDEMILL_CONFIG names."),
     ] = None,
 ) -> None:
-    """Dead-letter what the brake of a running pipeline holds, and let it take messages again.
+    """Dead-letter what the brake of a running pipeline holds, so that it takes messages again.
 
     Asks the pipeline of CONFIG on this machine. If messages still fail, the brake comes on again.
     """
@@ -25,14 +25,14 @@ def release(
         from tidemill.runtime.pipeline_socket import release_brakes
 
         for report in release_brakes(load_settings(config).kafka):
-            typer.echo(told(report))
+            typer.echo(describe_release(report))
 
 
-def told(report: dict[str, Any]) -> str:
-    """Say in one line what a driver answered.
+def describe_release(report: dict[str, Any]) -> str:
+    """Describe a driver's answer in one line.
 
     Example:
-        >>> told({"worker": "w", "pid": 7, "engines": [{"slot": 0, "held": 3}]})
+        >>> describe_release({"worker": "w", "pid": 7, "engines": [{"slot": 0, "held": 3}]})
         'worker w (process 7): engine 0: 3 held messages are dead-lettered'
     """
     about = f"worker {report['worker']} (process {report['pid']})"
@@ -41,9 +41,9 @@ def told(report: dict[str, Any]) -> str:
     released = report["engines"]
     if not released:
         return f"{about}: no brake is on, nothing is held"
-    parts = [f"engine {engine['slot']}: {_held(engine['held'])}" for engine in released]
+    parts = [f"engine {engine['slot']}: {_count_held(engine['held'])}" for engine in released]
     return f"{about}: {'; '.join(parts)}"
 
 
-def _held(count: int) -> str:
+def _count_held(count: int) -> str:
     return f"{count:,} held message{'s are' if count != 1 else ' is'} dead-lettered"

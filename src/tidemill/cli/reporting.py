@@ -1,4 +1,4 @@
-"""How commands end: an error becomes one line and an exit code; only our own faults show a traceback."""
+"""How commands end: an error becomes one line and an exit code; only tidemill's own bugs show a traceback."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def reporting() -> Iterator[None]:
     try:
         yield
     except TidemillError as error:
-        say_error(error)
+        print_error(error)
         raise typer.Exit(find_exit_code(error)) from None
     except KeyboardInterrupt:
         raise typer.Exit(ExitCode.STOPPED) from None
@@ -32,14 +32,14 @@ def reporting() -> Iterator[None]:
         from tidemill.config.redaction import redact_text
 
         typer.echo(redact_text(traceback.format_exc()), err=True, nl=False)
-        typer.echo("error: this is a fault of tidemill (or of a library); please report it", err=True)
+        typer.echo("error: this is a bug in tidemill (or in a library); please report it", err=True)
         raise typer.Exit(ExitCode.INTERNAL) from None
 
 
-def say_error(error: TidemillError) -> None:
-    """Write the line that tells of an error; what libraries and handlers said in it is masked."""
+def print_error(error: TidemillError) -> None:
+    """Write an error to standard error in one line, masking what libraries and handlers said in it."""
     from tidemill.config.redaction import redact_text
 
-    # Errors of the configuration quote no secrets, and name keys that would be taken for one.
+    # Configuration errors quote no secrets, and name keys that masking would take for one.
     text = str(error) if isinstance(error, ConfigError) else redact_text(str(error))
     typer.echo(f"error: {text}", err=True)

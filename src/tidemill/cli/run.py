@@ -1,4 +1,4 @@
-"""`tidemill run`: runs a pipeline in the foreground until it is told to stop."""
+"""`tidemill run`: runs a pipeline in the foreground until it is stopped."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tidemill.cli.leaving import LEAVE_SECONDS, leave_within
-from tidemill.cli.reporting import reporting, say_error
+from tidemill.cli.reporting import print_error, reporting
 from tidemill.core.errors import TidemillError
 
 
@@ -24,13 +24,13 @@ def run(
 ) -> None:
     """Run a pipeline until it is stopped.
 
-    The first SIGTERM or SIGINT (Ctrl-C) drains: no more is read, running tasks finish, what is done is
+    The first SIGTERM or SIGINT (Ctrl-C) drains: it stops reading, running tasks finish, and finished offsets are
     committed. A second one stops at once.
     """
     with reporting():
         from tidemill.config.loading import load_settings
 
-        # Before anything heavy: the usual mistakes are answered at once.
+        # Before anything heavy is imported, so that common mistakes are reported at once.
         settings = load_settings(config)
         from tidemill.cli.handlers import load_handler
 
@@ -42,8 +42,8 @@ def run(
         with live_status(pipeline.progress, plain=plain):
             code = pipeline.run()
         if isinstance(pipeline.error, TidemillError):
-            # It was logged too, but a log may go elsewhere.
-            say_error(pipeline.error)
+            # It was logged as well, but the log may go elsewhere.
+            print_error(pipeline.error)
         if pipeline.error is None and not pipeline.progress().engines:  # the start was ended
             leave_within(LEAVE_SECONDS, code)
         raise typer.Exit(code)

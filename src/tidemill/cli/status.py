@@ -1,6 +1,6 @@
-"""The live status line of `tidemill run`: what all engines together do, on a terminal only.
+"""The live status line of `tidemill run`: what all engines do together, on a terminal only.
 
-Shows, decides nothing: an error here never reaches the pipeline.
+It only shows: an error here never reaches the pipeline.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _STARTING = "starting Spark and the engines"
 _REFRESH_SECONDS = 0.25
-#: The rate is that of the last seconds: shorter jumps, longer hides a stop.
+#: The rate covers the last seconds: a shorter span is jumpy, a longer one hides a standstill.
 _RATE_SECONDS = 3.0
 
 
@@ -25,11 +25,11 @@ class Rate:
     """Messages per second over the last few seconds."""
 
     def __init__(self) -> None:
-        """Start without any sample."""
+        """Start without samples."""
         self._samples: list[tuple[float, int]] = []
 
     def add(self, now: float, count: int) -> float:
-        """Take a new count and return the rate."""
+        """Add a count and return the rate."""
         self._samples.append((now, count))
         while len(self._samples) > 2 and now - self._samples[1][0] >= _RATE_SECONDS:
             self._samples.pop(0)
@@ -37,11 +37,11 @@ class Rate:
         return (after - before) / (last - first) if last > first else 0.0
 
 
-def status_text(progress: PipelineProgress, rate: float) -> str:
-    """Say in one line what a pipeline does.
+def format_status(progress: PipelineProgress, rate: float) -> str:
+    """Describe in one line what a pipeline does.
 
     Args:
-        progress: Of the pipeline.
+        progress: The pipeline's progress.
         rate: Messages per second.
     """
     if not any(engine.progress for engine in progress.engines):
@@ -50,8 +50,8 @@ def status_text(progress: PipelineProgress, rate: float) -> str:
     parts = [
         f"{running} of {len(progress.engines)} engines, {len(progress.partitions)} partitions",
         f"{progress.messages_done:,} messages done, {rate:,.0f}/s",
-        "tasks: " + _tasks(progress),
-        f"lag {lag_text(progress)}, {progress.in_flight:,} in flight",
+        "tasks: " + _format_tasks(progress),
+        f"lag {format_lag(progress)}, {progress.in_flight:,} in flight",
     ]
     if progress.dead_lettered:
         parts.append(f"{progress.dead_lettered:,} dead letter{'s' if progress.dead_lettered != 1 else ''}")
@@ -63,8 +63,8 @@ def status_text(progress: PipelineProgress, rate: float) -> str:
     return " | ".join(parts)
 
 
-def lag_text(progress: PipelineProgress) -> str:
-    """Say how many messages are not committed, and for how many partitions that is not known yet."""
+def format_lag(progress: PipelineProgress) -> str:
+    """Return how many messages are not committed, and for how many partitions this is not known yet."""
     known, owned = len(progress.lag), len(progress.partitions)
     if not known and owned:
         return "not known yet"
@@ -72,10 +72,10 @@ def lag_text(progress: PipelineProgress) -> str:
     return f"{sum(progress.lag.values()):,}{unknown}"
 
 
-def _tasks(progress: PipelineProgress) -> str:
+def _format_tasks(progress: PipelineProgress) -> str:
     counts = (
         ("queued", progress.tasks_queued),
-        ("in back-off", progress.tasks_retrying),
+        ("in backoff", progress.tasks_retrying),
         ("failed", progress.tasks_failed),
     )
     return ", ".join([f"{progress.tasks_running:,} running", *(f"{count:,} {name}" for name, count in counts if count)])
@@ -87,7 +87,7 @@ def live_status(progress: Callable[[], PipelineProgress], *, plain: bool = False
 
     Args:
         progress: Returns the pipeline's progress; called from a thread.
-        plain: Show nothing at all.
+        plain: Show nothing.
     """
     if plain or not sys.stderr.isatty():
         yield
@@ -102,10 +102,10 @@ def live_status(progress: Callable[[], PipelineProgress], *, plain: bool = False
 
     def refresh() -> None:
         while not ended.wait(_REFRESH_SECONDS):
-            # A display that fails must not be the reason why a pipeline does.
+            # A failing display must not make the pipeline fail.
             with contextlib.suppress(Exception):
                 now = progress()
-                spinner.update(text=status_text(now, rate.add(time.monotonic(), now.messages_done)))
+                spinner.update(text=format_status(now, rate.add(time.monotonic(), now.messages_done)))
 
     thread = threading.Thread(target=refresh, name="tidemill-status", daemon=True)
     # Log lines go through sys.stderr, which the display replaces: they appear above the status line.

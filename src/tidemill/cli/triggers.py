@@ -1,4 +1,4 @@
-"""`tidemill triggers run | list | events | streams`: a host of triggers, and what it did."""
+"""`tidemill triggers run | list | events | streams`: hosts triggers, and shows what they did."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ Config = Annotated[
     Path | None, typer.Option("--config", help="The YAML file with settings; default: what TIDEMILL_CONFIG names.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document per line.")]
-#: Rows that are read at once; every list goes on page by page.
+#: Rows read at once; every list is read page by page.
 _PAGE = 500
-#: The largest number that databases have.
+#: The largest integer of the databases.
 _MOST = 2**63 - 1
 #: A table shows this many characters of an error.
 _ERROR_LENGTH = 200
@@ -41,12 +41,12 @@ _ERROR_LENGTH = 200
 def run(specs: Specs, config: Config = None) -> None:
     """Run a list of triggers and store their events until stopped.
 
-    SIGTERM or SIGINT (Ctrl-C) stops in good order, a second one at once. SIGHUP reads the list again.
+    SIGTERM or SIGINT (Ctrl-C) stops it cleanly, a second one at once. SIGHUP reads the list again.
     """
     with reporting():
         import signal
 
-        # Until the host listens: the list is read after that anyway, and a hangup would end the process.
+        # Until the host handles it: a hangup would end the process, and the list is not read before anyway.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
         from tidemill.config.loading import load_settings
@@ -70,19 +70,21 @@ def list_(specs: Specs, config: Config = None, as_json: AsJson = False) -> None:
         def page(connection: Connection, after: int | None) -> Page[TriggerRecord]:
             return list_triggers(connection, after=after, limit=_PAGE)
 
-        _show(_pages(specs, config, page), _trigger_row, as_json, "no triggers")
+        _show(_read_pages(specs, config, page), _build_trigger_row, as_json, "no triggers")
 
 
 @app.command()
 def events(
     specs: Specs,
     config: Config = None,
-    trigger: Annotated[str | None, typer.Option("--trigger", help="Only those of the trigger of this name.")] = None,
+    trigger: Annotated[str | None, typer.Option("--trigger", help="Only events of the trigger with this name.")] = None,
     after: Annotated[
         int | None,
-        typer.Option("--after", min=-1, max=_MOST, help="Only those behind this event id, or sequence with --trigger."),
+        typer.Option(
+            "--after", min=-1, max=_MOST, help="Only events after this id, or with --trigger after this sequence."
+        ),
     ] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, max=_MOST, help="At most so many.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, max=_MOST, help="At most this many.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show stored events, oldest first."""
@@ -99,21 +101,21 @@ def events(
                 return list_events(connection, after=behind, limit=_PAGE)
             found = find_triggers(connection, [trigger])
             if not found:
-                raise ConfigError(f"the store knows no trigger {trigger!r}; see tidemill triggers list {specs}")
+                raise ConfigError(f"the store has no trigger {trigger!r}; see tidemill triggers list {specs}")
             return list_trigger_events(connection, found[0].id, after=behind, limit=_PAGE)
 
-        rows = itertools.islice(_pages(specs, config, page), limit)
-        _show(rows, _event_row, as_json, "no events")
+        rows = itertools.islice(_read_pages(specs, config, page), limit)
+        _show(rows, _build_event_row, as_json, "no events")
 
 
 @app.command()
 def streams(specs: Specs, as_json: AsJson = False) -> None:
-    """Ask the hosts of this machine what their shared streams wait for: per lane the oldest event, and who holds it.
+    """Show what the shared streams of this machine's hosts wait for: per lane, the oldest event and who holds it.
 
-    A host that waits for another one to end says for which.
+    A host that waits for another one names it.
     """
     with reporting():
-        from tidemill.services.triggerer.control import ask, no_answer
+        from tidemill.services.triggerer.control import ask, build_silence_error
 
         answers = ask(specs)
         for report in answers.reports:
@@ -122,7 +124,7 @@ def streams(specs: Specs, as_json: AsJson = False) -> None:
             else:
                 _show_streams(report)
         if answers.silent:
-            raise no_answer(specs)
+            raise build_silence_error(specs)
 
 
 def _show_streams(report: dict[str, Any]) -> None:
@@ -151,7 +153,7 @@ def _show_streams(report: dict[str, Any]) -> None:
             )
 
 
-def _pages(specs: Path, config: Path | None, page: Callable[[Connection, int | None], Page[T]]) -> Iterator[T]:
+def _read_pages(specs: Path, config: Path | None, page: Callable[[Connection, int | None], Page[T]]) -> Iterator[T]:
     """Yield the rows of all pages of a list, over one connection to the store."""
     from tidemill.config.loading import load_settings
     from tidemill.store.opening import open_reader, store_url
@@ -162,7 +164,7 @@ def _pages(specs: Path, config: Path | None, page: Callable[[Connection, int | N
         try:
             after: int | None = None
             while True:
-                found = runner.run(database.read(_from(page, after)))
+                found = runner.run(database.read(_start_at(page, after)))
                 yield from found.rows
                 after = found.next
                 if after is None:
@@ -171,7 +173,7 @@ def _pages(specs: Path, config: Path | None, page: Callable[[Connection, int | N
             runner.run(database.close())
 
 
-def _from(page: Callable[[Connection, int | None], Page[T]], after: int | None) -> Callable[[Connection], Page[T]]:
+def _start_at(page: Callable[[Connection, int | None], Page[T]], after: int | None) -> Callable[[Connection], Page[T]]:
     return lambda connection: page(connection, after)
 
 
@@ -180,7 +182,7 @@ def _show(rows: Iterator[T], row: Callable[[T], dict[str, Any]], as_json: bool, 
         _print(rows, row, as_json, nothing)
         sys.stdout.flush()
     except BrokenPipeError:
-        # As `head` does: who reads has seen enough. Python would complain once more when it flushes at its end.
+        # The reader has closed the pipe, as `head` does. Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -193,34 +195,34 @@ def _print(rows: Iterator[T], row: Callable[[T], dict[str, Any]], as_json: bool,
         else:
             if not shown:
                 typer.echo("\t".join(values))
-            typer.echo("\t".join(_cell(name, value) for name, value in values.items()))
+            typer.echo("\t".join(_format_cell(name, value) for name, value in values.items()))
         shown = True
     if not shown and not as_json:
         typer.echo(nothing)
 
 
-def _cell(column: str, value: object) -> str:
-    """Return what a table shows of a value, on one line and nothing but text; all of it is in the JSON."""
+def _format_cell(column: str, value: object) -> str:
+    """Return what a table shows of a value: one line of printable text; the JSON has all of it."""
     text = "" if value is None else str(value)
     if column == "error":
-        text = _last_words(text)
+        text = _find_last_words(text)
     return text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
 
 
-def _last_words(error: str) -> str:
-    """Return the last line of a traceback that has words in it; that of an exception group ends with a frame."""
-    said = next((line for line in reversed(error.splitlines()) if any(map(str.isalnum, line))), "")
-    said = said.strip(" |")
-    return said if len(said) <= _ERROR_LENGTH else f"{said[:_ERROR_LENGTH]}..."
+def _find_last_words(error: str) -> str:
+    """Return the last line of a traceback with words in it: that of an exception group ends with a frame."""
+    line = next((each for each in reversed(error.splitlines()) if any(map(str.isalnum, each))), "")
+    line = line.strip(" |")
+    return line if len(line) <= _ERROR_LENGTH else f"{line[:_ERROR_LENGTH]}..."
 
 
-def _trigger_row(record: TriggerRecord) -> dict[str, Any]:
+def _build_trigger_row(record: TriggerRecord) -> dict[str, Any]:
     return {
         "name": record.spec.name,
         "state": record.state.value,
         "events": record.next_index,
         "restart": record.spec.restart,
-        "since": _time(record.changed_us),
+        "since": _format_time(record.changed_us),
         "reason": record.reason,
         "error": record.error,
         "list": record.list,
@@ -228,16 +230,16 @@ def _trigger_row(record: TriggerRecord) -> dict[str, Any]:
     }
 
 
-def _event_row(record: EventRecord) -> dict[str, Any]:
+def _build_event_row(record: EventRecord) -> dict[str, Any]:
     return {
         "id": record.id,
         "trigger": record.trigger_name,
         "sequence": record.sequence_index,
-        "time": _time(record.created_us),
+        "time": _format_time(record.created_us),
         "identity": record.identity,
         "payload": record.payload,
     }
 
 
-def _time(microseconds: int) -> str:
+def _format_time(microseconds: int) -> str:
     return datetime.fromtimestamp(microseconds / 1e6, UTC).isoformat(timespec="milliseconds")

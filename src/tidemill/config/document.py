@@ -36,7 +36,7 @@ class Problem:
 
     Attributes:
         place: The file and line, or the variable.
-        path: The setting, as a dotted path; empty where there is none.
+        path: The setting, as a format_path path; empty where there is none.
         text: What is wrong, and what to do.
     """
 
@@ -64,7 +64,7 @@ class Document:
     problems: list[Problem] = field(default_factory=list)
 
 
-def dotted(path: Path) -> str:
+def format_path(path: Path) -> str:
     """Return a path as people write it: `sinks.kafka.results.topic`."""
     return ".".join(str(part) for part in path)
 
@@ -84,7 +84,7 @@ def read_yaml(text: str, source: str, *, lines: bool = True) -> Document:
             # Read again for the messages of the Python parser: the hints match those.
             return _read(yaml.SafeLoader(text), source, lines=lines)
     except yaml.YAMLError as error:
-        return Document({}, problems=[_syntax_problem(error, source, lines=lines)])
+        return Document({}, problems=[_build_syntax_problem(error, source, lines=lines)])
 
 
 def _read(loader: yaml.SafeLoader, source: str, *, lines: bool) -> Document:
@@ -101,67 +101,67 @@ class _Reader:
         self._document = Document(None)
 
     def read(self, node: yaml.Node) -> Document:
-        self._document.value = self._value(node, ())
+        self._document.value = self._read_value(node, ())
         return self._document
 
-    def _place(self, node: yaml.Node) -> str:
+    def _locate(self, node: yaml.Node) -> str:
         return f"{self._source}:{node.start_mark.line + 1}" if self._lines else self._source
 
-    def _problem(self, node: yaml.Node, path: Path, text: str) -> None:
-        self._document.problems.append(Problem(self._place(node), dotted(path), text))
+    def _add_problem(self, node: yaml.Node, path: Path, text: str) -> None:
+        self._document.problems.append(Problem(self._locate(node), format_path(path), text))
 
-    def _value(self, node: yaml.Node, path: Path, key: yaml.Node | None = None) -> Any:
-        self._document.places[path] = self._place(key or node)
+    def _read_value(self, node: yaml.Node, path: Path, key: yaml.Node | None = None) -> Any:
+        self._document.places[path] = self._locate(key or node)
         if id(node) in self._open:
-            self._problem(node, path, "contains itself")
+            self._add_problem(node, path, "contains itself")
             return None
         self._open.add(id(node))
         try:
             match node:
                 case yaml.MappingNode():
-                    return self._mapping(node, path)
+                    return self._read_mapping(node, path)
                 case yaml.SequenceNode():
-                    return [self._value(item, (*path, index)) for index, item in enumerate(node.value)]
+                    return [self._read_value(item, (*path, index)) for index, item in enumerate(node.value)]
                 case _:
-                    return self._scalar(node, path)
+                    return self._read_scalar(node, path)
         finally:
             self._open.discard(id(node))
 
-    def _scalar(self, node: yaml.Node, path: Path) -> Any:
+    def _read_scalar(self, node: yaml.Node, path: Path) -> Any:
         try:
             return self._loader.construct_object(node)
         except yaml.constructor.ConstructorError:
             # The constructor's own message quotes the text.
-            self._problem(node, path, "has an unknown tag; quote the value if it begins with '!'")
+            self._add_problem(node, path, "has an unknown tag; quote the value if it begins with '!'")
         except ValueError:
-            self._problem(node, path, "is not a valid date, time or number; quote the value")
+            self._add_problem(node, path, "is not a valid date, time or number; quote the value")
         return None
 
-    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+    def _read_mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
         seen: dict[Hashable, int] = {}
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and (line := seen.get(key.value)) is not None:
-                self._problem(key, (*path, key.value), f"duplicate key; first defined on line {line}")
+                self._add_problem(key, (*path, key.value), f"duplicate key; first defined on line {line}")
             elif isinstance(key, yaml.ScalarNode):
                 seen[key.value] = key.start_mark.line + 1
         self._loader.flatten_mapping(node)
         mapping: dict[str, Any] = {}
         for key, item in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                self._problem(key, path, "has a key that is not a name")
+                self._add_problem(key, path, "has a key that is not a name")
             elif key.tag != "tag:yaml.org,2002:str":
                 kind = key.tag.rpartition(":")[2]
-                self._problem(
+                self._add_problem(
                     key,
                     (*path, key.value),
                     f"YAML reads this key as a value of type {kind}; put it in quotes",
                 )
             else:
-                mapping[key.value] = self._value(item, (*path, key.value), key)
+                mapping[key.value] = self._read_value(item, (*path, key.value), key)
         return mapping
 
 
-def _syntax_problem(error: yaml.YAMLError, source: str, *, lines: bool) -> Problem:
+def _build_syntax_problem(error: yaml.YAMLError, source: str, *, lines: bool) -> Problem:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     place = f"{source}:{mark.line + 1}:{mark.column + 1}" if lines and mark is not None else source
     text = getattr(error, "problem", None) or getattr(error, "reason", None) or "cannot be read"

@@ -11,7 +11,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tidemill.config.document import Document, Path, Problem, dotted, read_yaml
+from tidemill.config.document import Document, Path, Problem, format_path, read_yaml
 from tidemill.config.introspection import find_annotation, find_model, find_nearest, is_map, list_keys, takes_text
 from tidemill.config.settings import Settings
 
@@ -20,15 +20,15 @@ PREFIX = "TIDEMILL_"
 RESERVED = frozenset({"TIDEMILL_CONFIG", "TIDEMILL_OFFLINE", "TIDEMILL_ENGINE_ID"})
 
 
-def _dotted_name(name: str) -> str:
+def _to_property_name(name: str) -> str:
     """Return a client property's name: they all have dots, which the name of a variable cannot have."""
     return name.lower().replace("_", ".")
 
 
 #: How a key is written that the file does not have; in other mappings (of sinks by name) it is in lower case.
 _NEW_KEY: Mapping[str, Callable[[str], str]] = {
-    "client_config": _dotted_name,
-    "conf": _dotted_name,
+    "client_config": _to_property_name,
+    "conf": _to_property_name,
     "env": str,
 }
 
@@ -45,7 +45,7 @@ def apply_environment(document: Document, environ: Mapping[str, str]) -> None:
     for name in sorted(names, key=lambda name: (name.count("__"), name)):
         parts = name.removeprefix(PREFIX).split("__")
         if len(parts) == 1 and parts[0].lower() not in Settings.model_fields:
-            if meant := _with_two_underscores(name):
+            if meant := _insert_underscore(name):
                 document.problems.append(Problem(name, "", f"sets nothing; did you mean {meant}?"))
             continue
         try:
@@ -57,7 +57,7 @@ def apply_environment(document: Document, environ: Mapping[str, str]) -> None:
             document.problems.append(Problem(name, "", f"sets the same as {taken[path]}; remove one of them"))
             continue
         taken[path] = name
-        merge(document, path, _value(document, path, name, environ[name]), name)
+        merge(document, path, _read_value(document, path, name, environ[name]), name)
 
 
 def merge(document: Document, path: Path, value: Any, place: str) -> None:
@@ -79,13 +79,13 @@ def merge(document: Document, path: Path, value: Any, place: str) -> None:
         document.places[path] = place
 
 
-def _with_two_underscores(name: str) -> str | None:
+def _insert_underscore(name: str) -> str | None:
     """Return the variable that was meant, if only the second underscore is missing."""
     first, _, rest = name.removeprefix(PREFIX).partition("_")
     return f"{PREFIX}{first}__{rest}" if find_annotation((first.lower(), rest.lower())) is not None else None
 
 
-def _value(document: Document, path: Path, name: str, raw: str) -> Any:
+def _read_value(document: Document, path: Path, name: str, raw: str) -> Any:
     if takes_text(find_annotation(path)):
         return raw
     parsed = read_yaml(raw, name, lines=False)
@@ -102,34 +102,34 @@ def _resolve(parts: list[str], values: Any) -> Path:
         if model is not None:
             keys = [key for key in model.model_fields if key == part.lower()]
             if not keys:
-                raise UnknownKeyError(_unknown((*path, part.lower())))
+                raise UnknownKeyError(_describe_unknown((*path, part.lower())))
             path = (*path, keys[0])
         elif is_map(annotation) and part:
-            path = (*path, _map_key(part, str(path[-1]), values))
+            path = (*path, _find_map_key(part, str(path[-1]), values))
         else:
-            raise UnknownKeyError(f"{dotted(path)} is a value, it has no key {part.lower()!r}")
+            raise UnknownKeyError(f"{format_path(path)} is a value, it has no key {part.lower()!r}")
         values = values.get(path[-1]) if isinstance(values, dict) else None
     return path
 
 
-def _map_key(part: str, kind: str, values: Any) -> str:
+def _find_map_key(part: str, kind: str, values: Any) -> str:
     existing = [str(key) for key in values] if isinstance(values, dict) else []
     if part in existing:
         return part
-    for same in (str.lower, _dotted_name):
+    for same in (str.lower, _to_property_name):
         for key in existing:
             if same(key) == same(part):
                 return key
     return _NEW_KEY.get(kind, str.lower)(part)
 
 
-def _unknown(path: Path) -> str:
+def _describe_unknown(path: Path) -> str:
     near = find_nearest(path)
     if near is None:
         known = ", ".join(list_keys(path[:-1]))
-        return f"there is no setting {dotted(path)}; known keys: {known}"
+        return f"there is no setting {format_path(path)}; known keys: {known}"
     variable = PREFIX + near.replace(".", "__").upper()
-    return f"there is no setting {dotted(path)}; did you mean {variable} ({near})?"
+    return f"there is no setting {format_path(path)}; did you mean {variable} ({near})?"
 
 
 def fill_empty_sections(value: Any, annotation: Any = Settings) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from tidemill.config.document import Path, dotted
+from tidemill.config.document import Path, format_path
 from tidemill.config.settings import Settings
 
 #: Low enough that `file` finds `filesystem`.
@@ -67,9 +67,9 @@ def find_nearest(path: Path) -> str | None:
     parent, key = path[:-1], str(path[-1])
     near = difflib.get_close_matches(key.lower(), list_keys(parent), n=1, cutoff=_NEAR)
     if near:
-        return dotted((*parent, near[0]))
+        return format_path((*parent, near[0]))
     elsewhere = [known for known in _all_paths(Settings, ()) if known[-1] == key.lower()]
-    return dotted(elsewhere[0]) if elsewhere else None
+    return format_path(elsewhere[0]) if elsewhere else None
 
 
 def _all_paths(model: type[BaseModel], path: Path) -> Iterator[Path]:

@@ -21,7 +21,7 @@ def check_topic(name: str) -> str:
         ValueError: It does not.
     """
     if name in {".", ".."} or len(name) > _MAX_TOPIC or not _NAME.fullmatch(name):
-        raise ValueError(f"is not a valid topic name: {_rule(_MAX_TOPIC)}, got {redact_text(name)!r}")
+        raise ValueError(f"is not a valid topic name: {_describe_rule(_MAX_TOPIC)}, got {redact_text(name)!r}")
     return name
 
 
@@ -37,7 +37,7 @@ def check_group(name: str) -> str:
         ValueError: It cannot.
     """
     if len(name) > _MAX_GROUP or not _NAME.fullmatch(name):
-        raise ValueError(f"is not a usable group name: {_rule(_MAX_GROUP)}, got {redact_text(name)!r}")
+        raise ValueError(f"is not a usable group name: {_describe_rule(_MAX_GROUP)}, got {redact_text(name)!r}")
     return name
 
 
@@ -57,5 +57,5 @@ def refuse_owned(config: dict[str, Any], owned: Mapping[str, str]) -> dict[str, 
     return config
 
 
-def _rule(length: int) -> str:
+def _describe_rule(length: int) -> str:
     return f"1 to {length} letters, digits, '.', '_' and '-' are allowed"

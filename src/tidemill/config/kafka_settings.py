@@ -30,7 +30,7 @@ OWNED_SOURCE_KEYS: Mapping[str, str] = {
 }
 
 
-def _source_client_config(value: dict[str, Any]) -> dict[str, Any]:
+def _check_client_config(value: dict[str, Any]) -> dict[str, Any]:
     return refuse_owned(value, OWNED_SOURCE_KEYS)
 
 
@@ -63,7 +63,7 @@ class KafkaSettings(Section):
         description="How long running tasks of partitions that move to another engine may take to finish, at a "
         "rebalance. Default: executor.drain_timeout_seconds. Plus 10 s, it may not exceed max_poll_interval_ms.",
     )
-    client_config: Annotated[dict[str, Any], AfterValidator(_source_client_config)] = Field(
+    client_config: Annotated[dict[str, Any], AfterValidator(_check_client_config)] = Field(
         default_factory=dict,
         description="Passed to librdkafka. Its security, sasl and ssl keys also apply to dead letters and to "
         "Kafka sinks that inherit the brokers.",

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from tidemill.config.document import Document, Path, Problem, dotted
+from tidemill.config.document import Document, Path, Problem, format_path
 from tidemill.config.introspection import find_nearest, list_keys
 from tidemill.config.redaction import is_secret, redact_text
 
@@ -46,13 +46,13 @@ def explain(error: ValidationError, document: Document, source: str) -> list[Pro
     problems = []
     for details in error.errors(include_url=False):
         path: Path = tuple(part for part in details["loc"] if part != "[key]")
-        if dotted(path) not in known:
-            text = _text(details, path)
-            problems.append(Problem(_place(path, text, document.places, source), dotted(path), text))
+        if format_path(path) not in known:
+            text = _describe(details, path)
+            problems.append(Problem(_find_place(path, text, document.places, source), format_path(path), text))
     return problems
 
 
-def _place(path: Path, text: str, places: Mapping[Path, str], source: str) -> str:
+def _find_place(path: Path, text: str, places: Mapping[Path, str], source: str) -> str:
     # An error of a whole section is about the keys that it names.
     for key in _KEYS.findall(text):
         if (*path, key) in places:
@@ -63,10 +63,10 @@ def _place(path: Path, text: str, places: Mapping[Path, str], source: str) -> st
     return source
 
 
-def _text(details: ErrorDetails, path: Path) -> str:
+def _describe(details: ErrorDetails, path: Path) -> str:
     kind, context = details["type"], details.get("ctx", {})
     if kind == "extra_forbidden":
-        return _unknown(path)
+        return _describe_unknown(path)
     if kind == "missing":
         return "is missing; it has no default"
     if kind == "value_error":
@@ -75,28 +75,28 @@ def _text(details: ErrorDetails, path: Path) -> str:
     if expected is None:
         return details["msg"]
     value = details["input"]
-    return f"expected {expected.format(**context)}, got {_shown(value, path, kind)}{_hint(kind, value, path)}"
+    return f"expected {expected.format(**context)}, got {_show_value(value, path, kind)}{_find_hint(kind, value, path)}"
 
 
-def _hint(kind: str, value: Any, path: Path) -> str:
+def _find_hint(kind: str, value: Any, path: Path) -> str:
     if kind == "string_type" and _is_scalar(value):
         return "; write it in quotes"
     if kind == "list_type":
         return '; for example ["a", "b"]'
     if kind == "model_type" and len(path) > 1 and path[-1] in list_keys(path):
-        return f"; a name comes first: {dotted((*path[:-1], 'my-name', path[-1]))}"
+        return f"; a name comes first: {format_path((*path[:-1], 'my-name', path[-1]))}"
     if kind in {"model_type", "dict_type"} and isinstance(value, str) and ":" in value:
         return "; a space is needed after the colon of a key"
     return ""
 
 
-def _unknown(path: Path) -> str:
+def _describe_unknown(path: Path) -> str:
     near = find_nearest(path)
     if near is None and "." in str(path[-1]) and "client_config" in list_keys(path[:-1]):
         return "unknown key; properties of librdkafka belong in client_config"
     if near is None:
         return f"unknown key; known here: {', '.join(list_keys(path[:-1]))}"
-    beside = dotted(path[:-1])
+    beside = format_path(path[:-1])
     return f"unknown key; did you mean {near.removeprefix(beside + '.') if beside else near}?"
 
 
@@ -104,15 +104,15 @@ def _is_scalar(value: Any) -> bool:
     return isinstance(value, bool | int | float | datetime.date)
 
 
-def _shown(value: Any, path: Path, kind: str) -> str:
+def _show_value(value: Any, path: Path, kind: str) -> str:
     """Describe a value, with its text only where that cannot be a misplaced secret."""
-    what, text = _named(value)
+    what, text = _name_value(value)
     if kind in {"model_type", "dict_type"} or any(is_secret(str(part)) for part in path):
         return what.replace("the ", "a ", 1)
     return f"{what} {text}" if text else what
 
 
-def _named(value: Any) -> tuple[str, str]:
+def _name_value(value: Any) -> tuple[str, str]:
     match value:
         case None:
             return "nothing", ""

@@ -31,11 +31,11 @@ _SQL = re.compile(r"\s*(insert|update|delete|merge|with|select)\b", re.IGNORECAS
 _DATABASE_REFUSED = re.compile(r'[/\\. "$\x00]')
 
 
-def _sink_client_config(value: dict[str, Any]) -> dict[str, Any]:
+def _check_client_config(value: dict[str, Any]) -> dict[str, Any]:
     return refuse_owned(value, OWNED_SINK_KEYS)
 
 
-def _address(value: str, schemes: tuple[str, ...], example: str) -> str:
+def _check_address(value: str, schemes: tuple[str, ...], example: str) -> str:
     """Check the form of an address without quoting it: it may hold a password."""
     try:
         parts = urlsplit(value)
@@ -47,28 +47,28 @@ def _address(value: str, schemes: tuple[str, ...], example: str) -> str:
     return value
 
 
-def _postgres_dsn(value: str) -> str:
-    return _address(value, ("postgresql", "postgres"), "postgresql://user:password@host:5432/database")
+def _check_postgres_dsn(value: str) -> str:
+    return _check_address(value, ("postgresql", "postgres"), "postgresql://user:password@host:5432/database")
 
 
-def _mongo_uri(value: str) -> str:
-    return _address(value, ("mongodb", "mongodb+srv"), "mongodb://user:password@host:27017")
+def _check_mongo_uri(value: str) -> str:
+    return _check_address(value, ("mongodb", "mongodb+srv"), "mongodb://user:password@host:27017")
 
 
-def _mongo_database(value: str) -> str:
+def _check_mongo_database(value: str) -> str:
     if _DATABASE_REFUSED.search(value) or len(value.encode()) > 63:
         raise ValueError('is not a valid database name: 1 to 63 bytes without / \\ . " $ and spaces are allowed')
     return value
 
 
-def _http_url(value: str) -> str:
-    _address(value, ("http", "https"), "https://host/path")
+def _check_http_url(value: str) -> str:
+    _check_address(value, ("http", "https"), "https://host/path")
     if not urlsplit(value).hostname:
         raise ValueError("has no host; expected something like https://host/path")
     return value
 
 
-def _utf8(value: str) -> str:
+def _check_utf8(value: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -76,11 +76,11 @@ def _utf8(value: str) -> str:
     return value
 
 
-def _redis_url(value: str) -> str:
-    return _address(value, ("redis", "rediss", "unix"), "redis://host:6379/0")
+def _check_redis_url(value: str) -> str:
+    return _check_address(value, ("redis", "rediss", "unix"), "redis://host:6379/0")
 
 
-def _headers(value: dict[str, str]) -> dict[str, str]:
+def _check_headers(value: dict[str, str]) -> dict[str, str]:
     for name, content in value.items():
         if not _HEADER_NAME.fullmatch(name):
             raise ValueError(f"{name!r} is not a valid header name")
@@ -91,7 +91,7 @@ def _headers(value: dict[str, str]) -> dict[str, str]:
     return value
 
 
-def _header_name(value: str) -> str:
+def _check_header_name(value: str) -> str:
     if not _HEADER_NAME.fullmatch(value) or value.lower() in _OWNED_HEADERS:
         raise ValueError(f"{value!r} cannot be used as a header name")
     return value
@@ -108,7 +108,7 @@ class KafkaSinkSettings(SinkSection):
 
     topic: Annotated[str, AfterValidator(check_topic)] = Field(description="The topic to write to; it must exist.")
     brokers: str = Field("", description="'' inherits kafka.brokers and its security settings.")
-    client_config: Annotated[dict[str, Any], AfterValidator(_sink_client_config)] = Field(
+    client_config: Annotated[dict[str, Any], AfterValidator(_check_client_config)] = Field(
         default_factory=dict, description="Passed to librdkafka."
     )
 
@@ -120,13 +120,13 @@ class FilesystemSinkSettings(SinkSection):
     fsync: bool = Field(False, description="Wait until written data is on disk.")
 
 
-def _sql(value: str) -> str:
+def _check_sql(value: str) -> str:
     if not _SQL.match(value) or "\0" in value:
         raise ValueError("must be one statement that begins with INSERT, UPDATE, DELETE, MERGE, WITH or SELECT")
     return value
 
 
-def _identifiers(value: list[str]) -> list[str]:
+def _check_identifiers(value: list[str]) -> list[str]:
     for name in value:
         if not _IDENTIFIER.fullmatch(name):
             raise ValueError(
@@ -140,13 +140,13 @@ def _identifiers(value: list[str]) -> list[str]:
 class PostgresStatementSettings(Section):
     """A statement that payloads can name."""
 
-    sql: Annotated[NonEmpty, AfterValidator(_sql)] = Field(
+    sql: Annotated[NonEmpty, AfterValidator(_check_sql)] = Field(
         description="One INSERT, UPDATE, DELETE, MERGE, WITH or SELECT, with $1, $2, ... for its parameters."
     )
-    parameters: Annotated[list[str], AfterValidator(_identifiers)] = Field(
+    parameters: Annotated[list[str], AfterValidator(_check_identifiers)] = Field(
         default_factory=list, description="The names of $1, $2, ... in a payload's data."
     )
-    key: Annotated[list[str], AfterValidator(_identifiers)] = Field(
+    key: Annotated[list[str], AfterValidator(_check_identifiers)] = Field(
         default_factory=list,
         description="The parameters that identify the row; payloads with the same values stay in order.",
     )
@@ -158,22 +158,22 @@ class PostgresStatementSettings(Section):
         return self
 
 
-def _statements(value: dict[str, PostgresStatementSettings]) -> dict[str, PostgresStatementSettings]:
-    _identifiers(list(value))
+def _check_statements(value: dict[str, PostgresStatementSettings]) -> dict[str, PostgresStatementSettings]:
+    _check_identifiers(list(value))
     return value
 
 
 class PostgresSinkSettings(SinkSection):
     """A PostgreSQL database."""
 
-    dsn: Annotated[NonEmpty, AfterValidator(_postgres_dsn)] = Field(
+    dsn: Annotated[NonEmpty, AfterValidator(_check_postgres_dsn)] = Field(
         description="postgresql://user:password@host:port/database."
     )
     pool_min: NonNegativeInt = Field(2, description="Connections that each engine keeps open.")
     pool_max: PositiveInt = Field(
         10, description="The most connections that each engine opens; the server sees engines x pool_max."
     )
-    statements: Annotated[dict[str, PostgresStatementSettings], AfterValidator(_statements)] = Field(
+    statements: Annotated[dict[str, PostgresStatementSettings], AfterValidator(_check_statements)] = Field(
         default_factory=dict, description="Statements that payloads can name."
     )
 
@@ -187,28 +187,30 @@ class PostgresSinkSettings(SinkSection):
 class MongoSinkSettings(SinkSection):
     """A MongoDB database."""
 
-    uri: Annotated[NonEmpty, AfterValidator(_mongo_uri)] = Field(description="mongodb://user:password@host:port.")
-    database: Annotated[NonEmpty, AfterValidator(_mongo_database)] = Field(description="The database to write to.")
+    uri: Annotated[NonEmpty, AfterValidator(_check_mongo_uri)] = Field(description="mongodb://user:password@host:port.")
+    database: Annotated[NonEmpty, AfterValidator(_check_mongo_database)] = Field(
+        description="The database to write to."
+    )
 
 
 class HttpSinkSettings(SinkSection):
     """An HTTP endpoint that gets one request per payload."""
 
-    url: Annotated[NonEmpty, AfterValidator(_http_url)] = Field(
+    url: Annotated[NonEmpty, AfterValidator(_check_http_url)] = Field(
         description="Where requests go; the paths of payloads are below it."
     )
     method: Annotated[Literal["POST", "PUT", "PATCH"], BeforeValidator(to_upper)] = Field(
         "POST", description="The method, unless a payload has its own."
     )
     timeout_seconds: PositiveFloat = Field(30.0, description="A request that is not answered in this time has failed.")
-    headers: Annotated[dict[str, str], AfterValidator(_headers)] = Field(
+    headers: Annotated[dict[str, str], AfterValidator(_check_headers)] = Field(
         default_factory=dict, description="Sent with every request; shown masked."
     )
     max_retries: NonNegativeInt = Field(
         3, description="How often a request is retried before the sink as a whole backs off."
     )
     concurrency: PositiveInt = Field(1, description="Concurrent requests; above 1, payloads are not in order.")
-    idempotency_header: Annotated[str, AfterValidator(_header_name)] = Field(
+    idempotency_header: Annotated[str, AfterValidator(_check_header_name)] = Field(
         "Idempotency-Key",
         description="The header with a payload's idempotency key, which is the same in all its requests.",
     )
@@ -217,10 +219,10 @@ class HttpSinkSettings(SinkSection):
 class RedisSinkSettings(SinkSection):
     """A Redis database."""
 
-    url: Annotated[NonEmpty, AfterValidator(_redis_url)] = Field(
+    url: Annotated[NonEmpty, AfterValidator(_check_redis_url)] = Field(
         "redis://localhost:6379/0", description="redis://, rediss:// or unix://; may have user and password."
     )
-    key_prefix: Annotated[str, AfterValidator(_utf8)] = Field("", description="Prepended to every key.")
-    scripts: dict[NonEmpty, Annotated[NonEmpty, AfterValidator(_utf8)]] = Field(
+    key_prefix: Annotated[str, AfterValidator(_check_utf8)] = Field("", description="Prepended to every key.")
+    scripts: dict[NonEmpty, Annotated[NonEmpty, AfterValidator(_check_utf8)]] = Field(
         default_factory=dict, description="Lua scripts by name, for payloads with `op: script`."
     )

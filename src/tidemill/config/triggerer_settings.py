@@ -9,13 +9,13 @@ from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, Pos
 from tidemill.config.section import Section
 
 
-def _printable(name: str) -> str:
+def _check_printable(name: str) -> str:
     if not name.isprintable():
         raise ValueError("a list's name may contain only printable characters")
     return name
 
 
-ListName = Annotated[str, Field(max_length=200), AfterValidator(_printable)]
+ListName = Annotated[str, Field(max_length=200), AfterValidator(_check_printable)]
 
 
 class StoreSettings(Section):

@@ -16,7 +16,7 @@ Positions rise per ledger and are never used again: a redelivery is a new entry.
 `open`, `resolve` are O(1); `ready`, `take` and `settle` cost only what they return or drop.
 
 Who counts its members in its own way brings its own kind of entry (`add`), changes `pending` itself and tells when
-nothing is pending any more (`note_resolved`): to the ledger only "zero or not" matters. `core.stream_group` does so,
+nothing is pending any more (`note_resolved`): to the ledger only "zero or not" matters. `core.streams.group` does so,
 because a thousand subscribers make masks of a thousand bits.
 """
 

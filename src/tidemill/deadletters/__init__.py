@@ -1,1 +1,1 @@
-"""Dead letters: made, written, read and restored."""
+"""Dead letters: what they say, and how they are written, read and restored."""

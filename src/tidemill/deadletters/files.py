@@ -1,4 +1,4 @@
-"""Dead letters as Parquet files: their form, how one is written, and what it tells of itself.
+"""Dead letters as Parquet files: their schema, how one is written, and what its metadata says.
 
 Each row is a letter as JSON, with columns that Spark SQL can filter by. Invariants: a file is complete when its name
 has no leading `_`; its metadata says which run wrote it, for which outcome file in which folder; a file is never
@@ -19,7 +19,12 @@ from typing import Any
 
 import msgspec
 
-from tidemill.core.deadletters.letter_files import letters_name, run_pattern, unfinished_name, unfinished_pattern
+from tidemill.core.deadletters.letter_files import (
+    match_run,
+    match_unfinished_files,
+    name_letters_file,
+    name_unfinished_file,
+)
 from tidemill.core.errors import ConfigError, sound
 from tidemill.deadletters.letter import Letter, encode_letter
 
@@ -51,7 +56,7 @@ class LettersPlace(msgspec.Struct, frozen=True):
     outcomes_id: str
 
 
-class Origin(msgspec.Struct, frozen=True):
+class FileOrigin(msgspec.Struct, frozen=True):
     """What a letters file says of itself.
 
     Attributes:
@@ -59,7 +64,7 @@ class Origin(msgspec.Struct, frozen=True):
         outcomes: The folder of the outcomes.
         outcomes_id: The id of that folder then.
         outcome: The name of the outcome file that this file belongs to.
-        engine_id: The engine that wrote it: no other wrote a file with the same rows.
+        engine_id: The engine that wrote it; no other wrote a file with the same rows.
     """
 
     run: str
@@ -69,7 +74,7 @@ class Origin(msgspec.Struct, frozen=True):
     engine_id: str
 
 
-def row_of(letter: Letter) -> LetterRow:
+def make_row(letter: Letter) -> LetterRow:
     """Return a letter as a row; its place is that of its first message."""
     first = min(letter.sources, key=lambda source: source.offset, default=None)
     place = (first.topic, first.partition, first.offset) if first is not None else (None, None, None)
@@ -97,11 +102,11 @@ def _schema() -> Any:
 
 
 class LetterFile:
-    """One file in the making.
+    """A file that is being written.
 
     Args:
         place: Where it will be, and what for.
-        part: What tells it from the other files of this engine.
+        part: Its number among the files of this engine.
         engine_id: Whose it is.
     """
 
@@ -110,7 +115,7 @@ class LetterFile:
         self._place = place
         self._engine_id = engine_id
         self._folder = Path(place.path)
-        self._path = self._folder / unfinished_name(place.outcomes_id, engine_id, part)
+        self._path = self._folder / name_unfinished_file(place.outcomes_id, engine_id, part)
         self._writer: Any = None
         self._last_offset = -1
 
@@ -129,7 +134,7 @@ class LetterFile:
         self._last_offset = max([self._last_offset, *(row[5] for row in rows if row[5] is not None)])
 
     def publish(self, outcome: str, below: int | None = None) -> str:
-        """Complete the file under its name; one of that name, of an earlier try of the part, is replaced or removed.
+        """Complete the file under its name; one from an earlier attempt at the part is replaced or removed.
 
         Args:
             outcome: The name of the outcome file that is about to be published.
@@ -138,7 +143,7 @@ class LetterFile:
         Returns:
             The file's name; '' if there are no letters, and so no file.
         """
-        name = letters_name(self._place.run, outcome)
+        name = name_letters_file(self._place.run, outcome)
         final = self._folder / name
         if self._writer is not None and below is not None and self._last_offset >= below:
             self._keep(below)
@@ -146,14 +151,14 @@ class LetterFile:
             final.unlink(missing_ok=True)
             return ""
         place = self._place
-        origin = Origin(place.run, place.outcomes, place.outcomes_id, outcome, self._engine_id)
+        origin = FileOrigin(place.run, place.outcomes, place.outcomes_id, outcome, self._engine_id)
         self._writer.add_key_value_metadata({METADATA_KEY: msgspec.json.encode(origin)})
         self._close()
         self._path.replace(final)
         return name
 
     def _keep(self, below: int) -> None:
-        """Write the file again, row group by row group, without letters about messages that are left to others."""
+        """Write the file again, row group by row group, without letters about messages that are left to another run."""
         import pyarrow.compute as pc
         import pyarrow.parquet as pq
 
@@ -176,7 +181,7 @@ class LetterFile:
         writer.close()
 
     def discard(self) -> None:
-        """Leave nothing unfinished behind."""
+        """Remove the file if it is unfinished; errors are ignored."""
         with contextlib.suppress(Exception):  # pyarrow has several for a file it cannot complete
             if self._writer is not None:
                 self._close()
@@ -191,14 +196,14 @@ def _writer(path: Path) -> Any:
 
 
 def check_letters_folder(path: Path) -> None:
-    """Make sure that letters can be written to a folder, which is made if it is missing.
+    """Make sure that letters can be written to a folder, which is created if it is missing.
 
     Raises:
         ConfigError: They cannot.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
-        # Only the attempt tells: read-only file systems and full disks have writable modes.
+        # Only trying it shows: read-only file systems and full disks have writable modes.
         with tempfile.TemporaryFile(dir=path) as file:
             file.write(b"x")
     except OSError as error:
@@ -208,8 +213,8 @@ def check_letters_folder(path: Path) -> None:
         ) from None
 
 
-def outcomes_id_of(folder: Path) -> str | None:
-    """Return the id of a folder of outcomes; None if there is no such folder, or it has none."""
+def read_outcomes_id(folder: Path) -> str | None:
+    """Return the id of a folder of outcomes; None if the folder does not exist or has no id."""
     try:
         text = (folder / _ID_FILE).read_text("ascii")
     except (OSError, UnicodeDecodeError):
@@ -217,9 +222,9 @@ def outcomes_id_of(folder: Path) -> str | None:
     return text if _ID.fullmatch(text) else None
 
 
-def with_outcomes_id(folder: Path, proposed: str) -> str:
-    """Return the id of a folder of outcomes; one that has none gets the one that is proposed."""
-    found = outcomes_id_of(folder)
+def ensure_outcomes_id(folder: Path, proposed: str) -> str:
+    """Return the id of a folder of outcomes; a folder without one gets the proposed one."""
+    found = read_outcomes_id(folder)
     if found is None:
         unfinished = folder / f"{_ID_FILE}.new"
         with open(unfinished, "w", encoding="ascii") as file:
@@ -230,8 +235,8 @@ def with_outcomes_id(folder: Path, proposed: str) -> str:
     return found or proposed
 
 
-def named_by(outcome: Path) -> str | None:
-    """Return the letters file that an outcome file names, '' if it names none; None if there is no such file.
+def read_letters_name(outcome: Path) -> str | None:
+    """Return the letters file that an outcome file names, '' if it names none; None if the file does not exist.
 
     Raises:
         OSError: It cannot be read.
@@ -246,12 +251,12 @@ def named_by(outcome: Path) -> str | None:
 
 
 def remove_unfinished(path: str, outcomes_id: str) -> None:
-    """Remove what killed engines left that worked for an outcomes folder, while no other does."""
-    for leftover in Path(path).glob(unfinished_pattern(outcomes_id)):
+    """Remove unfinished files of killed engines; no engine may be working for the outcomes folder."""
+    for leftover in Path(path).glob(match_unfinished_files(outcomes_id)):
         leftover.unlink(missing_ok=True)
 
 
 def remove_run(path: str, run: str) -> None:
-    """Remove the letters of a run all of whose messages are about to be processed again."""
-    for letters in Path(path).glob(run_pattern(run)):
+    """Remove the letters of a run whose messages are all about to be reprocessed."""
+    for letters in Path(path).glob(match_run(run)):
         letters.unlink(missing_ok=True)

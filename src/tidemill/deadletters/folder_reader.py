@@ -1,8 +1,8 @@
-"""Reads dead letters out of files: what `letterbox` does for a topic, with a file for a partition and rows for offsets.
+"""Reads dead letters from files: like `reader` from a topic, with a file for a partition and rows for offsets.
 
 Invariants: memory does not grow with the folder but by a few numbers per file; what is not a file of letters is
-reported in its place and stops nothing; files that do not count (`core.letter_files`) are not seen, nor is what is
-added after the first look. Blocking: not for event loops.
+reported at its position and does not stop the reading; files that do not count (`core.deadletters.letter_files`) are
+skipped, and so is what is added after the folder was listed. Blocking: not for event loops.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 
 from tidemill.core.deadletters.letter_files import counts
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.deadletters.files import METADATA_KEY, Origin, named_by, outcomes_id_of
-from tidemill.deadletters.reader import Found, Reached, decoded
+from tidemill.deadletters.files import METADATA_KEY, FileOrigin, read_letters_name, read_outcomes_id
+from tidemill.deadletters.reader import Found, Reached, decode_found
 
 #: The mark of a file that cannot be read: once it can be, it is another one.
 _UNREADABLE = "unreadable"
@@ -30,10 +30,10 @@ class _File(msgspec.Struct):
 
     Attributes:
         name: Its name.
-        mark: What tells it from another of this name.
+        mark: What distinguishes it from another file of the same name.
         rows: How many rows it has; 1 if it cannot be read.
         groups: Of each row group its first row and when its last letter was written, in seconds since the epoch.
-        began: When its first letter was.
+        began: When its first letter was written, likewise.
         problem: Why it cannot be read.
     """
 
@@ -57,7 +57,7 @@ class FolderReader:
     """
 
     def __init__(self, path: str) -> None:
-        """Touch nothing yet."""
+        """Prepare; nothing is read yet."""
         self.path = Path(path).absolute()
         self.place = f"folder {str(self.path)!r}"
         self._known: list[_File] | None = None
@@ -73,7 +73,7 @@ class FolderReader:
         """Do nothing: no file stays open."""
 
     def ranges(self) -> dict[int, tuple[int, int]]:
-        """Return the rows of each file, by its number; see `Letters.ranges`."""
+        """Return the rows of each file, by its number; see `LetterReader.ranges`."""
         return {number: (0, file.rows) for number, file in enumerate(self._files())}
 
     def _files(self) -> list[_File]:
@@ -83,19 +83,19 @@ class FolderReader:
             except (FileNotFoundError, NotADirectoryError):
                 raise ConfigError(
                     f"dlq.path: there is no folder {str(self.path)!r}: no bounded run has written to it yet, or "
-                    "dlq.path is another"
+                    "dlq.path is wrong"
                 ) from None
             except OSError as error:
                 raise RemoteError(f"dlq.path: {self.path} cannot be read: {error.strerror}") from None
-            found = [self._looked_at(name) for name in names if not name.startswith(("_", "."))]
+            found = [self._inspect(name) for name in names if not name.startswith(("_", "."))]
             self._known = sorted((each for each in found if each is not None), key=lambda each: each.began)
         return self._known
 
-    def _looked_at(self, name: str) -> _File | None:
-        """Return what is known of a file; None if it does not count."""
+    def _inspect(self, name: str) -> _File | None:
+        """Return the metadata of a file; None if the file does not count."""
         try:
             metadata = pq.read_metadata(self.path / name)
-            origin = msgspec.json.decode((metadata.metadata or {})[METADATA_KEY], type=Origin)
+            origin = msgspec.json.decode((metadata.metadata or {})[METADATA_KEY], type=FileOrigin)
             groups, row, began = [], 0, 0.0
             for index in range(metadata.num_row_groups):
                 group = metadata.row_group(index)
@@ -113,19 +113,19 @@ class FolderReader:
             return None
         return _File(name, origin.engine_id, metadata.num_rows, groups, began)
 
-    def _counts(self, name: str, origin: Origin) -> bool:
+    def _counts(self, name: str, origin: FileOrigin) -> bool:
         folder = Path(origin.outcomes)
         if origin.outcomes not in self._outcomes_ids:
-            self._outcomes_ids[origin.outcomes] = outcomes_id_of(folder)
+            self._outcomes_ids[origin.outcomes] = read_outcomes_id(folder)
         there = self._outcomes_ids[origin.outcomes]
         try:
-            named = named_by(folder / origin.outcome) if there == origin.outcomes_id else None
+            named = read_letters_name(folder / origin.outcome) if there == origin.outcomes_id else None
         except (OSError, pa.ArrowException):
-            return True  # it may have been told of: better shown twice than never
+            return True  # it may count: better shown twice than never
         return counts(name, origin.outcomes_id, there, named)
 
     def offsets_at(self, seconds: float, ranges: Mapping[int, tuple[int, int]]) -> dict[int, int]:
-        """Return the first row group of each file that has a letter of a time or later; see `Letters.offsets_at`."""
+        """Return where to start to find every letter of a time or later; see `LetterReader.offsets_at`."""
         return {
             number: next((row for row, newest in file.groups if newest >= seconds), 0 if file.problem else file.rows)
             for number, file in enumerate(self._files())
@@ -133,20 +133,20 @@ class FolderReader:
         }
 
     def identify(self, number: int) -> tuple[str, str]:
-        """Return the name of a file and what tells it from another of this name."""
+        """Return the name of a file, and what distinguishes it from another file of the same name."""
         file = self._files()[number]
         return file.name, file.mark
 
     def stream(self, starts: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[Found | Reached | None]:
-        """Yield the letters of one file after the other, the oldest first; see `Letters.stream`."""
+        """Yield the letters of one file after the other, the oldest first; see `LetterReader.stream`."""
         files = self._files()
         for number in sorted(ends):
             start, end = starts.get(number, 0), ends[number]
             if start < end:
-                yield from self._rows(number, files[number], start, end)
+                yield from self._read_file(number, files[number], start, end)
             yield Reached(number, end)
 
-    def _rows(self, number: int, file: _File, start: int, end: int) -> Iterator[Found]:
+    def _read_file(self, number: int, file: _File, start: int, end: int) -> Iterator[Found]:
         if file.problem:
             yield Found(number, 0, None, file.problem, file=file.name)
             return
@@ -155,14 +155,14 @@ class FolderReader:
                 for index, (first, _) in enumerate(file.groups):
                     after = first + opened.metadata.row_group(index).num_rows
                     if after > start and first < end:
-                        yield from self._group_rows(opened, index, number, file.name, range(first, after), start, end)
+                        yield from self._read_group(opened, index, number, file.name, range(first, after), start, end)
         except OSError as error:
             raise RemoteError(
                 f"dlq: {self.path / file.name} cannot be read any more: {error.strerror or error}"
             ) from None
 
     @staticmethod
-    def _group_rows(
+    def _read_group(
         opened: pq.ParquetFile, index: int, number: int, name: str, rows: range, start: int, end: int
     ) -> Iterator[Found]:
         try:
@@ -176,7 +176,7 @@ class FolderReader:
             return
         for row, value in zip(rows, letters, strict=True):
             if start <= row < end:
-                yield decoded(Found(number, row, None, file=name), value.as_py())
+                yield decode_found(Found(number, row, None, file=name), value.as_py())
 
 
 def _is_time(column: Any) -> bool:

@@ -19,7 +19,7 @@ from typing import Any, Self
 import msgspec
 
 from tidemill.config.redaction import redact_text
-from tidemill.deadletters.payloads import Blob, digest_of, json_bytes, without_body
+from tidemill.deadletters.payloads import Blob, drop_body, encode_json, make_digest
 from tidemill.runtime.messages import Header, SourceMessage
 
 SCHEMA_VERSION = 1
@@ -127,7 +127,7 @@ class Letter(msgspec.Struct, kw_only=True):
             kind: What went wrong.
             error: In words.
             attempts: How often the task, the delivery or the event was tried.
-            payloads: What was not delivered, each encoded by `payload_json`.
+            payloads: What was not delivered, each encoded by `encode_payload`.
             sink: Type and name of the sink that refused it.
             task_id: The task concerned, if there is one.
             args: Its arguments.
@@ -142,13 +142,13 @@ class Letter(msgspec.Struct, kw_only=True):
             sink_name=sink[1],
             partition=messages[0].partition if messages else None,
             attempt_count=attempts,
-            redrives=max((redrives_in(message.headers) for message in messages if message.headers), default=0),
+            redrives=max((count_redrives(message.headers) for message in messages if message.headers), default=0),
             task_id=task_id,
             args=[redact_text(str(argument)) for argument in args],
             exit_code=exit_code,
             # Masked before it is cut: half of a secret would not be recognised.
-            stderr=stderr_tail(redact_text(stderr[-_MASKED_CHARS:])),
-            sources=letter_sources(messages),
+            stderr=truncate_stderr(redact_text(stderr[-_MASKED_CHARS:])),
+            sources=describe_sources(messages),
         )
 
     @property
@@ -162,7 +162,7 @@ class Letter(msgspec.Struct, kw_only=True):
         return (at.astimezone() if at.tzinfo is None else at).timestamp()
 
 
-def text_or_blob(data: bytes | str | None) -> str | Blob | None:
+def _encode_value(data: bytes | str | None) -> str | Blob | None:
     """Return bytes as text where they are UTF-8, else as base64."""
     if data is None or isinstance(data, str):
         return data
@@ -172,38 +172,38 @@ def text_or_blob(data: bytes | str | None) -> str | Blob | None:
         return Blob(base64=base64.b64encode(data).decode())
 
 
-def letter_sources(messages: Iterable[SourceMessage]) -> list[LetterSource]:
+def describe_sources(messages: Iterable[SourceMessage]) -> list[LetterSource]:
     """Return what a letter says about its source messages."""
     return [
         LetterSource(
             message.topic,
             message.partition,
             message.offset,
-            text_or_blob(message.key),
-            [(name, text_or_blob(value)) for name, value in message.headers],
+            _encode_value(message.key),
+            [(name, _encode_value(value)) for name, value in message.headers],
             message.timestamp,
-            text_or_blob(message.value),
+            _encode_value(message.value),
         )
         for message in messages
     ]
 
 
-def redrives_in(headers: Iterable[tuple[str, bytes | str | Blob | None]]) -> int:
-    """Return how often a message was sent again before, by its headers; 0 where they do not say.
+def count_redrives(headers: Iterable[tuple[str, bytes | str | Blob | None]]) -> int:
+    """Return how often a message was sent again before, by its headers; 0 if they do not say.
 
     Example:
-        >>> redrives_in([("trace", b"1"), ("tidemill-redrives", b"2")])
+        >>> count_redrives([("trace", b"1"), ("tidemill-redrives", b"2")])
         2
     """
     found = [value for name, value in headers if name == REDRIVES_HEADER]
     text = found[-1] if found else None
     if isinstance(text, str):
         text = text.encode()
-    # Anybody can write headers: what is no small number counts for nothing.
+    # Anyone can write headers: what is not a small number is ignored.
     return int(text) if isinstance(text, bytes) and text.isdigit() and len(text) < 10 else 0
 
 
-def history_in(headers: Iterable[Header]) -> list[dict[str, Any]]:
+def read_history_header(headers: Iterable[Header]) -> list[dict[str, Any]]:
     """Return what a message's header says about its earlier letters; nothing if the header is not ours."""
     for name, value in headers:
         if name == HISTORY_HEADER and value is not None:
@@ -214,17 +214,17 @@ def history_in(headers: Iterable[Header]) -> list[dict[str, Any]]:
     return []
 
 
-def last_words(stderr: str) -> str:
+def summarize_stderr(stderr: str) -> str:
     """Return the end of what a program wrote to stderr, masked, for one line of a log.
 
     Example:
-        >>> last_words("login with password=hunter2 failed\\n")
+        >>> summarize_stderr("login with password=hunter2 failed\\n")
         'login with password=*** failed'
     """
     return redact_text(stderr[-_MASKED_CHARS:].strip())[-_SUMMARY_CHARS:]
 
 
-def stderr_tail(stderr: str | bytes) -> str:
+def truncate_stderr(stderr: str | bytes) -> str:
     """Return the last 4 KiB."""
     data = stderr.encode("utf-8", "replace") if isinstance(stderr, str) else stderr
     return data[-_STDERR_BYTES:].decode("utf-8", "replace")
@@ -236,19 +236,19 @@ def encode_letter(letter: Letter, limit_bytes: int | None = None) -> bytes:
     Bodies go first (length and SHA-256 stay), then everything of a source but its position, then arguments,
     payloads and most of stderr, and at the very last the sources that still do not fit.
     """
-    encoded = json_bytes(letter)
+    encoded = encode_json(letter)
     if limit_bytes is None or len(encoded) <= limit_bytes:
         return encoded
-    for smaller in (_without_bodies, _positions_only, _bare):
+    for smaller in (_drop_bodies, _keep_positions, _drop_details):
         letter = smaller(letter)
-        encoded = json_bytes(letter)
+        encoded = encode_json(letter)
         if len(encoded) <= limit_bytes:
             return encoded
     while letter.sources and len(encoded) > limit_bytes:
         kept = letter.sources[: len(letter.sources) // 2]
         dropped = letter.sources_dropped + len(letter.sources) - len(kept)
         letter = msgspec.structs.replace(letter, sources=kept, sources_dropped=dropped)
-        encoded = json_bytes(letter)
+        encoded = encode_json(letter)
     return encoded
 
 
@@ -256,44 +256,44 @@ def decode_letter(data: bytes) -> Letter:
     """Return a letter as it was written.
 
     Raises:
-        msgspec.ValidationError: The bytes are no letter.
+        msgspec.ValidationError: The bytes are not a letter.
     """
     return msgspec.json.decode(data, type=Letter)
 
 
-def _digest(value: str | Blob | None) -> str | Blob | None:
+def _shrink_value(value: str | Blob | None) -> str | Blob | None:
     """Replace a body by its length and SHA-256, unless that is longer than the body."""
     if value is None or (isinstance(value, str) and len(value) <= 100):
         return value
     if isinstance(value, Blob):
         if value.base64 is None or len(value.base64) <= 100:
             return value
-        return digest_of(value.data())
-    return digest_of(value.encode("utf-8", "replace"))
+        return make_digest(value.data())
+    return make_digest(value.encode("utf-8", "replace"))
 
 
-def _without_bodies(letter: Letter) -> Letter:
+def _drop_bodies(letter: Letter) -> Letter:
     sources = [
         msgspec.structs.replace(
             source,
-            key=_digest(source.key),
-            value=_digest(source.value),
-            headers=[(name, _digest(value)) for name, value in source.headers],
+            key=_shrink_value(source.key),
+            value=_shrink_value(source.value),
+            headers=[(name, _shrink_value(value)) for name, value in source.headers],
         )
         for source in letter.sources
     ]
-    payloads = [without_body(payload) for payload in letter.original_payloads]
+    payloads = [drop_body(payload) for payload in letter.original_payloads]
     return msgspec.structs.replace(letter, sources=sources, original_payloads=payloads)
 
 
-def _positions_only(letter: Letter) -> Letter:
+def _keep_positions(letter: Letter) -> Letter:
     sources = [
         LetterSource(s.topic, s.partition, s.offset, timestamp=s.timestamp, value=Blob()) for s in letter.sources
     ]
     return msgspec.structs.replace(letter, sources=sources)
 
 
-def _bare(letter: Letter) -> Letter:
+def _drop_details(letter: Letter) -> Letter:
     return msgspec.structs.replace(
         letter, args=[], stderr=letter.stderr[-200:], error=letter.error[:500], original_payloads=[]
     )

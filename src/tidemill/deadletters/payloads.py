@@ -1,8 +1,8 @@
 """Payloads in letters: what a hook returned as readable JSON, and back again as the sink is to get it.
 
-Any payload has a JSON form; what JSON cannot say is said beside it, in the field `_types`: by JSON pointer, which
-values were times, decimals or bytes, and which data has no JSON form at all and is only shown. Invariant: what comes
-back is what was put in, or an error says what was lost.
+Any payload has a JSON form; what JSON cannot express is kept beside it, in the field `_types`: by JSON pointer, which
+values were times, decimals or bytes, and which data has no JSON form at all and is only shown. Invariant: what is
+restored is what was encoded, or an error says what was lost.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any
 
 import msgspec
 
-#: The field with what JSON cannot say.
+#: The field with what JSON cannot express.
 TYPES_FIELD = "_types"
 #: The field that JSON sinks get as JSON has it.
 _DATA = "data"
 #: Data that looks like a `Blob`, but is data.
 _JSON = "json"
-#: Data without a JSON form: what is there is for people.
+#: Data without a JSON form: shown to people only.
 _SHOWN = "shown"
 #: Bytes inside of a pydantic model, which writes them as text.
 _UTF8 = "utf8"
@@ -57,27 +57,27 @@ class Blob(msgspec.Struct, omit_defaults=True):
 
     @property
     def dropped(self) -> bool:
-        """Whether the bytes are not here."""
+        """Whether the bytes were dropped."""
         return self.base64 is None and self.text is None
 
     def data(self) -> bytes:
-        """Return the bytes; b'' where they were dropped."""
+        """Return the bytes; b'' if they were dropped."""
         if self.base64 is not None:
             return base64.b64decode(self.base64)
         return (self.text or "").encode()
 
 
 class PayloadLostError(ValueError):
-    """A payload cannot be had back from its letter; the text says why."""
+    """A payload cannot be restored from its letter; the text says why."""
 
 
-def payload_json(payload: Any) -> str:
+def encode_payload(payload: Any) -> str:
     """Return a payload as a JSON string: all its fields; bytes as a `Blob`, models by their own JSON dump.
 
-    Of payloads that leave out their defaults, what was left at its default is not there, but for `_ALWAYS`.
+    Fields at their defaults are left out where the payload's class does so, except for `_ALWAYS`.
     """
     fields = {name: getattr(payload, name) for name in getattr(payload, "__struct_fields__", ())}
-    # Those of sinks of other packages come back by their fields alone, so they need all of them.
+    # Payloads for sinks of other packages are restored from their fields alone, so they need all of them.
     if fields and "type" not in fields and payload.__struct_config__.omit_defaults:
         for field in msgspec.structs.fields(payload):
             value = fields[field.name]
@@ -85,13 +85,13 @@ def payload_json(payload: Any) -> str:
             if field.name not in _ALWAYS and type(value) is type(field.default) and value == field.default:
                 del fields[field.name]
     types: dict[str, str] = {}
-    plain = {name: _plain(name, value, types) for name, value in (fields or {"data": payload}).items()}
+    plain = {name: _encode_field(name, value, types) for name, value in (fields or {"data": payload}).items()}
     if types:
         plain[TYPES_FIELD] = types
-    return json_bytes(plain).decode()
+    return encode_json(plain).decode()
 
 
-def _plain(name: str, value: Any, types: dict[str, str]) -> Any:
+def _encode_field(name: str, value: Any, types: dict[str, str]) -> Any:
     if isinstance(value, bytes):
         try:
             return Blob(text=value.decode())
@@ -99,20 +99,20 @@ def _plain(name: str, value: Any, types: dict[str, str]) -> Any:
             return Blob(base64=base64.b64encode(value).decode())
     try:
         raw = _json_strict(value)
-        _note_types(_escaped(name), value, types)
-    except Exception:  # whatever a user's object raises: it may be the very reason for this letter
-        types[_escaped(name)] = _SHOWN
-        return _for_people(value)
+        _note_types(_escape(name), value, types)
+    except Exception:  # a user's object may raise anything: that may be the very reason for this letter
+        types[_escape(name)] = _SHOWN
+        return _encode_leniently(value)
     if raw.startswith(b"{") and _is_blob(msgspec.json.decode(raw)):
-        types[_escaped(name)] = _JSON
+        types[_escape(name)] = _JSON
     return msgspec.Raw(raw)
 
 
-def _for_people(value: Any) -> Any:
+def _encode_leniently(value: Any) -> Any:
     try:
         return msgspec.Raw(_json_lenient(value))
     except Exception:  # as above
-        return _shown(value)
+        return _show(value)
 
 
 def _note_types(place: str, value: Any, types: dict[str, str], text: bool = False) -> None:
@@ -124,7 +124,7 @@ def _note_types(place: str, value: Any, types: dict[str, str], text: bool = Fals
         _note_types(place, dump(), types, text=True)
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            _note_types(f"{place}/{_escaped(str(key))}", item, types, text)
+            _note_types(f"{place}/{_escape(str(key))}", item, types, text)
     elif isinstance(value, (list, tuple)):
         for index, item in enumerate(value):
             _note_types(f"{place}/{index}", item, types, text)
@@ -135,11 +135,11 @@ def _note_types(place: str, value: Any, types: dict[str, str], text: bool = Fals
         types[place] = _UTF8 if text and isinstance(value, bytes) else _NAMES[type(value)]
 
 
-def restored_fields(payload: str, *, typed: bool) -> dict[str, Any]:
+def restore_fields(payload: str, *, typed: bool) -> dict[str, Any]:
     """Return a payload's fields as they were.
 
     Args:
-        payload: From `payload_json`.
+        payload: From `encode_payload`.
         typed: Give times, decimals and the like in `data` back as such (for SQL and MongoDB), not as JSON has them; in
             other fields (headers, say) they always come back as such.
 
@@ -150,52 +150,52 @@ def restored_fields(payload: str, *, typed: bool) -> dict[str, Any]:
         fields = msgspec.json.decode(payload, type=dict[str, Any])
         types = msgspec.convert(fields.pop(TYPES_FIELD, {}), dict[str, str])
     except msgspec.MsgspecError as error:
-        raise PayloadLostError(f"it is no payload: {error}") from None
+        raise PayloadLostError(f"it is not a payload: {error}") from None
     for name, value in fields.items():
-        kind = types.pop(_escaped(name), None)
+        kind = types.pop(_escape(name), None)
         if kind == _SHOWN:
             raise PayloadLostError(f"its {name} has no JSON form; the letter only shows it")
         if kind in (None, _JSON):
-            fields[name] = value if kind == _JSON or not _is_blob(value) else _bytes(name, value)
+            fields[name] = value if kind == _JSON or not _is_blob(value) else _restore_bytes(name, value)
         elif typed or name != _DATA:
-            fields[name] = _typed_value(kind, value)
+            fields[name] = _convert(kind, value)
     for place, kind in types.items():
         if typed or place.partition("/")[0] != _DATA:
-            _set_typed(fields, place, kind)
+            _convert_at(fields, place, kind)
     return fields
 
 
-def _bytes(name: str, value: dict[str, Any]) -> bytes:
+def _restore_bytes(name: str, value: dict[str, Any]) -> bytes:
     blob = msgspec.convert(value, Blob)
     if blob.dropped:
         raise PayloadLostError(f"its {name} of {blob.length} bytes was too large for the letter")
     return blob.data()
 
 
-def _set_typed(fields: dict[str, Any], place: str, kind: str) -> None:
+def _convert_at(fields: dict[str, Any], place: str, kind: str) -> None:
     parts = [part.replace("~1", "/").replace("~0", "~") for part in place.split("/")]
     inner: Any = fields
     try:
         for part in parts[:-1]:
             inner = inner[int(part) if isinstance(inner, list) else part]
         last: Any = int(parts[-1]) if isinstance(inner, list) else parts[-1]
-        inner[last] = _typed_value(kind, inner[last])
+        inner[last] = _convert(kind, inner[last])
     except (KeyError, IndexError, TypeError, ValueError):
         raise PayloadLostError(f"its {place} is no longer a {kind}") from None
 
 
-def _typed_value(kind: str, value: Any) -> Any:
+def _convert(kind: str, value: Any) -> Any:
     if kind == _UTF8:
         return str(value).encode()
     known = _TYPED.get(kind)
     try:
         return float(kind) if known is None else msgspec.convert(value, known)
     except ValueError as error:  # msgspec's own error is one
-        raise PayloadLostError(f"{value!r} is no {kind}: {error}") from None
+        raise PayloadLostError(f"{value!r} is not a {kind}: {error}") from None
 
 
-def without_body(payload: str) -> str:
-    """Keep a payload's small fields; of large ones keep the length and digest of what a sink would have got."""
+def drop_body(payload: str) -> str:
+    """Keep a payload's small fields; of large ones keep the length and digest of what the sink would have received."""
     fields = msgspec.json.decode(payload, type=dict[str, msgspec.Raw])
     types = msgspec.json.decode(fields.pop(TYPES_FIELD, b"{}"), type=dict[str, str])
     kept: dict[str, Any] = {}
@@ -205,7 +205,7 @@ def without_body(payload: str) -> str:
             kept[name] = raw
             continue
         value = msgspec.json.decode(body)
-        place = _escaped(name)
+        place = _escape(name)
         if place not in types and _is_blob(value):
             blob = msgspec.convert(value, Blob)
             if blob.dropped:
@@ -213,13 +213,13 @@ def without_body(payload: str) -> str:
                 continue
             body = blob.data()
         types = {other: kind for other, kind in types.items() if other.split("/")[0] != place}
-        kept[name] = digest_of(body)
+        kept[name] = make_digest(body)
     if types:
         kept[TYPES_FIELD] = types
-    return json_bytes(kept).decode()
+    return encode_json(kept).decode()
 
 
-def digest_of(body: bytes) -> Blob:
+def make_digest(body: bytes) -> Blob:
     """Return the length and SHA-256 of bytes."""
     return Blob(length=len(body), sha256=hashlib.sha256(body).hexdigest())
 
@@ -228,47 +228,47 @@ def _is_blob(value: Any) -> bool:
     return isinstance(value, dict) and set(value) in _BLOB_KEYS
 
 
-def _escaped(name: str) -> str:
+def _escape(name: str) -> str:
     """Return a name as a part of a JSON pointer (RFC 6901)."""
     return name.replace("~", "~0").replace("/", "~1")
 
 
-def _hook(value: Any) -> Any:
+def _encode_any(value: Any) -> Any:
     dump = getattr(value, "model_dump", None)
-    return dump(mode="json") if dump is not None else _shown(value)
+    return dump(mode="json") if dump is not None else _show(value)
 
 
-def _unknown(value: Any) -> Any:
+def _encode_model(value: Any) -> Any:
     dump = getattr(value, "model_dump", None)
     if dump is None:
         raise TypeError(f"a {type(value).__name__} has no JSON form")
     return dump(mode="json")
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
     try:
         return repr(value)[:10_000]
     except Exception:
         return f"<a {type(value).__name__} that cannot be shown>"
 
 
-_json_strict = msgspec.json.Encoder(enc_hook=_unknown).encode
-_json_lenient = msgspec.json.Encoder(enc_hook=_hook).encode
+_json_strict = msgspec.json.Encoder(enc_hook=_encode_model).encode
+_json_lenient = msgspec.json.Encoder(enc_hook=_encode_any).encode
 
 
-def json_bytes(value: Any) -> bytes:
+def encode_json(value: Any) -> bytes:
     """Encode for a letter; text with lone surrogates (names of files, arguments) is replaced, not refused."""
     try:
         return _json_lenient(value)
     except UnicodeEncodeError:
-        return _json_lenient(_mended(msgspec.to_builtins(value, enc_hook=_hook)))
+        return _json_lenient(_replace_surrogates(msgspec.to_builtins(value, enc_hook=_encode_any)))
 
 
-def _mended(value: Any) -> Any:
+def _replace_surrogates(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, dict):
-        return {_mended(key): _mended(item) for key, item in value.items()}
+        return {_replace_surrogates(key): _replace_surrogates(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_mended(item) for item in value]
+        return [_replace_surrogates(item) for item in value]
     return value

@@ -1,7 +1,8 @@
 """Reads the dead-letter topic: a stream of letters between two offsets, never the topic as a whole.
 
-Invariants: memory does not grow with the topic; what is no letter is reported in its place and stops nothing; only
-letters of committed transactions are seen. Reading joins no group and commits nothing. Blocking: not for event loops.
+Invariants: memory does not grow with the topic; what is not a letter is reported at its position and does not stop the
+reading; only letters of committed transactions are seen. Reading joins no group and commits nothing. Blocking: not for
+event loops.
 """
 
 from __future__ import annotations
@@ -22,24 +23,24 @@ from tidemill.deadletters.letter import Letter, decode_letter
 from tidemill.deadletters.payloads import Blob
 from tidemill.runtime.kafka_client import CALL_SECONDS, LibraryLog, TopicAdmin, client_config, reason, scrubbed
 
-#: Brokers that send nothing for so long, although there is something, are taken for gone.
+#: Brokers that send nothing for this long although there are letters left are considered unreachable.
 SILENCE_SECONDS = 30.0
 #: How long to wait for the next letters before the caller may do something else.
 TICK_SECONDS = 0.1
-#: A letter's record is written after the letter, by clocks that may differ: look so far before a time.
+#: A letter's record is written after the letter, by clocks that may differ: start reading this much earlier.
 CLOCK_SECONDS = 3600.0
 
 
 class Found(msgspec.Struct):
-    """What is at one place of the topic: a letter, or why it is none.
+    """What is at one position of the topic: a letter, or why it is not a letter.
 
     Attributes:
-        partition: Where.
-        offset: Where.
+        partition: Its partition.
+        offset: Its offset.
         letter: The letter, if it is one.
-        problem: Why it is none.
-        size_bytes: Of the record.
-        file: The file, where letters are in files; `offset` is the row then.
+        problem: Why it is not a letter.
+        size_bytes: The size of the record's value.
+        file: The file, if letters are in files; `offset` is the row then.
     """
 
     partition: int
@@ -62,14 +63,14 @@ class LetterReader:
 
     Args:
         settings: The pipeline's settings.
-        group: Whose saved positions `committed` tells.
+        group: The consumer group whose committed offsets `committed` returns.
 
     Raises:
         ConfigError: librdkafka does not take the configuration.
     """
 
     def __init__(self, settings: Settings, group: str = "tidemill-dlq") -> None:
-        """Make the client; it connects at the first call."""
+        """Create the client, which connects at the first call."""
         self.topic = settings.dlq_topic
         self.place = f"topic {self.topic!r}"
         self.brokers = settings.dlq_brokers
@@ -113,8 +114,8 @@ class LetterReader:
         admin = TopicAdmin(self._config, "dlq")
         if not admin.exists(self.topic, wait_seconds=1.0):
             raise ConfigError(
-                f"dlq: topic {self.topic!r} does not exist at {self.brokers}: no pipeline has made it yet, or "
-                "dlq.topic, kafka.source_topic or the brokers are others"
+                f"dlq: topic {self.topic!r} does not exist at {self.brokers}: no pipeline has created it yet, or "
+                "dlq.topic, kafka.source_topic or the brokers are wrong"
             )
         try:
             known = self._consumer.list_topics(self.topic, timeout=CALL_SECONDS).topics[self.topic].partitions
@@ -125,7 +126,7 @@ class LetterReader:
                 for number in sorted(known)
             }
         except ck.KafkaException as error:
-            raise self._failed(error) from None
+            raise self._make_error(error) from None
 
     def offsets_at(self, seconds: float, ranges: Mapping[int, tuple[int, int]]) -> dict[int, int]:
         """Return where to start to find every letter that was written at a time or later."""
@@ -134,20 +135,20 @@ class LetterReader:
         try:
             answers = self._consumer.offsets_for_times(wanted, timeout=CALL_SECONDS)
         except ck.KafkaException as error:
-            raise self._failed(error) from None
+            raise self._make_error(error) from None
         return {each.partition: each.offset if each.offset >= 0 else ranges[each.partition][1] for each in answers}
 
     def committed(self, ranges: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, str]]:
-        """Return the group's saved positions and what is kept beside them, without partitions that have none."""
+        """Return the group's committed offsets and their metadata, without partitions that have none."""
         wanted = [ck.TopicPartition(self.topic, number) for number in ranges]
         try:
             answers = self._consumer.committed(wanted, timeout=CALL_SECONDS)
         except ck.KafkaException as error:
-            raise self._failed(error) from None
+            raise self._make_error(error) from None
         return {each.partition: (each.offset, each.metadata or "") for each in answers if each.offset >= 0}
 
     def group_metadata(self) -> Any:
-        """Return what a transaction needs to save positions for the group."""
+        """Return what a transaction needs to commit offsets for the group."""
         return self._consumer.consumer_group_metadata()
 
     def stream(self, starts: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[Found | Reached | None]:
@@ -166,36 +167,36 @@ class LetterReader:
         self._consumer.assign([ck.TopicPartition(self.topic, n, starts.get(n, 0)) for n in open_ends])
         silent_seconds = 0.0
         while open_ends:
-            # Only what is spent in here counts: whoever gets the letters may take his time with them.
+            # Only the time spent in here counts: the caller may take long with the letters.
             began = time.monotonic()
             batch = self._consumer.consume(200, TICK_SECONDS)
             silent_seconds = 0.0 if batch else silent_seconds + time.monotonic() - began
             if silent_seconds > SILENCE_SECONDS:
-                raise RemoteError(self._text(f"nothing comes from topic {self.topic!r}"))
+                raise RemoteError(self._complete(f"nothing comes from topic {self.topic!r}"))
             for item in batch:
-                yield from self._taken(item, open_ends)
+                yield from self._take(item, open_ends)
             if not batch:
                 yield None
         self._consumer.unassign()
 
-    def _taken(self, message: ck.Message, open_ends: dict[int, int]) -> Iterator[Found | Reached]:
+    def _take(self, message: ck.Message, open_ends: dict[int, int]) -> Iterator[Found | Reached]:
         number, offset, error = message.partition() or 0, message.offset() or 0, message.error()
         end = open_ends.get(number)
         if end is None:
             return
         if error is not None:
             if error.code() == ck.KafkaError._PARTITION_EOF:
-                yield self._reached(number, end, open_ends)
+                yield self._finish(number, end, open_ends)
             elif not error.retriable() and error.code() != ck.KafkaError._ALL_BROKERS_DOWN:
-                raise self._failed(ck.KafkaException(error))
+                raise self._make_error(ck.KafkaException(error))
             return
         if offset < end:
-            yield _found(message)
+            yield _decode_message(message)
         # The last offsets may be those of transaction markers, which are never seen.
         if offset >= end - 1:
-            yield self._reached(number, end, open_ends)
+            yield self._finish(number, end, open_ends)
 
-    def _reached(self, number: int, end: int, open_ends: dict[int, int]) -> Reached:
+    def _finish(self, number: int, end: int, open_ends: dict[int, int]) -> Reached:
         del open_ends[number]
         self._consumer.pause([ck.TopicPartition(self.topic, number)])
         return Reached(number, end)
@@ -204,43 +205,43 @@ class LetterReader:
         if error.code() != ck.KafkaError._ALL_BROKERS_DOWN:
             self._heard = scrubbed(error.str(), self._config)
 
-    def _failed(self, error: ck.KafkaException) -> RemoteError:
-        return RemoteError(self._text(scrubbed(reason(error), self._config)))
+    def _make_error(self, error: ck.KafkaException) -> RemoteError:
+        return RemoteError(self._complete(scrubbed(reason(error), self._config)))
 
-    def _text(self, said: str) -> str:
+    def _complete(self, said: str) -> str:
         heard = f" ({self._heard})" if self._heard else ""
         return f"dlq: {said} at {self.brokers}{heard}; is it up?"
 
 
-def _found(message: ck.Message) -> Found:
+def _decode_message(message: ck.Message) -> Found:
     place = Found(message.partition() or 0, message.offset() or 0, None)
     value = message.value()
     if value is None:
         place.problem = "a tombstone"
         return place
-    return decoded(place, value)
+    return decode_found(place, value)
 
 
-def decoded(place: Found, value: bytes) -> Found:
-    """Put the letter that is at a place into it, or why it is none."""
+def decode_found(place: Found, value: bytes) -> Found:
+    """Fill in the letter at a position, or why it is not a letter."""
     place.size_bytes = len(value)
     try:
         letter = decode_letter(value)
         datetime.fromisoformat(letter.timestamp)
         place.letter = letter
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        place.problem = f"no letter: {error}"
+        place.problem = f"not a letter: {error}"
     except ValueError:
-        place.problem = f"no letter: timestamp {letter.timestamp[:40]!r} is no time"
+        place.problem = f"not a letter: timestamp {letter.timestamp[:40]!r} is not a time"
     return place
 
 
-def facts_of(letter: Letter, *, text: bool = False) -> Facts:
-    """Return what a letter is judged by.
+def extract_facts(letter: Letter, *, text: bool = False) -> Facts:
+    """Return the facts that decide whether a letter is sent again.
 
     Args:
         letter: The letter.
-        text: Gather everything that is searched for a text, too.
+        text: Include everything that a text is searched in.
     """
     return Facts(
         letter.letter_id,
@@ -248,7 +249,7 @@ def facts_of(letter: Letter, *, text: bool = False) -> Facts:
         letter.sink_type,
         letter.sink_name,
         letter.written_at,
-        tuple(shown for source in letter.sources if (shown := shown_bytes(source.key)) is not None),
+        tuple(shown for source in letter.sources if (shown := show_bytes(source.key)) is not None),
         letter.redrives,
         len(letter.sources),
         len(letter.original_payloads),
@@ -256,8 +257,8 @@ def facts_of(letter: Letter, *, text: bool = False) -> Facts:
     )
 
 
-def shown_bytes(value: str | Blob | None) -> str | None:
-    """Return a key, value or header as text; base64 where it is none; None where it is not there."""
+def show_bytes(value: str | Blob | None) -> str | None:
+    """Return a key, value or header as text, else as base64; None if there is none or it was dropped."""
     if isinstance(value, Blob):
         return value.base64 if value.base64 is not None else value.text
     return value
@@ -268,4 +269,4 @@ def _texts(letter: Letter) -> Iterator[str]:
     yield from letter.original_payloads
     for source in letter.sources:
         for value in (source.key, source.value, *(value for _, value in source.headers)):
-            yield shown_bytes(value) or ""
+            yield show_bytes(value) or ""

@@ -1,6 +1,6 @@
 """Restores the messages of a letter byte for byte; what was too large for the letter is read from its topic again.
 
-Invariant: a message that comes out is the one that went in: lengths, SHA-256 and what the letter still has agree, or
+Invariant: the restored message is the original one: lengths, SHA-256 and what the letter still has agree, or
 `ContentLostError` says what is missing. Blocking: not for event loops.
 """
 
@@ -20,7 +20,7 @@ from tidemill.deadletters.payloads import Blob
 from tidemill.runtime.kafka_client import LibraryLog, reason, scrubbed
 from tidemill.runtime.messages import SourceMessage
 
-#: A message that is there comes within this time.
+#: A message that exists is expected within this time.
 READ_SECONDS = 15.0
 
 #: Reads the message at (topic, partition, offset); None if it is no longer there.
@@ -31,15 +31,15 @@ class ContentLostError(Exception):
     """The content of a message is neither in its letter nor in its topic; the text says which."""
 
 
-def restored(source: LetterSource, read: Read) -> SourceMessage:
+def restore_message(source: LetterSource, read: Read) -> SourceMessage:
     """Return a message as it was.
 
     Args:
         source: What the letter says about it.
-        read: Asked for the message where the letter does not have it all.
+        read: Called for the message if the letter does not have all of it.
 
     Raises:
-        ContentLostError: It cannot be had back.
+        ContentLostError: It cannot be restored.
         RemoteError: The brokers do not answer.
     """
     values = (source.key, source.value, *(value for _, value in source.headers))
@@ -49,30 +49,30 @@ def restored(source: LetterSource, read: Read) -> SourceMessage:
                 source.topic,
                 source.partition,
                 source.offset,
-                _bytes(source.key),
-                _bytes(source.value),
-                tuple((name, _bytes(value)) for name, value in source.headers),
+                _decode(source.key),
+                _decode(source.value),
+                tuple((name, _decode(value)) for name, value in source.headers),
                 source.timestamp,
             )
         except ValueError as error:
-            raise ContentLostError(f"{_place(source)}: its letter has wrong base64: {error}") from None
+            raise ContentLostError(f"{_locate(source)}: its letter has wrong base64: {error}") from None
     found = read(source.topic, source.partition, source.offset)
     if found is None:
         raise ContentLostError(
-            f"{_place(source)} is no longer in its topic, and it was too large for the letter to carry it"
+            f"{_locate(source)} is no longer in its topic, and it was too large for the letter to carry it"
         )
     _check(source, found)
     return found
 
 
-def _bytes(value: str | Blob | None) -> bytes | None:
+def _decode(value: str | Blob | None) -> bytes | None:
     if isinstance(value, Blob):
         return value.data()
     return value.encode() if value is not None else None
 
 
 def _check(source: LetterSource, found: SourceMessage) -> None:
-    """Compare what was read with what the letter knows: a topic may have been deleted and made again."""
+    """Compare what was read with what the letter knows: a topic may have been deleted and recreated."""
     same = found.timestamp == source.timestamp or source.timestamp < 0
     if not (isinstance(source.value, Blob) and source.value.length is None and source.value.dropped):
         names = [name for name, _ in source.headers] == [name for name, _ in found.headers]
@@ -80,16 +80,16 @@ def _check(source: LetterSource, found: SourceMessage) -> None:
         pairs += [(value, there) for (_, value), (_, there) in zip(source.headers, found.headers, strict=False)]
         same = same and names and all(_agree(value, there) for value, there in pairs)
     if not same:
-        raise ContentLostError(f"{_place(source)} holds another message now; the topic was made again or rewritten")
+        raise ContentLostError(f"{_locate(source)} holds another message now; the topic was recreated or rewritten")
 
 
 def _agree(value: str | Blob | None, there: bytes | None) -> bool:
     if isinstance(value, Blob) and value.dropped:
         return there is not None and len(there) == value.length and hashlib.sha256(there).hexdigest() == value.sha256
-    return _bytes(value) == there
+    return _decode(value) == there
 
 
-def _place(source: LetterSource) -> str:
+def _locate(source: LetterSource) -> str:
     return f"{source.topic}/{source.partition}/{source.offset}"
 
 
@@ -106,7 +106,7 @@ class SourceReader:
         self._config = {"bootstrap.servers": self._brokers, **settings.kafka.client_config}
         self._consumer: ck.Consumer | None = None
 
-    def _connected(self) -> ck.Consumer:
+    def _connect(self) -> ck.Consumer:
         if self._consumer is None:
             own = {
                 "group.id": "tidemill-dlq",
@@ -128,7 +128,7 @@ class SourceReader:
         Raises:
             RemoteError: The brokers do not answer.
         """
-        consumer = self._connected()
+        consumer = self._connect()
         place = f"{topic}/{partition}/{offset}"
         deadline = time.monotonic() + READ_SECONDS
         try:
@@ -139,7 +139,7 @@ class SourceReader:
                     continue
                 error = message.error()
                 if error is None:
-                    return _message(message) if message.offset() == offset else None
+                    return _convert(message) if message.offset() == offset else None
                 if error.code() in (ck.KafkaError._PARTITION_EOF, *_NO_SUCH_PLACE):
                     return None
         except ck.KafkaException as error:
@@ -162,7 +162,7 @@ _NO_SUCH_PLACE = (
 )
 
 
-def _message(message: ck.Message) -> SourceMessage:
+def _convert(message: ck.Message) -> SourceMessage:
     kind, timestamp = message.timestamp()
     headers: Any = message.headers() or ()
     return SourceMessage(

@@ -37,33 +37,33 @@ class DeadLetters(Protocol):
 
     Attributes:
         written: Letters that the broker confirmed.
-        dropped: Letters that were given up because their topic did not take them.
+        dropped: Letters that were given up because their topic refused them.
     """
 
     written: int
     dropped: int
 
     async def open(self) -> None:
-        """Make sure that letters can be written."""
+        """Connect, and check that letters can be written."""
 
     def put(self, letter: Letter, done: Callable[[], None]) -> None:
-        """Write a letter; `done` is called once it is confirmed or dropped, on the loop and never inside this call."""
+        """Write a letter; `done` is called once it is confirmed or dropped, on the loop, never inside this call."""
 
     def stalled(self) -> str | None:
-        """Say why letters wait, None while they do not."""
+        """Return why letters wait; None while none do."""
 
     async def close(self) -> None:
         """Release everything; `done` of what is not confirmed is never called."""
 
 
-def letter_topic_limit(topic: str, admin_config: Mapping[str, Any]) -> int | None:
+def prepare_letter_topic(topic: str, admin_config: Mapping[str, Any]) -> int | None:
     """Check that the dead-letter topic exists, or create it; blocking.
 
     Returns:
-        The largest batch that it takes, in bytes; None where the brokers do not tell.
+        The largest batch that it takes, in bytes; None if the brokers do not say.
 
     Raises:
-        ConfigError: It does not exist and we may not create it.
+        ConfigError: It does not exist and may not be created.
         RemoteError: The brokers do not answer.
     """
     admin = TopicAdmin(admin_config, "dlq")
@@ -80,7 +80,7 @@ class KafkaDeadLetters:
 
     Args:
         settings: The pipeline's settings.
-        backoff: Between the tries of one letter.
+        backoff: Between the attempts to write one letter.
     """
 
     def __init__(self, settings: Settings, backoff: Backoff | None = None) -> None:
@@ -103,7 +103,7 @@ class KafkaDeadLetters:
         """Check that the topic exists, or create it.
 
         Raises:
-            ConfigError: It does not exist and we may not create it.
+            ConfigError: It does not exist and may not be created.
             RemoteError: The brokers do not answer.
         """
         await asyncio.to_thread(self._prepare)
@@ -111,9 +111,9 @@ class KafkaDeadLetters:
         self._producer.open()
 
     def _prepare(self) -> None:
-        limit = letter_topic_limit(self._topic, self._admin_config)
+        limit = prepare_letter_topic(self._topic, self._admin_config)
         if limit is None:
-            # One refusal for size concerns all records of a batch: keep innocent letters out of it.
+            # A refusal for size concerns all records of a batch: keep other letters out of it.
             self._config["batch.num.messages"] = 1
         else:
             # librdkafka knows these bounds: at least 1000 bytes, at most a billion.
@@ -136,19 +136,19 @@ class KafkaDeadLetters:
                 return
             if error is None:
                 self.written += 1
-                self._settled(done)
+                self._settle(done)
                 return
             smaller = len(body) * 3 // 4 if too_large(error) else limit
             if self._drops and (smaller == limit or smaller < _LEAST_LETTER_BYTES):
                 self._drop(letter, error, done)
             else:
-                self._later(error, attempt, lambda: self._write(letter, done, attempt + 1, smaller))
+                self._retry_later(error, attempt, lambda: self._write(letter, done, attempt + 1, smaller))
 
         self._producer.send(self._topic, [(None, body)]).add_done_callback(answered)
 
     def _drop(self, letter: Letter, error: ck.KafkaError, done: Callable[[], None]) -> None:
         self.dropped += 1
-        # The one trace of the message that is left: each is logged, and says where it was.
+        # The only trace of the message that is left: each is logged with its position.
         log.error(
             "a dead letter is dropped: its topic does not take it",
             topic=self._topic,
@@ -158,15 +158,15 @@ class KafkaDeadLetters:
             sources=[f"{source.topic}/{source.partition}/{source.offset}" for source in letter.sources[:10]],
             source_count=len(letter.sources),
         )
-        self._settled(done)
+        self._settle(done)
 
-    def _settled(self, done: Callable[[], None]) -> None:
+    def _settle(self, done: Callable[[], None]) -> None:
         self._waiting -= 1
         if self._waiting == 0:
             self._failing = None
         done()
 
-    def _later(self, error: ck.KafkaError, attempt: int, again: Callable[[], None]) -> None:
+    def _retry_later(self, error: ck.KafkaError, attempt: int, again: Callable[[], None]) -> None:
         text = scrubbed(error.str(), self._config)
         self._failing = (self._failing[0] if self._failing else time.monotonic(), text)
         limited(log, 10.0).error("a dead letter is not taken; trying again", topic=self._topic, error=text)
@@ -180,7 +180,7 @@ class KafkaDeadLetters:
         self._timers.add(timer)
 
     def stalled(self) -> str | None:
-        """Say how many letters wait, since when and why."""
+        """Return how many letters wait, for how long and why; None while none do."""
         if self._failing is None:
             return None
         since, text = self._failing
@@ -188,7 +188,7 @@ class KafkaDeadLetters:
         return f"{self._waiting} letters wait for topic {self._topic} for {seconds:.0f} s: {text}"
 
     async def close(self) -> None:
-        """Give up what is not confirmed yet, and disconnect."""
+        """Give up what is not confirmed, and disconnect."""
         self._closed = True
         for timer in self._timers:
             timer.cancel()

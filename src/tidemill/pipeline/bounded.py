@@ -1,7 +1,7 @@
-"""An engine that comes to an end: it is drained when everything that its source had is done, and only then complete.
+"""An engine that ends by itself: it is drained when everything that its source had is done, and is complete only then.
 
 Invariants: a run is complete only if each message that was read left the pipeline, what windows deliver by themselves
-included; whatever ends it sooner leaves `complete` unset, and its outcomes tell of no more than was done.
+included; whatever ends it sooner leaves `complete` unset, and its outcomes cover only what was done.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class BoundedEngine:
 
     @property
     def _refusal(self) -> str | None:
-        """What a disk refused, or did not take in time."""
+        """What a disk refused, or did not write in time."""
         outcomes = self._outcomes
         if outcomes.letters is not None and outcomes.letters.error is not None:
             return outcomes.letters.error
@@ -87,7 +87,7 @@ class BoundedEngine:
 
     @property
     def complete(self) -> bool:
-        """Whether everything is done and told of."""
+        """Whether everything is done, and its outcomes are written."""
         return self._outcomes.complete and self._refusal is None
 
     @property
@@ -96,7 +96,7 @@ class BoundedEngine:
         return self._outcomes.letters.published if self._outcomes.letters is not None else []
 
     def drain(self) -> None:
-        """Ask for an early end."""
+        """Begin an early end."""
         self._engine.drain()
 
     def fail(self, text: str) -> None:
@@ -104,7 +104,7 @@ class BoundedEngine:
         self._engine.fail(text)
 
     def abandon(self) -> None:
-        """Tell that nobody supervises this engine: what it does in part may be done by another already."""
+        """Note that this engine is not supervised any more: another may already do what it has done in part."""
         self._outcomes.in_part = False
 
     def pause(self) -> None:

@@ -1,4 +1,4 @@
-"""The shell of `core.brake` in an engine (`executor.max_failure_ratio`): holds what fails, and tries it again.
+"""The shell of `core.pipeline.brake` (`executor.max_failure_ratio`): holds what fails, and tries it again.
 
 Invariants: while the brake is on, the engine takes nothing but the one message that is to be tried; a message that is
 held is unresolved, so no commit passes it, and neither a drain nor a revoke waits for it; bounded engines fail instead.
@@ -95,7 +95,7 @@ class EngineBrake:
         *,
         has_window_hook: bool,
     ) -> None:
-        """Start off."""
+        """Start with the brake off."""
         self._max_ratio = max_ratio
         self._log = log
         self._braked = braked
@@ -120,7 +120,7 @@ class EngineBrake:
 
         Args:
             cause: What failed with what, in a few words that are the same for equal failures.
-            text: What was said.
+            text: The failure's text.
             case: What to do about it.
         """
         for index in case.indexes:
@@ -172,7 +172,7 @@ class EngineBrake:
             self._apply(self._brake.release())
 
     def stalled(self) -> str | None:
-        """Say what failed and how often; None while the brake is off."""
+        """Return what failed and how often; None while the brake is off."""
         if not self._brake.is_on:
             return None
         text = f"{self._describe()}; {self.held} message{'s' if self.held != 1 else ''} held"
@@ -181,7 +181,7 @@ class EngineBrake:
         return f"{text} (tidemill release dead-letters them)"
 
     def close(self) -> None:
-        """Try nothing more; what is held is left uncommitted."""
+        """Stop trying; what is held is left uncommitted."""
         if self.held:
             self._log.warning("messages that the brake held are left for the next run", held=self.held)
         if self._timer is not None:

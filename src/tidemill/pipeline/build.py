@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.config.settings import Settings
-from tidemill.deadletters.writer import DeadLetters, KafkaDeadLetters
+from tidemill.deadletters.writer import DeadLetters
+from tidemill.pipeline.delivery.modes import AtLeastOnce, DeliveryMode, ExactlyOnce
 from tidemill.pipeline.delivery.outbox import Outbox
-from tidemill.pipeline.delivery.transaction_buffer import TransactionBuffer
-from tidemill.pipeline.delivery.transaction_sender import TransactionalDeadLetters
 from tidemill.pipeline.engine import Engine
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.reports.history import HistoryWriter
@@ -21,7 +20,6 @@ from tidemill.runtime.warden import Warden
 from tidemill.sinks.build import build_sinks
 from tidemill.sources.base import Source
 from tidemill.sources.kafka import KafkaSource
-from tidemill.sources.transactional_producer import TransactionalProducer
 
 
 def build_engine(
@@ -42,16 +40,15 @@ def build_engine(
         report: Where finished messages are reported; None: the history, if one is configured.
         letters: Where dead letters go; None: the dead-letter topic.
     """
-    stage = TransactionBuffer() if settings.kafka.exactly_once else None
-    if letters is None:
-        letters = KafkaDeadLetters(settings) if stage is None else TransactionalDeadLetters(settings, stage)
+    mode: DeliveryMode = ExactlyOnce() if settings.kafka.exactly_once else AtLeastOnce()
+    letters = letters or mode.make_letters(settings)
     sinks, group = build_sinks(settings), settings.kafka.consumer_group
-    outbox = Outbox(sinks, letters, handler.on_delivery_error, settings.delivery, stage, group=group)
+    outbox = Outbox(sinks, letters, handler.on_delivery_error, settings.delivery, mode, group=group)
     return Engine(
         settings,
         handler,
         identity,
-        source or KafkaSource(settings, identity.instance_id, _transactor(settings, identity, stage)),
+        source or KafkaSource(settings, identity.instance_id, mode.make_producer(settings, identity)),
         outbox,
         letters,
         build_executor(settings.executor, identity.engine_id),
@@ -63,13 +60,3 @@ def build_engine(
 def build_history(settings: Settings, identity: Identity) -> HistoryWriter | None:
     """Return what writes the history, if one is configured."""
     return HistoryWriter(Path(settings.history.path), identity) if settings.history.path else None
-
-
-def _transactor(
-    settings: Settings, identity: Identity, stage: TransactionBuffer | None
-) -> TransactionalProducer | None:
-    if stage is None:
-        return None
-    # The settings see to it that all sinks have the same.
-    overrides: dict[str, Any] = next((sink.client_config for sink in settings.sinks.kafka.values()), {})
-    return TransactionalProducer(settings.kafka, identity.instance_id, overrides, stage.limits)

@@ -1,4 +1,4 @@
-"""What hooks return, checked before anything of it is believed.
+"""Checks of what hooks return, before anything of it is used.
 
 A value that is wrong is refused here, by name, while the hook that returned it can still be blamed: further in, it
 would break the engine instead of the one message. Invariants: what passes cannot make the engine's own steps raise; its
@@ -25,14 +25,14 @@ def check_tasks(hook: str, tasks: Any) -> list[ExecutorTask]:
     """Return the tasks that a hook returned.
 
     Raises:
-        TypeError: It is no list of tasks, or a field of one has a type that cannot be used.
-        ValueError: A time limit is none.
+        TypeError: It is not a list of tasks, or a field of one has a type that cannot be used.
+        ValueError: A time limit is not above 0.
     """
     if not isinstance(tasks, (list, tuple)):
-        raise TypeError(f"{hook} must return a list of ExecutorTask, not {_shown(tasks)}")
+        raise TypeError(f"{hook} must return a list of ExecutorTask, not {_shorten(tasks)}")
     for index, task in enumerate(tasks):
         if not isinstance(task, ExecutorTask):
-            raise TypeError(f"{hook} must return a list of ExecutorTask, not one with {_shown(task)} at {index}")
+            raise TypeError(f"{hook} must return a list of ExecutorTask, not one with {_shorten(task)} at {index}")
         _check(task)
     return list(tasks)
 
@@ -41,7 +41,7 @@ def _check(task: ExecutorTask) -> None:
     """Refuse types that cannot be used; the comparisons of types before each call are for speed alone."""
     task_id = task.task_id
     if type(task_id) is not str and not isinstance(task_id, str):
-        raise _wrong(task, "task_id", "text", task_id)
+        raise _make_error(task, "task_id", "text", task_id)
     if not task_id.isascii():
         task.task_id = sound(task_id)
     args = task.args
@@ -55,11 +55,11 @@ def _check(task: ExecutorTask) -> None:
         _check_list(task, "source_offsets", "whole numbers", offsets)
     for offset in offsets:
         if type(offset) is not int and not isinstance(offset, Integral):
-            raise _wrong(task, "source_offsets", "a list of whole numbers", offset, "one with ")
+            raise _make_error(task, "source_offsets", "a list of whole numbers", offset, "one with ")
     if type(task.binary_path) not in _PROGRAM and not isinstance(task.binary_path, str):
-        raise _wrong(task, "binary_path", "text or None", task.binary_path)
+        raise _make_error(task, "binary_path", "text or None", task.binary_path)
     if type(task.stdin) not in _INPUT and not isinstance(task.stdin, (str, bytes)):
-        raise _wrong(task, "stdin", "text, bytes or None", task.stdin)
+        raise _make_error(task, "stdin", "text, bytes or None", task.stdin)
     if task.timeout_seconds is not None:
         _check_limit(task)
     if task.env or not isinstance(task.env, dict):
@@ -76,51 +76,53 @@ def _check(task: ExecutorTask) -> None:
 
 def _check_list(task: ExecutorTask, field: str, of: str, value: object) -> None:
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
-        raise _wrong(task, field, f"a list of {of}", value)
+        raise _make_error(task, field, f"a list of {of}", value)
 
 
 def _check_argument(task: ExecutorTask, arg: object) -> None:
     if not isinstance(arg, (str, bytes, os.PathLike)):
-        raise _wrong(task, "args", "a list of text", arg, "one with ")
+        raise _make_error(task, "args", "a list of text", arg, "one with ")
 
 
 def _check_limit(task: ExecutorTask) -> None:
     limit = task.timeout_seconds
     if isinstance(limit, bool) or not isinstance(limit, Real):
-        raise _wrong(task, "timeout_seconds", "a number of seconds or None", limit)
+        raise _make_error(task, "timeout_seconds", "a number of seconds or None", limit)
     if not limit > 0:
         raise ValueError(f"timeout_seconds of task {task.task_id!r} must be more than 0, not {limit!r}")
 
 
 def _check_texts(task: ExecutorTask, field: str, value: object) -> None:
     if type(value) is not dict and not isinstance(value, Mapping):
-        raise _wrong(task, field, "a mapping of text to text", value)
+        raise _make_error(task, field, "a mapping of text to text", value)
     for name, text in value.items():
         if not isinstance(name, str) or not isinstance(text, str):
-            raise _wrong(task, field, "a mapping of text to text", text if isinstance(name, str) else name, "one with ")
+            raise _make_error(
+                task, field, "a mapping of text to text", text if isinstance(name, str) else name, "one with "
+            )
 
 
 def _check_result(task: ExecutorTask, known: object) -> None:
     if not isinstance(known, PrecomputedResult):
-        raise _wrong(task, "precomputed", "a PrecomputedResult or None", known)
+        raise _make_error(task, "precomputed", "a PrecomputedResult or None", known)
     if not isinstance(known.stdout, (str, bytes)):
-        raise _wrong(task, "precomputed.stdout", "text or bytes", known.stdout)
+        raise _make_error(task, "precomputed.stdout", "text or bytes", known.stdout)
     if not isinstance(known.stderr, str):
-        raise _wrong(task, "precomputed.stderr", "text", known.stderr)
+        raise _make_error(task, "precomputed.stderr", "text", known.stderr)
     if not isinstance(known.exit_code, int):
-        raise _wrong(task, "precomputed.exit_code", "a whole number", known.exit_code)
+        raise _make_error(task, "precomputed.exit_code", "a whole number", known.exit_code)
 
 
-def _wrong(task: ExecutorTask, field: str, wanted: str, given: object, within: str = "") -> TypeError:
+def _make_error(task: ExecutorTask, field: str, wanted: str, given: object, within: str = "") -> TypeError:
     of = "" if field == "task_id" else f" of task {repr(task.task_id)[:200]}"
-    return TypeError(f"{field}{of} must be {wanted}, not {within}{_shown(given)}")
+    return TypeError(f"{field}{of} must be {wanted}, not {within}{_shorten(given)}")
 
 
-def _shown(value: object) -> str:
+def _shorten(value: object) -> str:
     return f"{type(value).__name__} ({repr(value)[:200]})"
 
 
-def find_sources(offsets: Sequence[int], places: Mapping[int, int]) -> tuple[Sequence[int], Sequence[int]]:
+def find_source_indexes(offsets: Sequence[int], places: Mapping[int, int]) -> tuple[Sequence[int], Sequence[int]]:
     """Return which messages of its window a task works for.
 
     Args:
@@ -154,7 +156,7 @@ def check_action(action: Any) -> ErrorAction | list[ExecutorTask]:
     except ValueError:
         known = ", ".join(each.name for each in ErrorAction)
         wanted = f"an ErrorAction ({known}) or a list of ExecutorTask"
-        raise TypeError(f"on_error must return {wanted}, not {_shown(action)}") from None
+        raise TypeError(f"on_error must return {wanted}, not {_shorten(action)}") from None
 
 
 def check_collect_result(value: Any) -> CollectResult | None:
@@ -166,5 +168,5 @@ def check_collect_result(value: Any) -> CollectResult | None:
     if value is None:
         return None
     if not isinstance(value, CollectResult):
-        raise TypeError(f"a hook must return a CollectResult or None, not {_shown(value)}")
+        raise TypeError(f"a hook must return a CollectResult or None, not {_shorten(value)}")
     return value if value.has_outputs else None

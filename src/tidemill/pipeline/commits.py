@@ -1,8 +1,8 @@
-"""The ledger's shell: offers the contiguous resolved prefix of every partition to the source, and hears how it went.
+"""The ledger's shell: offers the contiguous resolved prefix of every partition to the source for a commit.
 
 At most one commit per partition is in flight; a failed one is offered again with what joined it; the answer to a
-commit of an earlier ownership of the partition changes nothing. With a stage, a commit takes along what is staged for
-its messages, and goes no further than that allows.
+commit of an earlier ownership of the partition changes nothing. What the delivery mode keeps for its messages goes
+out with a commit, and it goes no further than the mode allows.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from tidemill.core.ledger import Batch, Ledger, LedgerEntry
 from tidemill.core.retry import JITTER_BITS, Backoff
-from tidemill.pipeline.delivery.transaction_buffer import TransactionBuffer
-from tidemill.sources.base import CommitStatus, Outgoing, Source, TopicPartition, name_of
+from tidemill.pipeline.delivery.modes import DeliveryMode
+from tidemill.sources.base import CommitStatus, Source, TopicPartition, name_of
 
 #: Commits are collected for this long.
 COLLECT_SECONDS = 0.1
-#: After failures in a row, what is offered again waits longer.
+#: After failures in a row, the next try waits longer.
 BACKOFF = Backoff(0.2, 5.0)
 
 
@@ -28,16 +28,12 @@ class Commits:
     Args:
         source: Carries commits out.
         settled: Called with a partition and the number of messages that a confirmed commit passed.
-        stage: What goes out together with the messages that are committed, if anything.
+        mode: Says what may be committed, and what goes out with it.
     """
 
-    def __init__(
-        self, source: Source, settled: Callable[[TopicPartition, int], None], stage: TransactionBuffer | None = None
-    ) -> None:
+    def __init__(self, source: Source, settled: Callable[[TopicPartition, int], None], mode: DeliveryMode) -> None:
         """Start with nothing outstanding."""
-        self._stage = stage
-        if stage is not None:
-            stage.changed = self._soon
+        self._mode = mode
         self._failures = 0
         self._source = source
         self._settled = settled
@@ -54,21 +50,22 @@ class Commits:
         self.failed = 0
 
     def open(self, partition: TopicPartition, offset: int) -> LedgerEntry[TopicPartition, int]:
-        """Note a message that was taken in hand."""
+        """Note a message that was taken."""
         return self._ledger.open(partition, offset)
 
     def resolve(self, entry: LedgerEntry[TopicPartition, int]) -> None:
         """Note that a message left the pipeline; a commit follows within `COLLECT_SECONDS`."""
         self._ledger.resolve(entry)
         if self._timer is None:
-            self._soon()
+            self.send_soon()
 
     def unresolved(self, partition: TopicPartition) -> list[int]:
         """Return the offsets of a partition's messages that did not leave the pipeline."""
-        line = self._ledger.lines.get(partition)
-        return [] if line is None else [entry.item for entry in line.entries if entry.pending]
+        queue = self._ledger.lines.get(partition)
+        return [] if queue is None else [entry.item for entry in queue.entries if entry.pending]
 
-    def _soon(self) -> None:
+    def send_soon(self) -> None:
+        """Offer what is ready within `COLLECT_SECONDS`, or later after failures."""
         if self._timer is None:
             delay = COLLECT_SECONDS
             if self._failures:
@@ -82,24 +79,18 @@ class Commits:
             self._timer = None
         offsets = self._collect()
         if offsets:
-            self._source.commit(offsets, self._taken(offsets))
+            self._source.commit(offsets, self._mode.take(offsets))
 
     def _collect(self) -> dict[TopicPartition, int]:
         offsets = {}
-        for batch in self._ledger.ready(self._stage.cut if self._stage is not None else None):
+        for batch in self._ledger.ready(self._mode.cut):
             self._in_flight[batch.lane] = batch
             offsets[batch.lane] = batch.entries[-1].item + 1
         return offsets
 
-    def _taken(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, list[Outgoing]]:
-        stage = self._stage
-        if stage is None:
-            return {}
-        return {partition: stage.take(partition, offset - 1) for partition, offset in offsets.items()}
-
     def ended(self, offsets: Mapping[TopicPartition, int], status: CommitStatus) -> None:
-        """Hear how a commit went."""
-        blamed = 0
+        """Take the end of a commit."""
+        failed: list[TopicPartition] = []
         for partition, offset in offsets.items():
             batch = self._in_flight.get(partition)
             if batch is None or batch.entries[-1].item + 1 != offset:
@@ -108,20 +99,17 @@ class Commits:
             if status is CommitStatus.DONE:
                 self._failures = 0
                 self._ledger.settle(batch)
-                if self._stage is not None:
-                    self._stage.committed(partition)
+                self._mode.committed(partition)
                 self.committed_up_to(partition, offset)
                 self._settled(partition, len(batch.entries))
             else:
                 self._ledger.retry(batch)
-                if self._stage is not None:
-                    blamed += self._stage.aborted(partition)
-        if status is not CommitStatus.DONE and self._stage is not None:
-            # What single records are to blame for is better the next time, or decided about; the rest takes its time.
-            self._failures = 0 if blamed else self._failures + 1
+                failed.append(partition)
+        if status is not CommitStatus.DONE:
+            self._failures = self._failures + 1 if self._mode.failed(failed) else 0
         self._changed.set()
         if self._ledger.total:
-            self._soon()
+            self.send_soon()
 
     def surrender(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return what must be committed of partitions that are about to be given up, and forget them."""
@@ -145,7 +133,7 @@ class Commits:
         self.named[name] = self._moved[name] = offset
 
     def take_moved(self) -> dict[str, int]:
-        """Return what was committed since this was last asked, by names."""
+        """Return what was committed since the last call, by names."""
         moved, self._moved = self._moved, {}
         return moved
 
@@ -153,8 +141,7 @@ class Commits:
         """Forget a partition: late resolutions and answers change nothing."""
         self._in_flight.pop(partition, None)
         self._ledger.abandon(partition)
-        if self._stage is not None:
-            self._stage.abandon(partition)
+        self._mode.abandon(partition)
         self._changed.set()
 
     async def finish(self, partitions: Collection[TopicPartition] | None = None) -> None:
@@ -172,11 +159,11 @@ class Commits:
 
     def give_up(self) -> None:
         """Count what could not be committed in time."""
-        lines = self._ledger.lines.values()
-        self.failed = sum(not entry.pending for line in lines for entry in line.entries)
+        queues = self._ledger.lines.values()
+        self.failed = sum(not entry.pending for queue in queues for entry in queue.entries)
 
     def close(self) -> None:
-        """Send nothing more by itself."""
+        """Send nothing more unless `send` is called."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

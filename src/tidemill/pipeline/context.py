@@ -17,6 +17,7 @@ from tidemill.deadletters.writer import DeadLetters
 from tidemill.pipeline.brake import EngineBrake
 from tidemill.pipeline.checks import check_collect_result
 from tidemill.pipeline.commits import Commits
+from tidemill.pipeline.delivery.modes import DeliveryMode
 from tidemill.pipeline.delivery.outbox import Outbox
 from tidemill.pipeline.delivery.routing import Routed
 from tidemill.pipeline.handler.base import Handler
@@ -42,6 +43,7 @@ class EngineContext:
         hooks: Runs them.
         pool: Runs tasks.
         outbox: Delivers results.
+        mode: How they get out.
         letters: Writes dead letters.
         commits: The ledger, and what is committed of it.
         load: How much each partition has in flight, against its share.
@@ -62,6 +64,7 @@ class EngineContext:
     hooks: HookRunner
     pool: TaskPool
     outbox: Outbox
+    mode: DeliveryMode
     letters: DeadLetters
     commits: Commits
     load: Backpressure[TopicPartition]

@@ -27,15 +27,14 @@ from tidemill.pipeline.commits import Commits
 from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.delivery.outbox import Outbox
 from tidemill.pipeline.handler.base import Handler
-from tidemill.pipeline.handover import hand_over
 from tidemill.pipeline.hooks import HookRunner, call_hook
 from tidemill.pipeline.intake import Intake
-from tidemill.pipeline.partition import call_partition_hook, names_of
+from tidemill.pipeline.leaving import Stopping, hand_over
+from tidemill.pipeline.partition import call_partition_hook, name_partitions
 from tidemill.pipeline.reports.counters import Counters, Overridden, Slowest, process_usage
 from tidemill.pipeline.reports.report import Report as Report
 from tidemill.pipeline.reports.snapshots import Snapshots
 from tidemill.pipeline.services import Services
-from tidemill.pipeline.stopping import Stopping
 from tidemill.pipeline.tasks.pool import TaskPool
 from tidemill.pipeline.tasks.process import TaskExecutor
 from tidemill.runtime.beats import Beat
@@ -98,8 +97,7 @@ class Engine:
         self.context = self._build_context(handler, hooks, report, idle)
         self.services = Services(settings, handler, identity, self.tasks, hooks.calls)
         self.intake = Intake(self.context, source, idle)
-        if outbox.stage is not None:
-            outbox.stage.charge = self._charge
+        outbox.mode.attach(self._charge, self.context.commits.send_soon)
         self._snapshots = Snapshots(source, self.context.commits, self.intake, self._count)
         self._subscribed = False
         self._stop = asyncio.Event()
@@ -118,16 +116,6 @@ class Engine:
             limits.max_uncommitted,
             MAX_UNDELIVERED,
         )
-        brake = None
-        if limits.max_failure_ratio is not None:
-            brake = EngineBrake(
-                limits.max_failure_ratio,
-                bound,
-                lambda on: self.intake.brake(on),
-                lambda: self.intake.take_one(),
-                self.fail,
-                has_window_hook=overridden.on_window_complete,
-            )
         backoff = limits.retry_backoff
         return EngineContext(
             settings=settings,
@@ -136,21 +124,32 @@ class Engine:
             hooks=hooks,
             pool=TaskPool(self.executor, limits, self.tasks),
             outbox=outbox,
+            mode=outbox.mode,
             letters=self.letters,
-            commits=Commits(
-                self.source, lambda partition, count: self.intake.committed(partition, count), outbox.stage
-            ),
+            commits=Commits(self.source, lambda partition, count: self.intake.committed(partition, count), outbox.mode),
             load=load,
-            brake=brake,
+            brake=self._build_brake(bound, overridden),
             counters=Counters(),
             slowest=Slowest(),
             report=report,
             backoff=Backoff(backoff.initial_seconds, backoff.max_seconds, backoff.multiplier),
             log=bound,
-            # With transactions a window's own payloads go out with its messages, so those have to wait for them.
-            holds_windows=limits.commit == "window" or (outbox.stage is not None and overridden.on_window_complete),
+            holds_windows=limits.commit == "window" or (outbox.mode.binds_windows and overridden.on_window_complete),
             room_freed=lambda partition: self.intake.refill(partition),
             became_idle=idle.set,
+        )
+
+    def _build_brake(self, bound: Any, overridden: Overridden) -> EngineBrake | None:
+        max_ratio = self.settings.executor.max_failure_ratio
+        if max_ratio is None:
+            return None
+        return EngineBrake(
+            max_ratio,
+            bound,
+            lambda on: self.intake.brake(on),
+            lambda: self.intake.take_one(),
+            self.fail,
+            has_window_hook=overridden.on_window_complete,
         )
 
     @property
@@ -259,7 +258,7 @@ class Engine:
     def on_assigned(self, partitions: Sequence[TopicPartition]) -> None:
         """Take partitions on."""
         if partitions:
-            self.context.log.info("partitions assigned", partitions=names_of(partitions))
+            self.context.log.info("partitions assigned", partitions=name_partitions(partitions))
         for partition in partitions:
             self.intake.assign(partition)
         self.context.hooks.submit(call_partition_hook, self.context, "on_assign", partitions)
@@ -270,7 +269,7 @@ class Engine:
 
     def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
         """Stop at once what belongs to somebody else by now."""
-        names = names_of(partitions)
+        names = name_partitions(partitions)
         self.context.log.error("partitions lost to the group; their work is dropped here", partitions=names)
         for partition in partitions:
             if partition in self.intake.partitions:

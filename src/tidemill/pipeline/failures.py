@@ -11,7 +11,7 @@ from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, Protocol
 
 from tidemill.core.errors import describe_error, sound
-from tidemill.deadletters.letter import LetterKind, last_words
+from tidemill.deadletters.letter import LetterKind, summarize_stderr
 from tidemill.pipeline.brake import Case
 from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.handler.models import ErrorKind, ExecutorError
@@ -25,7 +25,7 @@ from tidemill.runtime.messages import SourceMessage
 Hooked = TaskRun | int | None
 
 
-def hook_name(of: Hooked) -> str:
+def name_hook(of: Hooked) -> str:
     """Return the name of the hook that is called for something."""
     if of is None:
         return "on_window_complete"
@@ -41,19 +41,19 @@ class FailingWindow(Protocol):
     causes: dict[int, str]
     held_for_window: bool
 
-    def indexes_of(self, of: Hooked) -> Sequence[int]:
+    def find_indexes(self, of: Hooked) -> Sequence[int]:
         """Return the indexes of the messages that a hook is called for."""
 
     def hold(self, indexes: Sequence[int]) -> None:
         """Keep messages from being resolved until `released`."""
 
     def released(self, indexes: Sequence[int]) -> None:
-        """Take a hold off messages."""
+        """Release messages from a hold."""
 
     def give_up(self, run: TaskRun, error: ExecutorError) -> None:
         """Make a task terminal that failed for good."""
 
-    def hook_over(self, of: TaskRun | int) -> None:
+    def end_hook(self, of: TaskRun | int) -> None:
         """Go on after the hook of a task or of a message."""
 
     def window_done(self) -> None:
@@ -63,9 +63,9 @@ class FailingWindow(Protocol):
         """Call a hook again."""
 
 
-def task_failed(window: FailingWindow, run: TaskRun, error: ExecutorError, why: str = "") -> None:
+def handle_task_failure(window: FailingWindow, run: TaskRun, error: ExecutorError, why: str = "") -> None:
     """Take a task that failed for good; `why`: the reason, if that is not the number of its tries."""
-    context, indexes, text = window.context, window.indexes_of(run), _describe_task_error(error, why)
+    context, indexes, text = window.context, window.find_indexes(run), _describe_task_error(error, why)
     cause = f"exit code {error.exit_code}" if error.kind is ErrorKind.EXIT else error.kind.value
 
     def again() -> None:
@@ -77,10 +77,10 @@ def task_failed(window: FailingWindow, run: TaskRun, error: ExecutorError, why: 
         _dead_letter(window, LetterKind.TASK, text, indexes, run, error)
         window.give_up(run, error)
 
-    write_or_hold(context, f"task: {cause}", text, _case(window, run, again, write))
+    write_or_hold(context, f"task: {cause}", text, _make_case(window, run, again, write))
 
 
-def hook_failed(window: FailingWindow, hook: str, error: Exception, of: Hooked, returned: object) -> None:
+def handle_hook_failure(window: FailingWindow, hook: str, error: Exception, of: Hooked, returned: object) -> None:
     """Take a hook that raised, or returned what cannot be delivered.
 
     Args:
@@ -101,12 +101,12 @@ def hook_failed(window: FailingWindow, hook: str, error: Exception, of: Hooked, 
                 context.brake.window_failed(window.causes[0], well)
         else:
             run = of if isinstance(of, TaskRun) else None
-            _dead_letter(window, LetterKind.HOOK, text, window.indexes_of(of), run, None, returned)
-            window.hook_over(of)
+            _dead_letter(window, LetterKind.HOOK, text, window.find_indexes(of), run, None, returned)
+            window.end_hook(of)
 
     again = functools.partial(context.hooks.submit, window.collect, of)
     cause = f"{hook}: {type(error).__name__}"
-    write_or_hold(context, cause, describe_error(error), _case(window, of, again, write))
+    write_or_hold(context, cause, describe_error(error), _make_case(window, of, again, write))
 
 
 def write_or_hold(context: EngineContext, cause: str, text: str, case: Case) -> None:
@@ -117,8 +117,8 @@ def write_or_hold(context: EngineContext, cause: str, text: str, case: Case) -> 
         context.brake.failed(cause, text, case)
 
 
-def _case(window: FailingWindow, of: Hooked, again: Callable[[], None], write: Callable[[], None]) -> Case:
-    indexes = window.indexes_of(of) or range(len(window.messages))
+def _make_case(window: FailingWindow, of: Hooked, again: Callable[[], None], write: Callable[[], None]) -> Case:
+    indexes = window.find_indexes(of) or range(len(window.messages))
     offsets = [window.messages[index].offset for index in indexes]
     stuck: Sequence[int] = () if of is None else offsets
     if window.held_for_window:  # nothing of it is resolved before all of it is
@@ -151,7 +151,7 @@ def _describe_task_error(error: ExecutorError, why: str = "") -> str:
     """
     if error.exception is not None:
         return why + sound(error.exception)
-    return why + (last_words(error.stderr) or f"exit code {error.exit_code}")
+    return why + (summarize_stderr(error.stderr) or f"exit code {error.exit_code}")
 
 
 def _log_task_error(window: FailingWindow, run: TaskRun, error: ExecutorError, why: str = "") -> None:
@@ -160,7 +160,7 @@ def _log_task_error(window: FailingWindow, run: TaskRun, error: ExecutorError, w
     What a program wrote is masked before it is cut, so that no half of a secret is left over.
     """
     log: Any = window.context.log
-    stderr = last_words(error.stderr)
+    stderr = summarize_stderr(error.stderr)
     exception = None if error.exception is None else why + sound(error.exception)
     alike = (error.kind, error.exit_code, why, kind_of(exception), kind_of(stderr.rpartition("\n")[2]))
     limited(log, LOG_SECONDS, about=alike).warning(

@@ -26,7 +26,7 @@ BURST = 64
 HOOK_SECONDS = 10.0
 #: Equal failures are logged once in this many seconds.
 LOG_SECONDS = 10.0
-#: As many of them are looked at, and as many places named.
+#: Up to this many unreturned hooks are looked at, and up to this many places named.
 MAX_OVERDUE = 1_000
 MAX_PLACES = 20
 
@@ -35,7 +35,7 @@ T = TypeVar("T")
 Place = Callable[[Any], tuple[str, str]]
 
 
-#: The hook that was called last; who looks at it, does so only to name what nobody saw.
+#: The hook that was called last: names the hook that blocked the loop, when nothing else saw it.
 latest: list[Awaitable[Any] | None] = [None]
 
 
@@ -74,7 +74,7 @@ class Calls:
         return self.unreturned(HOOK_SECONDS)
 
     def unreturned(self, seconds: float) -> dict[str, str]:
-        """Return the hooks that have not returned for so long, by name and partition: the oldest call of each."""
+        """Return the hooks that have not returned for this long, by name and partition: the oldest call of each."""
         now = time.monotonic()
         found: dict[str, str] = {}
         more: Counter[str] = Counter()
@@ -99,7 +99,7 @@ def nowhere(_: object) -> tuple[str, str]:
 async def call_hook(
     hook: Awaitable[T], calls: Calls | None = None, name: str = "", place: Place = nowhere, what: Any = None
 ) -> T:
-    """Await a hook of the user's; only who ends this task may cancel it.
+    """Await a hook of the user's; only what ends this task may cancel it.
 
     Args:
         hook: What it returned.
@@ -109,9 +109,9 @@ async def call_hook(
         what: Likewise.
 
     Raises:
-        TypeError: There is nothing to await: the hook is a plain function, or an async generator.
-        HandlerError: The hook was cancelled from within, or called `sys.exit()`: either would otherwise end whoever
-            runs it instead of the one message.
+        TypeError: The hook cannot be awaited: it is a plain function, or an async generator.
+        HandlerError: The hook was cancelled from within, or called `sys.exit()`: either would otherwise end the
+            task that runs it instead of the one message.
     """
     latest[0] = hook
     if calls is not None:
@@ -143,10 +143,10 @@ def log_hook_error(log: Any, hook: str, error: Exception, event: str = "a hook r
 
 
 class HookRunner:
-    """Runs jobs in order of submission, overlapping where they wait. A job deals with its own errors."""
+    """Runs jobs in order of submission, overlapping where they wait. A job handles its own errors."""
 
     def __init__(self, tasks: EngineTasks | None = None) -> None:
-        """Start with no runner; they are made when they are needed."""
+        """Start without runners; they are created when they are needed."""
         self._engine_tasks = tasks or EngineTasks()
         #: Which hooks have not returned.
         self.calls = Calls(self._engine_tasks)

@@ -85,8 +85,7 @@ class Intake:
         self._source = source
         self._idle = idle
         self._limits = context.settings.executor
-        # What is staged for a transaction waits for messages before it, not for a sink.
-        self._counts_results = context.outbox.stage is None
+        self._counts_results = context.mode.waits_for_sinks
         self.partitions: dict[TopicPartition, OwnedPartition] = {}
         self._intakes: dict[TopicPartition, _PartitionIntake] = {}
         self._names: list[str] | None = []

@@ -125,12 +125,9 @@ class OwnedPartition:
         return not self.undelivered_bytes or not self._is_full()
 
     def _is_full(self) -> bool:
-        """Tell whether so much waits for sinks that no task may start.
-
-        Never with transactions: what is staged may wait for the very tasks that would be held.
-        """
+        """Tell whether so much waits for sinks that no task may start."""
         context = self._context
-        if context.outbox.stage is not None:
+        if not context.mode.waits_for_sinks:
             return False
         return self.undelivered_bytes * context.load.lanes >= context.settings.executor.max_queued_bytes
 
@@ -219,7 +216,7 @@ class OwnedPartition:
         context.load.finished(self.partition, 0, message.size_bytes)
         context.room_freed(self.partition)
         if context.report is not None:
-            context.report.finished(finished_message(message, runs, started_at, rejected))
+            context.report.finished(make_finished_message(message, runs, started_at, rejected))
 
     def reject(
         self, message: SourceMessage, entry: LedgerEntry[TopicPartition, int], kind: LetterKind, text: str
@@ -361,7 +358,7 @@ class OwnedPartition:
             self.held.clear()
 
 
-def finished_message(
+def make_finished_message(
     message: SourceMessage,
     runs: Sequence[TaskRun] = (),
     started_at: float | None = None,
@@ -378,7 +375,7 @@ def finished_message(
     return FinishedMessage(message, started_at, len(runs), attempts, results, errors, rejected)
 
 
-def names_of(partitions: Sequence[TopicPartition], most: int = MAX_NAMES) -> list[str]:
+def name_partitions(partitions: Sequence[TopicPartition], most: int = MAX_NAMES) -> list[str]:
     """Return names for a log line, which must not grow with the topic."""
     names = [name_of(partition) for partition in partitions[:most]]
     if len(partitions) > most:
@@ -389,10 +386,10 @@ def names_of(partitions: Sequence[TopicPartition], most: int = MAX_NAMES) -> lis
 async def call_partition_hook(context: EngineContext, hook: str, partitions: Sequence[TopicPartition]) -> None:
     """Call `on_assign` or `on_revoke`; what it raises is logged."""
     try:
-        await call_hook(getattr(context.handler, hook)(partitions), context.hooks.calls, hook, _place, partitions)
+        await call_hook(getattr(context.handler, hook)(partitions), context.hooks.calls, hook, _locate, partitions)
     except Exception as error:
         context.log.warning("a hook raised", hook=hook, exc_info=error)
 
 
-def _place(partitions: Sequence[TopicPartition]) -> tuple[str, str]:
-    return ", ".join(names_of(partitions[:10])), ""
+def _locate(partitions: Sequence[TopicPartition]) -> tuple[str, str]:
+    return ", ".join(name_partitions(partitions[:10])), ""

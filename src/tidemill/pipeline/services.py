@@ -1,5 +1,5 @@
 """What an engine offers to its handler beside hooks: cache, periodic hooks, threads for blocking calls, and a watch
-over the event loop that names the hook which holds it up.
+over the event loop that names the hook which blocks it.
 
 Opened before `on_ready` and closed after the last `on_revoke`, so that every hook of an engine has them. Invariants:
 nothing that a handler does with them can end the engine; the handler is given back as it came.
@@ -77,7 +77,7 @@ class Services:
             self._handler.__dict__["cache"] = self._cache
 
     def start_periodic(self) -> None:
-        """Let the periodic hooks begin."""
+        """Start the periodic hooks."""
         self._periodic.start()
 
     async def stop_periodic(self) -> None:
@@ -85,7 +85,7 @@ class Services:
         await self._periodic.stop()
 
     async def close(self) -> None:
-        """Take them away again; the cache is written."""
+        """Remove them from the handler; the cache is written."""
         if self._watch is not None:
             self._watch.close()
         for name, mine in (("_offload", self._offload), ("cache", self._cache)):
@@ -115,10 +115,10 @@ class Services:
 
 
 class Offload:
-    """Threads for a handler's blocking calls, as many as are allowed; further calls wait."""
+    """A limited number of threads for a handler's blocking calls; further calls wait."""
 
     def __init__(self, threads: int) -> None:
-        """Start none; they come with the calls."""
+        """Start none; they are started by calls."""
         self._pool = ThreadPoolExecutor(threads, "tidemill-offload")
 
     async def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -128,19 +128,19 @@ class Offload:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
     def close(self) -> None:
-        """Begin no further call; those that run cannot be ended from here."""
+        """Start no further call; running ones cannot be ended from here."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _guarded(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     try:
         return function(*args, **kwargs)
-    except StopIteration as error:  # no future can carry it, so that whoever waits would wait for ever
+    except StopIteration as error:  # no future can carry it: the caller would wait for ever
         raise HandlerError(f"an offloaded call raised StopIteration({error.value!r})") from error
 
 
 class HookWatch:
-    """Names the hook that holds up the event loop.
+    """Names the hook that blocks the event loop.
 
     Args:
         handler: Whose hooks.
@@ -148,7 +148,7 @@ class HookWatch:
     """
 
     def __init__(self, handler: Handler[Any, Any], seconds: float) -> None:
-        """Learn the hooks' code."""
+        """Collect the hooks' code objects."""
         self._names: dict[CodeType, str] = {}
         for name in (*HOOKS, *periodic_hooks(handler)):
             method: Any = getattr(handler, name)
@@ -158,11 +158,11 @@ class HookWatch:
                 method = getattr(method, "__wrapped__", None)
         self._watch = BlockWatch(seconds, self._on_block, self._on_over)
         self._hook: str | None = None
-        #: How often the loop was held up by something that runs in it.
+        #: How often something that runs in the loop blocked it.
         self.blocks = 0
 
     def start(self) -> None:
-        """Begin; call it in the loop."""
+        """Start watching; call it in the loop."""
         self._ident = threading.get_ident()
         self._watch.start()
 
@@ -171,7 +171,7 @@ class HookWatch:
         self._watch.close()
 
     def _on_block(self, block: Block) -> None:
-        """Say who it is; on the watching thread and while it lasts, if that could run."""
+        """Log which hook it is; on the watching thread and while it lasts, if that could run."""
         if block.cause is Cause.STARVED:
             return
         self._hook = self._running_hook() if block.stack else self._latest_hook()

@@ -129,11 +129,11 @@ class WaitingWindow:
     def _cannot_arrange(self, error: Exception) -> None:
         text = describe_error(error)
         limited(self._context.log, LOG_SECONDS, about=kind_of(text)).warning(
-            "arrange raised", message=self._label(), error=text, partition=self._partition.name
+            "arrange raised", message=self._describe(), error=text, partition=self._partition.name
         )
         self._refuse(LetterKind.ARRANGE, error)
 
-    def _label(self) -> str:
+    def _describe(self) -> str:
         message = self.messages[0]
         try:
             return self._context.handler.message_label(message)

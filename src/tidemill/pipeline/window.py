@@ -17,10 +17,10 @@ from tidemill.core.ledger import LedgerEntry
 from tidemill.core.pipeline.arrangement import Arrangement, Effect, MessageComplete, MessageResolved
 from tidemill.core.retry import Retry, decide
 from tidemill.pipeline import failures
-from tidemill.pipeline.checks import check_action, find_sources
+from tidemill.pipeline.checks import check_action, find_source_indexes
 from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.delivery.routing import Origin, Routed
-from tidemill.pipeline.failures import Hooked, hook_name
+from tidemill.pipeline.failures import Hooked, name_hook
 from tidemill.pipeline.handler.models import (
     ErrorAction,
     ExecutorError,
@@ -102,8 +102,8 @@ class WindowRun:
         places = {message.offset: index for index, message in enumerate(self.messages)} if tasks else {}
         runs: list[tuple[TaskRun, Sequence[int]]] = []
         for task in tasks:
-            indexes = self._indexes(task, places)
-            run = self._run_for(task)
+            indexes = self._find_sources(task, places)
+            run = self._make_run(task)
             for index in indexes or range(len(self.messages)):
                 self.runs_of[index].append(run)
             runs.append((run, indexes))
@@ -115,9 +115,9 @@ class WindowRun:
             self.partition.order.arranged(list(zip(self.messages, self.entries, strict=True)), runs, place)
         self._apply(effects)
 
-    def _indexes(self, task: ExecutorTask, places: dict[int, int]) -> Sequence[int]:
+    def _find_sources(self, task: ExecutorTask, places: dict[int, int]) -> Sequence[int]:
         """Return the messages a task works for; () means all of the window."""
-        indexes, ignored = find_sources(task.source_offsets, places)
+        indexes, ignored = find_source_indexes(task.source_offsets, places)
         if ignored:
             self.context.warn(
                 "source_offsets of a task lie outside its window and are ignored",
@@ -127,7 +127,7 @@ class WindowRun:
             )
         return indexes
 
-    def _run_for(self, task: ExecutorTask) -> TaskRun:
+    def _make_run(self, task: ExecutorTask) -> TaskRun:
         run = TaskRun(task, self, self.arrived)
         if task.task_id in self.partition.pending:
             self.context.warn(
@@ -147,7 +147,7 @@ class WindowRun:
     def park(self, run: TaskRun) -> None:
         """Keep a task until it may start, or leave its messages to the partition's next owner."""
         if self.partition.leaving:
-            self.partition.withdraw(self._offsets_of(run))
+            self.partition.withdraw(self._find_offsets(run))
         else:
             self.partition.park(run)
 
@@ -162,10 +162,10 @@ class WindowRun:
         context.hooks.submit(self.collect if context.overridden.on_task_complete else self._end_task, run)
 
     async def _end_task(self, run: TaskRun) -> None:
-        self._terminal(run)
+        self._make_terminal(run)
 
     def failed(self, run: TaskRun, error: ExecutorError) -> None:
-        """Take a failure and decide about it, by the handler's word or by the default."""
+        """Take a failure and decide about it, by `on_error` or by the default."""
         if self.context.overridden.on_error:
             self.context.hooks.submit(self._error_hook, run, error)
         else:
@@ -176,7 +176,7 @@ class WindowRun:
             return
         try:
             hook = self.context.handler.on_error(run.task, error)
-            action = check_action(await call_hook(hook, self.context.hooks.calls, "on_error", self._place, run))
+            action = check_action(await call_hook(hook, self.context.hooks.calls, "on_error", self._locate, run))
         except Exception as raised:
             log_hook_error(
                 self.context.log,
@@ -196,7 +196,7 @@ class WindowRun:
         elif isinstance(action, list):
             self._replace(run, error, action)
         else:
-            failures.task_failed(self, run, error)
+            failures.handle_task_failure(self, run, error)
 
     def _retry(self, run: TaskRun, error: ExecutorError) -> None:
         context = self.context
@@ -204,13 +204,13 @@ class WindowRun:
         if isinstance(decision, Retry) and not error.never_starts:
             context.pool.retry(run, decision.delay_seconds)
         else:
-            failures.task_failed(self, run, error)
+            failures.handle_task_failure(self, run, error)
 
     def _replace(self, run: TaskRun, error: ExecutorError, tasks: list[ExecutorTask]) -> None:
         most = self.context.settings.executor.max_replacements
         if run.generation >= most:
             why = f"on_error has replaced it {most} times (executor.max_replacements): "
-            failures.task_failed(self, run, error, why)
+            failures.handle_task_failure(self, run, error, why)
             return
         run.replaced = True
         run.error = error
@@ -219,7 +219,7 @@ class WindowRun:
         children = []
         for task in tasks:
             task.parent_task_id = run.task.task_id
-            child = self._run_for(task)
+            child = self._make_run(task)
             child.generation = run.generation + 1
             children.append(child)
             for index in indexes:
@@ -233,28 +233,28 @@ class WindowRun:
         self._apply(effects)
 
     def give_up(self, run: TaskRun, error: ExecutorError) -> None:
-        """Let a task be terminal that failed for good."""
+        """Make a task terminal that failed for good."""
         run.error = error
         self.results.append(error)
         self.context.counters.tasks_failed += 1
-        self._terminal(run)
+        self._make_terminal(run)
 
-    def _terminal(self, run: TaskRun) -> None:
+    def _make_terminal(self, run: TaskRun) -> None:
         self.partition.pending.pop(run.key, None)
         if not self.partition.closed:
             self._apply(self.graph.task_done(run))
             if (order := self.partition.order) is not None:
                 order.ended(run)
 
-    def indexes_of(self, of: Hooked) -> Sequence[int]:
+    def find_indexes(self, of: Hooked) -> Sequence[int]:
         """Return the indexes of the messages that a hook is called for."""
         if of is None:
             return range(len(self.messages))
         return (of,) if isinstance(of, int) else self.graph.indexes_of(of)
 
-    def _offsets_of(self, run: TaskRun) -> list[int]:
+    def _find_offsets(self, run: TaskRun) -> list[int]:
         """Return the messages that cannot leave the pipeline without a task."""
-        return [self.messages[index].offset for index in self.indexes_of(None if self.held_for_window else run)]
+        return [self.messages[index].offset for index in self.find_indexes(None if self.held_for_window else run)]
 
     # -- hooks that return payloads ---------------------------------------------------------------------------
 
@@ -263,13 +263,13 @@ class WindowRun:
         context, partition = self.context, self.partition
         if partition.closed:
             return
-        hook, returned = hook_name(of), None
+        hook, returned = name_hook(of), None
         try:
-            returned = await call_hook(self._call(of), context.hooks.calls, hook, self._place, of)
+            returned = await call_hook(self._call_hook(of), context.hooks.calls, hook, self._locate, of)
             routed = context.route(returned)
         except Exception as error:
             if not partition.closed:
-                failures.hook_failed(self, hook, error, of, returned)
+                failures.handle_hook_failure(self, hook, error, of, returned)
             return
         if partition.closed:
             return
@@ -277,25 +277,25 @@ class WindowRun:
             self._end_window_hook(routed)
             return
         if routed:
-            self._deliver(routed, self.indexes_of(of), None if isinstance(of, int) else of.task, hook)
-        self.hook_over(of)
+            self._deliver(routed, self.find_indexes(of), None if isinstance(of, int) else of.task, hook)
+        self.end_hook(of)
 
-    def _call(self, of: Hooked) -> Awaitable[Any]:
+    def _call_hook(self, of: Hooked) -> Awaitable[Any]:
         # Copies: what the handler does to its lists must not change ours.
         handler = self.context.handler
         if of is None:
             return handler.on_window_complete(list(self.results), list(self.messages))
         if isinstance(of, int):
-            return handler.on_message_complete(self._group(of))
+            return handler.on_message_complete(self._make_group(of))
         assert of.result is not None
         return handler.on_task_complete(of.result)
 
-    def hook_over(self, of: TaskRun | int) -> None:
+    def end_hook(self, of: TaskRun | int) -> None:
         """Go on after the hook of a task or of a message."""
         if isinstance(of, int):
-            self._message_over(of)
+            self._end_message(of)
         else:
-            self._terminal(of)
+            self._make_terminal(of)
 
     # -- deliveries and letters -------------------------------------------------------------------------------
 
@@ -313,7 +313,7 @@ class WindowRun:
         self.graph.hold(indexes)
 
     def released(self, indexes: Sequence[int], origin: Origin | None = None) -> None:
-        """Take a hold off messages: what was delivered for them, or their letter, is confirmed."""
+        """Release messages from a hold: what was delivered for them, or their letter, is confirmed."""
         if not self.partition.closed:
             if origin is not None:
                 self.partition.delivered(origin.size_bytes)
@@ -340,7 +340,7 @@ class WindowRun:
             if self.context.brake is not None:
                 self._tell_brake(index)
 
-    def _message_over(self, index: int) -> None:
+    def _end_message(self, index: int) -> None:
         self._apply(self.graph.message_hook_done(index))
         if self.partition.order is not None:
             self.partition.order.message_ended(self.entries[index])
@@ -353,7 +353,7 @@ class WindowRun:
             cause = self.causes.get(index)
             brake.ended(self.partition, messages[index].offset, cause, is_alone=len(messages) == 1)
 
-    def _group(self, index: int) -> MessageGroup:
+    def _make_group(self, index: int) -> MessageGroup:
         runs = self.runs_of[index]
         return MessageGroup(
             self.messages[index],
@@ -383,7 +383,7 @@ class WindowRun:
             self.window_done()
 
     def window_done(self, origin: Origin | None = None) -> None:
-        """Take the end of what the window's own hook delivered."""
+        """Go on when what the window's own hook returned is delivered or dead-lettered."""
         if not self.partition.closed:
             if origin is not None:
                 self.partition.delivered(origin.size_bytes)
@@ -395,6 +395,6 @@ class WindowRun:
             self.held_for_window = False
             self._apply(self.graph.release(range(len(self.messages))))
 
-    def _place(self, of: Hooked) -> tuple[str, str]:
+    def _locate(self, of: Hooked) -> tuple[str, str]:
         """Say for which messages a hook runs."""
-        return place_of([self.messages[index] for index in self.indexes_of(of)])
+        return place_of([self.messages[index] for index in self.find_indexes(of)])

@@ -1,7 +1,7 @@
-"""The shape of every sink: encode a payload, send a batch, answer for each payload on its own.
+"""What every sink does: encode a payload, send a batch, and answer for each payload on its own.
 
-A sink never retries and never batches: `pipeline/delivery/outbox.py` does both, the same way for all of them. A sink
-knows its protocol, which of its errors are worth another try, and nothing about messages or offsets.
+A sink never retries and never batches: `pipeline/delivery` does both, in the same way for all sinks. A sink knows its
+protocol and which of its errors are worth a retry, and nothing about messages or offsets.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ CHECK = "check that it runs and can be reached, or correct"
 
 
 class Encoded(msgspec.Struct, frozen=True, gc=False):
-    """A payload made ready for the wire.
+    """A payload in the form in which it is sent.
 
     Attributes:
-        key: Orders deliveries: while one is tried again, later ones of the same key wait.
+        key: Orders deliveries: while one is retried, later ones with the same key wait.
         body: What is sent, in the sink's own form (bytes, or a tuple that the sink unpacks).
-        size_bytes: What it counts for in a batch.
+        size_bytes: What it adds to the size of a batch.
     """
 
     key: Any
@@ -39,11 +39,11 @@ class Refusal(msgspec.Struct, frozen=True):
     """Why one payload was not delivered.
 
     Attributes:
-        error: What happened, in words.
-        retryable: Whether the same payload may be taken later.
-        oversize: Whether it is larger than the other side takes at all.
-        waits: Whether it was not tried, because a payload before it in the batch was refused; then it is not counted
-            as refused (`WAITS`).
+        error: What happened, for people to read.
+        retryable: Whether the same payload may be accepted later.
+        oversize: Whether it is larger than the target ever accepts.
+        waits: Whether it was not sent because an earlier payload of the batch was refused; it is then not counted as
+            refused (`WAITS`).
     """
 
     error: str
@@ -52,7 +52,7 @@ class Refusal(msgspec.Struct, frozen=True):
     waits: bool = False
 
 
-#: The answer about a payload that was not sent, since it may not overtake one before it.
+#: The answer for a payload that was not sent because it may not overtake an earlier one.
 WAITS = Refusal("waits for an earlier payload, which was refused", retryable=True, waits=True)
 
 
@@ -64,7 +64,7 @@ class Sink(ABC):
     """
 
     type: ClassVar[str]
-    #: For sinks of other packages: checks the section before the sink is made with it; None: it gets a dict.
+    #: For sinks of other packages: the model of the options, which validates them; None: the sink gets a dict.
     options_model: ClassVar[Any] = None
 
     #: A batch is sent as soon as it has this many payloads or bytes.
@@ -72,15 +72,15 @@ class Sink(ABC):
     max_batch_bytes: int = 1024 * 1024
     #: How long a batch may wait for more payloads while nothing else is in flight.
     linger_seconds: float = 0.0
-    #: How long `send` may take before it is cancelled and taken for failed; None: `delivery.timeout_seconds`.
+    #: How long `send` may take before it is cancelled and counts as failed; None: `delivery.timeout_seconds`.
     send_timeout_seconds: float | None = None
 
-    #: Whether payloads have an `idempotency_key`; where a hook set none, they get one before they are encoded, the same
-    #: one when the same messages are worked on again.
+    #: Whether payloads have an `idempotency_key`. Those without one get one before they are encoded, the same one if
+    #: their messages are reprocessed.
     takes_idempotency_key: ClassVar[bool] = False
 
     def __init__(self, name: str) -> None:
-        """Remember the instance's name."""
+        """Keep the instance's name."""
         self.name = name
 
     @property
@@ -90,56 +90,56 @@ class Sink(ABC):
 
     @abstractmethod
     async def connect(self) -> None:
-        """Open connections and check that the other side is usable.
+        """Open connections and check that the target is usable.
 
         Raises:
             ConfigError: The configuration is wrong (no retry helps).
-            RemoteError: The other side is not reachable or refuses.
+            RemoteError: The target is not reachable, or refuses.
         """
 
     @abstractmethod
     def encode(self, payload: Any) -> Encoded:
-        """Make a payload ready for the wire; raises what concerns this payload alone."""
+        """Return the payload as it is sent; what it raises concerns this payload alone."""
 
     @abstractmethod
     async def send(self, batch: Sequence[Encoded]) -> Sequence[Refusal | None]:
-        """Deliver a batch; answer one item per payload in the same order, None where it is confirmed.
+        """Deliver a batch; return one answer per payload in the same order, None where it is confirmed.
 
         Raises:
-            RemoteError: The sink failed, and nothing of the batch is known to be delivered; `retryable` says whether to
-                send it again.
+            RemoteError: The sink failed, and no payload of the batch is known to be delivered; `retryable` says whether
+                to send them again.
             Exception: One of the payloads may be at fault: they are sent in smaller batches to find it.
         """
 
     @abstractmethod
     async def close(self) -> None:
-        """Release everything; what was confirmed stays so."""
+        """Release everything; what was confirmed stays confirmed."""
 
 
 def encoded(sink: Sink, payload: Any) -> Encoded:
-    """Encode a payload, and check what comes of it: a sink of another package may have made anything.
+    """Encode a payload, and check the result: a sink of another package may return anything.
 
     Raises:
         Exception: What concerns this payload alone.
     """
-    made: Any = sink.encode(payload)
-    if not isinstance(made, Encoded) or not isinstance(made.size_bytes, int):
+    result: Any = sink.encode(payload)
+    if not isinstance(result, Encoded) or not isinstance(result.size_bytes, int):
         raise TypeError(
-            f"{sink.place}: encode has to return an Encoded with a size in bytes, not {shortened(repr(made))}"
+            f"{sink.place}: encode must return an Encoded with a size in bytes, not {shorten(repr(result))}"
         )
     try:
-        hash(made.key)
+        hash(result.key)
     except TypeError:
         raise TypeError(
-            f"{sink.place}: the key {shortened(repr(made.key))} is not hashable; use text or a tuple"
+            f"{sink.place}: the key {shorten(repr(result.key))} is not hashable; use text or a tuple"
         ) from None
-    return made
+    return result
 
 
 class Answers:
-    """The answers to one batch while it is sent in parts: what is confirmed, refused, and not known yet.
+    """The answers to one batch that is sent in parts: what is confirmed, refused, and not known yet.
 
-    Once a payload is refused, later ones of its key are not sent: a hook may decide to try it again, and then it has to
+    Once a payload is refused, later ones with its key are not sent: a hook may decide to retry it, and then it must
     come first.
 
     Args:
@@ -151,23 +151,23 @@ class Answers:
         self._batch = batch
         self._known: set[int] = set()
         self._refused: dict[int, Refusal] = {}
-        # By key the first one that is refused.
+        # By key, the first payload that is refused.
         self._held: dict[Hashable, int] = {}
 
     def confirm(self, indexes: Iterable[int]) -> None:
-        """Note that payloads are delivered."""
+        """Record that payloads are delivered."""
         self._known.update(indexes)
 
     def refuse(self, index: int, refusal: Refusal) -> None:
-        """Note that a payload is refused."""
+        """Record that a payload is refused."""
         self._known.add(index)
         self._refused[index] = refusal
         key = self._batch[index].key
         if key is not None:
             self._held[key] = min(index, self._held.get(key, index))
 
-    def still(self, indexes: Sequence[int]) -> Sequence[int]:
-        """Return those of these payloads that may be sent; the others wait for an earlier one of their key."""
+    def filter_sendable(self, indexes: Sequence[int]) -> Sequence[int]:
+        """Return the indexes of payloads that may be sent; the others wait for an earlier one with their key."""
         if not self._held:
             return indexes
         for index in indexes:
@@ -175,28 +175,28 @@ class Answers:
                 self.refuse(index, WAITS)
         return [index for index in indexes if index not in self._known]
 
-    def all(self, error: RemoteError | None = None) -> list[Refusal | None]:
+    def collect(self, error: RemoteError | None = None) -> list[Refusal | None]:
         """Return an answer for each payload.
 
         Args:
-            error: What keeps the others from being known; they may be sent again.
+            error: Why the others are not known; they may be sent again.
 
         Raises:
-            RemoteError: `error`, if nothing is known at all.
+            RemoteError: `error`, if nothing is known.
         """
         if error is not None:
             if not self._known:
                 raise error
-            for index in self.still([index for index in range(len(self._batch)) if index not in self._known]):
+            for index in self.filter_sendable([index for index in range(len(self._batch)) if index not in self._known]):
                 self.refuse(index, Refusal(str(error), error.retryable))
         if not self._refused:
             return [None] * len(self._batch)
         return [self._refused.get(index) for index in range(len(self._batch))]
 
 
-async def closed_in(seconds: float, closing: Awaitable[object]) -> bool:
-    """Await a client's end for so long; whether it came in time and without an error."""
-    with contextlib.suppress(Exception):  # nothing is lost: what was confirmed stays so
+async def close_within(seconds: float, closing: Awaitable[object]) -> bool:
+    """Await the closing of a client for up to `seconds`; return whether it ended in time and without an error."""
+    with contextlib.suppress(Exception):  # nothing is lost: what was confirmed stays confirmed
         async with asyncio.timeout(seconds):
             await closing
             return True
@@ -213,12 +213,12 @@ def to_json(data: Any) -> bytes:
     return _encode_json(data)
 
 
-def plain(data: Any) -> Mapping[str, Any]:
+def to_mapping(data: Any) -> Mapping[str, Any]:
     """Return a payload's `data` as names and values: a model by its plain dump, a mapping as it is, bytes as JSON.
 
     Raises:
-        TypeError: It is something else, or a name is no text.
-        ValueError: The bytes are no JSON object.
+        TypeError: It is something else, or a name is not text.
+        ValueError: The bytes are not a JSON object.
     """
     dump = getattr(data, "model_dump", None)
     if dump is not None:
@@ -227,21 +227,21 @@ def plain(data: Any) -> Mapping[str, Any]:
         try:
             data = msgspec.json.decode(data)
         except msgspec.DecodeError as error:
-            raise ValueError(f"data given as bytes is no JSON: {error}") from None
+            raise ValueError(f"data given as bytes is not JSON: {error}") from None
     if not isinstance(data, Mapping):
-        raise TypeError(f"data has to be a model, a dict, or bytes with a JSON object, not {type(data).__name__}")
+        raise TypeError(f"data must be a model, a dict, or bytes with a JSON object, not {type(data).__name__}")
     for name in data:
         if not isinstance(name, str):
-            raise TypeError(f"data has the name {name!r}, which is no text")
+            raise TypeError(f"data has the name {name!r}, which is not text")
     return data
 
 
-def shortened(text: str, length: int = 200) -> str:
-    """Return a text, or its beginning if it is longer."""
+def shorten(text: str, length: int = 200) -> str:
+    """Return a text, or its beginning and '...' if it is longer than `length`."""
     return text if len(text) <= length else text[:length] + "..."
 
 
-def _dumped(value: Any) -> Any:
+def _dump_model(value: Any) -> Any:
     """Let msgspec encode pydantic models inside containers."""
     dump = getattr(value, "model_dump", None)
     if dump is None:
@@ -249,4 +249,4 @@ def _dumped(value: Any) -> Any:
     return dump(mode="json")
 
 
-_encode_json = msgspec.json.Encoder(enc_hook=_dumped).encode
+_encode_json = msgspec.json.Encoder(enc_hook=_dump_model).encode

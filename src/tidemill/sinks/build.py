@@ -1,6 +1,6 @@
 """Creates the configured sinks; a type's module and its client library are imported only where it is configured.
 
-Sinks of other packages are found by their entry point in the group `tidemill.sinks`, whose name is the type.
+Sinks of other packages are found by their entry points in the group `tidemill.sinks`, whose names are the types.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ GROUP = "tidemill.sinks"
 
 
 def build_sinks(settings: Settings) -> dict[str, dict[str, Sink]]:
-    """Return the configured sinks by type and name; nothing is connected yet.
+    """Return the configured sinks by type and name; none is connected yet.
 
     Raises:
-        ConfigError: A client library is not installed, a type is not known, or its options are wrong.
+        ConfigError: A client library is not installed, a type is unknown, or its options are wrong.
     """
     return {
         kind: {name: build_sink(settings, kind, name) for name in named}

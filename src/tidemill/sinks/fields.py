@@ -1,10 +1,11 @@
-"""The types of payloads' fields, checked by the annotations of their classes before a sink sees them.
+"""Checks the types of payloads' fields against the annotations of their classes, before a sink sees them.
 
-A wrong type is the handler's fault, the same every time: it is named, with the field, what it is and what it has to be,
-where the hook that returned it can still be blamed. What a value of the right type may be is each sink's own to know;
-`check_choices` is for where that sink cannot be asked. `data`, and whatever else may be anything, is not looked at.
+A wrong type is the handler's mistake, and the same every time: the error names the field, what it is and what it must
+be, while the hook that returned it is still known. Which values of the right type are valid is up to each sink;
+`check_choices` is for cases where the sink is not available. `data` and other fields that may be anything are not
+checked.
 
-A combination of types that was found right is remembered, so that a payload costs one look-up.
+Combinations of types that were right are remembered, so that a payload costs one look-up.
 """
 
 from __future__ import annotations
@@ -58,58 +59,58 @@ class _Field:
                 kinds.append(origin or part)
         self.kinds = tuple(kinds)
 
-    def takes(self, value: Any) -> bool:
-        if isinstance(value, (str, bytes)):  # sequences too, but nobody who wants a list means them
+    def accepts(self, value: Any) -> bool:
+        if isinstance(value, (str, bytes)):  # sequences too, but not what is meant by a list
             return isinstance(value, tuple(kind for kind in self.kinds if kind is not Sequence))
         if isinstance(value, bool) and bool not in self.kinds:
             return False
         return isinstance(value, self.kinds) or (isinstance(value, int) and float in self.kinds)
 
     @property
-    def wanted(self) -> str:
+    def expected(self) -> str:
         return " or ".join(_NAMES.get(kind, kind.__name__) for kind in self.kinds)
 
 
 @functools.cache
-def _fields(payload_class: Any) -> Sequence[_Field]:
+def _list_fields(payload_class: Any) -> Sequence[_Field]:
     """Return the fields of a class of payloads that can be checked."""
     hints = typing.get_type_hints(payload_class)
     fields = [_Field(name, hints[name]) for name in payload_class.__struct_fields__]
     return [field for field in fields if field.kinds]
 
 
-def type_check(payload_class: type[Any]) -> Callable[[Any], None]:
-    """Return what checks the types of payloads of a class; it raises a TypeError that names the field.
+def build_type_check(payload_class: type[Any]) -> Callable[[Any], None]:
+    """Return a function that checks the types of a class of payloads; it raises a TypeError that names the field.
 
     Args:
-        payload_class: The class whose annotations count; what subclasses add is their own.
+        payload_class: The class whose annotations count; fields that subclasses add are not checked.
 
     Example:
         >>> from tidemill.sinks.payloads import FilePayload
-        >>> type_check(FilePayload)(FilePayload(path=7))
+        >>> build_type_check(FilePayload)(FilePayload(path=7))
         Traceback (most recent call last):
         TypeError: FilePayload.path must be text, not int (7)
     """
     of: Any = payload_class
-    return _type_check(of)
+    return _build_check(of)
 
 
 @functools.cache
-def _type_check(payload_class: Any) -> Callable[[Any], None]:
-    fields = _fields(payload_class)
+def _build_check(payload_class: Any) -> Callable[[Any], None]:
+    fields = _list_fields(payload_class)
     known: set[tuple[type[Any], ...]] = set()
     # One name more than there are fields, so that it always returns a tuple.
-    values_of = operator.attrgetter("__class__", *[field.name for field in fields])
+    get_values = operator.attrgetter("__class__", *[field.name for field in fields])
 
     def check(payload: Any) -> None:
-        values = values_of(payload)
+        values = get_values(payload)
         kinds = tuple(map(type, values))
         if kinds in known:
             return
         for field, value in zip(fields, values[1:], strict=True):
-            if not field.takes(value):
+            if not field.accepts(value):
                 given = f"{type(value).__name__} ({repr(value)[:200]})"
-                raise TypeError(f"{type(payload).__name__}.{field.name} must be {field.wanted}, not {given}")
+                raise TypeError(f"{type(payload).__name__}.{field.name} must be {field.expected}, not {given}")
         if len(known) < _MAX_KNOWN:
             known.add(kinds)
 
@@ -117,17 +118,17 @@ def _type_check(payload_class: Any) -> Callable[[Any], None]:
 
 
 def check_choices(payload: Any) -> None:
-    """Check the fields of a payload whose values are listed in its class.
+    """Check those fields of a payload whose possible values its class lists.
 
     Raises:
-        ValueError: A field has none of them.
+        ValueError: A field has another value.
 
     Example:
         >>> from tidemill.sinks.payloads import RedisPayload
         >>> check_choices(RedisPayload(op="push"))
     """
     of: Any = type(payload)
-    for field in _fields(of):
+    for field in _list_fields(of):
         value = getattr(payload, field.name)
         if field.choices and value not in field.choices:
             known = ", ".join(map(repr, field.choices))

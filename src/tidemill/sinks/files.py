@@ -1,10 +1,10 @@
-"""Files as a sink: JSON lines appended below one folder, by several processes to the same file if need be, or whole
-files written beside and renamed.
+"""Files as a sink: JSON lines appended below one folder, even by several processes to the same file, or whole files
+that are replaced atomically.
 
-Each file gets the lines of a batch in one write under an exclusive lock. Invariants: no line is mixed with another
-or torn; half a line that a crash left is cut off before anything is appended; a batch that could not be written
-whole leaves nothing behind; a file that is replaced is the old one or the new one to every reader; nothing outside the
-base path is ever opened (`sinks.beneath`); no lock outlives its write. Writing happens on the sink's own thread.
+Each file gets the lines of a batch in one write under an exclusive lock. Invariants: lines are neither mixed nor torn;
+half a line that a crash left is cut off before anything is appended; a batch that could not be written completely
+leaves nothing behind; readers of a file that is replaced see the old or the new one; nothing outside the base path is
+ever opened (`sinks.base_folder`); no lock outlives its write. Writing happens on the sink's own thread.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ import structlog
 
 from tidemill.config.sink_settings import FilesystemSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError, WrongPlaceError
-from tidemill.sinks import replacing
-from tidemill.sinks.base import Encoded, Refusal, Sink, shortened, to_json
-from tidemill.sinks.beneath import Base, OutsideError, sync_folder
+from tidemill.sinks import file_replacement
+from tidemill.sinks.base import Encoded, Refusal, Sink, shorten, to_json
+from tidemill.sinks.base_folder import BaseFolder, OutsideError, sync_folder
 from tidemill.sinks.payloads import FilePayload
 
 log = structlog.get_logger(__name__)
 
-#: Files kept open, the least recently used is closed first.
+#: Files kept open; the least recently used is closed first.
 MAX_OPEN_FILES = 64
-#: Paths whose form was checked; forgotten together when there are too many.
+#: Paths that were checked; all are forgotten when there are too many.
 MAX_KNOWN_PATHS = 10_000
-#: The kernel takes no longer ones.
+#: The kernel does not accept longer ones.
 MAX_PATH_BYTES = 4095
-#: How long another process may hold a file before its lines are tried again later.
+#: How long another process may lock a file before this write counts as failed, to be retried.
 LOCK_SECONDS = 10.0
 _TAIL_BYTES = 64 * 1024
 _NAME_ERRORS = frozenset(
     {errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO, errno.EILSEQ}
 )
-#: Not the fault of one file: no other one can be written either.
+#: Not the fault of one file: others cannot be written either.
 _HOST_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE})
 
 
 class _Writing(msgspec.Struct):
-    """What a batch has for one file: perhaps a content that replaces it, and lines behind that.
+    """What a batch has for one file: new content, if any, and the lines after it.
 
     Attributes:
         content: The new content; None: the file is appended to.
@@ -73,8 +73,8 @@ class FilesystemSink(Sink):
 
     Args:
         name: The instance's name.
-        settings: Its section; `base_path` is taken as it is given, relative to this process.
-        lock_seconds: How long another process may hold a file.
+        settings: Its section; `base_path` is relative to the working directory of this process.
+        lock_seconds: How long another process may lock a file.
     """
 
     type: ClassVar[str] = "filesystem"
@@ -89,7 +89,7 @@ class FilesystemSink(Sink):
         self._fsync = settings.fsync
         self._lock_seconds = lock_seconds
         self._root = b""
-        self._base: Base | None = None
+        self._base: BaseFolder | None = None
         self._known: dict[str, bytes] = {}
         self._open: OrderedDict[bytes, int] = OrderedDict()
         self._cleaned: set[tuple[int, int]] = set()
@@ -116,53 +116,51 @@ class FilesystemSink(Sink):
         self._root = os.fsencode(os.path.realpath(self._given))
 
     def encode(self, payload: FilePayload) -> Encoded:
-        """Return the line, without its end, or the content, for the checked path.
+        """Return the line without its line break, or the content, for the checked path.
 
         Raises:
-            ValueError: The path leaves the base path, the data has a line break of its own, or the operation is not
+            ValueError: The path is outside the base path, the data has a line break of its own, or the operation is not
                 known.
         """
-        path = self._known.get(payload.path) or self._checked(payload.path)
+        path = self._known.get(payload.path) or self._check_path(payload.path)
         if payload.op == "replace":
             text = payload.data.encode() if isinstance(payload.data, str) else to_json(payload.data)
             return Encoded(path, _Content(text), len(text))
         if payload.op != "append":
-            raise ValueError(f"op {payload.op!r:.50} is not known; there is append, replace")
+            raise ValueError(f"op {payload.op!r:.50} is not known; use append or replace")
         line = to_json(payload.data)
         # Only bytes and a model's own dump can have one; JSON escapes it.
         if b"\n" in line:
             raise ValueError(
-                f"{_shown(path)}: data given as bytes has a line break, so it is not one line; "
+                f"{_show(path)}: data given as bytes has a line break, so it is not one line; "
                 "op='replace' writes a whole file"
             )
         return Encoded(path, line, len(line) + 1)
 
-    def _checked(self, path: Any) -> bytes:
-        """Return a path in its normal form, judged by its text alone; links are looked at when it is opened."""
+    def _check_path(self, path: Any) -> bytes:
+        """Return a path in its normal form, checked by its text alone; links are checked when it is opened."""
         if not isinstance(path, str) or not path or "\0" in path or path.endswith("/"):
-            raise ValueError(f"path {shortened(repr(path))} is no name of a file")
+            raise ValueError(f"path {shorten(repr(path))} is not a valid file name")
         if path.startswith("/") or ".." in path.split("/"):
-            raise ValueError(
-                f"path {shortened(repr(path))} is not below the base path; use a relative one without '..'"
-            )
-        # Names that are no UTF-8 come from the file system with their bytes escaped, and go back as they were.
+            raise ValueError(f"path {shorten(repr(path))} is not below the base path; use a relative one without '..'")
+        # Names that are not UTF-8 come from the file system with escaped bytes, and are restored here.
         normal = posixpath.normpath(path).encode("utf-8", "surrogateescape")
         name = posixpath.basename(normal)
-        if normal == b"." or name.startswith(replacing.BESIDE.encode()):
-            raise ValueError(f"path {shortened(repr(path))} is no name of a file")
+        if normal == b"." or name.startswith(file_replacement.TEMPORARY.encode()):
+            raise ValueError(f"path {shorten(repr(path))} is not a valid file name")
         if len(normal) > MAX_PATH_BYTES:
-            raise ValueError(f"path {shortened(repr(path))} has {len(normal)} bytes, more than {MAX_PATH_BYTES}")
+            raise ValueError(f"path {shorten(repr(path))} has {len(normal)} bytes, more than {MAX_PATH_BYTES}")
         if len(self._known) >= MAX_KNOWN_PATHS:
             self._known.clear()
         self._known[path] = normal
         return normal
 
     async def send(self, batch: Sequence[Encoded]) -> Sequence[Refusal | None]:
-        """Write; what a batch has for one file is taken or refused together.
+        """Write; the payloads for one file are accepted or refused together.
 
         Raises:
-            WrongPlaceError: The base path is not a folder any more.
-            RemoteError: No file could be written, and that was none of theirs' fault.
+            WrongPlaceError: The base path is no longer a folder.
+            RemoteError: No file could be written, through no fault of theirs.
         """
         if self._thread is None:
             raise ConfigError(f"{self._what} is not connected")
@@ -172,7 +170,7 @@ class FilesystemSink(Sink):
             if writing is None:
                 writing = files[item.key] = _Writing()
             if isinstance(item.body, _Content):
-                # Nobody has to see what it replaces at once.
+                # What it replaces within the batch need not be written.
                 writing.content = item.body.data
                 writing.lines.clear()
             else:
@@ -183,7 +181,7 @@ class FilesystemSink(Sink):
         return [refusals.get(item.key) for item in batch]
 
     async def close(self) -> None:
-        """Wait for the write that is going on, and close the files."""
+        """Wait for the current write, and close the files."""
         thread, self._thread = self._thread, None
         if thread is not None:
             await asyncio.get_running_loop().run_in_executor(thread, self._close_all)
@@ -194,102 +192,102 @@ class FilesystemSink(Sink):
     def _write_all(self, files: dict[bytes, _Writing]) -> dict[bytes, Refusal]:
         refusals: dict[bytes, Refusal] = {}
         host_errors = 0
-        base = self._base_now()
+        base = self._open_base()
         for path, writing in files.items():
             try:
                 self._write(base, path, writing)
             except OutsideError as error:
                 refusals[path] = Refusal(str(error), retryable=False)
             except OSError as error:
-                text = f"{_shown(path)}: {error.strerror or error}"
+                text = f"{_show(path)}: {error.strerror or error}"
                 refusals[path] = Refusal(text, retryable=error.errno not in _NAME_ERRORS)
                 host_errors += error.errno in _HOST_ERRORS
         if host_errors == len(files):
             raise RemoteError(f"{self._what}: {text}")
         return refusals
 
-    def _base_now(self) -> Base:
-        """Return the base folder, opened again if another one is there now.
+    def _open_base(self) -> BaseFolder:
+        """Return the base folder, reopened if its path now leads to another one.
 
         Raises:
-            WrongPlaceError: There is none.
+            WrongPlaceError: It is not a folder.
         """
         try:
-            if self._base is None or not self._base.is_there():
+            if self._base is None or not self._base.is_current():
                 self._close_all()
-                self._base = Base(self._root)
+                self._base = BaseFolder(self._root)
         except OSError as error:
             self._close_all()
             raise WrongPlaceError(
-                f"{self._what}: base_path {self._given!r} is not a folder any more ({error.strerror}); "
+                f"{self._what}: base_path {self._given!r} is no longer a folder ({error.strerror}); "
                 "nothing is written until it is one again"
             ) from None
         return self._base
 
-    def _write(self, base: Base, path: bytes, writing: _Writing) -> None:
+    def _write(self, base: BaseFolder, path: bytes, writing: _Writing) -> None:
         if writing.content is not None:
-            with base.parent_of(path, fsync=self._fsync) as (folder, name):
-                self._remove_left_over(folder, path)
-                replacing.replace(folder, name, writing.content, fsync=self._fsync)
+            with base.open_parent(path, fsync=self._fsync) as (folder, name):
+                self._clean_up(folder, path)
+                file_replacement.replace(folder, name, writing.content, fsync=self._fsync)
         if writing.lines:
             self._append(base, path, b"\n".join(writing.lines) + b"\n")
 
-    def _remove_left_over(self, folder: int, path: bytes) -> None:
-        """Look once into each folder for what a killed process left."""
+    def _clean_up(self, folder: int, path: bytes) -> None:
+        """Remove, once per folder, files that a killed process left."""
         status = os.fstat(folder)
         if (status.st_dev, status.st_ino) not in self._cleaned:
             if len(self._cleaned) >= MAX_KNOWN_PATHS:
                 self._cleaned.clear()
             self._cleaned.add((status.st_dev, status.st_ino))
-            if removed := replacing.remove_left_over(folder):
-                log.warning("removed files that a killed process left half written", path=_shown(path), files=removed)
+            if removed := file_replacement.remove_left_over(folder):
+                log.warning("removed half-written files that a killed process left", path=_show(path), files=removed)
 
-    def _append(self, base: Base, path: bytes, data: bytes) -> None:
-        descriptor = self._locked(base, path)
+    def _append(self, base: BaseFolder, path: bytes, data: bytes) -> None:
+        descriptor = self._lock_file(base, path)
         try:
-            start = self._repaired(descriptor, path)
+            start = self._repair(descriptor, path)
             try:
-                replacing.write_whole(descriptor, data)
+                file_replacement.write_whole(descriptor, data)
                 if self._fsync:
                     os.fsync(descriptor)
             except OSError:
-                # Nothing of a refused batch may stay; if even this fails, the next append cuts the torn line.
+                # Nothing of a refused batch may remain; if even this fails, the next append cuts off the torn line.
                 with contextlib.suppress(OSError):
                     os.ftruncate(descriptor, start)
                 raise
         finally:
             fcntl.flock(descriptor, fcntl.LOCK_UN)
 
-    def _locked(self, base: Base, path: bytes) -> int:
-        """Return the descriptor of the file that has this path now, exclusively locked."""
+    def _lock_file(self, base: BaseFolder, path: bytes) -> int:
+        """Lock the file that has this path now, and return its descriptor."""
         deadline = time.monotonic() + self._lock_seconds
         while True:
             descriptor = self._open.get(path)
             if descriptor is None:
-                descriptor = self._opened(base, path)
+                descriptor = self._open_file(base, path)
             else:
                 self._open.move_to_end(path)
             _lock(descriptor, deadline)
-            # The file may have been renamed or removed (log rotation) before the lock was ours.
+            # The file may have been renamed or removed (log rotation) before it was locked.
             same = False
             try:
                 same = _same_file(descriptor, posixpath.join(self._root, path))
             finally:
                 if not same:
-                    # Closing lets go of the lock, whatever became of the file.
+                    # Closing releases the lock, whatever happened to the file.
                     del self._open[path]
                     os.close(descriptor)
             if same:
                 return descriptor
             if time.monotonic() > deadline:
-                raise TimeoutError(errno.ETIMEDOUT, "the file is replaced all the time")
+                raise TimeoutError(errno.ETIMEDOUT, "the file is constantly replaced")
 
-    def _opened(self, base: Base, path: bytes) -> int:
-        with base.parent_of(path, fsync=self._fsync) as (folder, name):
+    def _open_file(self, base: BaseFolder, path: bytes) -> int:
+        with base.open_parent(path, fsync=self._fsync) as (folder, name):
             flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
             descriptor = os.open(name, flags, 0o644, dir_fd=folder)
             try:
-                replacing.check_regular(os.fstat(descriptor))
+                file_replacement.check_regular(os.fstat(descriptor))
                 if self._fsync:
                     sync_folder(folder)
             except OSError:
@@ -300,8 +298,8 @@ class FilesystemSink(Sink):
             os.close(self._open.popitem(last=False)[1])
         return descriptor
 
-    def _repaired(self, descriptor: int, path: bytes) -> int:
-        """Cut a torn last line off; return the file's size."""
+    def _repair(self, descriptor: int, path: bytes) -> int:
+        """Cut off a torn last line; return the file's size."""
         size = os.fstat(descriptor).st_size
         if size == 0 or os.pread(descriptor, 1, size - 1) == b"\n":
             return size
@@ -314,7 +312,7 @@ class FilesystemSink(Sink):
                 break
             end = begin
         os.ftruncate(descriptor, end)
-        log.warning("half a line at the end of a file was cut off", path=_shown(path), size_bytes=size - end)
+        log.warning("cut off half a line at the end of a file", path=_show(path), size_bytes=size - end)
         return end
 
     def _close_all(self) -> None:
@@ -325,12 +323,12 @@ class FilesystemSink(Sink):
             base.close()
 
 
-def _shown(path: bytes) -> str:
+def _show(path: bytes) -> str:
     return path.decode("utf-8", "backslashreplace")
 
 
 def _lock(descriptor: int, deadline: float) -> None:
-    """Take the lock by trying: a wait inside flock could not be ended when its holder hangs."""
+    """Lock by polling: waiting inside flock could not be interrupted if the holder hangs."""
     pause = 0.0005
     while True:
         try:

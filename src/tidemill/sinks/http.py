@@ -1,9 +1,9 @@
-"""HTTP as a sink: one request per payload, over connections that are kept.
+"""HTTP as a sink: one request per payload, over persistent connections.
 
-A request that may pass is sent again here a few times, because only here a `Retry-After` is heard; then the delivery's
-own back-off takes over. Invariants: all requests of a payload carry the same idempotency key; with a concurrency of 1
-no payload is sent before the one ahead of it is confirmed or decided about. The key is the payload's, which has it from
-its hook or from `pipeline.idempotency`; only a payload without one gets a random one here.
+A request that may succeed later is retried here a few times, because only here a `Retry-After` is known; then the
+delivery's own backoff takes over. Invariants: all requests of a payload have the same idempotency key; with a
+concurrency of 1, no payload is sent before the one ahead of it is confirmed or given a final answer. The key is the
+payload's, set by its hook or by `pipeline/delivery`; only a payload without one gets a random key here.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ from tidemill.core.delivery.http_delivery import HttpVerdict, answer_text, judge
 from tidemill.core.delivery.http_request import address, form, request_headers
 from tidemill.core.errors import ConfigError, RemoteError, describe_error
 from tidemill.core.retry import Backoff, GiveUp, decide
-from tidemill.sinks.base import CHECK, WAITS, Encoded, Refusal, Sink, closed_in, shortened, to_json
+from tidemill.sinks.base import CHECK, WAITS, Encoded, Refusal, Sink, close_within, shorten, to_json
 from tidemill.sinks.payloads import HttpPayload
 
 CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 5.0
-#: No server is left alone for longer than this at its word.
+#: The longest pause that a server's `Retry-After` can cause.
 MAX_PAUSE_SECONDS = 60.0
-#: Of an answer so much is read, so that its connection can be used again; a longer one ends it.
+#: How much of an answer is read, so that its connection can be reused; a longer answer closes it.
 MAX_ANSWER_BYTES = 256 * 1024
-#: Of an answer's text so much is told.
+#: How much of an answer's text messages show.
 SHOWN_CHARACTERS = 300
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 BODIES = ("json", "form")
-#: Requests in a row in one batch, per connection.
+#: Consecutive requests in one batch, per connection.
 ROUNDS = 4
 BACKOFF = Backoff(0.1, 2.0)
 _KEY_CHARACTERS = frozenset(map(chr, range(0x21, 0x7F)))
-#: Servers take headers of 8 kB in all, or less; many end the connection over more, as if they were down.
+#: Servers accept up to about 8 kB of headers; beyond that, many close the connection as if they were down.
 MAX_KEY_CHARACTERS = 1_000
 
 
 class _Outcome(msgspec.Struct, frozen=True):
-    """What one request came to.
+    """The outcome of one request.
 
     Attributes:
-        verdict: See there.
+        verdict: See `HttpVerdict`.
         text: Why it is not delivered.
-        pause_seconds: How long the server asks to be left alone.
-        oversize: Whether the body is larger than the server takes.
+        pause_seconds: How long the server asks us to wait.
+        oversize: Whether the body is larger than the server accepts.
     """
 
     verdict: HttpVerdict
@@ -72,10 +72,10 @@ class _Request(msgspec.Struct, frozen=True, gc=False):
     """A payload's request.
 
     Attributes:
-        method: In capitals.
-        url: Where to; None: the sink's.
+        method: In upper case.
+        url: None: the sink's.
         headers: All but the sink's own.
-        content: The body, None without one.
+        content: The body, or None.
     """
 
     method: str
@@ -102,7 +102,7 @@ class HttpSink(Sink):
         parts = urlsplit(settings.url)
         self._address = (parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
         self._secure = parts.scheme == "https"
-        # A path or a query can be a secret of its own: messages say where, not more.
+        # Path and query can be secrets too: messages show only the server.
         self._where = f"{parts.scheme}://{self._address[0]}:{self._address[1]}"
         self._secrets = find_url_secrets(settings.url) | {
             value for value in settings.headers.values() if len(value) > 5
@@ -111,31 +111,31 @@ class HttpSink(Sink):
         self._url = httpx.URL()
         self._headers = {name.lower(): value for name, value in settings.headers.items()}
         self._content_type = self._headers.pop("content-type", "application/json")
-        # The order of payloads is that of one key for all.
+        # One key for all payloads keeps them in order.
         self._order = name if settings.concurrency == 1 else None
         self.max_batch_count = ROUNDS * settings.concurrency
-        # Each request has its own time; this one is for the case that they do not keep it.
+        # Each request has a timeout of its own; this one applies if they fail to end in time.
         seconds = (settings.max_retries + 1) * (settings.timeout_seconds + MAX_PAUSE_SECONDS)
         self.send_timeout_seconds = ROUNDS * seconds
         self._not_before = 0.0
         self._client: httpx.AsyncClient | None = None
 
     async def connect(self) -> None:
-        """Look whether the server takes connections; nothing is sent.
+        """Check that the server accepts connections; nothing is sent.
 
         Raises:
             ConfigError: The URL is wrong.
-            RemoteError: It does not.
+            RemoteError: The server does not accept them.
         """
-        # It writes a line per request, with the whole URL.
+        # It logs every request with its whole URL.
         logging.getLogger("httpx").setLevel(logging.WARNING)
         settings = self._settings
         try:
             self._client = httpx.AsyncClient(
-                # Of answers only the start is read, and that as text.
+                # Only the start of answers is read, as text.
                 headers={"accept-encoding": "identity", **self._headers},
                 timeout=settings.timeout_seconds,
-                # Reading all certificates of the system takes long.
+                # Loading the system's certificates is slow.
                 verify=await asyncio.to_thread(ssl.create_default_context) if self._secure else False,
                 limits=httpx.Limits(
                     max_connections=settings.concurrency, max_keepalive_connections=settings.concurrency
@@ -144,11 +144,11 @@ class HttpSink(Sink):
             self._url = self._client.build_request(settings.method, settings.url).url
             _ = httpx.Headers({"content-type": self._content_type})
         except (httpx.InvalidURL, ValueError) as error:
-            raise ConfigError(f"{self.place}: {self._where}: {self._text(error)}; correct url or headers") from None
-        if not _behind_proxy(self._where, self._address[0]):
-            await self._look()
+            raise ConfigError(f"{self.place}: {self._where}: {self._describe(error)}; correct url or headers") from None
+        if not _uses_proxy(self._where, self._address[0]):
+            await self._check_reachable()
 
-    async def _look(self) -> None:
+    async def _check_reachable(self) -> None:
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 _, writer = await asyncio.open_connection(*self._address)
@@ -158,9 +158,9 @@ class HttpSink(Sink):
                 f"{self.place}: {self._where}: no answer within {CONNECT_SECONDS:g} s; {CHECK} url"
             ) from None
         except OSError as error:
-            raise RemoteError(f"{self.place}: {self._where}: {self._text(error)}; {CHECK} url") from None
+            raise RemoteError(f"{self.place}: {self._where}: {self._describe(error)}; {CHECK} url") from None
 
-    def _text(self, error: BaseException) -> str:
+    def _describe(self, error: BaseException) -> str:
         return mask_secrets(describe_error(error), self._secrets)
 
     def encode(self, payload: HttpPayload) -> Encoded:
@@ -168,20 +168,20 @@ class HttpSink(Sink):
 
         Raises:
             TypeError: `data` has no JSON form, or a field has a value of the wrong type.
-            ValueError: A field has a value that a request cannot have, or would lead out of the sink's URL.
+            ValueError: A field has a value that a request cannot have, or would lead outside the sink's URL.
         """
         settings = self._settings
         key = payload.idempotency_key
         if not key:
             key = uuid.uuid4().hex
         elif not isinstance(key, str):
-            raise TypeError(f"idempotency_key has to be text, not {type(key).__name__}")
+            raise TypeError(f"idempotency_key must be text, not {type(key).__name__}")
         elif len(key) > MAX_KEY_CHARACTERS or not _KEY_CHARACTERS.issuperset(key):
             raise ValueError(
                 "idempotency_key is too long, or has characters that a header cannot have: use letters, digits and - "
                 f"only, {MAX_KEY_CHARACTERS} of them at most"
             )
-        method, content, content_type = self._body(payload)
+        method, content, content_type = self._build_body(payload)
         headers = {settings.idempotency_header: key}
         if content is not None:
             headers["content-type"] = content_type
@@ -193,14 +193,14 @@ class HttpSink(Sink):
         size = len(content or b"") + sum(len(name) + len(value) for name, value in headers.items()) + len(url or "")
         return Encoded(self._order, _Request(method, url, headers, content), size)
 
-    def _body(self, payload: HttpPayload) -> tuple[str, bytes | None, str]:
+    def _build_body(self, payload: HttpPayload) -> tuple[str, bytes | None, str]:
         """Return the method, the body and its type."""
         method = payload.method.upper() if isinstance(payload.method, str) else payload.method
         method = method or self._settings.method
         if method not in METHODS:
-            raise ValueError(f"method {shortened(repr(method), 60)} is not known; there is {', '.join(METHODS)}")
+            raise ValueError(f"method {shorten(repr(method), 60)} is not known; use {', '.join(METHODS)}")
         if payload.body not in BODIES:
-            raise ValueError(f"body {shortened(repr(payload.body), 60)} is not known; there is {', '.join(BODIES)}")
+            raise ValueError(f"body {shorten(repr(payload.body), 60)} is not known; use {', '.join(BODIES)}")
         data = payload.data
         if data is None and method in ("GET", "DELETE"):
             return method, None, ""
@@ -218,7 +218,7 @@ class HttpSink(Sink):
         """Send a request per payload.
 
         Raises:
-            RemoteError: The server as a whole did not take any of them, or all others wait behind the only one.
+            RemoteError: The server accepted none of them, or all others wait behind the first one.
         """
         outcomes: list[_Outcome | None] = [None] * len(batch)
         if self._order is not None:
@@ -232,28 +232,28 @@ class HttpSink(Sink):
                 for _ in range(min(self._settings.concurrency, len(batch))):
                     group.create_task(self._work(batch, outcomes, indexes))
         known = [outcome for outcome in outcomes if outcome is not None]
-        # In one order nothing gets through while this one does not, whoever is at fault; those not sent did not fail.
+        # In one order, nothing is sent while the first payload fails for any reason; those behind it did not fail.
         failing = (HttpVerdict.OVERLOADED,) if self._order is None else (HttpVerdict.OVERLOADED, HttpVerdict.AGAIN)
         if len(known) == len(batch) and all(outcome.verdict in failing for outcome in known):
             raise RemoteError(f"{self.place}: {known[0].text}")
-        return [_answer(outcome) for outcome in outcomes]
+        return [_build_answer(outcome) for outcome in outcomes]
 
     async def _work(self, batch: Sequence[Encoded], outcomes: list[_Outcome | None], indexes: Iterator[int]) -> None:
         for index in indexes:
             outcomes[index] = await self._deliver(batch[index])
 
     async def _deliver(self, item: Encoded) -> _Outcome:
-        """Send until it is decided, or often enough."""
+        """Send until it is accepted or refused, or attempts run out."""
         started, attempt = time.monotonic(), 0
         while True:
             attempt += 1
-            # It may be put off while it is waited for.
+            # The pause may be extended while this waits.
             while (pause := self._not_before - time.monotonic()) > 0:  # noqa: ASYNC110
                 await asyncio.sleep(pause)
             outcome = await self._request(item.body, again=attempt > 1)
             if outcome.verdict in (HttpVerdict.DELIVERED, HttpVerdict.REFUSED):
                 return outcome
-            # All of them wait: the server asked to be left alone, not to be sent something else.
+            # All requests wait: the server asked for a pause.
             self._not_before = max(self._not_before, time.monotonic() + outcome.pause_seconds)
             decision = decide(
                 attempt,
@@ -274,32 +274,32 @@ class HttpSink(Sink):
             wanted.method, wanted.url or self._url, content=wanted.content, headers=wanted.headers
         )
         try:
-            # The client's own times are per step: a server that sends a byte now and then would hold it for ever.
+            # The client's own timeouts are per step: a server that sends a byte now and then would hold it forever.
             async with asyncio.timeout(settings.timeout_seconds):
                 answer = await client.send(request, stream=True)
                 try:
-                    content = await _content(answer)
+                    content = await _read_content(answer)
                 finally:
                     await answer.aclose()
         except TimeoutError:
             text = f"{self._where}: no answer within {settings.timeout_seconds:g} s"
             return _Outcome(HttpVerdict.OVERLOADED, text)
         except httpx.LocalProtocolError as error:
-            # Nothing was sent, and the same will never be.
-            return _Outcome(HttpVerdict.REFUSED, f"{self._where}: {self._text(error)}")
+            # Nothing was sent, and a retry would not send it either.
+            return _Outcome(HttpVerdict.REFUSED, f"{self._where}: {self._describe(error)}")
         except (httpx.TransportError, httpx.StreamError, OSError) as error:
-            return _Outcome(HttpVerdict.OVERLOADED, f"{self._where}: {self._text(error)}")
-        return self._judged(wanted, answer, content, again=again)
+            return _Outcome(HttpVerdict.OVERLOADED, f"{self._where}: {self._describe(error)}")
+        return self._judge(wanted, answer, content, again=again)
 
-    def _judged(self, wanted: _Request, answer: httpx.Response, content: bytes, *, again: bool) -> _Outcome:
+    def _judge(self, wanted: _Request, answer: httpx.Response, content: bytes, *, again: bool) -> _Outcome:
         verdict = judge_response(answer.status_code, deleting=wanted.method == "DELETE", again=again)
         if verdict is HttpVerdict.DELIVERED:
             return _DELIVERED
         headers = answer.headers
         body = answer_text(content, headers.get("content-type"), headers.get("content-encoding"))
-        # Masked first: what is cut through could not be found.
-        body = shortened(mask_secrets(body, self._secrets_of(wanted)), SHOWN_CHARACTERS)
-        reason = shortened(answer_text(answer.reason_phrase.encode()), 60)
+        # Masked before it is cut: half a secret would not be found.
+        body = shorten(mask_secrets(body, self._collect_secrets(wanted)), SHOWN_CHARACTERS)
+        reason = shorten(answer_text(answer.reason_phrase.encode()), 60)
         text = f"{self._where} answered {answer.status_code} {reason}{': ' if body else ''}{body}"
         if answer.is_redirect:
             text = f"{self._where} redirects ({answer.status_code}), which is not followed; correct url"
@@ -310,8 +310,8 @@ class HttpSink(Sink):
         )
         return _Outcome(verdict, redact_text(text), pause_seconds, answer.status_code == 413)
 
-    def _secrets_of(self, wanted: _Request) -> set[str]:
-        """Return what an answer may repeat of a request and no message may."""
+    def _collect_secrets(self, wanted: _Request) -> set[str]:
+        """Return what an answer may repeat of a request, but no message may show."""
         public = PUBLIC_HEADERS | {self._settings.idempotency_header}
         given = {value for name, value in wanted.headers.items() if name not in public and len(value) > 5}
         return given | self._secrets | (find_url_secrets(wanted.url) if wanted.url is not None else set())
@@ -320,11 +320,11 @@ class HttpSink(Sink):
         """Disconnect."""
         client, self._client = self._client, None
         if client is not None:
-            await closed_in(CLOSE_SECONDS, client.aclose())
+            await close_within(CLOSE_SECONDS, client.aclose())
 
 
-async def _content(answer: httpx.Response) -> bytes:
-    """Read the answer, or the beginning of a long one; as it came, since compressed ones can grow without end."""
+async def _read_content(answer: httpx.Response) -> bytes:
+    """Read the answer, or its beginning, without decompressing it: compressed answers can grow without limit."""
     content = bytearray()
     async for chunk in answer.aiter_raw():
         content += chunk
@@ -333,7 +333,7 @@ async def _content(answer: httpx.Response) -> bytes:
     return bytes(content)
 
 
-def _answer(outcome: _Outcome | None) -> Refusal | None:
+def _build_answer(outcome: _Outcome | None) -> Refusal | None:
     if outcome is None:
         return WAITS
     if outcome.verdict is HttpVerdict.DELIVERED:
@@ -341,8 +341,8 @@ def _answer(outcome: _Outcome | None) -> Refusal | None:
     return Refusal(outcome.text, outcome.verdict is not HttpVerdict.REFUSED, outcome.oversize)
 
 
-def _behind_proxy(where: str, host: str) -> Any:
-    """Tell whether requests go through a proxy, whose name resolution and ways are not ours."""
+def _uses_proxy(where: str, host: str) -> Any:
+    """Return whether requests go through a proxy, which resolves names and connects in its own way."""
     proxies = urllib.request.getproxies()
     scheme = where.partition(":")[0]
     return (scheme in proxies or "all" in proxies) and not urllib.request.proxy_bypass(host)

@@ -1,7 +1,7 @@
 """Kafka as a sink: one record per payload on one fixed topic, confirmed by all in-sync replicas.
 
-Invariants: a payload is confirmed only by the broker's own confirmation; a record that is too large or not valid never
-takes others down with it, although brokers refuse the whole batch it travelled in.
+Invariants: a payload is confirmed only by the broker's own confirmation; a record that is too large or invalid never
+makes others fail, although brokers refuse the whole batch that it was sent in.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from tidemill.runtime.producer import (
     worth_retrying,
 )
 from tidemill.sinks.base import WAITS, Encoded, Refusal, Sink, to_json
-from tidemill.sinks.kafka_records import record_bytes, record_headers, record_partition, record_timestamp
+from tidemill.sinks.kafka_records import to_record_bytes, to_record_headers, to_record_partition, to_record_timestamp
 from tidemill.sinks.payloads import KafkaPayload
 
 
 class KafkaSink(Sink):
     """One `sinks.kafka.<name>`.
 
-    A payload's `data` of None writes a tombstone. Payloads of one key stay in order; those without a key have none.
+    A payload's `data` of None writes a tombstone. Payloads with the same key stay in order; those without a
+    key are not ordered.
 
     Args:
         name: The instance's name.
@@ -74,7 +75,7 @@ class KafkaSink(Sink):
         self._producer.open()
 
     async def look_up(self) -> int | None:
-        """Check the brokers and the topic; return the largest batch that it takes, in bytes, None if nobody says.
+        """Check the brokers and the topic; return the largest batch that it accepts, in bytes, or None if not known.
 
         Raises:
             ConfigError: The topic does not exist, or a client setting is wrong.
@@ -92,7 +93,7 @@ class KafkaSink(Sink):
             )
         limit = admin.max_message_bytes(self.topic)
         if limit is not None:
-            # A batch over the topic's limit is refused as a whole, so none may be larger than that.
+            # A batch above the topic's limit is refused as a whole.
             self._config.setdefault("message.max.bytes", max(1_000, min(limit, 1_000_000_000)))
             self._config.setdefault("batch.size", max(1, min(limit, 1_000_000)))
         return limit
@@ -104,51 +105,52 @@ class KafkaSink(Sink):
             TypeError: A field has a value of the wrong type.
             ValueError: A field has a value that a record cannot have.
         """
-        key = record_bytes("key", payload.key)
+        key = to_record_bytes("key", payload.key)
         value = None if payload.data is None else to_json(payload.data)
         size = (len(key) if key else 0) + (len(value) if value else 0)
         if payload.headers == () and payload.partition is None and payload.timestamp is None:
             return Encoded(key, (key, value), size)
-        headers, partition = record_headers(payload.headers), record_partition(payload.partition)
+        headers, partition = to_record_headers(payload.headers), to_record_partition(payload.partition)
         size += sum(len(name) + len(content or b"") for name, content in headers)
-        # A record without a key that names its partition stays in order with the others that name it.
+        # Records without a key that name the same partition stay in order.
         order = partition if key is None and partition >= 0 else key
-        return Encoded(order, FullRecord(key, value, headers, partition, record_timestamp(payload.timestamp)), size)
+        return Encoded(order, FullRecord(key, value, headers, partition, to_record_timestamp(payload.timestamp)), size)
 
     async def send(self, batch: Sequence[Encoded]) -> Sequence[Refusal | None]:
         """Produce, and wait for every confirmation.
 
         Raises:
-            RemoteError: Nothing of the batch came through, and that was not the payloads' fault.
+            RemoteError: No record of the batch was accepted, and that was not the payloads' fault.
         """
-        outcomes = await self._produced([item.body for item in batch])
-        await self._look_for_partitions(batch, outcomes)
+        outcomes = await self._produce([item.body for item in batch])
+        await self._retry_new_partitions(batch, outcomes)
         # Not `count(None)`: a KafkaError raises when it is compared with None.
         if all(error is None for error in outcomes):
             return outcomes  # type: ignore[return-value]  # a list of None
-        waiting = await self._resent(batch, outcomes)
+        waiting = await self._resend_suspects(batch, outcomes)
         first = outcomes[0]
         passing = (
-            error is not None and worth_retrying(error, _named(item))
+            error is not None and worth_retrying(error, _get_partition(item))
             for item, error in zip(batch, outcomes, strict=True)
         )
         if not waiting and first is not None and all(passing):
-            raise RemoteError(self._text(first))
+            raise RemoteError(self._describe(first))
         answers = [
-            None if error is None else self._refusal(item, error) for item, error in zip(batch, outcomes, strict=True)
+            None if error is None else self._build_refusal(item, error)
+            for item, error in zip(batch, outcomes, strict=True)
         ]
         return [WAITS if index in waiting else answer for index, answer in enumerate(answers)]
 
-    async def _produced(self, records: Sequence[Record]) -> Outcomes:
+    async def _produce(self, records: Sequence[Record]) -> Outcomes:
         if self._producer is None:
             raise RemoteError(f"{self._what} is not connected")
         return await self._producer.send(self.topic, records)
 
-    async def _resent(self, batch: Sequence[Encoded], outcomes: Outcomes) -> Set[int]:
-        """Send what was refused with its whole batch again: only alone a record is its own fault, unless brokers tell.
+    async def _resend_suspects(self, batch: Sequence[Encoded], outcomes: Outcomes) -> Set[int]:
+        """Send records again that were refused with their whole batch: only one that is sent alone is surely at fault.
 
         Returns:
-            Those that were not, since one before them with their key is refused.
+            The indexes of those that were not sent, since an earlier one with their key is refused.
         """
         waiting: set[int] = set()
         refused = [(index, error) for index, error in enumerate(outcomes) if error is not None]
@@ -167,46 +169,48 @@ class KafkaSink(Sink):
                 together.append(index)
             else:
                 if index in suspects and not innocent:
-                    outcomes[index] = (await self._produced([batch[index].body]))[0]
+                    outcomes[index] = (await self._produce([batch[index].body]))[0]
                 if outcomes[index] is not None and key is not None:
                     held.add(key)
         if together:
-            again = await self._produced([batch[index].body for index in together])
+            again = await self._produce([batch[index].body for index in together])
             for index, outcome in zip(together, again, strict=True):
                 outcomes[index] = outcome
         return waiting
 
-    async def _look_for_partitions(self, batch: Sequence[Encoded], outcomes: Outcomes) -> None:
-        """Send records again whose partition the client did not know, if the topic has it now."""
+    async def _retry_new_partitions(self, batch: Sequence[Encoded], outcomes: Outcomes) -> None:
+        """Send records again whose partition the client did not know, if the topic has that partition now."""
         unknown = [
             index
             for index, error in enumerate(outcomes)
-            if error is not None and error.code() == ck.KafkaError._UNKNOWN_PARTITION and _named(batch[index]) >= 0
+            if error is not None
+            and error.code() == ck.KafkaError._UNKNOWN_PARTITION
+            and _get_partition(batch[index]) >= 0
         ]
         if unknown and self._producer is not None:
             count = await self._producer.partition_count(self.topic) or 0
-            there = [index for index in unknown if _named(batch[index]) < count]
+            there = [index for index in unknown if _get_partition(batch[index]) < count]
             if there:
-                again = await self._produced([batch[index].body for index in there])
+                again = await self._produce([batch[index].body for index in there])
                 for index, outcome in zip(there, again, strict=True):
                     outcomes[index] = outcome
 
-    def _refusal(self, item: Encoded, error: ck.KafkaError) -> Refusal:
-        if error.code() == ck.KafkaError._UNKNOWN_PARTITION and _named(item) >= 0:
-            return Refusal(f"topic {self.topic} has no partition {_named(item)}", retryable=False)
-        return Refusal(self._text(error), worth_retrying(error), too_large(error))
+    def _build_refusal(self, item: Encoded, error: ck.KafkaError) -> Refusal:
+        if error.code() == ck.KafkaError._UNKNOWN_PARTITION and _get_partition(item) >= 0:
+            return Refusal(f"topic {self.topic} has no partition {_get_partition(item)}", retryable=False)
+        return Refusal(self._describe(error), worth_retrying(error), too_large(error))
 
-    def _text(self, error: ck.KafkaError) -> str:
+    def _describe(self, error: ck.KafkaError) -> str:
         trouble = self._producer.trouble if self._producer is not None else None
         why = f" ({trouble})" if trouble and worth_retrying(error) else ""
         return scrubbed(f"topic {self.topic}: {error.name()}: {error.str()}{why}", self._config)
 
     async def close(self) -> None:
-        """Disconnect; records without a confirmation are given up."""
+        """Disconnect; records that are not confirmed are abandoned."""
         if self._producer is not None:
             await self._producer.close()
 
 
-def _named(item: Encoded) -> int:
-    """Return the partition that a record names, -1 if it names none."""
+def _get_partition(item: Encoded) -> int:
+    """Return the partition that a record names, or -1."""
     return item.body.partition if isinstance(item.body, FullRecord) else -1

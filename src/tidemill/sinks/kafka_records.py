@@ -1,6 +1,6 @@
-"""The parts of a Kafka record from what a payload gives: checked here, since the client finds out only when it sends.
+"""Checks the parts of a Kafka record before it is sent: the client would find out only while it sends.
 
-Invariant: what leaves here is taken by the client as it is; nothing is cut off or replaced on the way.
+Invariant: the client sends what is returned here unchanged; nothing is cut off or replaced.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import datetime
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tidemill.sinks.base import shortened
+from tidemill.sinks.base import shorten
 
 #: Partitions are numbered in 32 bits, timestamps in 64.
 _MAX_PARTITION = 2**31 - 1
@@ -17,7 +17,7 @@ _MAX_TIMESTAMP = 2**63 - 1
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
-def record_bytes(field: str, value: Any) -> bytes | None:
+def to_record_bytes(field: str, value: Any) -> bytes | None:
     """Return bytes as they are and text as UTF-8.
 
     Raises:
@@ -27,11 +27,11 @@ def record_bytes(field: str, value: Any) -> bytes | None:
     if value is None or isinstance(value, bytes):
         return value
     if not isinstance(value, str):
-        raise TypeError(f"{field} of a KafkaPayload has to be bytes, str or None, not {type(value).__name__}")
+        raise TypeError(f"{field} of a KafkaPayload must be bytes, str or None, not {type(value).__name__}")
     return value.encode()
 
 
-def record_headers(given: Any) -> tuple[tuple[str, bytes | None], ...]:
+def to_record_headers(given: Any) -> tuple[tuple[str, bytes | None], ...]:
     """Return names and values in order, from a mapping or from pairs.
 
     Raises:
@@ -41,39 +41,39 @@ def record_headers(given: Any) -> tuple[tuple[str, bytes | None], ...]:
     if isinstance(given, Mapping):
         given = given.items()
     elif not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
-        raise TypeError(f"headers have to be a mapping, or pairs of name and value, not {type(given).__name__}")
+        raise TypeError(f"headers must be a mapping, or pairs of name and value, not {type(given).__name__}")
     headers = []
     for pair in given:
         if not isinstance(pair, Sequence) or isinstance(pair, (str, bytes)) or len(pair) != 2:
-            raise TypeError(f"headers have to be pairs of name and value, not {_shown(pair)}")
+            raise TypeError(f"headers must be pairs of name and value, not {_show(pair)}")
         name, value = pair
         if not isinstance(name, str):
-            raise TypeError(f"the name of a header has to be str, not {type(name).__name__}")
+            raise TypeError(f"the name of a header must be str, not {type(name).__name__}")
         if not name or "\0" in name:
             # The client would cut it off there.
-            raise ValueError(f"{_shown(name)} cannot be the name of a header: it is empty or has a NUL character")
+            raise ValueError(f"{_show(name)} cannot be the name of a header: it is empty or has a NUL character")
         name.encode()
-        headers.append((name, record_bytes(f"header {_shown(name)}", value)))
+        headers.append((name, to_record_bytes(f"header {_show(name)}", value)))
     return tuple(headers)
 
 
-def record_partition(given: Any) -> int:
+def to_record_partition(given: Any) -> int:
     """Return a partition's number, -1 for None.
 
     Raises:
-        TypeError: It is no number.
+        TypeError: It is not a number.
         ValueError: No partition can have it.
     """
     if given is None:
         return -1
     if not isinstance(given, int) or isinstance(given, bool):
-        raise TypeError(f"partition has to be int or None, not {type(given).__name__}")
+        raise TypeError(f"partition must be int or None, not {type(given).__name__}")
     if not 0 <= given <= _MAX_PARTITION:
-        raise ValueError(f"partition has to be from 0 to {_MAX_PARTITION}, not {_digits(given)}")
+        raise ValueError(f"partition must be from 0 to {_MAX_PARTITION}, not {_show_number(given)}")
     return given
 
 
-def record_timestamp(given: Any) -> int:
+def to_record_timestamp(given: Any) -> int:
     """Return milliseconds since the epoch, 0 for None.
 
     Raises:
@@ -87,17 +87,17 @@ def record_timestamp(given: Any) -> int:
             raise ValueError("timestamp is a datetime without a time zone; give it one, or give milliseconds")
         given = (given - _EPOCH) // datetime.timedelta(milliseconds=1)
     if not isinstance(given, int) or isinstance(given, bool):
-        raise TypeError(f"timestamp has to be int (milliseconds), datetime or None, not {type(given).__name__}")
-    # The client takes 0 for "now".
+        raise TypeError(f"timestamp must be int (milliseconds), datetime or None, not {type(given).__name__}")
+    # To the client, 0 means now.
     if not 1 <= given <= _MAX_TIMESTAMP:
-        raise ValueError(f"timestamp has to be after 1970 and within 64 bits of milliseconds, not {_digits(given)}")
+        raise ValueError(f"timestamp must be after 1970 and within 64 bits of milliseconds, not {_show_number(given)}")
     return given
 
 
-def _shown(value: object) -> str:
-    return shortened(repr(value), 60)
+def _show(value: object) -> str:
+    return shorten(repr(value), 60)
 
 
-def _digits(number: int) -> str:
+def _show_number(number: int) -> str:
     # Python refuses to write very long numbers.
     return str(number) if number.bit_length() < 200 else f"a number of {number.bit_length()} bits"

@@ -1,8 +1,8 @@
 """MongoDB as a sink: ordered bulk writes, one write per payload.
 
-Invariants: writes are carried out in order; a document that is refused is named, and only those after it are sent
-again; no filter finds any document whatever. Inserts have their `_id` before they are sent, so that one that is
-repeated after a broken connection is recognised.
+Invariants: writes are executed in order; a document that is refused is named, and only those after it are sent again;
+no filter matches every document. Inserts have their `_id` before they are sent, so that one that is repeated after a
+broken connection is recognised.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from pymongo.asynchronous.mongo_client import AsyncMongoClient
 from tidemill.config.redaction import find_url_secrets, mask_secrets, redact, redact_text
 from tidemill.config.sink_settings import MongoSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError, describe_error
-from tidemill.sinks.base import CHECK, Answers, Encoded, Refusal, Sink, closed_in, plain, shortened
-from tidemill.sinks.mongo_filter import finds_anything
+from tidemill.sinks.base import CHECK, Answers, Encoded, Refusal, Sink, close_within, shorten, to_mapping
+from tidemill.sinks.mongo_filter import matches_everything
 from tidemill.sinks.payloads import MongoPayload
 
 #: Finding a server may take this long, unless the URI says otherwise.
 SELECTION_MILLISECONDS = 5_000
 CLOSE_SECONDS = 5.0
-#: The server takes no larger documents.
+#: The server does not accept larger documents.
 MAX_DOCUMENT_BYTES = 16 * 1024 * 1024
-#: And no larger statements: filter and change together, and what the client puts around them.
+#: Nor larger statements: filter and change together, and what the client puts around them.
 MAX_STATEMENT_BYTES = MAX_DOCUMENT_BYTES + 16 * 1024 - 1024
 #: Database and collection together, with the dot between them.
 MAX_NAMESPACE_BYTES = 255
@@ -41,8 +41,8 @@ MAX_NAMESPACE_BYTES = 255
 MAX_KNOWN_COLLECTIONS = 1_000
 _DUPLICATE = 11_000
 _UNKNOWN_USER = 18
-#: The server's codes when the same may work later: network, elections, shutdown, time limits, conflicts, resources,
-#: logins that somebody is changing.
+#: Server codes after which the same write may work later: network, elections, shutdown, time limits, conflicts,
+#: resources, logins that are being changed.
 _PASSING = frozenset(
     {6, 7, 18, 24, 43, 50, 64, 89, 91, 112, 133, 134, 146, 189, 202, 237, 251, 262, 317, 9001}
     | {10058, 10107, 11600, 11601, 11602, 13388, 13435, 13436, 14031}
@@ -50,8 +50,8 @@ _PASSING = frozenset(
 _SIMPLE = frozenset({str, int, bytes, bson.ObjectId})
 
 
-def _form(value: Any) -> Any:
-    """Return a value that BSON knows for one that it does not."""
+def _to_bson_value(value: Any) -> Any:
+    """Return a value that BSON has for one that it does not have."""
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, decimal.Decimal):
@@ -67,10 +67,11 @@ def _form(value: Any) -> Any:
 
 
 _OPTIONS: CodecOptions[dict[str, Any]] = CodecOptions(
-    type_registry=TypeRegistry(fallback_encoder=_form), uuid_representation=bson.binary.UuidRepresentation.STANDARD
+    type_registry=TypeRegistry(fallback_encoder=_to_bson_value),
+    uuid_representation=bson.binary.UuidRepresentation.STANDARD,
 )
 _RAW: CodecOptions[RawBSONDocument] = CodecOptions(document_class=RawBSONDocument)
-#: Takes every date that can be encoded.
+#: Decodes every date that can be encoded.
 _LENIENT: CodecOptions[Mapping[str, Any]] = CodecOptions(
     datetime_conversion=bson.codec_options.DatetimeConversion.DATETIME_MS
 )
@@ -83,7 +84,7 @@ Write = (
     | pymongo.DeleteOne
     | pymongo.DeleteMany
 )
-#: What takes no data, the documents it finds being deleted.
+#: These take no data.
 _DELETES = frozenset({"delete", "delete_many"})
 _OPERATIONS = ("insert", "upsert", "update", "update_many", "replace", "delete", "delete_many")
 
@@ -92,8 +93,8 @@ class _Job(msgspec.Struct, frozen=True, gc=False):
     """One write.
 
     Attributes:
-        collection: Where.
-        operation: What is done.
+        collection: Its name.
+        operation: What to do.
         found: The filter as BSON; b'' for an insert.
         body: The document or the change as BSON; b'' for a delete.
     """
@@ -103,8 +104,8 @@ class _Job(msgspec.Struct, frozen=True, gc=False):
     found: bytes
     body: bytes
 
-    def write(self) -> Write:
-        """Return what the client takes."""
+    def to_write(self) -> Write:
+        """Return the write for the client."""
         if self.operation == "insert":
             return pymongo.InsertOne(RawBSONDocument(self.body))
         found = RawBSONDocument(self.found)
@@ -119,7 +120,7 @@ class _Job(msgspec.Struct, frozen=True, gc=False):
                 return pymongo.UpdateMany(found, RawBSONDocument(self.body))
         return pymongo.UpdateOne(found, RawBSONDocument(self.body), upsert=self.operation == "upsert")
 
-    def identity(self) -> Mapping[str, Any]:
+    def identify(self) -> Mapping[str, Any]:
         """Return what identifies its document."""
         if self.operation == "insert":
             return {"_id": bson.decode(self.body, _LENIENT)["_id"]}
@@ -147,7 +148,7 @@ class MongoSink(Sink):
         self._client: AsyncMongoClient[Any] | None = None
 
     async def connect(self) -> None:
-        """Connect, and ask the server for an answer.
+        """Connect, and check that the server answers.
 
         Raises:
             ConfigError: The URI is wrong, asks for writes without confirmation, or the server does not know the user.
@@ -160,25 +161,25 @@ class MongoSink(Sink):
         try:
             client: AsyncMongoClient[Any] = AsyncMongoClient(self._settings.uri, **options)
         except (refused.PyMongoError, ValueError) as error:
-            raise ConfigError(f"{self.place}: {where}: {self._text(error)}; correct uri") from None
+            raise ConfigError(f"{self.place}: {where}: {self._describe(error)}; correct uri") from None
         if not client.write_concern.acknowledged:
-            raise ConfigError(f"{self.place}: {where}: w=0 asks for writes that nobody confirms; remove it from uri")
+            raise ConfigError(f"{self.place}: {where}: w=0 asks for unconfirmed writes; remove it from uri")
         try:
             await client.admin.command("ping")
         except refused.OperationFailure as error:
-            await closed_in(CLOSE_SECONDS, client.close())
+            await close_within(CLOSE_SECONDS, client.close())
             kind = ConfigError if error.code == _UNKNOWN_USER else RemoteError
-            raise kind(f"{self.place}: {where}: {self._text(error)}; correct uri") from None
+            raise kind(f"{self.place}: {where}: {self._describe(error)}; correct uri") from None
         except refused.PyMongoError as error:
-            await closed_in(CLOSE_SECONDS, client.close())
-            raise RemoteError(f"{self.place}: {where}: {self._text(error)}; {CHECK} uri") from None
+            await close_within(CLOSE_SECONDS, client.close())
+            raise RemoteError(f"{self.place}: {where}: {self._describe(error)}; {CHECK} uri") from None
         except BaseException:
-            await closed_in(CLOSE_SECONDS, client.close())
+            await close_within(CLOSE_SECONDS, client.close())
             raise
         self._client = client
 
-    def _text(self, error: BaseException) -> str:
-        # Behind it the client says everything that it knows about all servers.
+    def _describe(self, error: BaseException) -> str:
+        # After that, the client lists everything that it knows about all servers.
         return mask_secrets(
             describe_error(error).partition(", Timeout: ")[0].partition(", full error: ")[0], self._secrets
         )
@@ -189,8 +190,8 @@ class MongoSink(Sink):
         """Return the write, in its wire form.
 
         Raises:
-            TypeError: `data` is no mapping, or has a value without a BSON form.
-            ValueError: The parts of the payload do not fit each other, or the filter finds any document.
+            TypeError: `data` is not a mapping, or has a value without a BSON form.
+            ValueError: The parts of the payload do not fit each other, or the filter matches every document.
         """
         if payload.collection not in self._collections:
             _check_collection(payload.collection, self._settings.database)
@@ -200,60 +201,60 @@ class MongoSink(Sink):
         if payload.op == "insert":
             return self._insert(payload)
         if payload.op not in _OPERATIONS:
-            raise ValueError(f"op {shortened(repr(payload.op))} is not known; there is {', '.join(_OPERATIONS)}")
+            raise ValueError(f"op {shorten(repr(payload.op))} is not known; use {', '.join(_OPERATIONS)}")
         identity = payload.filter
         if not isinstance(identity, Mapping):
-            raise TypeError(f"{payload.op} of {payload.collection} needs a filter: fields and what they have to be")
-        found = _encoded(identity)
-        # What the server gets is judged: a tuple is a list there, and a model a document.
-        if not _plainly_names(identity) and finds_anything(bson.decode(found, _LENIENT)):
-            raise ValueError(f"{payload.op} of {payload.collection} needs a filter that does not find any document")
-        key = _key(payload.collection, identity) or (payload.collection, found)
+            raise TypeError(f"{payload.op} of {payload.collection} needs a filter: fields and the values to look for")
+        found = _encode(identity)
+        # What the server gets is checked: there, a tuple is a list and a model a document.
+        if not _names_simple_value(identity) and matches_everything(bson.decode(found, _LENIENT)):
+            raise ValueError(f"{payload.op} of {payload.collection} needs a filter that does not match every document")
+        key = _build_key(payload.collection, identity) or (payload.collection, found)
         if payload.op in _DELETES:
             if payload.data is not None:
                 raise ValueError(f"{payload.op} takes no data")
             return Encoded(key, _Job(payload.collection, payload.op, found, b""), len(found))
-        data = plain(payload.data)
-        change = _document(data) if payload.op == "replace" else _change(data)
+        data = to_mapping(payload.data)
+        change = _encode_document(data) if payload.op == "replace" else _encode_change(data)
         if len(found) + len(change) > MAX_STATEMENT_BYTES:
             size = len(found) + len(change)
-            raise ValueError(f"filter and data of {size} bytes are more than MongoDB takes ({MAX_STATEMENT_BYTES})")
+            raise ValueError(f"filter and data of {size} bytes are more than MongoDB accepts ({MAX_STATEMENT_BYTES})")
         return Encoded(key, _Job(payload.collection, payload.op, found, change), len(found) + len(change))
 
     def _insert(self, payload: MongoPayload) -> Encoded:
         if payload.filter:
             raise ValueError("an insert takes no filter")
-        data = payload.data if type(payload.data) is dict else plain(payload.data)
+        data = payload.data if type(payload.data) is dict else to_mapping(payload.data)
         key: Hashable = None
         if "_id" not in data:
             data = {"_id": bson.ObjectId(), **data}
         else:
             identity = data["_id"]
             simple = type(identity) in _SIMPLE
-            key = (payload.collection, "_id", identity) if simple else (payload.collection, _encoded({"_id": identity}))
+            key = (payload.collection, "_id", identity) if simple else (payload.collection, _encode({"_id": identity}))
             if next(iter(data)) != "_id":
-                data = {"_id": identity, **data}  # as the server keeps it
-        document = _encoded(data)
+                data = {"_id": identity, **data}  # as the server stores it
+        document = _encode(data)
         return Encoded(key, _Job(payload.collection, "insert", b"", document), len(document))
 
     # -- sending ------------------------------------------------------------------------------------------------
 
     async def send(self, batch: Sequence[Encoded]) -> Sequence[Refusal | None]:
-        """Carry the writes out, those of one collection that are adjacent together.
+        """Execute the writes; adjacent ones of the same collection go together.
 
         Raises:
-            RemoteError: The server cannot do it now, or its answer did not come.
+            RemoteError: The server cannot do it now, or did not answer.
         """
         answers = Answers(batch)
         jobs: list[_Job] = [item.body for item in batch]
         try:
-            for group in _groups(jobs):
+            for group in _group_by_collection(jobs):
                 todo: Sequence[int] = group
-                while indexes := answers.still(todo):
+                while indexes := answers.filter_sendable(todo):
                     todo = await self._write(jobs, indexes, answers)
         except (refused.PyMongoError, OSError) as error:
-            return answers.all(RemoteError(f"{self.place}: {self._text(error)}"))
-        return answers.all()
+            return answers.collect(RemoteError(f"{self.place}: {self._describe(error)}"))
+        return answers.collect()
 
     async def _write(self, jobs: Sequence[_Job], indexes: Sequence[int], answers: Answers) -> Sequence[int]:
         """Send one bulk write; return those after the one that was refused."""
@@ -261,64 +262,64 @@ class MongoSink(Sink):
             raise refused.ConnectionFailure("not connected")
         collection = self._client[self._settings.database][jobs[indexes[0]].collection]
         try:
-            await collection.bulk_write([jobs[index].write() for index in indexes], ordered=True)
+            await collection.bulk_write([jobs[index].to_write() for index in indexes], ordered=True)
         except refused.BulkWriteError as error:
-            return await self._after_refusal(error, jobs, indexes, answers)
+            return await self._handle_refusal(error, jobs, indexes, answers)
         except refused.OperationFailure as error:
-            if _passing(error.code, error):
+            if _is_passing(error.code, error):
                 raise
             for index in indexes:
-                answers.refuse(index, self._refusal(jobs[index], self._text(error)))
+                answers.refuse(index, self._build_refusal(jobs[index], self._describe(error)))
             return ()
         answers.confirm(indexes)
         return ()
 
-    async def _after_refusal(
+    async def _handle_refusal(
         self, error: refused.BulkWriteError, jobs: Sequence[_Job], indexes: Sequence[int], answers: Answers
     ) -> Sequence[int]:
         wrong = error.details.get("writeErrors") or []
         if not wrong or error.details.get("writeConcernErrors"):
-            # Written, but not as safely as was asked for.
+            # Written, but not with the requested write concern.
             raise error
         at, code, text = int(wrong[0]["index"]), wrong[0].get("code"), str(wrong[0].get("errmsg"))
         answers.confirm(indexes[:at])
         job = jobs[indexes[at]]
-        if _passing(code):
+        if _is_passing(code):
             raise refused.OperationFailure(text, code)
-        if code == _DUPLICATE and await self._is_there(job):
+        if code == _DUPLICATE and await self._exists(job):
             answers.confirm([indexes[at]])
         else:
-            answers.refuse(indexes[at], self._refusal(job, mask_secrets(text, self._secrets), code))
+            answers.refuse(indexes[at], self._build_refusal(job, mask_secrets(text, self._secrets), code))
         return indexes[at + 1 :]
 
-    async def _is_there(self, job: _Job) -> bool:
-        """Tell whether the very document that could not be inserted is there: an earlier try came through."""
+    async def _exists(self, job: _Job) -> bool:
+        """Return whether the same document already exists: an earlier attempt succeeded."""
         if job.operation != "insert" or self._client is None:
             return False
         collection = self._client[self._settings.database].get_collection(job.collection, codec_options=_RAW)
         there = await collection.find_one({"_id": RawBSONDocument(job.body)["_id"]})
         return there is not None and there.raw == job.body
 
-    def _refusal(self, job: _Job, text: str, code: int | None = None) -> Refusal:
-        identity = shortened(str(redact({name: str(value) for name, value in job.identity().items()})))
+    def _build_refusal(self, job: _Job, text: str, code: int | None = None) -> Refusal:
+        identity = shorten(str(redact({name: str(value) for name, value in job.identify().items()})))
         return Refusal(f"{job.operation} {job.collection} {identity}: {text}", False, code in (10334, 17280))
 
     async def close(self) -> None:
         """Disconnect."""
         client, self._client = self._client, None
         if client is not None:
-            await closed_in(CLOSE_SECONDS, client.close())
+            await close_within(CLOSE_SECONDS, client.close())
 
 
-def _key(collection: str, criteria: Mapping[str, Any]) -> Hashable:
-    """Return what is the same for payloads that look for the same simple value; None where it is not simple."""
+def _build_key(collection: str, criteria: Mapping[str, Any]) -> Hashable:
+    """Return a key that payloads share if they look for the same simple value; None if it is not simple."""
     if len(criteria) != 1:
         return None
     ((name, value),) = criteria.items()
     return (collection, name, value) if type(value) in _SIMPLE else None
 
 
-def _groups(jobs: Sequence[_Job]) -> Iterator[range]:
+def _group_by_collection(jobs: Sequence[_Job]) -> Iterator[range]:
     first = 0
     for index in range(1, len(jobs) + 1):
         if index == len(jobs) or jobs[index].collection != jobs[first].collection:
@@ -326,48 +327,48 @@ def _groups(jobs: Sequence[_Job]) -> Iterator[range]:
             first = index
 
 
-def _passing(code: int | None, error: refused.PyMongoError | None = None) -> bool:
-    """Tell whether the same may work later."""
+def _is_passing(code: int | None, error: refused.PyMongoError | None = None) -> bool:
+    """Return whether the same write may work later."""
     labels = ("RetryableWriteError", "TransientTransactionError")
     return code in _PASSING or (error is not None and any(error.has_error_label(label) for label in labels))
 
 
-def _plainly_names(criteria: Mapping[str, Any]) -> bool:
-    """Tell whether a field has to have a simple value: nothing more has to be looked at then."""
+def _names_simple_value(criteria: Mapping[str, Any]) -> bool:
+    """Return whether a field must have a simple value: then nothing else needs to be checked."""
     return any(type(value) in _SIMPLE and not name.startswith("$") for name, value in criteria.items())
 
 
 def _check_collection(name: Any, database: str) -> None:
     if not isinstance(name, str) or not name or "$" in name or "\0" in name or name.startswith(("system.", ".")):
-        raise ValueError(f"collection {shortened(repr(name))} is no name of a collection")
+        raise ValueError(f"collection {shorten(repr(name))} is not a valid collection name")
     if name.endswith("."):
-        raise ValueError(f"collection {shortened(repr(name))} ends with a dot")
+        raise ValueError(f"collection {shorten(repr(name))} ends with a dot")
     if len(f"{database}.{name}".encode()) > MAX_NAMESPACE_BYTES:
-        raise ValueError(f"collection {shortened(repr(name))} is longer than MongoDB takes")
+        raise ValueError(f"collection {shorten(repr(name))} is longer than MongoDB accepts")
 
 
-def _encoded(document: Mapping[str, Any]) -> bytes:
+def _encode(document: Mapping[str, Any]) -> bytes:
     try:
         raw = bson.encode(document, codec_options=_OPTIONS)
     except (bson.errors.InvalidDocument, OverflowError, ValueError) as error:
         raise TypeError(f"data has no BSON form: {error}") from None
     if len(raw) > MAX_DOCUMENT_BYTES:
-        raise ValueError(f"{len(raw)} bytes are more than MongoDB takes ({MAX_DOCUMENT_BYTES})")
+        raise ValueError(f"{len(raw)} bytes are more than MongoDB accepts ({MAX_DOCUMENT_BYTES})")
     return raw
 
 
-def _document(data: Mapping[str, Any]) -> bytes:
-    """Return the document that takes another's place."""
+def _encode_document(data: Mapping[str, Any]) -> bytes:
+    """Encode the document that replaces another."""
     if any(name.startswith("$") for name in data):
         raise ValueError("replace takes a document, not update operators")
-    return _encoded(data)
+    return _encode(data)
 
 
-def _change(data: Mapping[str, Any]) -> bytes:
-    """Return the update: operators as they are, fields to be set."""
+def _encode_change(data: Mapping[str, Any]) -> bytes:
+    """Encode the update: operators as they are, fields to be set."""
     if not data:
         raise ValueError("data has no field to set")
     operators = [name for name in data if name.startswith("$")]
     if operators and len(operators) < len(data):
         raise ValueError("data has update operators and fields; put the fields into $set")
-    return _encoded(data if operators else {"$set": data})
+    return _encode(data if operators else {"$set": data})

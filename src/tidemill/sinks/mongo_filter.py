@@ -1,4 +1,4 @@
-"""Judges filters of MongoDB: one that leaves no document out is a mistake, which must not change or delete them all."""
+"""Checks MongoDB filters: one that matches every document is a mistake, and must not change or delete them all."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 
 import bson
 
-#: At the top of a filter: what excludes nothing for certain, since nobody knows what it says (`$expr`, `$where`), or
-#: since it excludes only what something else finds (`$nor`).
+#: Operators at the top of a filter that cannot be known to exclude anything: their content is not understood here
+#: (`$expr`, `$where`), or they exclude only what something else matches (`$nor`).
 _NO_CONDITIONS = frozenset(
     {"$comment", "$nor", "$expr", "$where", "$jsonSchema", "$sampleRate", "$alwaysTrue", "$alwaysFalse"}
 )
 
 
-def finds_anything(criteria: Mapping[str, Any]) -> bool:
-    """Tell whether a filter, as it is decoded from BSON, has no field condition that leaves documents out.
+def matches_everything(criteria: Mapping[str, Any]) -> bool:
+    """Return whether a filter, decoded from BSON, has no field condition that excludes documents.
 
     Example:
-        >>> [finds_anything(each) for each in ({}, {"$and": [{}]}, {"$or": [{}, {"a": 1}]}, {"a": 1})]
+        >>> [matches_everything(each) for each in ({}, {"$and": [{}]}, {"$or": [{}, {"a": 1}]}, {"a": 1})]
         [True, True, True, False]
     """
     return not any(_excludes(name, part) for name, part in criteria.items())
@@ -26,7 +26,9 @@ def finds_anything(criteria: Mapping[str, Any]) -> bool:
 
 def _excludes(name: str, part: Any) -> bool:
     if name in ("$and", "$or"):
-        each = [isinstance(one, Mapping) and not finds_anything(one) for one in part] if isinstance(part, list) else []
+        each = (
+            [isinstance(one, Mapping) and not matches_everything(one) for one in part] if isinstance(part, list) else []
+        )
         return any(each) if name == "$and" else bool(each) and all(each)
     if name.startswith("$"):
         return name not in _NO_CONDITIONS
@@ -36,7 +38,7 @@ def _excludes(name: str, part: Any) -> bool:
 
 
 def _operator_excludes(operator: str, value: Any) -> bool:
-    """Tell whether a condition of a field leaves documents out that have the field."""
+    """Return whether a field's condition excludes documents that have the field."""
     match operator:
         case "$nin":
             return bool(value)
@@ -49,14 +51,14 @@ def _operator_excludes(operator: str, value: Any) -> bool:
         case "$lt" | "$lte":
             return not isinstance(value, bson.MaxKey)
         case "$not":
-            return not (isinstance(value, Mapping) and any(_operator_finds_none(*each) for each in value.items()))
+            return not (isinstance(value, Mapping) and any(_operator_matches_none(*each) for each in value.items()))
         case "$comment" | "$options":
             return False
     return True
 
 
-def _operator_finds_none(operator: str, value: Any) -> bool:
-    """Tell whether a condition of a field finds no document that has the field."""
+def _operator_matches_none(operator: str, value: Any) -> bool:
+    """Return whether a field's condition matches no document that has the field."""
     match operator:
         case "$in" | "$all" | "$exists":
             return not value

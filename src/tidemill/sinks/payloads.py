@@ -1,7 +1,7 @@
 """What a hook hands to a sink: one small value per delivery, named after the sink's type.
 
-`data` is a pydantic model, a dict (or list), a str, or bytes. Models, containers and text are sent as JSON, bytes as
-they are; databases get the values of a model or a dict as they are (bytes are read as a JSON object). An empty `sink`
+`data` is a pydantic model, a dict (or list), a str, or bytes. Models, containers and text are sent as JSON, bytes
+unchanged; databases get the values of a model or a dict unchanged (bytes are read as a JSON object). An empty `sink`
 means the only configured instance of that type.
 """
 
@@ -19,10 +19,10 @@ class KafkaPayload(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         sink: The instance.
-        key: Text as UTF-8; by it the partition is chosen.
+        key: Text as UTF-8; it decides the partition.
         data: None writes a tombstone.
-        headers: Names and values, in order; as pairs, a name may come several times.
-        partition: Instead of the one that the key chooses.
+        headers: Names and values, in order; given as pairs, a name may occur several times.
+        partition: Instead of the one that the key decides.
         timestamp: Milliseconds since the epoch, or a datetime with a time zone; None: when it is sent.
     """
 
@@ -40,8 +40,8 @@ class FilePayload(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         sink: The instance.
         path: The file, relative to the base path.
-        data: append: one line; replace: the content, text and bytes as they are.
-        op: append (add a line); replace (put this in place of whatever the file has).
+        data: append: one line; replace: the content, with text and bytes unchanged.
+        op: append (add a line); replace (replace the content of the file).
     """
 
     sink: str = ""
@@ -55,10 +55,10 @@ class PostgresPayload(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         sink: The instance.
-        table: `table` or `schema.table`, exactly as it is called there.
-        data: The columns and their values; of a statement its parameters.
-        op: insert; upsert (change the row that is there); update or delete (the rows that `where` finds).
-        conflict: The columns that decide whether a row is there. With insert, such a row is left as it is.
+        table: `table` or `schema.table`, spelled exactly as in the database.
+        data: The columns and their values; for a statement, its parameters.
+        op: insert; upsert (update the row if it exists); update or delete (the rows that `where` finds).
+        conflict: The columns that decide whether a row exists. With insert, an existing row is left unchanged.
         where: Columns and values that an update or delete looks for; None finds NULL.
         statement: A statement of `sinks.postgres.<sink>.statements`, instead of table and operation.
     """
@@ -82,7 +82,7 @@ class MongoPayload(msgspec.Struct, frozen=True, omit_defaults=True):
             (`{"$inc": ...}`).
         op: insert; upsert (update one, or insert it if none is found); update, delete (one); update_many, delete_many
             (all that are found); replace (the whole document, inserted if none is found).
-        filter: Which documents are concerned; never one that finds any document. An insert has none.
+        filter: Which documents to change; it must not match every document. An insert has none.
     """
 
     sink: str = ""
@@ -97,14 +97,14 @@ class HttpPayload(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         sink: The instance.
-        data: The body; None is no body with GET and DELETE.
+        data: The body; with GET and DELETE, None means no body.
         method: GET, POST, PUT, PATCH or DELETE; '' is the sink's.
-        path: Below the sink's URL, as text that is not encoded.
-        query: Added to that of the sink's URL; a list says its name several times.
-        headers: Besides the sink's, or instead of those of the same name.
-        body: json; form (names and values as of an HTML form).
-        idempotency_key: Goes with each of its requests; '' makes one of the messages, the task's id, and the payload's
-            place in what the hook returned: the same one when they are worked on again.
+        path: Below the sink's URL, not percent-encoded.
+        query: Added to that of the sink's URL; a list repeats its name.
+        headers: In addition to the sink's, or instead of those of the same name.
+        body: json; form (names and values as in an HTML form).
+        idempotency_key: Sent with each of its requests; '' derives one from the messages, the task's id, and the
+            payload's place in the hook's result: the same one if the messages are reprocessed.
     """
 
     sink: str = ""
@@ -125,11 +125,11 @@ class RedisPayload(msgspec.Struct, frozen=True, omit_defaults=True):
         key: Without the sink's prefix.
         data: By `op`: set any; incrby a whole number; incrbyfloat a number; hset and stream a model or a dict; push,
             sadd and srem one element, or a list of them; hdel and zrem one name, or a list of them; zadd a dict of
-            member and score; ltrim the first and the last place to keep; script a list of arguments; delete and
+            member and score; ltrim the first and the last index to keep; script a list of arguments; delete and
             expire None.
-        ttl: The key ends after so many seconds; None: nothing is said about that.
+        ttl: The key expires after this many seconds; None: its expiry is not set.
         op: What is done.
-        script: For `script`: the name of one in the sink's `scripts`.
+        script: For `script`: its name in the sink's `scripts`.
     """
 
     sink: str = ""
@@ -157,13 +157,13 @@ class RedisPayload(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CustomPayload(msgspec.Struct, frozen=True):
-    """Something for a sink of another package: `sinks.custom.<type>.<sink>`; may be subclassed with more fields.
+    """A payload for a sink of another package: `sinks.custom.<type>.<sink>`; may be subclassed with more fields.
 
     Attributes:
-        type: The sink's type, as its entry point is called.
+        type: The sink's type, which is the name of its entry point.
         sink: The instance.
-        key: For the order of deliveries, if the sink has one.
-        data: What it takes.
+        key: Orders deliveries, if the sink keeps an order.
+        data: Whatever it accepts.
     """
 
     type: str = ""

@@ -1,8 +1,8 @@
 """PostgreSQL as a sink: rows in as few statements as their shapes allow, one transaction per batch.
 
 Invariants: payloads are carried out in order; what is confirmed is committed; a batch that fails leaves nothing behind
-and is done again in ever smaller parts, until the row that is at fault stands alone and is named. Which rows share a
-statement is decided by `core.sql_plan`.
+and is repeated in smaller and smaller parts, until the row at fault stands alone and is named. Which rows share a
+statement is decided by `core.delivery.sql_plan`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tidemill.config.redaction import find_url_secrets, mask_secrets, redact_tex
 from tidemill.config.sink_settings import PostgresSinkSettings
 from tidemill.core.delivery.sql_plan import Operation, Row, Shape
 from tidemill.core.errors import ConfigError, RemoteError, describe_error
-from tidemill.sinks.base import CHECK, Answers, Encoded, Refusal, Sink, closed_in, plain, shortened
+from tidemill.sinks.base import CHECK, Answers, Encoded, Refusal, Sink, close_within, shorten, to_mapping
 from tidemill.sinks.payloads import PostgresPayload
 from tidemill.sinks.postgres_values import named, row_key, sound_values
 from tidemill.sinks.postgres_writing import MAX_KNOWN_SHAPES, FailedError, Writer, json_text, passing
@@ -34,7 +34,7 @@ CLOSE_SECONDS = 5.0
 #: Statements beyond this are not kept prepared; those of a row with very many columns.
 MAX_PREPARED_BYTES = 64 * 1024
 #: What concerns every row of a statement alike; row level security (42501) does not, nor that a type has no order
-#: (42883), by which only updates of several rows are told apart.
+#: (42883), which only updates of several rows need.
 _STATEMENT_CLASSES = frozenset({"42", "3F"})
 _ROW_STATES = frozenset({"42501", "42883"})
 #: Their detail says every value of the row, in the server's language: not null, check, and the options of views.
@@ -128,11 +128,11 @@ class PostgresSink(Sink):
     def _text(self, error: BaseException) -> str:
         text = describe_error(error)
         if isinstance(error, asyncpg.PostgresError):
-            # Its own text ends with the detail, whatever that says.
+            # Its own text ends with the detail.
             detail = error.detail if error.detail and error.sqlstate not in _ROW_IN_DETAIL else ""
             text = f"{type(error).__name__}: {error.args[0]}{f' ({detail})' if detail else ''}"
         # The server may repeat a whole value. It is cut twice, so that no secret is cut where it is still shown.
-        return shortened(mask_secrets(text[:10_000], self._secrets), 2_000)
+        return shorten(mask_secrets(text[:10_000], self._secrets), 2_000)
 
     # -- payloads -----------------------------------------------------------------------------------------------
 
@@ -140,8 +140,8 @@ class PostgresSink(Sink):
         """Return the row.
 
         Raises:
-            TypeError: `data` is no mapping, or has a value that PostgreSQL has no form for.
-            ValueError: A name is no identifier, or the parts of the payload do not fit each other.
+            TypeError: `data` is not a mapping, or has a value that PostgreSQL has no form for.
+            ValueError: A name is not an identifier, or the parts of the payload do not fit each other.
         """
         if payload.statement:
             return self._encoded_statement(payload)
@@ -168,21 +168,21 @@ class PostgresSink(Sink):
         return Encoded(key, Row(shape, tuple(values), key, nested), size)
 
     def _columns(self, payload: PostgresPayload) -> Mapping[str, Any]:
-        return {} if payload.data is None and payload.op == "delete" else plain(payload.data)
+        return {} if payload.data is None and payload.op == "delete" else to_mapping(payload.data)
 
     def _encoded_statement(self, payload: PostgresPayload) -> Encoded:
         found = self._statements.get(payload.statement) if isinstance(payload.statement, str) else None
         if found is None:
             there = ", ".join(sorted(self._statements)) or "none"
-            name = shortened(repr(payload.statement), 60)
+            name = shorten(repr(payload.statement), 60)
             raise ValueError(f"statement {name} is not configured at {self.place}.statements; there is {there}")
         if payload.table or payload.op != "insert" or payload.conflict or payload.where:
             raise ValueError(f"statement {payload.statement} takes data, not table, op, conflict or where")
         shape, identity = found
-        data = {} if payload.data is None else plain(payload.data)
+        data = {} if payload.data is None else to_mapping(payload.data)
         if data.keys() != set(shape.columns):
             wanted = ", ".join(shape.columns) or "nothing"
-            given = shortened(", ".join(sorted(data))) or "nothing"
+            given = shorten(", ".join(sorted(data))) or "nothing"
             raise ValueError(f"data of statement {payload.statement} has to have {wanted}, and has {given}")
         place = f"statement {shape.table}"
         values, size, nested = sound_values(place, shape.columns, [data[name] for name in shape.columns])
@@ -195,7 +195,7 @@ class PostgresSink(Sink):
         if not isinstance(table, str):
             raise TypeError(f"table has to be text, not {type(table).__name__}")
         if operation not in _OPERATIONS:
-            raise ValueError(f"op {shortened(repr(operation), 60)} is not known; there is {', '.join(_OPERATIONS)}")
+            raise ValueError(f"op {shorten(repr(operation), 60)} is not known; use {', '.join(_OPERATIONS)}")
         nulls = tuple(name for name in all_looked_for if name not in looked_for)
         decides = (conflict,) if isinstance(conflict, str) else conflict
         shape = Shape(Operation(operation), table, tuple(data), decides, looked_for, nulls)
@@ -219,8 +219,8 @@ class PostgresSink(Sink):
             async with self._connection() as connection:
                 await self._write_all(connection, [item.body for item in batch], answers)
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
-            return answers.all(RemoteError(f"{self.place}: {self._text(error)}"))
-        return answers.all()
+            return answers.collect(RemoteError(f"{self.place}: {self._text(error)}"))
+        return answers.collect()
 
     @contextlib.asynccontextmanager
     async def _connection(self) -> AsyncIterator[asyncpg.Connection]:
@@ -231,8 +231,8 @@ class PostgresSink(Sink):
         try:
             yield connection
         except BaseException:
-            # Whatever state it is in: waiting for a server that hangs to give a call up could take for ever. One that
-            # broke is no longer ours, which is not to hide why.
+            # In any state: a server that hangs might never end the call. A connection that broke is no longer ours, and
+            # that must not hide why.
             with contextlib.suppress(asyncpg.InterfaceError):
                 connection.terminate()
             raise
@@ -242,7 +242,7 @@ class PostgresSink(Sink):
     async def _write_all(self, connection: asyncpg.Connection, rows: Sequence[Row], answers: Answers) -> None:
         todo: list[Sequence[int]] = [range(len(rows))]
         while todo:
-            indexes = answers.still(todo.pop())
+            indexes = answers.filter_sendable(todo.pop())
             if not indexes:
                 continue
             try:
@@ -270,7 +270,7 @@ class PostgresSink(Sink):
     async def close(self) -> None:
         """End the connections; those that a handler still holds, too."""
         pool, self.pool = self.pool, None
-        if pool is not None and not await closed_in(CLOSE_SECONDS, pool.close()):
+        if pool is not None and not await close_within(CLOSE_SECONDS, pool.close()):
             pool.terminate()
 
 
@@ -284,7 +284,7 @@ def _concerns_all(error: BaseException) -> bool:
 
 
 async def _accept_json(connection: asyncpg.Connection) -> None:
-    """Take dicts and lists for json columns; text is taken as JSON, as without this."""
+    """Accept dicts and lists for json columns; text counts as JSON, as it does without this."""
     for kind in ("json", "jsonb"):
         await connection.set_type_codec(
             kind, schema="pg_catalog", encoder=lambda value: value if isinstance(value, str) else json_text(value),

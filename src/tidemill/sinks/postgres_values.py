@@ -1,6 +1,6 @@
 """The values of a PostgreSQL row: what the client has a form for, how large they are, and what orders their row.
 
-Invariants: a value that leaves here is not changed by whatever becomes of the payload it came from; text has no
+Invariants: a value that leaves here does not change if its payload does; text has no
 character that the protocol cannot carry, so that one row's text is never a whole statement's failure.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from tidemill.config.redaction import redact
 from tidemill.core.delivery.sql_plan import Row
-from tidemill.sinks.base import shortened, to_json
+from tidemill.sinks.base import shorten, to_json
 
 #: Immutable, and known to the client as they are; text has to be looked at besides.
 _PLAIN = frozenset({type(None), bool, int, float, bytes})
@@ -125,7 +125,7 @@ def row_key(table: str, identity: Sequence[str], source: Mapping[str, Any] | Non
 
 
 def named(row: Row) -> str:
-    """Say which row this is: by what identifies it if that is known, else by its values."""
+    """Name a row by what identifies it if that is known, else by its values."""
     shape = row.shape
     names = (*shape.columns, *shape.where)
     values = dict(zip(names[len(shape.columns) :], row.values[len(shape.columns) :], strict=True)) or {
@@ -137,5 +137,5 @@ def named(row: Row) -> str:
     shown = redact(
         {name: value if isinstance(value, (int, float)) else str(value)[:2_000] for name, value in values.items()}
     )
-    listed = ", ".join(f"{name}={shortened(str(value), 60)}" for name, value in shown.items())
-    return f"{shape.operation} {shape.table} ({shortened(listed)})"
+    listed = ", ".join(f"{name}={shorten(str(value), 60)}" for name, value in shown.items())
+    return f"{shape.operation} {shape.table} ({shorten(listed)})"

@@ -19,11 +19,11 @@ from tidemill.core.delivery.sql_plan import (
     Operation,
     Row,
     Shape,
-    array_statement,
-    powers,
-    ranges,
+    build_array_statement,
+    group_rows,
+    split_by_powers,
 )
-from tidemill.core.delivery.sql_plan import statement as statement_of
+from tidemill.core.delivery.sql_plan import build_statement as build_statement
 from tidemill.sinks.base import to_json
 
 #: Shapes whose types are known; forgotten together when there are too many.
@@ -33,7 +33,7 @@ MAX_KNOWN_SHAPES = 1_000
 MAX_FULL_PARAMETERS = 8_192
 MAX_FULL_SHAPES = 16
 #: What the server says when the same may work later: connection, transaction conflicts, resources, locks, shutdown,
-#: the operating system, and logins that somebody is changing.
+#: the operating system, and logins that are being changed.
 _PASSING_CLASSES = frozenset({"08", "40", "53", "55", "57", "58", "28"})
 _PASSING = frozenset({"25006", "3D000"})
 #: What the server says when a column's type is not what it was when it was asked.
@@ -89,7 +89,7 @@ class Writer:
             FailedError: None of them, and why.
         """
         self._fresh.clear()
-        parts = [part for first, last in ranges(rows) for part in await self._split(connection, rows, first, last)]
+        parts = [part for first, last in group_rows(rows) for part in await self._split(connection, rows, first, last)]
         if len(parts) == 1:
             # A statement is a transaction of its own.
             await self._execute(connection, rows, parts[0])
@@ -108,7 +108,7 @@ class Writer:
         if shape in self._types:
             types = self._types[shape]
         else:
-            prepared = await _tried(connection, (first, last), connection.prepare(statement_of(shape, 1)))
+            prepared = await _tried(connection, (first, last), connection.prepare(build_statement(shape, 1)))
             kinds = prepared.get_parameters()
             usable = all(kind.schema == "pg_catalog" and kind.name in ARRAY_TYPES for kind in kinds)
             if len(self._types) >= MAX_KNOWN_SHAPES:
@@ -117,7 +117,7 @@ class Writer:
             self._fresh.add(shape)
         if types is not None and _taken_apart(rows[first:last], types):
             return (_Part(first, last, types),)
-        return [_Part(*part) for part in powers(first, last, shape.parameters)]
+        return [_Part(*part) for part in split_by_powers(first, last, shape.parameters)]
 
     def _is_full(self, shape: Shape, count: int) -> bool:
         if count != self._full or count * shape.parameters > MAX_FULL_PARAMETERS:
@@ -134,7 +134,7 @@ class Writer:
             await _tried(connection, part[:2], connection.executemany(shape.sql, [row.values for row in some]))
         elif types is None:
             values = [value for row in some for value in row.values]
-            await _tried(connection, part[:2], connection.execute(statement_of(shape, last - first), *values))
+            await _tried(connection, part[:2], connection.execute(build_statement(shape, last - first), *values))
         else:
             try:
                 arrays = _arrays(some, types)
@@ -142,7 +142,7 @@ class Writer:
                 # A json value that has no such form: which row has it is found as with all others.
                 raise FailedError(part[:2], error) from error
             try:
-                await _tried(connection, part[:2], connection.execute(array_statement(shape, types), *arrays))
+                await _tried(connection, part[:2], connection.execute(build_array_statement(shape, types), *arrays))
             except FailedError as failed:
                 if getattr(failed.error, "sqlstate", None) == _OTHER_TYPE and shape not in self._fresh:
                     self._types.pop(shape, None)

@@ -1,8 +1,8 @@
-"""Redis as a sink: one command per payload, or for adjacent ones that only set a key; many payloads per round trip.
+"""Redis as a sink: one command per payload, or per run of payloads that only set a key; many payloads a round trip.
 
-Invariants: commands are carried out in order; a payload is confirmed only by the answer to its command. A batch is
-one transaction of Redis, so that what the server refuses for now (memory, a failover) leaves nothing of it behind, and
-trying again cannot overtake what came later; commands of the wrong kind for their key fail alone.
+Invariants: commands are executed in order; a payload is confirmed only by the answer to its command. A batch is one
+transaction of Redis, so that a temporary refusal (memory, a failover) leaves nothing of it behind, and a retry cannot
+overwrite what came later; commands of the wrong kind for their key fail alone.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from redis.backoff import NoBackoff
 from tidemill.config.redaction import find_url_secrets, mask_secrets, redact_text
 from tidemill.config.sink_settings import RedisSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError, describe_error
-from tidemill.sinks.base import CHECK, Answers, Encoded, Refusal, Sink, closed_in, shortened
+from tidemill.sinks.base import CHECK, Answers, Encoded, Refusal, Sink, close_within, shorten
 from tidemill.sinks.payloads import RedisPayload
-from tidemill.sinks.redis_commands import MAX_VALUE_BYTES, Command, command_of, operation_of
+from tidemill.sinks.redis_commands import MAX_VALUE_BYTES, Command, build_command, describe_command
 
 CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 5.0
-#: What the server says when the same may work later.
+#: Errors after which the same command may work later.
 _PASSING = (
     refused.ConnectionError,
     refused.TimeoutError,
@@ -60,11 +60,11 @@ class RedisSink(Sink):
         self._scripts = {name: text.encode() for name, text in settings.scripts.items()}
         self._secrets = find_url_secrets(settings.url)
         self._client: aioredis.Redis | None = None
-        # Set once a command for several keys was refused: what is wrong with it may be wrong with one of them only.
+        # Set once a command for several keys was refused: perhaps only one of them is at fault.
         self._one_each = False
 
     async def connect(self) -> None:
-        """Connect, and ask the server for an answer.
+        """Connect, and check that the server answers.
 
         Raises:
             ConfigError: The URL is wrong, or the server does not know the user.
@@ -76,26 +76,26 @@ class RedisSink(Sink):
                 self._url,
                 socket_connect_timeout=CONNECT_SECONDS,
                 socket_keepalive=True,
-                # How long a batch may take is the delivery's to say.
+                # The delivery decides how long a batch may take.
                 socket_timeout=None,
-                # A second try of the client's own would carry commands out twice.
+                # A retry by the client itself would execute commands twice.
                 retry=Retry(NoBackoff(), 0),
             )
         except ValueError as error:
-            raise ConfigError(f"{self.place}: {where}: {self._text(error)}; correct url") from None
+            raise ConfigError(f"{self.place}: {where}: {self._describe(error)}; correct url") from None
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 await client.ping()
         except refused.AuthenticationError as error:
-            await closed_in(CLOSE_SECONDS, client.aclose())
-            raise ConfigError(f"{self.place}: {where}: {self._text(error)}; correct url") from None
+            await close_within(CLOSE_SECONDS, client.aclose())
+            raise ConfigError(f"{self.place}: {where}: {self._describe(error)}; correct url") from None
         except (refused.RedisError, OSError) as error:
-            await closed_in(CLOSE_SECONDS, client.aclose())
-            raise RemoteError(f"{self.place}: {where}: {self._text(error)}; {CHECK} url") from None
+            await close_within(CLOSE_SECONDS, client.aclose())
+            raise RemoteError(f"{self.place}: {where}: {self._describe(error)}; {CHECK} url") from None
         self._client = client
 
-    def _text(self, error: BaseException) -> str:
-        # The client puts the command, data included, before what the server said.
+    def _describe(self, error: BaseException) -> str:
+        # The client puts the command, with its data, before what the server said.
         kind, _, text = describe_error(error).partition(": ")
         return mask_secrets(f"{kind}: {text.rpartition(' caused error: ')[2]}", self._secrets)
 
@@ -106,72 +106,73 @@ class RedisSink(Sink):
 
         Raises:
             TypeError: `data` is not what the operation takes.
-            ValueError: The operation or the script is not known, there is nothing in `data`, or text has no UTF-8.
+            ValueError: The operation or the script is not known, `data` is empty, or text cannot be encoded as UTF-8.
         """
         if not isinstance(payload.key, (str, bytes)) or not payload.key:
-            raise ValueError(f"key {shortened(repr(payload.key))} is no text and no bytes, or empty")
+            raise ValueError(f"key {shorten(repr(payload.key))} is neither text nor bytes, or is empty")
         key = self._prefix + (payload.key.encode() if isinstance(payload.key, str) else payload.key)
-        command = command_of(payload, key, self._scripts)
+        command = build_command(payload, key, self._scripts)
         size = sum(len(each) for each in command)
         if size > MAX_VALUE_BYTES:
-            raise ValueError(f"{size} bytes are more than Redis takes ({MAX_VALUE_BYTES})")
+            raise ValueError(f"{size} bytes are more than Redis accepts ({MAX_VALUE_BYTES})")
         return Encoded(key, command, size)
 
     # -- sending ------------------------------------------------------------------------------------------------
 
     async def send(self, batch: Sequence[Encoded]) -> Sequence[Refusal | None]:
-        """Carry the commands out.
+        """Execute the commands.
 
         Raises:
-            RemoteError: The server cannot do it now; nothing was done, unless the connection broke before its answer.
+            RemoteError: The server cannot do it now; nothing was executed, unless the connection broke before
+                its answer.
         """
         answers = Answers(batch)
         todo: Sequence[int] = range(len(batch))
         try:
-            while indexes := answers.still(todo):
-                todo = await self._carry_out(indexes, batch, answers)
+            while indexes := answers.filter_sendable(todo):
+                todo = await self._execute(indexes, batch, answers)
         except (refused.RedisError, OSError) as error:
-            await self._forget_connections()
-            return answers.all(RemoteError(f"{self.place}: {self._text(error)}"))
+            await self._drop_connections()
+            return answers.collect(RemoteError(f"{self.place}: {self._describe(error)}"))
         except BaseException:
-            # An answer may still come: it must not be taken for that of the next command.
-            await self._forget_connections()
+            # An answer may still arrive: it must not be read as that of the next command.
+            await self._drop_connections()
             raise
-        return answers.all()
+        return answers.collect()
 
-    async def _forget_connections(self) -> None:
+    async def _drop_connections(self) -> None:
         if self._client is not None:
-            await closed_in(CLOSE_SECONDS, self._client.connection_pool.disconnect())
+            await close_within(CLOSE_SECONDS, self._client.connection_pool.disconnect())
 
-    async def _carry_out(self, indexes: Sequence[int], batch: Sequence[Encoded], answers: Answers) -> Sequence[int]:
-        """Send one transaction; return what is to be sent again because another command of it was refused."""
-        groups = [[index] for index in indexes] if self._one_each else _groups(indexes, batch)
-        replies = await self._replies([_joined([batch[index].body for index in group]) for group in groups])
+    async def _execute(self, indexes: Sequence[int], batch: Sequence[Encoded], answers: Answers) -> Sequence[int]:
+        """Send one transaction; return the indexes to send again because another command of it was refused."""
+        groups = [[index] for index in indexes] if self._one_each else _group_sets(indexes, batch)
+        replies = await self._send_transaction([_join([batch[index].body for index in group]) for group in groups])
         begun, queued, done = replies[0], replies[1:-1], replies[-1]
         if not isinstance(begun, Exception) and isinstance(done, list):
-            self._note(groups, batch, done, answers)
+            self._record_replies(groups, batch, done, answers)
             return ()
-        if isinstance(begun, Exception) and not _passing(begun):
+        if isinstance(begun, Exception) and not _is_passing(begun):
             raise begun
         if isinstance(begun, Exception):
-            # It may have become able to answer in between: then each command stands for itself.
-            self._note(groups, batch, queued, answers)
+            # The server may have recovered in between: then each command stands for itself.
+            self._record_replies(groups, batch, queued, answers)
             return ()
         errors = [reply for reply in queued if isinstance(reply, Exception)]
-        first = next((error for error in errors if _passing(error)), None)
+        first = next((error for error in errors if _is_passing(error)), None)
         if first is not None or not errors:
             raise first or (done if isinstance(done, Exception) else refused.RedisError(f"EXEC answered {done!r}"))
         wrong = [group for group, reply in zip(groups, queued, strict=True) if isinstance(reply, Exception)]
         if any(len(group) > 1 for group in wrong):
             self._one_each = True
             return indexes
-        self._note(wrong, batch, errors, answers)
+        self._record_replies(wrong, batch, errors, answers)
         return [index for index in indexes if [index] not in wrong]
 
-    async def _replies(self, commands: Sequence[Command]) -> list[Any]:
+    async def _send_transaction(self, commands: Sequence[Command]) -> list[Any]:
         if self._client is None:
             raise RemoteError(f"{self.place} is not connected")
-        # Made by hand: the client's own transaction says only which command failed first.
+        # Built by hand: the client's own transaction reports only the first command that failed.
         pipeline = self._client.pipeline(transaction=False)
         pipeline.execute_command("MULTI")
         for command in commands:
@@ -179,7 +180,7 @@ class RedisSink(Sink):
         pipeline.execute_command("EXEC")
         return await pipeline.execute(raise_on_error=False)
 
-    def _note(
+    def _record_replies(
         self, groups: Sequence[Sequence[int]], batch: Sequence[Encoded], replies: Sequence[Any], answers: Answers
     ) -> None:
         for group, reply in zip(groups, replies, strict=True):
@@ -189,25 +190,25 @@ class RedisSink(Sink):
             together = len(group) > 1
             self._one_each = self._one_each or together
             for index in group:
-                name = shortened(bytes(batch[index].key).decode(errors="replace"))
-                text = f"{operation_of(batch[index].body)} {name}: {self._text(reply)}"
-                answers.refuse(index, Refusal(text, together or _passing(reply)))
+                name = shorten(bytes(batch[index].key).decode(errors="replace"))
+                text = f"{describe_command(batch[index].body)} {name}: {self._describe(reply)}"
+                answers.refuse(index, Refusal(text, together or _is_passing(reply)))
 
     async def close(self) -> None:
         """Disconnect."""
         client, self._client = self._client, None
         if client is not None:
-            await closed_in(CLOSE_SECONDS, client.aclose())
+            await close_within(CLOSE_SECONDS, client.aclose())
 
 
-def _passing(error: BaseException) -> bool:
-    """Tell whether the same may work later."""
+def _is_passing(error: BaseException) -> bool:
+    """Return whether the same command may work later."""
     text = str(error).rpartition(" caused error: ")[2]
     return isinstance(error, _PASSING) or text.startswith(_PASSING_WORDS)
 
 
-def _groups(indexes: Sequence[int], batch: Sequence[Encoded]) -> list[list[int]]:
-    """Put adjacent payloads that only set keys together: one command sets them all."""
+def _group_sets(indexes: Sequence[int], batch: Sequence[Encoded]) -> list[list[int]]:
+    """Group adjacent payloads that only set keys: one command sets them all."""
     groups: list[list[int]] = []
     setting = False
     for index in indexes:
@@ -221,8 +222,8 @@ def _groups(indexes: Sequence[int], batch: Sequence[Encoded]) -> list[list[int]]
     return groups
 
 
-def _joined(commands: Sequence[Command]) -> Command:
-    """Return one command for several that set a key each; of one key, the last one counts."""
+def _join(commands: Sequence[Command]) -> Command:
+    """Return one command for several that set a key each; for the same key, the last one counts."""
     if len(commands) == 1:
         return commands[0]
     joined = [b"MSET"]

@@ -1,6 +1,6 @@
-"""Makes commands of Redis out of payloads; every argument is the bytes that are sent, so what has none fails here.
+"""Builds Redis commands from payloads. Arguments are the bytes to send: what cannot be encoded fails here.
 
-Invariant: a command concerns one key.
+Invariant: a command changes one key.
 """
 
 from __future__ import annotations
@@ -10,33 +10,33 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tidemill.sinks.base import plain, shortened, to_json
+from tidemill.sinks.base import shorten, to_json, to_mapping
 from tidemill.sinks.payloads import RedisPayload
 
-#: Redis stores no longer values.
+#: Redis does not store longer values.
 MAX_VALUE_BYTES = 512 * 1024 * 1024
-#: Lets a key end only if the command before worked: a key of another kind must not lose its life to a refusal.
+#: Sets the expiry only if the command itself worked: a refused command must not make a key expire.
 _WITH_TTL = (
     b"local r = redis.pcall(ARGV[2], KEYS[1], unpack(ARGV, 3)) if type(r) == 'table' and r.err then return r end "
     b"redis.call('PEXPIRE', KEYS[1], ARGV[1]) return 1"
 )
-#: That many arguments fit into a call of Lua.
+#: This many arguments fit into a Lua call.
 MAX_ARGUMENTS_WITH_TTL = 7_000
 
 Command = Sequence[bytes]
 
 
-def command_of(payload: RedisPayload, key: bytes, scripts: Mapping[str, bytes]) -> Command:
+def build_command(payload: RedisPayload, key: bytes, scripts: Mapping[str, bytes]) -> Command:
     """Return the command of a payload.
 
     Args:
-        payload: What is to be done.
+        payload: What to do.
         key: The payload's key as the server knows it.
         scripts: The texts of the scripts by name.
 
     Raises:
         TypeError: `data` is not what the operation takes.
-        ValueError: The operation or the script is not known, there is nothing in `data`, or text has no UTF-8.
+        ValueError: The operation or the script is not known, `data` is empty, or text cannot be encoded as UTF-8.
     """
     if payload.op == "script":
         return _script(payload, key, scripts)
@@ -44,28 +44,28 @@ def command_of(payload: RedisPayload, key: bytes, scripts: Mapping[str, bytes]) 
         raise ValueError(f"{payload.op} takes no script; op='script' runs one")
     if payload.op == "expire":
         return _expire(payload, key)
-    make = _OPERATIONS.get(payload.op) if isinstance(payload.op, str) else None
-    if make is None:
+    build = _OPERATIONS.get(payload.op) if isinstance(payload.op, str) else None
+    if build is None:
         known = ", ".join([*_OPERATIONS, "expire", "script"])
-        raise ValueError(f"op {shortened(repr(payload.op))} is not known; there is {known}")
-    command = make(key, payload.data)
-    return command if payload.ttl is None else _ending(command, _milliseconds(payload.ttl))
+        raise ValueError(f"op {shorten(repr(payload.op))} is not known; use {known}")
+    command = build(key, payload.data)
+    return command if payload.ttl is None else _add_ttl(command, _to_milliseconds(payload.ttl))
 
 
-def operation_of(command: Command) -> str:
-    """Return what a command does, for people."""
+def describe_command(command: Command) -> str:
+    """Return the name of a command's operation, for messages."""
     if command[0] != b"EVAL":
         return command[0].decode()
     return command[5].decode() if command[1] == _WITH_TTL else "script"
 
 
-def _milliseconds(ttl: Any) -> bytes:
+def _to_milliseconds(ttl: Any) -> bytes:
     if isinstance(ttl, bool) or not isinstance(ttl, (int, float)) or not 0 < ttl < 1e11:
-        raise ValueError(f"ttl {shortened(repr(ttl))} is not a number of seconds above 0")
+        raise ValueError(f"ttl {shorten(repr(ttl))} is not a number of seconds above 0")
     return b"%d" % max(1, round(ttl * 1000))
 
 
-def _ending(command: Command, milliseconds: bytes) -> Command:
+def _add_ttl(command: Command, milliseconds: bytes) -> Command:
     name, key, *rest = command
     if name == b"DEL":
         raise ValueError("a key that is deleted has no ttl")
@@ -81,14 +81,14 @@ def _expire(payload: RedisPayload, key: bytes) -> Command:
         raise TypeError("expire takes no data")
     if payload.ttl is None:
         raise ValueError("expire needs a ttl, in seconds")
-    return (b"PEXPIRE", key, _milliseconds(payload.ttl))
+    return (b"PEXPIRE", key, _to_milliseconds(payload.ttl))
 
 
 def _script(payload: RedisPayload, key: bytes, scripts: Mapping[str, bytes]) -> Command:
     text = scripts.get(payload.script) if isinstance(payload.script, str) else None
     if text is None:
         known = ", ".join(scripts) or "none"
-        raise ValueError(f"script {shortened(repr(payload.script))} is not configured in scripts; there is {known}")
+        raise ValueError(f"script {shorten(repr(payload.script))} is not configured in scripts; configured: {known}")
     if payload.ttl is not None:
         raise ValueError("a script takes no ttl; give it as an argument")
     data = payload.data
@@ -96,30 +96,30 @@ def _script(payload: RedisPayload, key: bytes, scripts: Mapping[str, bytes]) -> 
         data = ()
     elif not isinstance(data, (list, tuple)):
         raise TypeError(f"a script takes a list of arguments, not {type(data).__name__}")
-    return (b"EVAL", text, b"1", key, *(_value(each) for each in data))
+    return (b"EVAL", text, b"1", key, *(_encode_value(each) for each in data))
 
 
 # -- the operations ---------------------------------------------------------------------------------------------
 
 
-def _value(value: Any) -> bytes:
-    """Return text, bytes and numbers as they are, the rest as JSON."""
+def _encode_value(value: Any) -> bytes:
+    """Encode text, bytes and numbers as they are, anything else as JSON."""
     if isinstance(value, bytes):
         return value
     if isinstance(value, str):
-        return str.__str__(value).encode()  # texts that are enumerations print as their names
+        return str.__str__(value).encode()  # members of text enumerations print their names
     if isinstance(value, int) and not isinstance(value, bool):
         return int.__repr__(value).encode()
     return float.__repr__(value).encode() if isinstance(value, float) else to_json(value)
 
 
-def _name(value: Any) -> bytes:
+def _encode_name(value: Any) -> bytes:
     if not isinstance(value, (str, bytes)):
-        raise TypeError(f"{shortened(repr(value))} is neither text nor bytes")
+        raise TypeError(f"{shorten(repr(value))} is neither text nor bytes")
     return value if isinstance(value, bytes) else value.encode()
 
 
-def _listed(data: Any) -> Sequence[Any]:
+def _to_list(data: Any) -> Sequence[Any]:
     elements = list(data) if isinstance(data, (list, tuple, set, frozenset)) else [data]
     if not elements:
         raise ValueError("the list is empty; give at least one element")
@@ -156,22 +156,22 @@ def _incrbyfloat(key: bytes, data: Any) -> Command:
 def _ltrim(key: bytes, data: Any) -> Command:
     places = data if isinstance(data, (list, tuple)) else ()
     if len(places) != 2 or not all(type(each) is int and -(1 << 63) <= each < 1 << 63 for each in places):
-        raise TypeError("ltrim takes the first and the last place to keep, as two whole numbers")
+        raise TypeError("ltrim takes the first and the last index to keep, as two whole numbers")
     return (b"LTRIM", key, *(b"%d" % each for each in places))
 
 
-def _elements(command: bytes, key: bytes, data: Any) -> Command:
-    return (command, key, *(to_json(each) for each in _listed(data)))
+def _send_elements(command: bytes, key: bytes, data: Any) -> Command:
+    return (command, key, *(to_json(each) for each in _to_list(data)))
 
 
-def _names(command: bytes, key: bytes, data: Any) -> Command:
-    return (command, key, *(_name(each) for each in _listed(data)))
+def _send_names(command: bytes, key: bytes, data: Any) -> Command:
+    return (command, key, *(_encode_name(each) for each in _to_list(data)))
 
 
-def _fields(command: Command, data: Any) -> Command:
+def _send_fields(command: Command, data: Any) -> Command:
     fields: list[bytes] = []
-    for name, value in plain(data).items():
-        fields += (name.encode(), _value(value))
+    for name, value in to_mapping(data).items():
+        fields += (name.encode(), _encode_value(value))
     if not fields:
         raise ValueError("data has no field")
     return (*command, *fields)
@@ -183,17 +183,17 @@ def _zadd(key: bytes, data: Any) -> Command:
     pairs: list[bytes] = []
     for member, score in data.items():
         if isinstance(score, bool) or not isinstance(score, (int, float)) or math.isnan(score):
-            raise TypeError(f"the score of {shortened(repr(member))} is not a number")
-        pairs += (repr(float(score)).encode(), _name(member))
+            raise TypeError(f"the score of {shorten(repr(member))} is not a number")
+        pairs += (repr(float(score)).encode(), _encode_name(member))
     return (b"ZADD", key, *pairs)
 
 
 def _stream(key: bytes, data: Any) -> Command:
-    return _fields((b"XADD", key, b"*"), data)
+    return _send_fields((b"XADD", key, b"*"), data)
 
 
 def _hset(key: bytes, data: Any) -> Command:
-    return _fields((b"HSET", key), data)
+    return _send_fields((b"HSET", key), data)
 
 
 _OPERATIONS: Mapping[str, Callable[[bytes, Any], Command]] = {
@@ -202,12 +202,12 @@ _OPERATIONS: Mapping[str, Callable[[bytes, Any], Command]] = {
     "incrby": _incrby,
     "incrbyfloat": _incrbyfloat,
     "hset": _hset,
-    "hdel": functools.partial(_names, b"HDEL"),
-    "push": functools.partial(_elements, b"RPUSH"),
+    "hdel": functools.partial(_send_names, b"HDEL"),
+    "push": functools.partial(_send_elements, b"RPUSH"),
     "ltrim": _ltrim,
-    "sadd": functools.partial(_elements, b"SADD"),
-    "srem": functools.partial(_elements, b"SREM"),
+    "sadd": functools.partial(_send_elements, b"SADD"),
+    "srem": functools.partial(_send_elements, b"SREM"),
     "zadd": _zadd,
-    "zrem": functools.partial(_names, b"ZREM"),
+    "zrem": functools.partial(_send_names, b"ZREM"),
     "stream": _stream,
 }

@@ -33,7 +33,7 @@ import confluent_kafka as ck
 import structlog
 
 from tidemill.config.kafka_settings import KafkaSettings
-from tidemill.core.delivery.transaction import Call, End, Fence, Transaction, TransactionAnswer, fenced
+from tidemill.core.delivery.transaction import Call, End, Fence, Transaction, TransactionAnswer, judge_fence
 from tidemill.runtime.kafka_client import BackgroundCall, LibraryLog, reason, scrubbed
 from tidemill.runtime.log import limited
 from tidemill.runtime.producer import producer_config
@@ -348,7 +348,7 @@ class TransactionalProducer:
 
     def _fence(self, error: ck.KafkaError) -> None:
         replaced = error.code() == ck.KafkaError.FENCED_INSTANCE_ID or (
-            fenced(time.monotonic() - self._began, TRANSACTION_SECONDS) is Fence.REPLACED
+            judge_fence(time.monotonic() - self._began, TRANSACTION_SECONDS) is Fence.REPLACED
         )
         if replaced and self.fatal is None:
             self.fatal = Fatal.FENCED, f"its transactions were taken over: {self.trouble}"

@@ -59,7 +59,7 @@ log = structlog.get_logger(__name__)
 
 #: A stop takes at most its drain timeout and this, whatever is unreachable; the rest of 5 s is for Spark.
 STOP_SECONDS = 4.0
-#: Of that, an engine may take this much beyond its drain timeout; `pipeline.stopping` has it end a little earlier.
+#: Of that, an engine may take this much beyond its drain timeout; `pipeline.leaving` has it end a little earlier.
 ENGINE_END_SECONDS = 3.0
 #: The most that leaving the group on behalf of engines may take.
 LEAVE_SECONDS = 10.0

@@ -75,6 +75,6 @@ class RowSet:
         return {f"{self._name}_{name}": list(values) for name, values in zip(self._columns, columns, strict=True)}
 
 
-def dialect_of(connection: Connection) -> str:
+def find_dialect(connection: Connection) -> str:
     """Return the name of the database behind a connection: sqlite or postgresql."""
     return connection.dialect.name

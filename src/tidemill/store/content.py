@@ -1,6 +1,6 @@
-"""What a text has to be for every database to store it; checked before an event is handed over.
+"""Checks that every database can store a text, before an event is handed over.
 
-Invariants: an event whose payload and identity passed is refused by no database because of its text.
+Invariant: no database refuses an event whose payload and identity passed because of its text.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What every database of the store can do, and how its failures are told apart.
+"""What every database of the store can do, and how its failures are classified.
 
 Invariants: `write` returns only what is committed, durably; work is a function over a connection, called inside one
-transaction, and called again in another one only if the first gave way to other transactions. A `RemoteError` that is
-retryable says nothing about whether a commit took place: the answer may have been lost. One that is not retryable means
-that the database refuses the content.
+transaction, and called again in another one only if the first lost to other transactions. A retryable `RemoteError`
+does not say whether a commit took place: the answer may have been lost. One that is not retryable means that the
+database refuses the content.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Database(Protocol):
 
     @property
     def label(self) -> str:
-        """What messages call it; no secrets."""
+        """Its name in messages; no secrets."""
         ...
 
     @property
@@ -58,15 +58,15 @@ class Database(Protocol):
         ...
 
     async def close(self) -> None:
-        """Wait for what is going on, and let go."""
+        """Wait for running transactions, and close it."""
         ...
 
 
-def as_remote_error(label: str, error: BaseException) -> RemoteError:
-    """Return what a driver's error means to the store.
+def build_remote_error(label: str, error: BaseException) -> RemoteError:
+    """Return the store's error for a driver's error.
 
     Args:
-        label: What the database is called.
+        label: The name of the database.
         error: From SQLAlchemy, a driver or the network.
     """
     cause = _cause(error)
@@ -79,7 +79,7 @@ def as_remote_error(label: str, error: BaseException) -> RemoteError:
 
 
 def gives_way(error: BaseException) -> bool:
-    """Tell whether a transaction was rolled back in favour of another one, and can be carried out again at once."""
+    """Return whether a transaction was rolled back in favour of another one, and can be repeated at once."""
     return getattr(_cause(error), "sqlstate", None) in _CONFLICTS
 
 

@@ -1,11 +1,11 @@
-"""Stores the events of many triggers in few transactions: the shell around `core.group_commit`.
+"""Stores the events of many triggers in few transactions: the shell around `core.triggers.group_commit`.
 
-A trigger host is given three things of an `EventStore` and needs no others: `add` as its `persist` callable,
-`wait_open` to wait before it pulls the next event, and `on_standing`, which tells it when deadlines have to stand
-still. Decides nothing; one asyncio task writes one batch at a time.
+A trigger host uses three things of an `EventStore`: `add`, `wait_open` to wait before it pulls the next event, and
+`on_standing`, which tells it when deadlines have to stand still. It decides nothing; one asyncio task writes one batch
+at a time.
 
-Invariants: `done` is called once per event, in order, on the loop, and only when it is known what became of the
-event; with `Stored` or `Duplicate` the event is on the disk. While the database cannot be reached nothing is called,
+Invariants: `done` is called once per event, in order, on the loop, and only when the outcome of the event is
+known; with `Stored` or `Duplicate` the event is on the disk. While the database cannot be reached nothing is called,
 and nothing is failed. An event whose `done` was not called before the end was not confirmed, though it may be stored.
 """
 
@@ -35,7 +35,7 @@ Done = Callable[[StoreOutcome], None]
 
 #: What an event costs in memory beyond its payload, about.
 _EVENT_BYTES = 200
-#: An outage is logged once in so many seconds.
+#: An outage is logged at most once in this many seconds.
 _LOG_SECONDS = 10.0
 
 
@@ -78,12 +78,12 @@ class EventStore:
         self._timer: asyncio.TimerHandle | None = None
         self._empty: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
-        # What the last attempt at this batch would have done; nobody knows whether it did.
+        # What the last attempt at this batch would have done; it is not known whether it did.
         self._tried: tuple[Batch[_Entry], Plan] | None = None
 
     @property
     def standing(self) -> Standing:
-        """What producers are to do."""
+        """Whether producers may continue."""
         return self._machine.standing
 
     @property
@@ -97,19 +97,19 @@ class EventStore:
         self._task = self._loop.create_task(self._run(), name="store events")
 
     def add(self, trigger_id: int, token: int, payload: str, identity: str | None, done: Done) -> None:
-        """Accept an event; it is written with others within 20 ms, if the database is at rest.
+        """Accept an event; it is written with others within 20 ms, if the database is idle.
 
-        Never waits, and never refuses because of what waits already: the caller looks at `wait_open` before it
-        makes the next event. What is wrong with an event is told by its outcome.
+        Never waits, and never refuses because of what waits already: the caller awaits `wait_open` before it
+        creates the next event. An event that cannot be stored gets an outcome that says so.
 
         Args:
             trigger_id: The trigger that fired it.
             token: That of the claim under which it fired (`claim_triggers`); an old one is refused (FENCED) in the
                 transaction that would store the event.
             payload: JSON text that `content.check_payload` accepts.
-            identity: What makes it one with a repeated event of this trigger, and `content.check_identity` accepts;
-                None: nothing does.
-            done: Called once on the loop with what became of it.
+            identity: Identifies a repeated event of this trigger, and `content.check_identity` accepts it; None: it has
+                none.
+            done: Called once on the loop with the outcome.
         """
         event = NewEvent(trigger_id, token, payload, identity, time.time_ns() // 1000)
         self._machine.add(_Entry(event, done), len(payload) + _EVENT_BYTES, self._loop.time())
@@ -119,11 +119,11 @@ class EventStore:
             self._tell()
 
     async def wait_open(self) -> None:
-        """Wait until the next event may be made: the database can be reached, and not too much waits for it."""
+        """Wait until the next event may be created: the database can be reached, and not too much waits for it."""
         await self._open.wait()
 
     async def settled(self) -> None:
-        """Wait until `done` was called for all that was added; as long as an outage takes."""
+        """Wait until `done` was called for everything that was added, however long an outage takes."""
         while self._machine.pending:
             if self._empty is None:
                 self._empty = self._loop.create_future()
@@ -186,7 +186,7 @@ class EventStore:
             self._failed(RemoteError(f"{type(error).__name__}: {error}"))
         else:
             self._tried = None
-            self._machine.committed()
+            self._machine.note_committed()
             for (entry, _), outcome in zip(batch.items, plan.outcomes, strict=True):
                 _call(entry.done, outcome)
             self._settle()
@@ -204,12 +204,12 @@ class EventStore:
     def _failed(self, error: RemoteError) -> None:
         now = self._loop.time()
         if error.retryable:
-            self._machine.unreachable(now, random.getrandbits(JITTER_BITS))
+            self._machine.note_unreachable(now, random.getrandbits(JITTER_BITS))
             limited(log, _LOG_SECONDS).warning(
                 "the store cannot be written; events wait", events=self._machine.pending, error=str(error)
             )
             return
-        alone = self._machine.refused(now)
+        alone = self._machine.note_refused(now)
         if alone is not None:
             for entry, _ in alone.items:
                 _call(entry.done, Refused(Refusal.CONTENT, str(error)))
@@ -221,7 +221,7 @@ class EventStore:
             self._empty = None
 
     def _look(self) -> None:
-        """Note that a write is not answered."""
+        """Note that a write was not answered."""
         self._machine.take(self._loop.time())
         if self._machine.standing is Standing.DOWN:
             limited(log, _LOG_SECONDS).warning("the store does not answer; events wait", events=self._machine.pending)
@@ -249,5 +249,5 @@ def _call(done: Done, outcome: StoreOutcome) -> None:
     try:
         done(outcome)
     except Exception:
-        # One that raises must not keep the others from being told.
+        # One that raises must not keep the others from being called.
         log.exception("the confirmation of an event failed; this is a fault of tidemill")

@@ -25,13 +25,13 @@ class StoreLock:
     """
 
     def __init__(self, path: Path) -> None:
-        """Name the lock; nothing is taken yet."""
+        """Set the path of the lock; nothing is locked yet."""
         self._database = path
         self.path = Path(f"{path.resolve()}.lock")
         self._fd: int | None = None
 
     def acquire(self) -> None:
-        """Take the lock, or say who has it.
+        """Take the lock.
 
         Raises:
             StoreInUseError: Another process holds it.
@@ -51,7 +51,7 @@ class StoreLock:
             ) from error
 
     def release(self) -> None:
-        """Give the lock back; without effect if it is not held."""
+        """Release the lock; does nothing if it is not held."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None

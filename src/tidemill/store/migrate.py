@@ -12,7 +12,7 @@ from pathlib import Path
 from sqlalchemy import Connection, inspect, text
 
 from tidemill.core.errors import ConfigError
-from tidemill.store.batches import dialect_of
+from tidemill.store.batches import find_dialect
 from tidemill.store.tables import HEAD, VERSION_TABLE
 
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -20,7 +20,7 @@ MIGRATIONS = Path(__file__).parent / "migrations"
 _LOCK_KEY = int.from_bytes(b"tidemill", "big")
 
 
-def revision_of(connection: Connection) -> str | None:
+def read_revision(connection: Connection) -> str | None:
     """Return the revision of a database; None: it has no tables of ours."""
     if not inspect(connection).has_table(VERSION_TABLE):
         return None
@@ -30,7 +30,7 @@ def revision_of(connection: Connection) -> str | None:
 
 def is_current(connection: Connection) -> bool:
     """Tell whether the database has the newest revision."""
-    return revision_of(connection) == HEAD
+    return read_revision(connection) == HEAD
 
 
 def upgrade(connection: Connection) -> None:
@@ -44,7 +44,7 @@ def upgrade(connection: Connection) -> None:
     """
     if is_current(connection):
         return
-    if dialect_of(connection) == "postgresql":
+    if find_dialect(connection) == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK_KEY})
         if is_current(connection):
             return
@@ -57,7 +57,7 @@ def check_readable(connection: Connection, label: str) -> None:
     Raises:
         ConfigError: There are none, or others.
     """
-    found = revision_of(connection)
+    found = read_revision(connection)
     if found is None:
         raise ConfigError(f"the store {label} has no tables; `tidemill triggers run` makes them")
     if found != HEAD:
@@ -76,7 +76,7 @@ def _run_alembic(connection: Connection) -> None:
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection
-    found = revision_of(connection)
+    found = read_revision(connection)
     if found is not None:
         try:
             ScriptDirectory.from_config(config).get_revision(found)

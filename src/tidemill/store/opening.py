@@ -34,13 +34,13 @@ def store_url(configured: str, folder: Path) -> str:
     return configured or f"sqlite:///{(folder / DEFAULT_NAME).absolute()}"
 
 
-def one_writer(url: str) -> bool:
-    """Tell whether one process at a time can write to a store.
+def has_one_writer(url: str) -> bool:
+    """Return whether only one process at a time can write to a store.
 
     Raises:
         ConfigError: The URL names nothing that can be opened.
     """
-    path, _ = _parsed(url)
+    path, _ = _parse_url(url)
     return path is not None
 
 
@@ -51,7 +51,7 @@ async def open_store(url: str) -> Database:
         ConfigError: The URL names nothing that can be opened, or another process writes to the file.
         RemoteError: The database cannot be reached.
     """
-    path, address = _parsed(url)
+    path, address = _parse_url(url)
     if path is not None:
         from tidemill.store.sqlite import open_sqlite
 
@@ -62,13 +62,13 @@ async def open_store(url: str) -> Database:
 
 
 async def open_reader(url: str) -> Database:
-    """Open a store to look at it only, while another process may write to it.
+    """Open a store for reading, while another process may write to it.
 
     Raises:
-        ConfigError: The URL names nothing that can be opened, or there is no store.
+        ConfigError: The URL cannot be opened, or there is no store.
         RemoteError: The database cannot be reached.
     """
-    path, address = _parsed(url)
+    path, address = _parse_url(url)
     if path is not None:
         from tidemill.store.sqlite import open_sqlite_reader
 
@@ -88,7 +88,7 @@ def _driver() -> Iterator[None]:
         ) from error
 
 
-def _parsed(url: str) -> tuple[Path | None, str]:
+def _parse_url(url: str) -> tuple[Path | None, str]:
     sqlite = _SQLITE.match(url)
     if sqlite and unquote(sqlite["path"]) != ":memory:":
         return Path(unquote(sqlite["path"])), ""

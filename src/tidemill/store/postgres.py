@@ -1,8 +1,8 @@
 """The store in PostgreSQL, over asyncpg; directly, or through a pooler that gives each transaction any connection.
 
 Invariants: a commit is on the server's disk when it returns (`synchronous_commit=on`, whatever the role's default
-says); no attempt takes longer than `attempt_seconds`. A transaction that gives way to another one (a deadlock, a
-serialization failure) is carried out again at once, on its connection: that is not an outage. After any other failure
+says); no attempt takes longer than `attempt_seconds`. A transaction that loses to another one (a deadlock, a
+serialization failure) is repeated at once, on its connection: that is not an outage. After any other failure
 of the server its connection is dropped, and the idle ones before they are used again, so that a server that was
 restarted or replaced is found; a transaction that another task has under way is never cut off.
 
@@ -30,7 +30,7 @@ from tidemill.config.redaction import redact_text
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.runtime.log import limited
-from tidemill.store.database import as_remote_error, gives_way
+from tidemill.store.database import build_remote_error, gives_way
 from tidemill.store.migrate import check_readable, is_current, upgrade
 
 log = structlog.get_logger(__name__)
@@ -54,7 +54,7 @@ _FAILURES = (SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSE
 
 
 class PostgresDatabase:
-    """A PostgreSQL database that is open; made by `open_postgres` and `open_postgres_reader`."""
+    """A PostgreSQL database that is open; created by `open_postgres` and `open_postgres_reader`."""
 
     def __init__(self, url: str, *, read_only: bool, attempt_seconds: float = ATTEMPT_SECONDS) -> None:
         """Prepare; nothing is connected yet."""
@@ -81,7 +81,7 @@ class PostgresDatabase:
 
     @property
     def exclusive(self) -> bool:
-        """False: a server is for many."""
+        """False: a server has many clients."""
         return False
 
     async def prepare(self) -> None:
@@ -139,10 +139,10 @@ class PostgresDatabase:
         except TimeoutError as error:
             self._epoch += 1
             if refused is not None:
-                raise as_remote_error(self._label, refused) from refused
+                raise build_remote_error(self._label, refused) from refused
             raise RemoteError(f"the store {self._label} did not answer in time") from error
         except _FAILURES as error:
-            failure = as_remote_error(self._label, error)
+            failure = build_remote_error(self._label, error)
             if failure.retryable:
                 self._epoch += 1
             raise failure from error
@@ -162,9 +162,9 @@ class PostgresDatabase:
             return result
 
     async def _give_up(self, connection: AsyncConnection, driver: asyncpg.Connection, error: BaseException) -> None:
-        """Roll back; drop the connection if it may lead to nowhere."""
+        """Roll back; drop the connection if it may be dead."""
         if isinstance(error, Exception) and not (
-            isinstance(error, _FAILURES) and as_remote_error(self._label, error).retryable and not gives_way(error)
+            isinstance(error, _FAILURES) and build_remote_error(self._label, error).retryable and not gives_way(error)
         ):
             with contextlib.suppress(*_FAILURES):
                 await driver.execute("ROLLBACK")
@@ -225,7 +225,7 @@ async def open_postgres(url: str, *, attempt_seconds: float = ATTEMPT_SECONDS) -
 
 
 async def open_postgres_reader(url: str) -> PostgresDatabase:
-    """Open a database to look at it only.
+    """Open a database for reading.
 
     Raises:
         ConfigError: It has no tables of ours, or those of another version.
@@ -256,6 +256,6 @@ def _beginning(read_only: bool, attempt_seconds: float, planning: Mapping[str, s
 
 
 def _is_direct(connection: Connection) -> bool:
-    """Tell whether the server's process is the one that answered at the start: a pooler tells a number of its own."""
+    """Return whether the server's process is the one that answered at the start: a pooler reports another number."""
     told = connection.connection.driver_connection.get_server_pid()  # type: ignore[union-attr]
     return bool(connection.execute(select(func.pg_backend_pid())).scalar() == told)

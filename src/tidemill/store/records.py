@@ -1,6 +1,6 @@
 """The values that go into the store and come out of it; frozen, and free of any database.
 
-Invariants: what comes out is what went in; a page says where the next one begins, or that there is none.
+Invariants: what comes out is what went in; a page holds where the next one begins, or that there is none.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 class TriggerState(enum.StrEnum):
-    """Where a trigger is in its life.
+    """The state of a trigger.
 
     REGISTERED: known, not yet run. RUNNING: a host runs it, or did when it was killed. FINISHED: it ended by itself.
-    FAILED: it raised. CANCELLED: somebody ended it, for a reason.
+    FAILED: it raised. CANCELLED: it was ended, for a reason.
     """
 
     REGISTERED = "registered"
@@ -26,7 +26,7 @@ class TriggerState(enum.StrEnum):
     CANCELLED = "cancelled"
 
 
-class Marked(enum.Enum):
+class ReportOutcome(enum.Enum):
     """What became of a report about a trigger: accepted, or refused because its token is old or its id unknown."""
 
     MARKED = "marked"
@@ -86,7 +86,7 @@ class TriggerRecord:
 
 @dataclass(frozen=True, slots=True)
 class TriggerReport:
-    """What a trigger is from now on, as the run of it says that has the token.
+    """The new state of a trigger, as reported by the run that has the token.
 
     Attributes:
         trigger_id: Which.
@@ -171,7 +171,7 @@ class Page(Generic[T]):
 
     Attributes:
         rows: In the list's order.
-        next: Given to the same function, continues behind these rows; None: there is nothing more.
+        next: Pass it to the same function to continue behind these rows; None: there are no more.
     """
 
     rows: list[T]

@@ -74,7 +74,7 @@ class Retention:
             await asyncio.sleep(self._round_seconds)
 
     async def round(self, now_us: int) -> int:
-        """Remove all that is old, and return how many rows that were.
+        """Remove everything that is old, and return how many rows that was.
 
         Args:
             now_us: The time, in UTC microseconds since the epoch.

@@ -2,7 +2,7 @@
 
 Invariants: a commit is on the disk when it returns (WAL, `synchronous=FULL`); a transaction that writes takes the
 write lock at its start (BEGIN IMMEDIATE), so that it never fails half way; connections are used by their own thread
-only; readers, in this process and in others, disturb nobody.
+only; readers, in this process and in others, disturb no one.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import SingletonThreadPool
 
 from tidemill.core.errors import ConfigError
-from tidemill.store.database import as_remote_error
+from tidemill.store.database import build_remote_error
 from tidemill.store.lock import StoreLock
 from tidemill.store.migrate import check_readable, upgrade
 
 T = TypeVar("T")
 
-#: Another program (the sqlite3 shell, a backup) may hold the file for so long before a write fails and is retried.
+#: Another program (the sqlite3 shell, a backup) may hold the file for this long before a write fails and is retried.
 BUSY_SECONDS = 5.0
-#: The log is cut back to this size after a checkpoint, so that one burst does not leave a large file for ever.
+#: The log is cut back to this size after a checkpoint, so that one burst does not leave a large file forever.
 _WAL_BYTES = 64 * 1024 * 1024
 
 
 class SqliteDatabase:
-    """A SQLite file that is open; made by `open_sqlite` and `open_sqlite_reader`."""
+    """A SQLite file that is open; created by `open_sqlite` and `open_sqlite_reader`."""
 
     def __init__(self, path: Path, writer: Engine | None, reader: Engine, lock: StoreLock | None) -> None:
         """Keep the engines; each gets a thread of its own."""
@@ -65,7 +65,7 @@ class SqliteDatabase:
         return await asyncio.get_running_loop().run_in_executor(self._reading, self._run, self._reader, work)
 
     async def close(self) -> None:
-        """Wait for what is going on, then close the file and give the lock back."""
+        """Wait for running transactions, then close the file and release the lock."""
         loop = asyncio.get_running_loop()
         if self._writer is not None:
             await loop.run_in_executor(self._writing, self._writer.dispose)
@@ -80,11 +80,11 @@ class SqliteDatabase:
             with engine.begin() as connection:
                 return work(connection)
         except (SQLAlchemyError, sqlite3.Error, OSError, UnicodeError) as error:
-            raise as_remote_error(self.label, error) from error
+            raise build_remote_error(self.label, error) from error
 
 
 async def open_sqlite(path: Path) -> SqliteDatabase:
-    """Open a file for writing, make it if there is none, and bring its tables up to date.
+    """Open a file for writing, create it if it does not exist, and bring its tables up to date.
 
     Raises:
         StoreInUseError: Another process writes to it.
@@ -103,7 +103,7 @@ async def open_sqlite(path: Path) -> SqliteDatabase:
 
 
 async def open_sqlite_reader(path: Path) -> SqliteDatabase:
-    """Open a file that another process may be writing, to look at it only.
+    """Open a file for reading, which another process may be writing to.
 
     Raises:
         ConfigError: There is no such file, or its tables are of another version.

@@ -1,6 +1,6 @@
-"""Writing what has to be written in the end: reports about triggers wait for the database as their events do.
+"""Writes that must not be lost: reports about triggers wait for the database as their events do.
 
-Invariants: only an outage is waited for; what the database refuses is raised at once. As nobody knows whether an
+Invariants: only an outage is waited for; what the database refuses is raised at once. As it is unknown whether an
 attempt without an answer was committed, the work has to be one that may be done twice, the last result being the one
 that counts; all functions of `queries.triggers` are.
 """
@@ -28,7 +28,7 @@ BACKOFF = Backoff(0.1, 2.0)
 
 
 async def write_patiently(database: Database, work: Callable[[Connection], T], backoff: Backoff = BACKOFF) -> T:
-    """Return what the work returned, once it is committed; wait as long as an outage takes.
+    """Return what the work returned, once it is committed; wait however long an outage takes.
 
     Args:
         database: Where to.

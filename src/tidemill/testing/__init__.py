@@ -1,9 +1,9 @@
-"""Public support for testing handlers and pipelines; the pytest plugin is found by pytest itself.
+"""Public support for testing handlers, pipelines and sinks; pytest finds the plugin by itself.
 
-`run_handler` runs a handler over messages without Kafka and Spark; `ScriptedSource`, `ScriptedSink` and
-`ScriptedDeadLetters` are the parts it stands on; `run_on_virtual_clock` makes timers cost nothing; `EmbeddedBroker` is
-a real Kafka broker, also there as the fixtures `embedded_kafka` and `own_kafka`; `SinkContract` and `JsonSinkContract`
-hold a sink to what all sinks have to do.
+`run_handler` runs a handler over messages without Kafka and Spark, using `ScriptedSource`, `ScriptedSink` and
+`ScriptedDeadLetters`; `run_on_virtual_clock` runs timers without waiting; `EmbeddedBroker` is a real Kafka broker, also
+available through the fixtures `embedded_kafka` and `own_kafka`; `SinkContract` and `JsonSinkContract` test what every
+sink must do.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    # pytest loads this package with its plugins, in every run: nothing heavy before it is asked for.
+    # pytest loads this package with its plugins, in every run: nothing heavy is imported before it is used.
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

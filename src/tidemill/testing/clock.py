@@ -1,6 +1,6 @@
-"""A virtual clock: an event loop whose time jumps to the next timer when nothing else is to be done.
+"""A virtual clock: an event loop whose time jumps to the next timer when there is nothing else to do.
 
-For code that waits on timers only. Real processes, threads and sockets take real time, which this loop does not wait
+For code that waits only on timers. Real processes, threads and sockets take real time, which this loop does not wait
 for while a timer is pending.
 """
 
@@ -42,7 +42,7 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
 
 
 def run_on_virtual_clock(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end on a virtual clock: an hour of `asyncio.sleep` takes no time.
+    """Run a coroutine on a virtual clock and return its result: an hour of `asyncio.sleep` takes no time.
 
     Example:
         >>> import asyncio

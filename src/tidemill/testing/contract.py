@@ -1,8 +1,8 @@
-"""What every sink has to do, as tests to inherit: tidemill's own sinks are held to them, and so can be a sink of yours.
+"""What every sink must do, as tests to inherit: tidemill's own sinks pass them, and so can yours.
 
-A test class per sink inherits `SinkContract`, or `JsonSinkContract` if the target keeps the JSON bytes, and says how
-the sink is made and what arrived. The tests are asynchronous: they need pytest-asyncio. What a target cannot do (refuse
-a payload, go down) is left out, and its tests are skipped.
+A test class per sink inherits `SinkContract`, or `JsonSinkContract` if the target stores the JSON bytes unchanged, and
+says how to create the sink and how to read what arrived. The tests are asynchronous: they need pytest-asyncio. Leave
+out what a target cannot do (refuse a payload, go down): the tests that need it are skipped.
 
 Example:
     >>> class TestMySink(SinkContract):
@@ -34,9 +34,9 @@ from tidemill.sinks.base import Encoded, Refusal, Sink, encoded
 from tidemill.sinks.payloads import CollectResult
 from tidemill.testing.scripted import ScriptedDeadLetters
 
-#: A target that was down may take this long to be used again.
+#: A target that was down may take this long to recover.
 RECOVERY_SECONDS = 20.0
-#: A call that was cancelled may take this long to end.
+#: A cancelled call may take this long to end.
 CANCEL_SECONDS = 5.0
 #: Values that some protocols cannot carry: half a surrogate pair, NUL, 10 MB of text, NaN, dates at both ends.
 NASTY: Sequence[Any] = (
@@ -51,23 +51,23 @@ NASTY: Sequence[Any] = (
 
 
 class Order(pydantic.BaseModel):
-    """A payload as users write them."""
+    """A model as users write them."""
 
     n: int
     note: str = ""
 
 
 class Outage(Protocol):
-    """What is between a sink and its target, and can fail; the rest of a test waits for neither call."""
+    """The connection between a sink and its target, which can fail; tests do not wait for these calls."""
 
     def down(self) -> None:
-        """Refuse connections, and end those there are."""
+        """Refuse new connections, and close existing ones."""
 
     def hang(self) -> None:
-        """Keep connections, and pass nothing on."""
+        """Keep connections open, but transfer nothing."""
 
     def up(self) -> None:
-        """Work again."""
+        """Restore the connection."""
 
 
 async def deliver(sink: Sink, payloads: Sequence[Any]) -> Sequence[Refusal | None]:
@@ -76,7 +76,7 @@ async def deliver(sink: Sink, payloads: Sequence[Any]) -> Sequence[Refusal | Non
 
 
 async def deliver_at_last(sink: Sink, payloads: Sequence[Any], seconds: float = RECOVERY_SECONDS) -> None:
-    """Send what is not confirmed again and again, for as long as the sink says that this can help."""
+    """Resend what is not confirmed until all of it is; fail if the sink says that a retry cannot help."""
     left = [sink.encode(payload) for payload in payloads]
     deadline = time.monotonic() + seconds
     while left:
@@ -95,8 +95,8 @@ async def deliver_through_outbox(sink: Sink, payloads: Sequence[Any], **delivery
     """Deliver payloads as a pipeline does, and return the errors of those that became dead letters.
 
     Args:
-        sink: Where to; it is connected and closed.
-        payloads: What.
+        sink: The sink; it is connected and closed here.
+        payloads: What to deliver.
         delivery: Settings under `delivery`.
     """
     letters = ScriptedDeadLetters()
@@ -117,11 +117,11 @@ async def deliver_through_outbox(sink: Sink, payloads: Sequence[Any], **delivery
 
 @pytest.mark.asyncio
 class SinkContract(abc.ABC):
-    """Inherit, and say how the sink is made and read.
+    """Inherit it, and say how to create the sink and read its target.
 
     Attributes:
-        secret: A password in the settings of every sink that is made here, which no message may repeat.
-        in_one_order: Whether all payloads are in order, whatever their key.
+        secret: A password in the settings of every sink created here, which no message may contain.
+        in_one_order: Whether all payloads stay in order, whatever their keys.
     """
 
     secret: ClassVar[str] = ""
@@ -129,7 +129,7 @@ class SinkContract(abc.ABC):
 
     @abc.abstractmethod
     def make(self) -> Sink:
-        """Return a sink that is not connected yet; those of one test have the same target."""
+        """Return a sink that is not connected yet; all sinks of one test have the same target."""
 
     @abc.abstractmethod
     def make_unusable(self) -> Sink:
@@ -137,22 +137,22 @@ class SinkContract(abc.ABC):
 
     @abc.abstractmethod
     def payload(self, data: Any, key: str = "k") -> Any:
-        """Return a payload; those of one key are in order."""
+        """Return a payload; those with the same key stay in order."""
 
     @abc.abstractmethod
     def bad_payload(self) -> Any:
-        """Return a payload that this sink can never take, as `encode` finds out."""
+        """Return a payload that `encode` refuses."""
 
     @abc.abstractmethod
     async def received(self, count: int) -> Sequence[bytes | Mapping[str, Any]]:
-        """Return what arrived, in order, once there are `count`: as JSON, or the data themselves."""
+        """Return what arrived, in order, once there are `count` of them: as JSON, or as data."""
 
     def refused_payload(self) -> Any | None:
-        """Return a payload that only the target refuses, and for good; None if it never does."""
+        """Return a payload that only the target refuses, for good; None if there is none."""
         return None
 
     def nasty_payloads(self) -> Sequence[Any]:
-        """Return payloads with a value in one of their fields, or in their data, that the protocol may not have."""
+        """Return payloads with values, in a field or in their data, that the protocol may not be able to carry."""
         plain = self.payload({"n": 1})
         fields = [name for name in getattr(plain, "__struct_fields__", ()) if name not in ("sink", "type")]
         payloads = [msgspec.structs.replace(plain, **{name: value}) for name in fields for value in NASTY]
@@ -161,22 +161,22 @@ class SinkContract(abc.ABC):
         return payloads + [msgspec.structs.replace(plain, data=form) for form in forms if "data" in fields]
 
     def outage(self) -> Outage | None:
-        """Return what is between the sinks of this test and their target; None if nothing is."""
+        """Return the connection between the sinks of this test and their target, if it can fail; else None."""
         return None
 
-    async def _data(self, count: int) -> list[Any]:
+    async def _read_data(self, count: int) -> list[Any]:
         return [json.loads(each) if isinstance(each, bytes) else dict(each) for each in await self.received(count)]
 
-    def _says_no_secret(self, text: str) -> None:
+    def _check_no_secret(self, text: str) -> None:
         assert not self.secret or self.secret not in text
 
     async def test_what_is_confirmed_has_arrived_in_order(self) -> None:
-        """One batch, and another one."""
+        """Deliver one batch, then another."""
         sink = self.make()
         await sink.connect()
         assert list(await deliver(sink, [self.payload({"n": n}) for n in range(100)])) == [None] * 100
         assert list(await deliver(sink, [self.payload({"n": 100}), self.payload({"n": 101})])) == [None] * 2
-        assert await self._data(102) == [{"n": n} for n in range(102)]
+        assert await self._read_data(102) == [{"n": n} for n in range(102)]
         await sink.close()
 
     async def test_models_dicts_and_json_in_bytes_are_taken(self) -> None:
@@ -185,17 +185,17 @@ class SinkContract(abc.ABC):
         await sink.connect()
         forms = [Order(n=1, note="\u00e9"), {"n": 2, "note": "x\ny"}, b'{"n":3,"note":"z"}']
         assert list(await deliver(sink, [self.payload(form) for form in forms])) == [None] * 3
-        assert await self._data(3) == [{"n": 1, "note": "\u00e9"}, {"n": 2, "note": "x\ny"}, {"n": 3, "note": "z"}]
+        assert await self._read_data(3) == [{"n": 1, "note": "\u00e9"}, {"n": 2, "note": "x\ny"}, {"n": 3, "note": "z"}]
         await sink.close()
 
     async def test_what_was_encoded_is_sent_whatever_becomes_of_the_data(self) -> None:
         """A handler may use its dict again."""
         sink, data = self.make(), {"n": 1}
         await sink.connect()
-        made = sink.encode(self.payload(data))
+        item = sink.encode(self.payload(data))
         data["n"] = 2
-        assert list(await sink.send([made])) == [None]
-        assert await self._data(1) == [{"n": 1}]
+        assert list(await sink.send([item])) == [None]
+        assert await self._read_data(1) == [{"n": 1}]
         await sink.close()
 
     async def test_data_that_cannot_be_encoded_is_that_payloads_own_failure(self) -> None:
@@ -222,15 +222,15 @@ class SinkContract(abc.ABC):
         assert 0 < small.size_bytes < 10_000 <= large.size_bytes
 
     async def test_a_target_that_cannot_be_used_is_refused_at_connect_by_name(self) -> None:
-        """And without the password."""
+        """The message does not contain the password."""
         sink = self.make_unusable()
         with pytest.raises(Exception, match=sink.place.replace(".", r"\.")) as caught:
             await sink.connect()
-        self._says_no_secret(str(caught.value))
+        self._check_no_secret(str(caught.value))
         await sink.close()
 
     async def test_closing_is_possible_before_connecting_and_twice(self) -> None:
-        """However far the start came."""
+        """However far starting came."""
         await self.make().close()
         sink = self.make()
         await sink.connect()
@@ -238,7 +238,7 @@ class SinkContract(abc.ABC):
         await sink.close()
 
     async def test_a_payload_that_the_target_refuses_takes_no_other_down(self) -> None:
-        """The refusal is that payload's, at its place, and for good."""
+        """The refusal is at that payload's position, and for good."""
         refused = self.refused_payload()
         if refused is None:
             pytest.skip("this target refuses nothing that the sink lets through")
@@ -251,18 +251,18 @@ class SinkContract(abc.ABC):
         assert answers[7] is not None
         assert not answers[7].retryable
         assert answers[7].error
-        self._says_no_secret(answers[7].error)
-        assert await self._data(20) == [{"n": n} for n in range(20)]
+        self._check_no_secret(answers[7].error)
+        assert await self._read_data(20) == [{"n": n} for n in range(20)]
         await sink.close()
 
     async def test_nasty_values_are_refused_before_they_are_sent_or_take_no_other_down(self) -> None:
-        """`encode` yields what is sent: what it lets through does not raise in `send`."""
+        """`encode` returns what is sent: what it accepts does not raise in `send`."""
         sink = self.make()
         await sink.connect()
         for number, nasty in enumerate(self.nasty_payloads()):
             try:
                 item = encoded(sink, nasty)
-            except Exception:  # noqa: S112 - whatever it is, it is the payload's own refusal
+            except Exception:  # noqa: S112 - whatever it is, only this payload is refused
                 continue
             good = [sink.encode(self.payload({"n": n}, key=f"good{n}")) for n in (2 * number, 2 * number + 1)]
             before, answer, after = await sink.send([good[0], item, good[1]])
@@ -279,9 +279,9 @@ class SinkContract(abc.ABC):
         culprits: list[Encoded] = []
 
         def encode_and_note(payload: Any) -> Encoded:
-            made = encode(payload)
-            culprits.extend([made] if payload is payloads[7] else [])
-            return made
+            item = encode(payload)
+            culprits.extend([item] if payload is payloads[7] else [])
+            return item
 
         async def send(batch: Sequence[Encoded]) -> Sequence[Refusal | None]:
             if any(item is culprits[0] for item in batch):
@@ -291,10 +291,10 @@ class SinkContract(abc.ABC):
         sink.encode, sink.send = encode_and_note, send  # type: ignore[method-assign]
         (text,) = await deliver_through_outbox(sink, payloads)
         assert str(error) in text
-        assert sorted(each["n"] for each in await self._data(19)) == [n for n in range(20) if n != 7]
+        assert sorted(each["n"] for each in await self._read_data(19)) == [n for n in range(20) if n != 7]
 
     async def test_while_the_target_is_down_nothing_is_lost_and_it_arrives_once_it_is_back(self) -> None:
-        """The sink says that trying again can help, and needs no new `connect`."""
+        """The sink says that a retry can help, and needs no new `connect`."""
         outage = self.outage()
         if outage is None:
             pytest.skip("this target is never down")
@@ -308,16 +308,16 @@ class SinkContract(abc.ABC):
                 answers = await deliver(sink, payloads)
         except RemoteError as error:
             assert error.retryable  # noqa: PT017
-            self._says_no_secret(str(error))
+            self._check_no_secret(str(error))
         else:
             assert all(answer is not None and answer.retryable for answer in answers)
         outage.up()
         await deliver_at_last(sink, payloads)
-        assert await self._data(3) == [{"n": n} for n in range(3)]
+        assert await self._read_data(3) == [{"n": n} for n in range(3)]
         await sink.close()
 
     async def test_a_call_that_hangs_can_be_cancelled_and_the_sink_goes_on(self) -> None:
-        """The delivery ends a call that takes too long."""
+        """The delivery cancels a call that takes too long."""
         outage = self.outage()
         if outage is None:
             pytest.skip("this target never hangs")
@@ -333,14 +333,14 @@ class SinkContract(abc.ABC):
         assert not pending, "the call does not end"
         outage.up()
         await deliver_at_last(sink, [self.payload({"n": 2})])
-        # The one that was cancelled may have arrived or not, even after the other.
-        assert {0, 2} <= {each["n"] for each in await self._data(2)} <= {0, 1, 2}
+        # The cancelled one may have arrived or not, even after the other.
+        assert {0, 2} <= {each["n"] for each in await self._read_data(2)} <= {0, 1, 2}
         async with asyncio.timeout(CANCEL_SECONDS * 2):
             await sink.close()
 
 
 class JsonSinkContract(SinkContract):
-    """For a target that keeps the bytes as they come: models, containers and text as JSON, bytes as they are."""
+    """For targets that store bytes unchanged: models, containers and text as JSON, bytes as they are."""
 
     async def test_models_containers_text_and_bytes_have_their_form(self) -> None:
         """Byte for byte."""

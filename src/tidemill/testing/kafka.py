@@ -1,6 +1,6 @@
-"""A real Kafka for tests: brokers tuned for short outages, and a few calls to look at topics from outside.
+"""A real Kafka for tests: brokers tuned for short outages, and functions that inspect topics from outside.
 
-Everything here waits on the thing it is about, with a deadline, and raises `TimeoutError` when that passes.
+Every function waits for what it needs, up to a deadline, and raises `TimeoutError` after it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from tidemill.runtime.broker import EmbeddedBroker
 from tidemill.runtime.topics import TopicReader
 
-#: Broker properties for tests: members may be given up for dead after 2 s.
+#: Broker properties for tests: members may be declared dead after 2 s.
 FAST_PROPERTIES: Mapping[str, str] = {"group.min.session.timeout.ms": "2000"}
 
-#: Client properties for tests: connections are tried again soon after an outage.
+#: Client properties for tests: clients reconnect soon after an outage.
 FAST_CLIENT: Mapping[str, str | int] = {
     "reconnect.backoff.ms": 50,
     "reconnect.backoff.max.ms": 500,
@@ -48,19 +48,19 @@ def produce(
     partition: int = -1,
     timeout_seconds: float = 30.0,
 ) -> int:
-    """Write values in order and return how many, once the broker confirmed all of them.
+    """Write values in order; return how many once the broker has confirmed all of them.
 
     Args:
         bootstrap: The broker.
         topic: An existing topic.
         values: What to write; None writes a tombstone.
-        key: The key of all of them.
-        partition: Where to; -1: by the key, without one anywhere.
+        key: The key of all records.
+        partition: -1: the key decides; without a key, any partition.
         timeout_seconds: For all of them together.
     """
     failures: list[KafkaError] = []
 
-    def confirmed(error: KafkaError | None, message: Message) -> None:
+    def note_failure(error: KafkaError | None, message: Message) -> None:
         if error is not None:
             failures.append(error)
 
@@ -68,7 +68,7 @@ def produce(
     producer = Producer(settings)
     count = 0
     for value in values:
-        producer.produce(topic, value=value, key=key, partition=partition, on_delivery=confirmed)
+        producer.produce(topic, value=value, key=key, partition=partition, on_delivery=note_failure)
         count += 1
         if count % 10_000 == 0:
             producer.flush(timeout_seconds)
@@ -80,7 +80,7 @@ def produce(
 
 
 def consume(bootstrap: str, topic: str, count: int, *, timeout_seconds: float = 30.0) -> list[Message]:
-    """Return the messages of all partitions of a topic (in order within each) once there are `count`."""
+    """Return the messages of all partitions of a topic, in order within each, once there are `count`."""
     with TopicReader(bootstrap, client_config=FAST_CLIENT) as reader:
         return reader.read(topic, count, timeout_seconds=timeout_seconds)
 

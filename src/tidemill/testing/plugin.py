@@ -1,7 +1,7 @@
 """The pytest plugin: a real Kafka broker as a fixture.
 
-Loaded by pytest wherever tidemill is installed, so importing it must be cheap: what a fixture needs is
-imported in the fixture.
+Loaded by pytest wherever tidemill is installed, so importing it must be cheap: what a fixture needs is imported in the
+fixture.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 if TYPE_CHECKING:
     from tidemill.runtime.broker import EmbeddedBroker
 
-# Its assertions are to explain themselves wherever they fail.
+# So that failing assertions of the contract show their values.
 pytest.register_assert_rewrite("tidemill.testing.contract")
 
 
@@ -29,9 +29,9 @@ def embedded_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedde
 
 @pytest.fixture
 def own_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., EmbeddedBroker]]:
-    """Return a function that starts a broker of this test's own, to be stopped, killed and started at will.
+    """Return a function that starts a broker for this test alone, which may stop, kill and restart it.
 
-    The function takes the keyword arguments of `EmbeddedBroker`; all brokers end with the test.
+    The function accepts the keyword arguments of `EmbeddedBroker`; all its brokers are closed after the test.
     """
     from tidemill.testing.kafka import new_broker
 

@@ -1,4 +1,4 @@
-"""Runs a handler over messages, in this process, without Kafka and Spark; tasks run as real processes."""
+"""Runs a handler over messages in this process, without Kafka and Spark; tasks run as real processes."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ Message = SourceMessage | bytes | str | Mapping[str, Any] | None
 
 
 class MessageOutcome(msgspec.Struct):
-    """What became of one message.
+    """The outcome of one message.
 
     Attributes:
         message: The message, parsed.
-        results: Of its tasks that ended well.
-        errors: Of its tasks that failed for good.
+        results: The results of its tasks that succeeded.
+        errors: The errors of its tasks that failed for good.
         rejected: Why it was dead-lettered before any task; None if it was not.
     """
 
@@ -56,7 +56,7 @@ class HandlerRun(msgspec.Struct):
     """What a handler did.
 
     Attributes:
-        outcomes: One per message, in the order in which they were done.
+        outcomes: One per message, in the order in which they finished.
         payloads: What would have been delivered, by "type.name" as in the configuration.
         dead_letters: The letters, in order.
         summary: The engine's own.
@@ -69,7 +69,7 @@ class HandlerRun(msgspec.Struct):
 
 
 class _Report:
-    """Takes the place of the history writer."""
+    """Collects outcomes instead of writing a history."""
 
     def __init__(self) -> None:
         self.outcomes: list[MessageOutcome] = []
@@ -91,16 +91,16 @@ def run_handler(
     *,
     timeout_seconds: float = 60.0,
 ) -> HandlerRun:
-    """Run a handler over messages until every one is done.
+    """Run a handler over messages until all of them are done.
 
     Args:
         handler: The handler, or its class.
-        messages: Values (bytes, text, or a dict that is sent as JSON; None is a tombstone) or whole messages.
-        config: Settings or the same as a dict; without sinks, one Kafka sink and one file sink are there.
+        messages: Values (bytes, text, or a dict that is encoded as JSON; None is a tombstone) or whole messages.
+        config: Settings, or the same as a dict; if it has no sinks, there are one Kafka sink and one file sink.
         timeout_seconds: How long it may take.
 
     Raises:
-        HandlerError: The handler's hooks cannot be called, it could not start, or it did not end in time.
+        HandlerError: The handler's hooks cannot be called, or it did not start or not finish in time.
         TidemillError: The configuration is wrong.
     """
     return asyncio.run(run_handler_async(handler, messages, config, timeout_seconds=timeout_seconds))
@@ -113,21 +113,21 @@ async def run_handler_async(
     *,
     timeout_seconds: float = 60.0,
 ) -> HandlerRun:
-    """Run a handler like `run_handler`, inside a running event loop."""
+    """Run a handler like `run_handler`, in a running event loop."""
     instance = make_handler(handler)
     settings = config if isinstance(config, Settings) else Settings.model_validate(dict(config or {}))
     settings = await instance.on_startup(settings) or settings
-    sources = [_message(value, index) for index, value in enumerate(messages)]
+    sources = [_to_message(value, index) for index, value in enumerate(messages)]
     ends: dict[TopicPartition, int] = {}
     for message in sources:
         ends[message.topic, message.partition] = message.offset + 1
 
-    def committed(offsets: Mapping[TopicPartition, int]) -> None:
+    def drain_at_end(offsets: Mapping[TopicPartition, int]) -> None:
         if all(source.committed.get(partition) == end for partition, end in ends.items()):
             engine.drain()
 
-    source = ScriptedSource(sources, committed)
-    sinks = scripted_sinks(settings)
+    source = ScriptedSource(sources, drain_at_end)
+    sinks = build_scripted_sinks(settings)
     letters = ScriptedDeadLetters()
     report = _Report()
     engine = Engine(
@@ -146,7 +146,7 @@ async def run_handler_async(
         engine.drain()
     try:
         async with asyncio.timeout(timeout_seconds):
-            summary = await engine.run(_at_once)
+            summary = await engine.run(_start_at_once)
     except TimeoutError:
         raise HandlerError(f"the handler did not finish {len(sources)} messages in {timeout_seconds} s") from None
     if summary.reason is not StopReason.DRAINED:
@@ -160,34 +160,34 @@ async def run_handler_async(
     return HandlerRun(report.outcomes, payloads, letters.letters, summary)
 
 
-def scripted_sinks(settings: Settings) -> dict[str, dict[str, Sink]]:
-    """Return a scripted sink for each configured one; without any, one for Kafka and one for files.
+def build_scripted_sinks(settings: Settings) -> dict[str, dict[str, Sink]]:
+    """Return a scripted sink for each configured one; if none is, one for Kafka and one for files.
 
-    Payloads are encoded by the real sinks: what one of them would refuse is refused here. Where a sink cannot be
-    made (its client is not installed), what can be known without it is checked.
+    Payloads are encoded by the real sinks, so that what a real sink would refuse is refused here. Where one cannot be
+    created (its client is not installed), only what can be known without it is checked.
     """
     if settings.sinks.is_empty():
         settings = settings.model_copy(deep=True)
         settings.sinks.kafka = {"kafka": KafkaSinkSettings(topic="results")}
         settings.sinks.filesystem = {"files": FilesystemSinkSettings(base_path=".")}
     return {
-        kind: {name: ScriptedSink(name, kind, real=_real_sink(settings, kind, name)) for name in named}
+        kind: {name: ScriptedSink(name, kind, real=_build_real_sink(settings, kind, name)) for name in named}
         for kind, named in settings.sinks.by_type().items()
     }
 
 
-def _real_sink(settings: Settings, kind: str, name: str) -> Sink | None:
+def _build_real_sink(settings: Settings, kind: str, name: str) -> Sink | None:
     try:
         return build_sink(settings, kind, name)
     except TidemillError:
         return None
 
 
-async def _at_once() -> None:
+async def _start_at_once() -> None:
     pass
 
 
-def _message(value: Message, index: int) -> SourceMessage:
+def _to_message(value: Message, index: int) -> SourceMessage:
     if isinstance(value, SourceMessage):
         return value
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Scripted parts: a source and a sink that do what a test says, and keep what happened."""
+"""Scripted parts: a source, a sink and dead letters that do what a test says, and record what happened."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tidemill.sources.base import CommitStatus, Fatal, Outgoing, Records, Source
 
 
 class ScriptedSource:
-    """A source over given messages; commits are confirmed at once unless the script says otherwise.
+    """A source with given messages; commits are confirmed at once unless the test says otherwise.
 
     Args:
         messages: What can be read, in order per partition.
@@ -33,26 +33,26 @@ class ScriptedSource:
         self._buffers: dict[TopicPartition, deque[SourceMessage]] = {}
         self._on_committed = on_committed
         self._fetching = True
-        #: Every commit asked for, in order.
+        #: Every requested commit, in order.
         self.commits: list[dict[TopicPartition, int]] = []
-        #: What each of them was to send along, in order.
+        #: The records that each of them was to send with it, in order.
         self.records: list[dict[TopicPartition, Sequence[Outgoing]]] = []
         #: The last confirmed offset per partition.
         self.committed: dict[TopicPartition, int] = {}
-        #: Answers for the next commits; DONE when it is empty.
+        #: Answers to the next commits; DONE when it is empty.
         self.answers: deque[CommitStatus] = deque()
-        #: True while commits are kept unanswered; `answer()` answers them.
+        #: While True, commits are not answered; `answer()` answers them.
         self.hold_commits = False
         self._held: list[dict[TopicPartition, int]] = []
         self.left: bool | None = None
-        #: The last text kept beside a partition's offsets, and what `noted` tells at its next assignment.
+        #: The last text stored with a partition's offsets; `noted` returns it at the next assignment.
         self.notes: dict[TopicPartition, str] = {}
         for message in messages:
             self._buffers.setdefault((message.topic, message.partition), deque()).append(message)
 
     @property
     def partitions(self) -> list[TopicPartition]:
-        """The partitions there are."""
+        """The partitions that have messages."""
         return list(self._buffers)
 
     def start(self, events: SourceEvents) -> None:
@@ -62,7 +62,7 @@ class ScriptedSource:
         self._loop.call_soon(events.on_assigned, self.partitions)
 
     def feed(self, *messages: SourceMessage) -> None:
-        """Let more messages arrive in partitions that are assigned."""
+        """Let more messages arrive in assigned partitions."""
         for message in messages:
             self._buffers.setdefault((message.topic, message.partition), deque()).append(message)
         self.events.on_messages({(message.topic, message.partition) for message in messages})
@@ -77,7 +77,7 @@ class ScriptedSource:
         return len(self._buffers.get(partition, ())) if self._fetching else 0
 
     def commit(self, offsets: Mapping[TopicPartition, int], records: Records | None = None) -> None:
-        """Keep the commit, and what goes out with it, and answer it as scripted."""
+        """Record the commit and the records sent with it, and answer it as scripted."""
         self.records.append(dict(records or {}))
         self.commits.append(dict(offsets))
         self._held.append(dict(offsets))
@@ -85,29 +85,29 @@ class ScriptedSource:
             self.answer()
 
     def note(self, partition: TopicPartition, text: str) -> None:
-        """Keep a text beside the partition's offsets."""
+        """Store a text with the partition's offsets."""
         self.notes[partition] = text
 
     def noted(self, partition: TopicPartition) -> str:
-        """Return the text that was kept."""
+        """Return the text that was stored."""
         return self.notes.get(partition, "")
 
     def answer(self) -> None:
-        """Answer every commit that was held."""
+        """Answer all commits that were held."""
         held, self._held = self._held, []
         for offsets in held:
             status = self.answers.popleft() if self.answers else CommitStatus.DONE
             if status is CommitStatus.DONE:
                 self.committed.update(offsets)
-            self._loop.call_soon(self._answered, offsets, status)
+            self._loop.call_soon(self._deliver_answer, offsets, status)
 
-    def _answered(self, offsets: dict[TopicPartition, int], status: CommitStatus) -> None:
+    def _deliver_answer(self, offsets: dict[TopicPartition, int], status: CommitStatus) -> None:
         self.events.on_committed(offsets, status)
         if status is CommitStatus.DONE and self._on_committed is not None:
             self._on_committed(offsets)
 
     async def revoke(self, *partitions: TopicPartition) -> Mapping[TopicPartition, int]:
-        """Take partitions away in good order; returns what the engine wanted committed."""
+        """Revoke partitions; return the offsets that the engine wanted committed."""
         for partition in partitions:
             self._buffers.pop(partition, None)
         offsets = await self.events.on_revoked(list(partitions))
@@ -115,29 +115,29 @@ class ScriptedSource:
         return offsets
 
     def lose(self, *partitions: TopicPartition) -> None:
-        """Take partitions away as after a session time-out."""
+        """Take partitions away as a session timeout does."""
         for partition in partitions:
             self._buffers.pop(partition, None)
         self.events.on_lost(list(partitions))
 
     def fence(self) -> None:
-        """Let another process take this member's place."""
+        """Fence this member, as if another process used its id."""
         self.events.on_fatal(Fatal.FENCED, "another process uses this member's id")
 
     def stop_fetching(self) -> None:
-        """Hand nothing more over."""
+        """Return no more messages."""
         self._fetching = False
 
     def lag(self) -> Mapping[TopicPartition, int]:
-        """Return what waits."""
+        """Return the number of waiting messages per partition."""
         return {partition: len(buffer) for partition, buffer in self._buffers.items()}
 
     def stalled(self) -> str | None:
-        """Return None: a scripted source never waits."""
+        """Return None: a scripted source never stalls."""
         return None
 
     async def close(self, *, leave: bool, seconds: float = 0.0) -> None:
-        """Keep whether the group was left."""
+        """Record whether the group was left."""
         self.left = leave
 
 
@@ -146,9 +146,9 @@ class ScriptedSink(Sink):
 
     Args:
         name: The instance's name.
-        type_name: The type it stands for.
+        type_name: The type that it replaces.
         refuse: Called with each payload; a `Refusal` refuses it.
-        real: The sink that it stands for; encodes every payload, and is never connected.
+        real: The sink that it replaces; it encodes every payload, and is never connected.
     """
 
     type = "scripted"
@@ -167,7 +167,7 @@ class ScriptedSink(Sink):
         self.real = real
         #: What was confirmed, in order.
         self.payloads: list[Any] = []
-        #: Unset to let `send` wait until it is set again.
+        #: Clear it to make `send` wait until it is set again.
         self.open = asyncio.Event()
         self.open.set()
         self.closed = False
@@ -176,7 +176,7 @@ class ScriptedSink(Sink):
         """Succeed."""
 
     def encode(self, payload: Any) -> Encoded:
-        """Check that the payload can be encoded, as the real sink does if there is one, and keep it as it is."""
+        """Check that the payload can be encoded, by the real sink if there is one, and return it unchanged."""
         if self.real is not None:
             ready = encoded(self.real, payload)
             return Encoded(ready.key, payload, ready.size_bytes)
@@ -185,19 +185,19 @@ class ScriptedSink(Sink):
         return Encoded(key, payload, len(to_json(payload.data)))
 
     async def send(self, batch: Sequence[Encoded]) -> Sequence[Refusal | None]:
-        """Keep what is not refused."""
+        """Keep payloads that are not refused."""
         await self.open.wait()
         answers = [self.refuse(item.body) for item in batch]
         self.payloads += [item.body for item, refusal in zip(batch, answers, strict=True) if refusal is None]
         return answers
 
     async def close(self) -> None:
-        """Remember it."""
+        """Record that it was closed."""
         self.closed = True
 
 
 class ScriptedDeadLetters:
-    """Keeps letters in memory; each is confirmed in the next turn of the loop, unless held."""
+    """Keeps letters in memory; each is confirmed in the next turn of the event loop, unless `hold` is set."""
 
     def __init__(self) -> None:
         """Start empty."""
@@ -218,7 +218,7 @@ class ScriptedDeadLetters:
             self.confirm()
 
     def confirm(self) -> None:
-        """Confirm every letter that was held."""
+        """Confirm all letters that were held."""
         held, self._held = self._held, []
         loop = asyncio.get_running_loop()
         for done in held:
@@ -226,7 +226,7 @@ class ScriptedDeadLetters:
             loop.call_soon(done)
 
     def stalled(self) -> str | None:
-        """Say that letters are held."""
+        """Return why letters wait, None if they do not."""
         return "held by the test" if self._held else None
 
     async def close(self) -> None:

@@ -1,8 +1,8 @@
-"""What a trigger is: a small asynchronous waiter that yields events, and can be written down and made again.
+"""What a trigger is: a small asynchronous waiter that yields events, and can be serialized and created again.
 
-A trigger is made from its classpath and keyword arguments, on whatever host it is to wait; `serialize` returns these.
+A trigger is created from its classpath and keyword arguments on the host where it waits; `serialize` returns them.
 Event triggers can share one poll of their upstream: those with an equal `shared_stream_key` all see the raw events of
-one stream, and each makes its own events of them (`filter_shared_stream`).
+one stream, and each derives its own events from them (`filter_shared_stream`).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _log = structlog.get_logger(__name__)
 class TriggerEvent:
     """Something that a trigger fires.
 
-    Events are equal if their payloads are. They are made by the million, so this is a plain slotted class.
+    Events are equal if their payloads are. They are created by the million, so this is a plain slotted class.
 
     Args:
         payload: What happened; anything that can be encoded as JSON.
-        identity: What makes this event the same event when it is fired again: an event with an identity is stored
-            once per trigger. None: every event is a new one.
+        identity: Identifies the event when it is fired again: an event with an identity is stored once per
+            trigger. None: every event is a new one.
     """
 
     __slots__ = ("identity", "payload")
@@ -53,7 +53,7 @@ class BaseTrigger(abc.ABC):
     """Base of all triggers.
 
     Attributes:
-        task_instance: The task that waits for it, set by the host; None without one.
+        task_instance: The task that waits for it, set by the host; None if there is none.
         trigger_id: Its stable id, set by the host.
     """
 
@@ -67,27 +67,27 @@ class BaseTrigger(abc.ABC):
 
     @property
     def log(self) -> Any:
-        """A structlog logger that says which trigger speaks."""
+        """A structlog logger, bound to the class and id of the trigger."""
         return _log.bind(trigger=type(self).__name__, trigger_id=self.trigger_id)
 
     @abc.abstractmethod
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return the classpath and the keyword arguments to make this trigger again elsewhere."""
+        """Return the classpath and the keyword arguments from which this trigger can be created elsewhere."""
 
     @abc.abstractmethod
     def run(self) -> AsyncIterator[TriggerEvent]:
-        """Wait and yield events, as an async generator; to end is to have nothing more to fire."""
+        """Wait and yield events, as an async generator that returns when it has nothing more to fire."""
 
     async def cleanup(self) -> None:
-        """Let go of what the trigger holds; called whenever it ends on this host, for whatever reason."""
+        """Release what the trigger holds; called whenever it ends on this host, for whatever reason."""
         return
 
     async def on_kill(self) -> None:
-        """End the work outside that the trigger waits for; called only when a user cancelled it."""
+        """End the external work that the trigger waits for; called only when a user cancelled it."""
         return
 
     def __repr__(self) -> str:
-        """Show what it is made of, secrets masked."""
+        """Show its classpath and arguments, secrets masked."""
         classpath, kwargs = self.serialize()
         return f"<{classpath} {', '.join(f'{name}={value}' for name, value in redact(kwargs).items())}>"
 
@@ -100,13 +100,13 @@ class BaseEventTrigger(BaseTrigger):
     """
 
     def shared_stream_key(self) -> Hashable | None:
-        """Return what names the upstream: triggers with equal keys share one poll. None: share nothing."""
+        """Return a key for the upstream: triggers with equal keys share one poll. None: share nothing."""
         return None
 
     def upstream_claim(self) -> str | None:
-        """Return what names an upstream that the stream of only one list of triggers may read; None: any may.
+        """Return a name for the upstream if only one list of triggers may read it; None: any list may.
 
-        The host does not start a list with a claim that another list has which is running. For a trigger of your own
+        The host does not start a list while another running list has the same claim. For a trigger of your own
         over Kafka, return `tidemill.triggers.producers.kafka.kafka_claim(topic, group)`.
         """
         return None
@@ -125,7 +125,7 @@ class BaseEventTrigger(BaseTrigger):
 
     @classmethod
     def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> SharedStreamProducer:
-        """Make the producer that polls the upstream and is told what was dealt with; connect to nothing yet.
+        """Create the producer that polls the upstream and is told what was dealt with; do not connect yet.
 
         Args:
             kwargs: What the first subscriber's `serialize` returned.
@@ -135,10 +135,10 @@ class BaseEventTrigger(BaseTrigger):
         )
 
     def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:
-        """Make events of raw events, as an async generator.
+        """Derive events from raw events, as an async generator.
 
-        Yield all that is derived from one raw event before requesting the next: requesting it means that this one is
-        done with, once what was derived from it is stored.
+        Yield everything derived from one raw event before requesting the next: requesting it means that this one is
+        dealt with, once what was derived from it is stored.
         """
         raise NotImplementedError(
             f"{type(self).__name__} has a shared_stream_key, so it must override filter_shared_stream"

@@ -20,19 +20,19 @@ LIST_NAME: Final[ContextVar[str]] = ContextVar("tidemill_list_name", default="")
 class AdvanceOutcome(NamedTuple):
     """How the subscribers dealt with one event; each that was present at its fan-out counts once.
 
-    An event that nobody was present for is (0, 0, 0), and not clean.
+    An event without any subscriber is (0, 0, 0), and not clean.
     """
 
     acked: int
-    """Moved past it, and all they derived from it is stored."""
+    """Subscribers that moved past it, and everything they derived from it is stored."""
     failed: int
-    """Raised on it, too late, too far behind, or gone before they read it: give it again."""
+    """Subscribers that raised on it, were too late or too far behind, or left before they read it: redeliver it."""
     rejected: int = 0
-    """Refused it for good: a dead letter."""
+    """Subscribers that rejected it for good: make it a dead letter."""
 
     @property
     def is_clean(self) -> bool:
-        """Whether somebody accepted it, and nobody failed on it or refused it."""
+        """Whether at least one subscriber accepted it, and none failed or rejected it."""
         return self.acked > 0 and not (self.failed or self.rejected)
 
 
@@ -49,13 +49,13 @@ class SharedStreamProducer(abc.ABC):
 
     @abc.abstractmethod
     def open_stream(self) -> AsyncIterator[tuple[Any, Any]]:
-        """Connect, and yield `(event, broker_payload)` for ever, as an async generator; called once.
+        """Connect, and yield `(event, broker_payload)` forever, as an async generator; called once.
 
-        To return is an error, as to raise is: every subscriber gets it.
+        Returning is an error, like raising: every subscriber gets it.
         """
 
     def get_advance_lane(self, broker_payload: Any) -> Hashable:
-        """Return what the event is in order with: events of one lane are advanced in the order of their fan-out.
+        """Return the lane of the event: events of one lane are advanced in the order of their fan-out.
 
         Called once per event, before its fan-out; it must not block. The default puts all events in one lane.
         """
@@ -68,7 +68,7 @@ class SharedStreamProducer(abc.ABC):
         Args:
             batch: Never empty, in order, without gaps. One call is awaited at a time over all lanes.
 
-        To raise ends the group: every subscriber gets the exception, and the broker gives again what was not advanced.
+        Raising ends the stream: every subscriber gets the exception, and the broker redelivers what was not advanced.
         """
 
     async def aclose(self) -> None:
@@ -107,7 +107,7 @@ class SubscriberObserver(Protocol):
 class AckTimeout(TidemillError):
     """A subscriber held an event for longer than the ack timeout: it is still on it, or what it derived is not stored.
 
-    The subscriber fails; the others go on. The broker is told that it failed on all it held.
+    The subscriber fails everything it holds, which the broker is told; the others continue.
     """
 
 

@@ -11,28 +11,28 @@ from hypothesis import strategies as st
 from tidemill.core.deadletters.letter_files import (
     JournalEntry,
     counts,
-    journal_entries,
-    journal_text,
-    letters_name,
-    run_pattern,
-    unfinished_name,
-    unfinished_pattern,
+    decode_journal,
+    encode_journal,
+    match_run,
+    match_unfinished_files,
+    name_letters_file,
+    name_unfinished_file,
 )
 
 ENTRIES = st.builds(JournalEntry, st.text(), st.text(), st.integers(0, 2**40), st.text())
 
 
 def test_a_name_is_that_of_one_run_and_one_part() -> None:
-    names = {letters_name(run, part) for run in ("a", "b") for part in ("part-0.parquet", "part-1.parquet")}
+    names = {name_letters_file(run, part) for run in ("a", "b") for part in ("part-0.parquet", "part-1.parquet")}
     assert len(names) == 4
-    assert all(fnmatchcase(name, run_pattern("a")) == ("-a-" in name) for name in names)
+    assert all(fnmatchcase(name, match_run("a")) == ("-a-" in name) for name in names)
 
 
 def test_unfinished_files_have_names_that_readers_skip_and_the_next_run_finds() -> None:
-    names = {unfinished_name(outcomes, engine, part) for outcomes in "ab" for engine in "ef" for part in (0, 1)}
+    names = {name_unfinished_file(outcomes, engine, part) for outcomes in "ab" for engine in "ef" for part in (0, 1)}
     assert len(names) == 8
     assert all(name.startswith("_") for name in names)
-    assert sum(fnmatchcase(name, unfinished_pattern("a")) for name in names) == 4
+    assert sum(fnmatchcase(name, match_unfinished_files("a")) for name in names) == 4
 
 
 @pytest.mark.parametrize(
@@ -52,15 +52,15 @@ def test_letters_count_unless_their_part_will_be_or_was_done_again(outcomes_id, 
 
 @given(st.lists(ENTRIES))
 def test_the_last_entry_of_a_file_holds(entries: list[JournalEntry]) -> None:
-    assert journal_entries(journal_text(entries)) == {each.file: each for each in entries}
+    assert decode_journal(encode_journal(entries)) == {each.file: each for each in entries}
 
 
 @given(st.lists(ENTRIES, min_size=1), st.data())
 def test_a_journal_that_is_torn_anywhere_has_all_lines_before(entries: list[JournalEntry], data: st.DataObject) -> None:
     *before, last = entries
-    text, line = journal_text(before), journal_text([last])
+    text, line = encode_journal(before), encode_journal([last])
     torn = line[: data.draw(st.integers(0, len(line) - 1))]
-    assert journal_entries(text + torn) == {each.file: each for each in before}
+    assert decode_journal(text + torn) == {each.file: each for each in before}
 
 
 @pytest.mark.parametrize(
@@ -68,4 +68,4 @@ def test_a_journal_that_is_torn_anywhere_has_all_lines_before(entries: list[Jour
 )
 def test_a_line_that_is_not_understood_is_named(line: str) -> None:
     with pytest.raises(ValueError, match="line 2 is not an entry of a redrive"):
-        journal_entries(journal_text([JournalEntry("a", "m", 1, "")]) + line + "\n")
+        decode_journal(encode_journal([JournalEntry("a", "m", 1, "")]) + line + "\n")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.core.deadletters.letter_stats import OTHERS, LetterStats, error_class
+from tidemill.core.deadletters.letter_stats import OTHERS, LetterStats, generalize_error
 from tidemill.core.deadletters.redrive import (
     Batching,
     Criteria,
@@ -20,7 +20,7 @@ from tidemill.core.deadletters.redrive import (
     Tally,
     Target,
     Why,
-    identity,
+    identify_redrive,
     judge_letter,
 )
 
@@ -75,15 +75,15 @@ def test_only_no_criteria_at_all_are_empty() -> None:
 
 
 def test_the_same_letters_to_the_same_place_are_the_same_redrive() -> None:
-    one = identity("t", "b", "source", Criteria(kinds=("task", "parse"), since=1.0))
-    assert one == identity("t", "b", "source", Criteria(kinds=("parse", "task", "task"), since=1.0))
+    one = identify_redrive("t", "b", "source", Criteria(kinds=("task", "parse"), since=1.0))
+    assert one == identify_redrive("t", "b", "source", Criteria(kinds=("parse", "task", "task"), since=1.0))
     others = [
-        identity("u", "b", "source", Criteria(kinds=("task", "parse"), since=1.0)),
-        identity("t", "c", "source", Criteria(kinds=("task", "parse"), since=1.0)),
-        identity("t", "b", "sink", Criteria(kinds=("task", "parse"), since=1.0)),
-        identity("t", "b", "source", Criteria(kinds=("task",), since=1.0)),
-        identity("t", "b", "source", Criteria(kinds=("task", "parse"), until=1.0)),
-        identity("t", "b", "source", Criteria(sinks=("task", "parse"), since=1.0)),
+        identify_redrive("u", "b", "source", Criteria(kinds=("task", "parse"), since=1.0)),
+        identify_redrive("t", "c", "source", Criteria(kinds=("task", "parse"), since=1.0)),
+        identify_redrive("t", "b", "sink", Criteria(kinds=("task", "parse"), since=1.0)),
+        identify_redrive("t", "b", "source", Criteria(kinds=("task",), since=1.0)),
+        identify_redrive("t", "b", "source", Criteria(kinds=("task", "parse"), until=1.0)),
+        identify_redrive("t", "b", "source", Criteria(sinks=("task", "parse"), since=1.0)),
     ]
     assert len({one, *others}) == 7
 
@@ -309,12 +309,12 @@ def test_names_of_sinks_that_nothing_has_are_found(asked: list[str], unknown: se
 
 
 def test_errors_that_differ_in_numbers_and_ids_only_are_one() -> None:
-    assert error_class("timeout after 30000 ms\ntrace") == error_class("timeout after 31234 ms")
-    assert error_class("no 0f8fad5b-d9cb-469f-a165-70867728950e") == error_class(
+    assert generalize_error("timeout after 30000 ms\ntrace") == generalize_error("timeout after 31234 ms")
+    assert generalize_error("no 0f8fad5b-d9cb-469f-a165-70867728950e") == generalize_error(
         "no 7c9e6679-7425-40de-944b-e07fc1f90ae7"
     )
-    assert error_class("exit code 1") != error_class("exit code 2")
-    assert len(error_class("x" * 1000)) == 120
+    assert generalize_error("exit code 1") != generalize_error("exit code 2")
+    assert len(generalize_error("x" * 1000)) == 120
 
 
 def test_letters_are_counted_by_kind_sink_error_and_day() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidemill.core.delivery.breaker import BreakerState
-from tidemill.core.delivery.culprit import Fault, fault_of, parts_of
+from tidemill.core.delivery.culprit import Fault, find_fault, split_batch
 from tidemill.core.delivery.send_items import Ask, Decision, Delivered, GaveUp, Item, Limits, WhenOpen
 from tidemill.core.delivery.send_queue import SendQueue
 from tidemill.core.errors import ConfigError, RemoteError, WrongPlaceError
@@ -679,13 +679,13 @@ class Raising:
 
 def test_an_exception_says_whose_fault_it_may_be() -> None:
     wrong = [TypeError(), ValueError(), KeyError(), IndexError(), AttributeError(), OverflowError(), UnicodeError()]
-    assert {fault_of(each) for each in wrong} == {Fault.DATA}
-    assert {fault_of(each) for each in (OSError(), RuntimeError(), TimeoutError())} == {Fault.UNKNOWN}
-    assert fault_of(WrongPlaceError("no folder")) is Fault.PLACE
-    assert fault_of(ExceptionGroup("tasks", [ValueError(), ExceptionGroup("more", [KeyError()])])) is Fault.DATA
-    assert fault_of(ExceptionGroup("tasks", [ValueError(), OSError()])) is Fault.UNKNOWN
-    assert {fault_of(each) for each in (RemoteError("down"), ConfigError("not connected"))} == {Fault.SINK}
-    assert [list(part) for part in parts_of([1, 2], is_part=False)] == [[1], [2]]
+    assert {find_fault(each) for each in wrong} == {Fault.DATA}
+    assert {find_fault(each) for each in (OSError(), RuntimeError(), TimeoutError())} == {Fault.UNKNOWN}
+    assert find_fault(WrongPlaceError("no folder")) is Fault.PLACE
+    assert find_fault(ExceptionGroup("tasks", [ValueError(), ExceptionGroup("more", [KeyError()])])) is Fault.DATA
+    assert find_fault(ExceptionGroup("tasks", [ValueError(), OSError()])) is Fault.UNKNOWN
+    assert {find_fault(each) for each in (RemoteError("down"), ConfigError("not connected"))} == {Fault.SINK}
+    assert [list(part) for part in split_batch([1, 2], is_part=False)] == [[1], [2]]
 
 
 @pytest.mark.parametrize("fault", [Fault.DATA, Fault.UNKNOWN])

@@ -14,10 +14,10 @@ from tidemill.core.delivery.sql_plan import (
     Operation,
     Row,
     Shape,
-    array_statement,
-    powers,
-    ranges,
-    statement,
+    build_array_statement,
+    build_statement,
+    group_rows,
+    split_by_powers,
 )
 
 INSERT = Shape(Operation.INSERT, "t", ("a", "b"))
@@ -40,7 +40,7 @@ rows = st.builds(
 
 @given(st.lists(rows))
 def test_ranges_cover_all_rows_in_order_and_keep_every_limit(given: list[Row]) -> None:
-    parts = list(ranges(given))
+    parts = list(group_rows(given))
     assert [index for first, last in parts for index in range(first, last)] == list(range(len(given)))
     for first, last in parts:
         part = given[first:last]
@@ -53,7 +53,7 @@ def test_ranges_cover_all_rows_in_order_and_keep_every_limit(given: list[Row]) -
 
 @given(st.lists(rows, min_size=1))
 def test_nothing_is_split_that_could_be_together(given: list[Row]) -> None:
-    parts = list(ranges(given))
+    parts = list(group_rows(given))
     for (first, last), (after, _) in pairwise(parts):
         part, following = given[first:last], given[after]
         assert (
@@ -67,7 +67,7 @@ def test_nothing_is_split_that_could_be_together(given: list[Row]) -> None:
 def test_parts_of_a_range_are_powers_of_two_within_the_limit_so_that_few_statements_exist(
     first: int, count: int, parameters: int
 ) -> None:
-    parts = list(powers(first, first + count, parameters))
+    parts = list(split_by_powers(first, first + count, parameters))
     assert [index for start, end in parts for index in range(start, end)] == list(range(first, first + count))
     lengths = [end - start for start, end in parts]
     assert all(length & (length - 1) == 0 for length in lengths)
@@ -78,7 +78,7 @@ def test_parts_of_a_range_are_powers_of_two_within_the_limit_so_that_few_stateme
 @given(st.sampled_from(SHAPES), st.integers(1, 5))
 def test_a_statement_has_each_parameter_once_and_in_order_of_the_rows(shape: Shape, count: int) -> None:
     count = count if shape.batchable else 1
-    places = [int(place) for place in re.findall(r"\$(\d+)", statement(shape, count))]
+    places = [int(place) for place in re.findall(r"\$(\d+)", build_statement(shape, count))]
     assert places == list(range(1, count * shape.parameters + 1))
 
 
@@ -87,7 +87,7 @@ def test_a_statement_of_arrays_has_one_parameter_per_column_whatever_the_number_
     shape: Shape, data: st.DataObject
 ) -> None:
     types = data.draw(st.tuples(*[st.sampled_from(["int4", "text", "jsonb"])] * shape.parameters))
-    sql = array_statement(shape, types)
+    sql = build_array_statement(shape, types)
     sent = re.findall(r'\$(\d+)::pg_catalog\."(\w+)"\[\]', sql)
     assert sent == [(str(n), "text" if kind == "jsonb" else kind) for n, kind in enumerate(types, 1)]
     assert sql.count('::pg_catalog."jsonb"') == types.count("jsonb")
@@ -129,7 +129,7 @@ def test_a_statement_of_arrays_has_one_parameter_per_column_whatever_the_number_
     ],
 )
 def test_statements_say_what_the_shape_means(shape: Shape, count: int, sql: str) -> None:
-    assert statement(shape, count) == sql
+    assert build_statement(shape, count) == sql
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_statements_say_what_the_shape_means(shape: Shape, count: int, sql: str)
     ],
 )
 def test_statements_of_arrays_say_what_the_shape_means(shape: Shape, types: tuple[str, ...], sql: str) -> None:
-    assert array_statement(shape, types) == sql
+    assert build_array_statement(shape, types) == sql
 
 
 @given(st.text(max_size=8), st.sampled_from(["table", "schema", "columns", "conflict", "where", "nulls"]))
@@ -171,7 +171,7 @@ def test_only_whole_identifiers_come_into_a_statement(name: str, place: str) -> 
         assert not fine or (place == "table" and "." in name)
     else:
         assert fine or (place == "table" and all(re.fullmatch("[a-zA-Z_]\\w*", part) for part in name.split(".")))
-        assert f'"{name}"' in statement(shape, 1) or place == "table"
+        assert f'"{name}"' in build_statement(shape, 1) or place == "table"
 
 
 @pytest.mark.parametrize(

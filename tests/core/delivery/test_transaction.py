@@ -12,8 +12,8 @@ from tidemill.core.delivery.transaction import (
     RecordVerdict,
     Transaction,
     TransactionAnswer,
-    fenced,
-    following,
+    choose_next,
+    judge_fence,
     judge_records,
 )
 
@@ -21,7 +21,7 @@ from tidemill.core.delivery.transaction import (
 def test_a_transaction_that_goes_well_makes_each_call_once() -> None:
     course: list[Call | End] = [Call.BEGIN]
     while isinstance(call := course[-1], Call):
-        course.append(following(call, TransactionAnswer.DONE))
+        course.append(choose_next(call, TransactionAnswer.DONE))
     assert course == [Call.BEGIN, Call.SEND, Call.OFFSETS, Call.COMMIT, End.COMMITTED]
 
 
@@ -31,7 +31,7 @@ def test_every_course_keeps_the_rules_of_a_transactional_producer(answers: list[
     for answer in answers:
         if isinstance(call, End):
             break
-        after = following(call, answer)
+        after = choose_next(call, answer)
         if answer is TransactionAnswer.AGAIN:
             assert after is call, "what can be tried again is the same call"
         if answer is TransactionAnswer.FATAL:
@@ -46,8 +46,8 @@ def test_every_course_keeps_the_rules_of_a_transactional_producer(answers: list[
 
 
 def test_an_abort_that_requires_an_abort_is_the_end() -> None:
-    assert following(Call.ABORT, TransactionAnswer.ABORT) is End.FATAL
-    assert following(Call.SEND, TransactionAnswer.ABORT) is Call.ABORT
+    assert choose_next(Call.ABORT, TransactionAnswer.ABORT) is End.FATAL
+    assert choose_next(Call.SEND, TransactionAnswer.ABORT) is Call.ABORT
 
 
 def at(call: Call) -> Transaction[str]:
@@ -108,8 +108,8 @@ def test_nothing_of_a_lane_that_was_given_up_in_time_is_ever_committed(steps: li
 
 
 def test_a_producer_whose_transaction_grew_too_old_was_not_replaced() -> None:
-    assert fenced(53.9, 60.0) is Fence.REPLACED
-    assert fenced(54.0, 60.0) is Fence.EXPIRED
+    assert judge_fence(53.9, 60.0) is Fence.REPLACED
+    assert judge_fence(54.0, 60.0) is Fence.EXPIRED
 
 
 @given(st.lists(st.booleans(), max_size=10))

@@ -34,24 +34,24 @@ class Shell:
 
 
 class Group(StreamGroup):
-    """A group with its bindings at hand, pulled from as the shell pulls."""
+    """A group with its pending_events at hand, pulled from as the shell pulls."""
 
     def __init__(
         self,
         max_backlog: int = 100,
         max_outstanding: int = 1000,
-        bindings: PendingEvents | None = None,
+        pending_events: PendingEvents | None = None,
         seat_seconds: float = 0.0,
         seat_full_seconds: float = 5.0,
     ) -> None:
         self.shell = Shell()
-        self.bindings = bindings or PendingEvents()
+        self.pending_events = pending_events or PendingEvents()
         super().__init__(
             StreamLimits(max_backlog, TIMEOUT, max_outstanding, seat_seconds, seat_full_seconds),
-            self.bindings,
+            self.pending_events,
             self.shell,
         )
-        self.bindings.open(id(self), self.members)
+        self.pending_events.open(id(self), self.members)
 
     def send(self, event, lane="x", now=0.0):
         return [(one.member.name, one.cause) for one in self.publish(event, f"payload of {event}", lane, now)]
@@ -69,10 +69,10 @@ class Group(StreamGroup):
         raise AssertionError("more said that there was more")
 
     def bound(self, member: Member) -> int | None:
-        return self.bindings.bind_pending_event(trigger_id=member.name, key=id(self))
+        return self.pending_events.bind_pending_event(trigger_id=member.name, key=id(self))
 
     def confirm(self, *seqs: int) -> None:
-        self.bindings.confirm_persisted(iter(seqs))
+        self.pending_events.confirm_persisted(iter(seqs))
 
     def advance(self) -> list[tuple]:
         """Take and settle all that is ready: per batch the lane and its items with their outcomes."""
@@ -395,7 +395,7 @@ class GroupBesideNaive(RuleBasedStateMachine):
     @rule(pick=picks)
     def refuse(self, pick: int) -> None:
         seqs = [self.seqs[pick % len(self.seqs)]] if self.seqs else []
-        self.group.bindings.refuse_persisted([*seqs, 10**9, -1], "refused")
+        self.group.pending_events.refuse_persisted([*seqs, 10**9, -1], "refused")
         for seq in seqs:
             self.naive.refuse(seq)
 
@@ -407,7 +407,7 @@ class GroupBesideNaive(RuleBasedStateMachine):
 
     @rule(name=names)
     def bind(self, name: str) -> None:
-        seq = self.group.bindings.bind_pending_event(trigger_id=name, key=id(self.group))
+        seq = self.group.pending_events.bind_pending_event(trigger_id=name, key=id(self.group))
         member = self.naive.present.get(name)
         assert (seq is None) == (member is None or member.window is None)
         if seq is not None:
@@ -856,8 +856,8 @@ def test_closing_gives_up_what_is_not_resolved_and_leaves_the_rest_to_be_taken()
 
 
 def test_numbers_are_unique_over_all_groups_and_confirmed_together() -> None:
-    bindings = PendingEvents()
-    groups = [Group(bindings=bindings) for _ in range(2)]
+    pending_events = PendingEvents()
+    groups = [Group(pending_events=pending_events) for _ in range(2)]
     members = [group.join("a") for group in groups]
     seqs = []
     for group, member in zip(groups, members, strict=True):
@@ -866,22 +866,22 @@ def test_numbers_are_unique_over_all_groups_and_confirmed_together() -> None:
         seqs += [group.bound(member), group.bound(member)]
         group.pull(member)
     assert len(set(seqs)) == 4
-    bindings.confirm_persisted(iter(seqs))
+    pending_events.confirm_persisted(iter(seqs))
     assert [group.one_lane() for group in groups] == [[("e1", 1, 0, 0)]] * 2
 
 
 def test_numbers_that_are_done_take_no_room() -> None:
-    bindings = PendingEvents()
-    group = Group(bindings=bindings)
+    pending_events = PendingEvents()
+    group = Group(pending_events=pending_events)
     member, other = group.join("a"), group.join("b")
     group.send("e1")
     group.pull(member), group.pull(other)
     stuck = group.bound(other)
     for _ in range(3000):
         group.confirm(group.bound(member))
-    assert bindings.trim() == 3001
+    assert pending_events.trim() == 3001
     group.confirm(stuck)
-    assert bindings.trim() == 0
+    assert pending_events.trim() == 0
     newest = group.bound(member)
     group.confirm(stuck)
     group.confirm(newest)
@@ -911,7 +911,7 @@ def test_members_that_come_and_go_beside_a_stuck_one_leave_nothing_behind() -> N
     for _ in range(500):
         member = group.join("passing")
         group.leave(member)
-    assert len(group._laggards.members) < 50
+    assert len(group._crowd._laggards.members) < 50
 
 
 @pytest.mark.parametrize("limits", [{"max_backlog": 0}, {"max_outstanding": 0}])
@@ -967,14 +967,14 @@ def test_an_event_fails_at_once_when_what_was_derived_from_it_is_refused(still_o
     if not still_on_it:
         group.pull(member)
     told = group.shell.told
-    group.bindings.refuse_persisted([second, second, 10**9, -5], "too odd")
+    group.pending_events.refuse_persisted([second, second, 10**9, -5], "too odd")
     assert group.shell.told > told
     group.confirm(first, second)
     group.pull(member), group.pull(member)
     batch = group.take()
     assert outcomes(batch) == [("e1", 0, 1, 0), ("e2", 1, 0, 0)]
     assert group.blame(batch.entries[0]) == Blame({"a": "too odd"}, ())
-    assert group.bindings.trim() <= 2
+    assert group.pending_events.trim() <= 2
 
 
 def test_what_is_refused_is_found_behind_older_events_that_still_wait() -> None:
@@ -986,26 +986,26 @@ def test_what_is_refused_is_found_behind_older_events_that_still_wait() -> None:
         group.pull(member)
         seqs.append(group.bound(member))
     group.pull(member)
-    group.bindings.refuse_persisted([seqs[1]], "too odd")
+    group.pending_events.refuse_persisted([seqs[1]], "too odd")
     group.confirm(seqs[0], seqs[2])
     assert group.one_lane() == [(0, 1, 0, 0), (1, 0, 1, 0), (2, 1, 0, 0)]
 
 
 def test_a_key_binds_for_the_group_that_it_means_last_and_a_member_for_its_own() -> None:
-    bindings = PendingEvents()
-    first, second = Group(bindings=bindings), Group(bindings=bindings)
+    pending_events = PendingEvents()
+    first, second = Group(pending_events=pending_events), Group(pending_events=pending_events)
     members = first.join("a"), second.join("a")
     for group, member in zip((first, second), members, strict=True):
         group.send("e1")
         group.pull(member)
-        bindings.open("key", group.members)
-    assert bindings.bind_pending_event(trigger_id="a", key="key") is not None
+        pending_events.open("key", group.members)
+    assert pending_events.bind_pending_event(trigger_id="a", key="key") is not None
     assert (members[0].newest, members[1].newest > 0) == (0, True)
-    assert bindings.bind_pending_event(trigger_id="b", key="key") is None
-    bindings.close("key", first.members)
-    assert bindings.bind_pending_event(trigger_id="a", key="key") is not None
-    bindings.close("key", second.members)
-    assert bindings.bind_pending_event(trigger_id="a", key="key") is None
+    assert pending_events.bind_pending_event(trigger_id="b", key="key") is None
+    pending_events.close("key", first.members)
+    assert pending_events.bind_pending_event(trigger_id="a", key="key") is not None
+    pending_events.close("key", second.members)
+    assert pending_events.bind_pending_event(trigger_id="a", key="key") is None
     one, other = first.bind(members[0]), first.bind(members[0])
     assert one != other
     assert list(members[0].carried) == [one]
@@ -1041,7 +1041,7 @@ def test_what_who_is_gone_derived_and_the_store_refuses_fails_nobody() -> None:
     for _ in range(3):
         group.pull(stays)
     group.release(gone)
-    group.bindings.refuse_persisted([seq], "too odd")
+    group.pending_events.refuse_persisted([seq], "too odd")
     assert group.one_lane() == [("e1", 1, 0, 0), ("e2", 1, 0, 0)]
 
 
@@ -1184,7 +1184,7 @@ def test_a_refused_event_fails_alone_though_older_ones_are_not_confirmed() -> No
     group.pull(member)
     second, third = group.bound(member), group.bound(member)
     group.pull(member)
-    group.bindings.refuse_persisted([third, second], "too large")
+    group.pending_events.refuse_persisted([third, second], "too large")
     group.confirm(first)
     assert group.one_lane() == [("e1", 1, 0, 0), ("e2", 0, 1, 0)]
 

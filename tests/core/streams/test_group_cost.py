@@ -29,11 +29,11 @@ class Crowded:
     """
 
     def __init__(self, outstanding: int) -> None:
-        self.bindings = PendingEvents()
+        self.pending_events = PendingEvents()
         self.group: StreamGroup[str, int, int] = StreamGroup(
-            StreamLimits(BACKLOG, TIMEOUT, 10**6), self.bindings, Home()
+            StreamLimits(BACKLOG, TIMEOUT, 10**6), self.pending_events, Home()
         )
-        self.bindings.open("key", self.group.members)
+        self.pending_events.open("key", self.group.members)
         self.good, self.due = self.group.join("good"), self.group.join("due")
         self.publish(0.0)
         self.read(self.due, bind=True)
@@ -52,7 +52,7 @@ class Crowded:
             for sent in member.unread:
                 member.window = sent
                 if bind:
-                    self.bindings.bind_pending_event(trigger_id=member.name, key="key")
+                    self.pending_events.bind_pending_event(trigger_id=member.name, key="key")
                     member.carry()
 
     def leave(self) -> Callable[[], None]:
@@ -80,14 +80,14 @@ class Crowded:
 
     def refuse(self) -> Callable[[], None]:
         # The second number of all: the first one is that of `due`.
-        return lambda: self.bindings.refuse_persisted([2], "refused")
+        return lambda: self.pending_events.refuse_persisted([2], "refused")
 
     def reject(self) -> Callable[[], None]:
         self.publish(5.0)
         assert self.group.more(self.good)
         self.good.window = sent = next(self.good.unread)
         for _ in range(2):
-            self.bindings.bind_pending_event(trigger_id="good", key="key")
+            self.pending_events.bind_pending_event(trigger_id="good", key="key")
         return lambda: self.group.reject(self.good, sent)
 
 

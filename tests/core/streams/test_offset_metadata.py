@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.core.streams.offset_metadata import MAX_NOTE_BYTES, decode_note, encode_note
+from tidemill.core.streams.offset_metadata import MAX_METADATA_BYTES, decode_metadata, encode_metadata
 from tidemill.core.streams.redelivery_items import Commit
 
 gaps = st.lists(st.tuples(st.integers(1, 10**6), st.integers(1, 10**6)), max_size=600)
@@ -21,9 +21,9 @@ def test_a_note_fits_and_tells_the_first_of_what_was_to_be_said(
         clean.append((at + gap, at + gap + length))
         at += gap + length
     failures = tuple((floor + 3 * index, count) for index, count in enumerate(counts))
-    text = encode_note(Commit("a", floor, tuple(clean), failures))
-    assert len(text.encode()) <= MAX_NOTE_BYTES
-    said = decode_note("a", text)
+    text = encode_metadata(Commit("a", floor, tuple(clean), failures))
+    assert len(text.encode()) <= MAX_METADATA_BYTES
+    said = decode_metadata("a", text)
     if said is None:
         assert not clean
         assert not failures
@@ -38,7 +38,7 @@ def test_a_note_fits_and_tells_the_first_of_what_was_to_be_said(
 def test_a_note_leaves_out_from_the_end_what_does_not_fit():
     clean = tuple((3 * n + 1, 3 * n + 2) for n in range(2000))
     failures = tuple((3 * n, 2) for n in range(2000))
-    said = decode_note("a", encode_note(Commit("a", 0, clean, failures)))
+    said = decode_metadata("a", encode_metadata(Commit("a", 0, clean, failures)))
     assert said is not None
     assert 200 < len(said.clean) < 2000
     assert 200 < len(said.failures) < 2000
@@ -48,19 +48,19 @@ def test_a_note_leaves_out_from_the_end_what_does_not_fit():
 @pytest.mark.parametrize("beyond", [-9, 2**63])
 def test_what_could_not_be_read_back_is_left_out_of_a_note(beyond: int) -> None:
     commit = Commit("a", 10, ((10 + beyond, 12 + beyond), (12, 14), (20, 20 + beyond)), ((10 + beyond, 2), (11, 3)))
-    text = encode_note(commit)
+    text = encode_metadata(commit)
     assert text == "tidemill1;10;1+3;2+2"
-    assert decode_note("a", text) == Commit("a", 10, ((12, 14),), ((11, 3),))
+    assert decode_metadata("a", text) == Commit("a", 10, ((12, 14),), ((11, 3),))
 
 
 def test_a_note_of_which_nothing_could_be_read_back_is_not_written():
-    assert encode_note(Commit("a", 10, (), ((1, 2), (11, 0)))) == ""
-    assert encode_note(Commit("a", -1, ((2, 3),), ())) == ""
-    assert encode_note(Commit("a", 2**63, ((2**63 + 2, 2**63 + 3),), ())) == ""
+    assert encode_metadata(Commit("a", 10, (), ((1, 2), (11, 0)))) == ""
+    assert encode_metadata(Commit("a", -1, ((2, 3),), ())) == ""
+    assert encode_metadata(Commit("a", 2**63, ((2**63 + 2, 2**63 + 3),), ())) == ""
 
 
 @pytest.mark.parametrize(
     "text", [None, "", "somebody else's", "tidemill1;1", "tidemill1;1;2+;", "tidemill1;1;;1+2,", "tidemill1;x;;"]
 )
 def test_a_text_that_is_not_a_note_says_nothing(text: str | None) -> None:
-    assert decode_note("a", text) is None
+    assert decode_metadata("a", text) is None

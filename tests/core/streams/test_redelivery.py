@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidemill.core.retry import Backoff
-from tidemill.core.streams.offset_metadata import decode_note, encode_note
+from tidemill.core.streams.offset_metadata import decode_metadata, encode_metadata
 from tidemill.core.streams.redelivery import Redelivery
 from tidemill.core.streams.redelivery_items import (
     Commit,
@@ -30,7 +30,7 @@ def log_of(*offsets: int, who: tuple[str, ...] = ("t",), **limits: object) -> tu
     log: Log = Redelivery(RedeliveryLimits(**{"backoff": Backoff(2.0, 8.0), **limits}))
     log.assign("a")
     for one in who:
-        log.joined(one)
+        log.note_joined(one)
     return log, [admitted(log, offset) for offset in offsets]
 
 
@@ -50,7 +50,7 @@ def clean(log: Log, *deliveries: Delivery[str, int]) -> None:
 
 
 def floors(log: Log) -> dict[str, int]:
-    return {commit.lane: commit.floor for commit in log.commits()}
+    return {commit.lane: commit.floor for commit in log.take_commits()}
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_reject_outweighs_a_failure_a_failure_what_was_left_unread_and_that_an
 def test_clean_offsets_move_the_floor_in_order_only():
     log, (a, b, c) = log_of(5, 6, 7)
     clean(log, b)
-    assert log.commits() == [Commit("a", 5, ((6, 7),), ())]
+    assert log.take_commits() == [Commit("a", 5, ((6, 7),), ())]
     clean(log, a)
     assert floors(log) == {"a": 7}
     clean(log, c)
@@ -94,11 +94,11 @@ def test_a_failed_offset_freezes_the_floor_until_it_is_clean():
     log, (a, b, c) = log_of(0, 1, 2)
     fail(log, b, 0.0)
     clean(log, a, c)
-    assert log.commits() == [Commit("a", 1, ((2, 3),), ((1, 1),))]
+    assert log.take_commits() == [Commit("a", 1, ((2, 3),), ((1, 1),))]
     (again,) = log.take(1.0)
     assert (again.offset, again.held, again.failures) == (1, 10, 1)
     clean(log, again)
-    assert log.commits() == [Commit("a", 3, (), ())]
+    assert log.take_commits() == [Commit("a", 3, (), ())]
 
 
 def test_a_redelivery_waits_for_its_backoff():
@@ -119,19 +119,19 @@ def unread(log: Log, delivery: Delivery[str, int], now: float = 0.0, *who: str) 
 def test_a_redelivery_waits_for_those_who_failed_it_or_left_it_unread_to_subscribe_again(resolve, early):
     log, (a,) = log_of(0, who=("t", "u"))
     if early:
-        log.left("t")
+        log.note_left("t")
     resolve(log, a, 0.0, "t")
-    log.left("u")
-    log.joined("u")
-    log.joined("v")
+    log.note_left("u")
+    log.note_joined("u")
+    log.note_joined("v")
     assert log.take(50.0) == []
     if not early:
-        log.joined("t")
+        log.note_joined("t")
         assert log.take(50.0) == [], "it never left"
-        log.left("t")
+        log.note_left("t")
         assert log.take(50.0) == []
     assert log.due() == 60.0
-    log.joined("t")
+    log.note_joined("t")
     assert [d.offset for d in log.take(50.0)] == [0]
 
 
@@ -139,10 +139,10 @@ def test_a_redelivery_waits_for_those_who_failed_it_or_left_it_unread_to_subscri
 def test_those_who_came_back_before_their_failure_was_told_are_not_waited_for(resolve):
     log, (a,) = log_of(0, who=("t", "u"))
     for who in ("t", "u"):
-        log.left(who)
-        log.left(who)
-        log.joined(who)
-        log.joined(who)
+        log.note_left(who)
+        log.note_left(who)
+        log.note_joined(who)
+        log.note_joined(who)
     resolve(log, a, 0.0, "t", "u")
     assert log.take(0.9) == []
     assert [d.offset for d in log.take(1.0)] == [0]
@@ -150,61 +150,61 @@ def test_those_who_came_back_before_their_failure_was_told_are_not_waited_for(re
 
 def test_a_redelivery_waits_for_all_who_failed_it_or_left_it_unread():
     log, (a,) = log_of(0, who=("t", "u"))
-    log.left("t")
-    log.left("u")
+    log.note_left("t")
+    log.note_left("u")
     fail(log, a, 0.0, "t", "u")
-    log.joined("t")
+    log.note_joined("t")
     assert log.take(50.0) == []
-    log.gone("u")
+    log.note_gone("u")
     assert [d.offset for d in log.take(50.0)] == [0]
 
 
 def test_who_went_for_good_before_the_failure_was_told_is_not_waited_for():
     log, (a,) = log_of(0, who=("t", "u"))
-    log.left("t")
-    log.gone("t")
+    log.note_left("t")
+    log.note_gone("t")
     fail(log, a, 0.0, "t")
     assert [d.offset for d in log.take(1.0)] == [0]
 
 
 def test_who_comes_after_having_gone_for_good_is_not_waited_for_twice():
     log, (a,) = log_of(0, who=("t", "u"))
-    log.gone("t")
-    log.gone("t")
-    log.joined("t")
+    log.note_gone("t")
+    log.note_gone("t")
+    log.note_joined("t")
     fail(log, a, 0.0, "t")
     assert [d.offset for d in log.take(1.0)] == [0]
 
 
 def test_those_who_do_not_come_back_in_time_are_named():
     log, (a, b) = log_of(0, 1, who=("t", "u", "v"))
-    log.left("t")
-    log.left("u")
+    log.note_left("t")
+    log.note_left("u")
     fail(log, b, 5.0, "t")
     unread(log, a, 6.0, "u")
-    assert log.overdue(64.9) is None
-    overdue = log.overdue(65.0)
+    assert log.find_overdue(64.9) is None
+    overdue = log.find_overdue(65.0)
     assert overdue is not None
     assert (overdue.delivery.offset, overdue.missing) == (1, {"t"})
-    log.gone("t")
-    assert log.overdue(65.9) is None
-    assert log.overdue(66.0).missing == {"u"}
+    log.note_gone("t")
+    assert log.find_overdue(65.9) is None
+    assert log.find_overdue(66.0).missing == {"u"}
 
 
 def test_what_is_left_unread_is_never_dead_lettered_and_backs_off_further_each_time():
     log, (delivery,) = log_of(0, max_redeliveries=2)
     now, pauses = 0.0, []
     for _ in range(50):
-        log.left("t")
+        log.note_left("t")
         assert unread(log, delivery, now, "t") is False
-        log.joined("t")
+        log.note_joined("t")
         pauses.append(log.due() - now)
         now = log.due()
         (delivery,) = log.take(now)
     assert pauses == [1.0, 2.0] + [4.0] * 48
     assert (delivery.failures, delivery.unread) == (0, 50)
     clean(log, delivery)
-    assert log.commits() == [Commit("a", 1, (), ())]
+    assert log.take_commits() == [Commit("a", 1, (), ())]
 
 
 def test_only_failures_count_of_an_offset_that_is_also_left_unread():
@@ -213,8 +213,8 @@ def test_only_failures_count_of_an_offset_that_is_also_left_unread():
         assert resolve(log, delivery, 0.0) is lettered
         assert delivery.failures == failures
         if not lettered:
-            log.left("t")
-            log.joined("t")
+            log.note_left("t")
+            log.note_joined("t")
             (delivery,) = log.take(100.0)
 
 
@@ -222,11 +222,11 @@ def test_an_offset_that_nobody_looked_at_waits_for_somebody_to_join_and_counts_a
     log, (a,) = log_of(0, who=("t",))
     assert log.resolve(a, RedeliveryVerdict.UNSEEN, 0.0, HALF) is False
     assert log.take(50.0) == []
-    assert log.overdue(60.0).missing == frozenset()
-    log.joined("u")
+    assert log.find_overdue(60.0).missing == frozenset()
+    log.note_joined("u")
     (again,) = log.take(50.0)
     assert (again.failures, again.unread) == (0, 1)
-    log.joined("v")
+    log.note_joined("v")
     log.resolve(again, RedeliveryVerdict.UNSEEN, 50.0, HALF)
     assert log.due() == 52.0, "somebody joined since: only the backoff counts, and it grows"
     (third,) = log.take(52.0)
@@ -243,10 +243,10 @@ def test_an_offset_is_dead_lettered_after_its_last_redelivery_failed():
     assert fail(log, delivery, 200.0) is True
     assert log.take(1000.0) == []
     assert floors(log) == {"a": 0}
-    log.lettered(delivery)
-    assert log.commits() == [Commit("a", 1, (), ())]
-    log.lettered(delivery)
-    assert log.commits() == []
+    log.note_lettered(delivery)
+    assert log.take_commits() == [Commit("a", 1, (), ())]
+    log.note_lettered(delivery)
+    assert log.take_commits() == []
 
 
 def test_a_rejected_offset_is_dead_lettered_at_once_and_holds_the_floor_until_that_is_confirmed():
@@ -255,7 +255,7 @@ def test_a_rejected_offset_is_dead_lettered_at_once_and_holds_the_floor_until_th
     clean(log, b)
     assert floors(log) == {"a": 0}
     assert log.open == 1
-    log.lettered(a)
+    log.note_lettered(a)
     assert floors(log) == {"a": 2}
 
 
@@ -283,17 +283,17 @@ def test_stale_and_repeated_offsets_are_not_delivered():
 
 def test_a_lane_that_went_away_takes_its_redeliveries_and_its_outcomes_along():
     log, (a, b, c) = log_of(0, 1, 2, who=("t", "u"))
-    log.left("t")
+    log.note_left("t")
     fail(log, a, 0.0, "t")
     fail(log, b, 0.0)
     assert log.resolve(c, RedeliveryVerdict.REJECTED, 0.0, 0) is True
     log.revoke("a")
     log.revoke("a")
     clean(log, a, b)
-    log.lettered(c)
-    log.again("a")
+    log.note_lettered(c)
+    log.offer_again("a")
     assert log.take(100.0) == []
-    assert (log.commits(), log.open, log.overdue(100.0), log.due()) == ([], 0, None, None)
+    assert (log.take_commits(), log.open, log.find_overdue(100.0), log.due()) == ([], 0, None, None)
     assert "a" not in log
     assert log.wants("a") is False
 
@@ -320,7 +320,7 @@ def test_a_lane_whose_head_was_deleted_begins_behind_what_is_done():
     log, _ = log_of()
     log.assign("a", Commit("a", 5, ((6, 8), (9, 10)), ((5, 4), (8, 1))))
     assert log.admit("a", 6, 0) is Skip.CLEAN
-    assert log.commits() == [Commit("a", 8, ((9, 10),), ((8, 1),))]
+    assert log.take_commits() == [Commit("a", 8, ((9, 10),), ((8, 1),))]
 
 
 def test_a_failed_offset_that_was_removed_from_the_log_is_forgotten():
@@ -329,20 +329,20 @@ def test_a_failed_offset_that_was_removed_from_the_log_is_forgotten():
     (first,) = (admitted(log, 5),)
     ninth = admitted(log, 9)
     assert (first.failures, ninth.failures) == (2, 1)
-    log.again("a")
-    assert log.commits() == [Commit("a", 5, ((6, 9),), ((5, 2), (9, 1)))]
+    log.offer_again("a")
+    assert log.take_commits() == [Commit("a", 5, ((6, 9),), ((5, 2), (9, 1)))]
     clean(log, first, ninth)
-    (commit,) = log.commits()
+    (commit,) = log.take_commits()
     assert commit == Commit("a", 10, (), ())
-    assert encode_note(commit) == ""
+    assert encode_metadata(commit) == ""
 
 
 def test_a_failure_of_an_offset_that_is_clean_by_the_same_note_counts_for_nothing():
     log, _ = log_of()
     log.assign("a", Commit("a", 5, ((7, 9),), ((8, 2),)))
     admitted(log, 5)
-    log.again("a")
-    assert log.commits() == [Commit("a", 5, ((7, 9),), ())]
+    log.offer_again("a")
+    assert log.take_commits() == [Commit("a", 5, ((7, 9),), ())]
 
 
 def test_open_offsets_are_bounded_in_number_and_bytes():
@@ -364,12 +364,12 @@ def test_a_commit_that_did_not_succeed_is_made_again_as_things_are_then():
     clean(log, a)
     assert floors(log) == {"a": 1}
     clean(log, b)
-    log.again("a")
+    log.offer_again("a")
     assert floors(log) == {"a": 2}
-    log.again("a")
+    log.offer_again("a")
     assert floors(log) == {"a": 2}
     log.assign("b")
-    log.again("b")
+    log.offer_again("b")
     assert floors(log) == {}
 
 
@@ -384,15 +384,15 @@ def test_redeliveries_are_taken_by_portions():
 def test_who_left_long_ago_is_forgotten_unless_it_may_have_failed_something():
     log, (held,) = log_of(0, who=("t",))
     for number in range(500):
-        log.joined(number)
-        log.left(number)
+        log.note_joined(number)
+        log.note_left(number)
     assert len(log._absent) == 500, "each of them may have failed the offset that is open"
     clean(log, held)
     late = admitted(log, 1)
-    log.left("t")
+    log.note_left("t")
     for number in range(1000, 2500):
-        log.joined(number)
-        log.gone(number)
+        log.note_joined(number)
+        log.note_gone(number)
     fail(log, late, 0.0, "t")
     assert not any(number in log._absent for number in range(500))
     assert set(log._absent) == {"t"}
@@ -413,41 +413,41 @@ PARTITION = st.lists(st.sampled_from((True, True, False)), min_size=1, max_size=
 @pytest.mark.parametrize("kind", [RedeliveryVerdict.FAILED, RedeliveryVerdict.UNREAD])
 def test_what_others_accepted_is_clean_once_all_who_did_not_are_gone_for_good(kind):
     log, (first, second) = log_of(0, 1, who=("a", "b"))
-    log.left("a"), log.joined("a")
+    log.note_left("a"), log.note_joined("a")
     log.resolve(first, kind, 0.0, HALF, ("a", "b"), accepted=True)
     log.resolve(second, kind, 0.0, HALF, ("a",), accepted=False)
-    log.gone("a")
-    log.gone("a")
+    log.note_gone("a")
+    log.note_gone("a")
     assert log.open == 2
-    log.gone("b")
+    log.note_gone("b")
     assert log.open == 1
-    [commit] = log.commits()
+    [commit] = log.take_commits()
     assert commit.floor == 1
-    log.joined("c")
+    log.note_joined("c")
     assert [again.offset for again in log.take(1000.0)] == [1]
 
 
 def test_what_fails_because_of_who_was_gone_by_then_is_clean_if_others_accepted_it():
     log, (delivery,) = log_of(0, who=("a",))
-    log.gone("a")
+    log.note_gone("a")
     log.resolve(delivery, RedeliveryVerdict.FAILED, 0.0, HALF, ("a",), accepted=True)
     assert log.open == 0
 
 
 def test_who_is_gone_after_a_redelivery_or_a_revoke_changes_nothing():
     log, (delivery, other) = log_of(0, 1, who=("a",))
-    log.left("a"), log.joined("a")
+    log.note_left("a"), log.note_joined("a")
     for one in (delivery, other):
         log.resolve(one, RedeliveryVerdict.FAILED, 0.0, HALF, ("a",), accepted=True)
     [again, _] = log.take(1000.0)
-    log.gone("a")
+    log.note_gone("a")
     assert log.open == 2
     log.resolve(again, RedeliveryVerdict.CLEAN, 1000.0, HALF)
     assert log.open == 1
-    log.joined("b")
+    log.note_joined("b")
     log.resolve(admitted(log, 2), RedeliveryVerdict.FAILED, 0.0, HALF, ("b",), accepted=True)
     log.revoke("a")
-    log.gone("b")
+    log.note_gone("b")
     assert log.open == 0
 
 
@@ -481,7 +481,7 @@ class World:
         """Begin with a new log at what was committed, as after a crash."""
         limits = RedeliveryLimits(max_redeliveries=self.max_redeliveries, max_open=8)
         self.log = Redelivery(limits)
-        past = decode_note("a", self.note)
+        past = decode_metadata("a", self.note)
         assert past is None or past.floor == self.committed
         self.log.assign("a", past)
         known = {offset for start, end in (past.clean if past else ()) for offset in range(start, end)}
@@ -497,7 +497,7 @@ class World:
         if who not in self.present:
             self.present.add(who)
             self.gone.discard(who)
-            self.log.joined(who)
+            self.log.note_joined(who)
             self.forgive(who)
 
     def forgive(self, who: str) -> None:
@@ -508,10 +508,10 @@ class World:
             self.present.discard(who)
             self.clock += 1
             self.left_at[who] = self.clock
-            self.log.left(who)
+            self.log.note_left(who)
             if for_good:
                 self.gone.add(who)
-                self.log.gone(who)
+                self.log.note_gone(who)
                 self.forgive(who)
 
     def fan_out(self, delivery: Delivery[str, int]) -> None:
@@ -577,26 +577,26 @@ class World:
         if self.letters:
             delivery = self.letters.pop(self.chance.randrange(len(self.letters)))
             self.done.add(delivery.offset)
-            self.log.lettered(delivery)
+            self.log.note_lettered(delivery)
 
     def redeliver(self) -> None:
         for delivery in self.log.take(self.now, self.chance.randint(1, 5)):
             self.fan_out(delivery)
 
     def commit(self) -> None:
-        for commit in self.log.commits():
+        for commit in self.log.take_commits():
             assert commit.floor >= self.committed, "a commit moved back"
             below = {offset for offset in self.offsets if offset < commit.floor}
             assert below <= self.done, "a commit passed what is not done"
             above = {offset for start, end in commit.clean for offset in range(start, end)}
             assert above & set(self.offsets) <= self.done
             assert self.crashed or len(commit.clean) <= self.log.open + 1, "intervals are bounded by what is open"
-            told = decode_note("a", encode_note(commit))
+            told = decode_metadata("a", encode_metadata(commit))
             assert told == (commit if commit.clean or commit.failures else None), "a note cannot be read back"
             if self.chance.random() < 0.2:
-                self.log.again("a")
+                self.log.offer_again("a")
                 continue
-            self.committed, self.note = commit.floor, encode_note(commit)
+            self.committed, self.note = commit.floor, encode_metadata(commit)
 
     def compact(self) -> None:
         """The log removes some of what was not read since the last start, and knows nothing of who failed it."""

@@ -82,14 +82,14 @@ class Machine(RuleBasedStateMachine):
     def commit(self) -> None:
         self.gone += values(self.flying)
         self.flying = None
-        self.commits.committed()
+        self.commits.note_committed()
         assert self.commits.standing is not Standing.DOWN
 
     @precondition(lambda self: self.flying is not None)
     @rule(bits=st.integers(0, MOST_BITS))
     def outage(self, bits: int) -> None:
         self.flying = None
-        self.commits.unreachable(self.now, bits)
+        self.commits.note_unreachable(self.now, bits)
         assert self.commits.standing is Standing.DOWN
         assert self.commits.due is not None
         assert self.commits.due <= self.now + LIMITS.backoff.maximum_seconds
@@ -98,7 +98,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def refuse(self) -> None:
         taken, self.flying = self.flying, None
-        alone = self.commits.refused(self.now)
+        alone = self.commits.note_refused(self.now)
         assert taken is not None
         assert (alone is taken) == (len(taken.items) == 1)
         if alone is not None:
@@ -149,7 +149,7 @@ def test_what_comes_during_a_write_is_due_at_its_own_time() -> None:
     commits = commits_with(1)
     commits.take(0.01)
     commits.add(2, 1, 0.5)
-    commits.committed()
+    commits.note_committed()
 
     assert commits.due == 0.51
 
@@ -158,12 +158,12 @@ def test_a_batch_that_failed_is_the_same_when_it_is_tried_again_and_later_items_
     commits = commits_with(1, 2)
     batch = commits.take(0.01)
     commits.add(3, 1, 0.02)
-    commits.unreachable(1.0, MOST_BITS)
+    commits.note_unreachable(1.0, MOST_BITS)
 
     assert commits.due == pytest.approx(1.5)
     assert commits.take(1.4) is None
     assert commits.take(1.5) is batch
-    commits.committed()
+    commits.note_committed()
     assert values(commits.take(1.5)) == [3]
 
 
@@ -172,16 +172,16 @@ def test_waits_grow_with_each_failure_and_begin_anew_after_a_commit() -> None:
     now, waits = 0.01, []
     for _ in range(4):
         commits.take(now)
-        commits.unreachable(now, MOST_BITS)
+        commits.note_unreachable(now, MOST_BITS)
         assert commits.due is not None
         waits.append(commits.due - now)
         now = commits.due
     assert waits == pytest.approx([0.5, 1.0, 2.0, 2.0])
     commits.take(now)
-    commits.committed()
+    commits.note_committed()
     commits.add(2, 1, now)
     commits.take(now + 0.01)
-    commits.unreachable(now, MOST_BITS)
+    commits.note_unreachable(now, MOST_BITS)
     assert commits.due == pytest.approx(now + 0.5)
 
 
@@ -195,7 +195,7 @@ def test_a_write_that_is_not_answered_counts_as_an_outage_until_it_is() -> None:
     assert commits.take(1.01) is None
     assert commits.standing is Standing.DOWN
     assert commits.due is None
-    commits.committed()
+    commits.note_committed()
     assert commits.standing is Standing.OPEN
 
 
@@ -206,12 +206,12 @@ def test_refused_content_is_halved_until_the_culprit_is_alone() -> None:
     for _ in range(6):
         if commits.pending == 0:
             break
-        alone = commits.refused(0.01)
+        alone = commits.note_refused(0.01)
         refused += values(alone) if alone else []
         batch = commits.take(0.01)
         while batch is not None and 3 not in values(batch):
             committed += values(batch)
-            commits.committed()
+            commits.note_committed()
             batch = commits.take(0.01)
     assert (refused, committed) == ([3], [1, 2])
     assert commits.pending_bytes == 0
@@ -222,10 +222,10 @@ def test_producers_are_held_above_the_high_mark_until_the_low_mark() -> None:
     assert commits.standing is Standing.FULL
 
     commits.take(0.01)
-    commits.committed()
+    commits.note_committed()
     assert (commits.pending, commits.standing) == (4, Standing.FULL)
     commits.take(0.01)
-    commits.committed()
+    commits.note_committed()
     assert commits.standing is Standing.OPEN
 
 
@@ -244,4 +244,4 @@ def test_at_the_end_nothing_lingers() -> None:
 
 def test_an_answer_without_a_batch_is_our_own_fault() -> None:
     with pytest.raises(InvariantError):
-        GroupCommit[int](LIMITS).committed()
+        GroupCommit[int](LIMITS).note_committed()

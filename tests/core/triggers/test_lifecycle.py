@@ -21,49 +21,53 @@ SHORTEST, LONGEST = BACKOFF.initial_seconds, BACKOFF.maximum_seconds
 
 @pytest.mark.parametrize("restart", [Restart.ON_FAILURE, Restart.NEVER])
 def test_who_fired_and_returned_is_finished(restart):
-    assert TriggerLife(restart).ended(Ending.RETURNED, 1, 0.0, 0) == Next(EndVerdict.FINISHED, None, anew=True)
+    assert TriggerLife(restart).decide_ended(Ending.RETURNED, 1, 0.0, 0) == Next(
+        EndVerdict.FINISHED, None, from_start=True
+    )
 
 
 def test_with_always_it_runs_again_from_its_beginning_after_a_pause():
-    following = TriggerLife(Restart.ALWAYS).ended(Ending.RETURNED, 3, 5.0, 0)
-    assert following == Next(EndVerdict.FINISHED, SHORTEST, anew=True)
+    following = TriggerLife(Restart.ALWAYS).decide_ended(Ending.RETURNED, 3, 5.0, 0)
+    assert following == Next(EndVerdict.FINISHED, SHORTEST, from_start=True)
 
 
 @pytest.mark.parametrize("events", [0, 1])
 def test_with_always_who_took_an_event_from_its_stream_and_returned_begins_again_at_once(events):
     life = TriggerLife(Restart.ALWAYS)
-    life.ended(Ending.RAISED, 0, 0.0, MOST)
-    assert life.ended(Ending.RETURNED, events, 0.0, MOST, taken=1) == Next(EndVerdict.FINISHED, 0.0, anew=True)
+    life.decide_ended(Ending.RAISED, 0, 0.0, MOST)
+    assert life.decide_ended(Ending.RETURNED, events, 0.0, MOST, taken=1) == Next(
+        EndVerdict.FINISHED, 0.0, from_start=True
+    )
     # It worked, so the pauses start over.
-    assert life.ended(Ending.RAISED, events, 0.0, MOST, taken=1).pause_seconds == pytest.approx(SHORTEST)
+    assert life.decide_ended(Ending.RAISED, events, 0.0, MOST, taken=1).pause_seconds == pytest.approx(SHORTEST)
 
 
 @pytest.mark.parametrize("restart", [Restart.ON_FAILURE, Restart.NEVER])
 def test_without_always_who_took_an_event_and_fired_nothing_has_failed(restart):
-    assert TriggerLife(restart).ended(Ending.RETURNED, 0, 0.0, 0, taken=1).verdict is EndVerdict.FAILED
+    assert TriggerLife(restart).decide_ended(Ending.RETURNED, 0, 0.0, 0, taken=1).verdict is EndVerdict.FAILED
 
 
 @pytest.mark.parametrize(("ending", "events"), [(Ending.RAISED, 0), (Ending.RAISED, 5), (Ending.RETURNED, 0)])
 def test_who_raised_or_fired_nothing_has_failed(ending, events):
-    assert TriggerLife(Restart.NEVER).ended(ending, events, 0.0, 0) == Next(EndVerdict.FAILED)
-    again = TriggerLife(Restart.ON_FAILURE).ended(ending, events, 0.0, 0)
-    assert (again.verdict, again.anew) == (EndVerdict.FAILED, False)
+    assert TriggerLife(Restart.NEVER).decide_ended(ending, events, 0.0, 0) == Next(EndVerdict.FAILED)
+    again = TriggerLife(Restart.ON_FAILURE).decide_ended(ending, events, 0.0, 0)
+    assert (again.verdict, again.from_start) == (EndVerdict.FAILED, False)
     assert again.pause_seconds is not None
 
 
 def test_pauses_grow_to_their_maximum_and_start_over_after_a_long_run():
     life = TriggerLife(Restart.ON_FAILURE)
-    pauses = [life.ended(Ending.RAISED, 0, 0.0, MOST).pause_seconds for _ in range(8)]
+    pauses = [life.decide_ended(Ending.RAISED, 0, 0.0, MOST).pause_seconds for _ in range(8)]
     assert pauses == sorted(pauses)
     assert pauses[0] == pytest.approx(SHORTEST)
     assert pauses[-1] == pytest.approx(LONGEST)
-    assert life.ended(Ending.RAISED, 0, HEALTHY_SECONDS, MOST).pause_seconds == pytest.approx(SHORTEST)
+    assert life.decide_ended(Ending.RAISED, 0, HEALTHY_SECONDS, MOST).pause_seconds == pytest.approx(SHORTEST)
 
 
 @pytest.mark.parametrize("restart", list(Restart))
 @pytest.mark.parametrize("reason", list(CancelReason))
 def test_who_was_cancelled_runs_again_only_after_a_timeout(restart, reason):
-    following = TriggerLife(restart).cancelled(reason, 0)
+    following = TriggerLife(restart).decide_cancelled(reason, 0)
     runs_again = reason is CancelReason.TIMEOUT and restart is not Restart.NEVER
     assert (following.pause_seconds is not None) is runs_again
     expected = {CancelReason.TIMEOUT: EndVerdict.FAILED, CancelReason.DONE: EndVerdict.FINISHED}
@@ -80,6 +84,6 @@ def test_who_was_cancelled_runs_again_only_after_a_timeout(restart, reason):
 def test_no_pause_is_shorter_or_longer_than_allowed(runs):
     life = TriggerLife(Restart.ALWAYS)
     for ending, events, seconds, bits in runs:
-        pause = life.ended(ending, events, seconds, bits).pause_seconds
+        pause = life.decide_ended(ending, events, seconds, bits).pause_seconds
         assert pause is not None
         assert SHORTEST <= pause <= LONGEST

@@ -15,11 +15,11 @@ from tidemill.core.deadletters.redrive import Criteria, Tally, Target, Why
 from tidemill.core.errors import ConfigError, FencedError, RemoteError
 from tidemill.deadletters.letter import Letter, LetterKind
 from tidemill.deadletters.opening import open_letters
-from tidemill.deadletters.payloads import payload_json
+from tidemill.deadletters.payloads import encode_payload
 from tidemill.deadletters.redrive import run as redrive_module
 from tidemill.deadletters.redrive.folder_cursor import FolderCursor
 from tidemill.deadletters.redrive.history import read_history
-from tidemill.deadletters.redrive.run import Order, Redrive
+from tidemill.deadletters.redrive.run import Redrive, RedriveOrder
 from tidemill.deadletters.redrive.sinks import SinkTarget
 from tidemill.runtime.broker import EmbeddedBroker, free_port
 from tidemill.sinks.payloads import FilePayload
@@ -28,7 +28,7 @@ from tidemill.testing.kafka import consume, unique_name
 
 def delivery(number: int, **fields: Any) -> Letter:
     """Return a letter about a line that a file sink refused."""
-    payload = payload_json(FilePayload(path="out.jsonl", data={"n": number}))
+    payload = encode_payload(FilePayload(path="out.jsonl", data={"n": number}))
     given = {"kind": LetterKind.DELIVERY, "sink_type": "filesystem", "sink_name": "out", "original_payloads": [payload]}
     return letter(number, **{**given, **fields})
 
@@ -54,7 +54,7 @@ class Place:
         write(self.letters, letters[:half], letters[half:], run=run)
 
     def redrive(self, **order: Any) -> Tally:
-        return Redrive(self.settings, Order(**{"target": Target.SINK, **order})).run()
+        return Redrive(self.settings, RedriveOrder(**{"target": Target.SINK, **order})).run()
 
     def sent(self) -> Counter[int]:
         lines = self.out.read_text().splitlines() if self.out.exists() else []
@@ -114,7 +114,7 @@ def test_letters_since_a_time_are_found_by_their_row_groups(place: Place) -> Non
     place.write(range(10), run="r1")
     place.write(range(10, 20), run="r3")
     since = 1_767_225_600.0 + 86_400  # 2026-01-02
-    redrive = Redrive(place.settings, Order(Criteria(since=since), Target.SINK))
+    redrive = Redrive(place.settings, RedriveOrder(Criteria(since=since), Target.SINK))
     assert redrive.run().sent == 10
     assert redrive.total == 10, "rows of files that are too old were looked at"
 
@@ -221,7 +221,7 @@ def test_a_full_disk_ends_the_redrive_which_goes_on_after_the_last_save(
 
     with monkeypatch.context() as patch:
         patch.setattr(FolderCursor, "open", open_then_full)
-        with pytest.raises(RemoteError, match="cannot be written: No space left on device; the same command goes on"):
+        with pytest.raises(RemoteError, match="cannot be written: No space left on device; run the same command"):
             place.redrive()
     assert set(place.sent()) == set(range(5))
 

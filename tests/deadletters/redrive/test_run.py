@@ -27,17 +27,17 @@ from tidemill.deadletters.letter import (
     Letter,
     LetterKind,
     LetterSource,
+    count_redrives,
     decode_letter,
+    describe_sources,
     encode_letter,
-    letter_sources,
-    redrives_in,
 )
-from tidemill.deadletters.payloads import payload_json
+from tidemill.deadletters.payloads import encode_payload
 from tidemill.deadletters.redrive import cursor as redrive_cursor
 from tidemill.deadletters.redrive import run as redrive_module
 from tidemill.deadletters.redrive import sinks as redrive_sinks
-from tidemill.deadletters.redrive.run import Order, Redrive
-from tidemill.deadletters.redrive.targets import Item
+from tidemill.deadletters.redrive.run import Redrive, RedriveOrder
+from tidemill.deadletters.redrive.targets import RedriveItem
 from tidemill.pipeline.delivery.outbox import Outbox
 from tidemill.pipeline.delivery.routing import Origin
 from tidemill.pipeline.handler.base import Handler
@@ -81,14 +81,14 @@ class Place:
             Letter(
                 kind=fields.get("kind", LetterKind.TASK),
                 error="exit code 1",
-                sources=letter_sources([self.message(offset, b"%d" % offset)]),
+                sources=describe_sources([self.message(offset, b"%d" % offset)]),
             )
             for offset in range(start, start + count)
         ]
         return self.write(*made)
 
     def redrive(self, stopped: Callable[[], bool] = lambda: False, **order: Any) -> Tally:
-        return Redrive(self.settings, Order(**order), stopped).run()
+        return Redrive(self.settings, RedriveOrder(**order), stopped).run()
 
     def sent(self, count: int, topic: str = "") -> list[ck.Message]:
         return consume(self.broker.bootstrap, topic or self.topic, count)
@@ -116,7 +116,7 @@ def test_key_value_and_headers_come_back_byte_for_byte_in_their_partition(place:
         place.message(5, "naïve\u0000\n".encode()),
     ]
     letters = place.write(
-        *(Letter(kind=LetterKind.TASK, error="e", attempt_count=4, sources=letter_sources([m])) for m in messages)
+        *(Letter(kind=LetterKind.TASK, error="e", attempt_count=4, sources=describe_sources([m])) for m in messages)
     )
 
     assert place.redrive().sent == 5
@@ -137,7 +137,7 @@ def test_key_value_and_headers_come_back_byte_for_byte_in_their_partition(place:
 
 def test_each_message_of_a_letter_with_several_goes_once(place: Place) -> None:
     messages = [place.message(offset, b"%d" % offset) for offset in (1, 2, 3, 2)]
-    place.write(Letter(kind=LetterKind.TASK, error="e", sources=letter_sources(messages)))
+    place.write(Letter(kind=LetterKind.TASK, error="e", sources=describe_sources(messages)))
     tally = place.redrive()
     assert (tally.sent, tally.messages) == (1, 3)
     assert place.values(3) == Counter([b"1", b"2", b"3"])
@@ -147,7 +147,7 @@ def test_the_same_command_goes_on_and_restart_begins_anew(place: Place) -> None:
     place.letters(10)
     assert place.redrive(limit=4).sent == 4
     assert place.values(4) == Counter([b"0", b"1", b"2", b"3"])
-    again = Redrive(place.settings, Order())
+    again = Redrive(place.settings, RedriveOrder())
     assert (again.run().sent, again.resumed, again.left) == (6, True, 0)
     assert place.redrive().sent == 0
     place.letters(2, start=10)
@@ -182,8 +182,8 @@ def test_the_rate_is_kept(place: Place, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_dry_run_sends_and_saves_nothing(place: Place) -> None:
     place.letters(3)
-    shown: list[Item] = []
-    tally = Redrive(place.settings, Order(dry_run=True, limit=2), shown=shown.append).run()
+    shown: list[RedriveItem] = []
+    tally = Redrive(place.settings, RedriveOrder(dry_run=True, limit=2), shown=shown.append).run()
     assert (tally.sent, [item.where for item in shown]) == (2, [f"{place.topic}/0"] * 2)
     assert place.redrive().sent == 3
     assert set(place.values(3).values()) == {1}
@@ -202,14 +202,14 @@ def test_letters_of_aborted_transactions_are_never_seen(place: Place) -> None:
     producer = ck.Producer({**FAST_CLIENT, "bootstrap.servers": place.broker.bootstrap, "transactional.id": place.dlq})
     producer.init_transactions(10)
     for value, end in ((b"0", producer.abort_transaction), (b"1", producer.commit_transaction)):
-        letter = Letter(kind=LetterKind.TASK, error="e", sources=letter_sources([place.message(0, value)]))
+        letter = Letter(kind=LetterKind.TASK, error="e", sources=describe_sources([place.message(0, value)]))
         producer.begin_transaction()
         producer.produce(place.dlq, encode_letter(letter))
         producer.flush(10)
         end(10)
     assert place.redrive().sent == 1
     assert place.values(1) == Counter([b"1"])
-    assert Redrive(place.settings, Order()).run().sent == 0
+    assert Redrive(place.settings, RedriveOrder()).run().sent == 0
 
 
 def test_a_letter_that_was_written_twice_goes_once(place: Place) -> None:
@@ -224,7 +224,7 @@ def test_letters_of_several_partitions_go_once_each(embedded_kafka: EmbeddedBrok
     for number in range(3):
         values = [
             encode_letter(
-                Letter(kind=LetterKind.TASK, error="e", sources=letter_sources([place.message(n, b"%d" % n)]))
+                Letter(kind=LetterKind.TASK, error="e", sources=describe_sources([place.message(n, b"%d" % n)]))
             )
             for n in range(number * 10, number * 10 + 10)
         ]
@@ -247,7 +247,7 @@ def oversize(place: Place, limit: int, body: bytes = b"v" * 50_000) -> tuple[Let
         message.offset() or 0, message.value(), key=message.key(), headers=tuple(headers_of(message)),
         timestamp=message.timestamp()[1],
     )  # fmt: skip
-    letter = Letter(kind=LetterKind.OVERSIZE, error="too large", sources=letter_sources([source]))
+    letter = Letter(kind=LetterKind.OVERSIZE, error="too large", sources=describe_sources([source]))
     place.write(encode_letter(letter, limit))
     return letter, message
 
@@ -289,11 +289,11 @@ def test_another_message_at_the_same_place_is_noticed(change: str) -> None:
 
     source = LetterSource("t", 0, 7, "k", [("h", "x")], 5, digest(b"body"))
     good = SourceMessage("t", 0, 7, b"k", b"body", (("h", b"x"),), 5)
-    assert restoring.restored(source, lambda *place: good) == good
+    assert restoring.restore_message(source, lambda *place: good) == good
     other: dict[str, Any] = {"value": b"bodY", "key": None, "headers": (("g", b"x"),), "timestamp": 6}
     wrong = msgspec.structs.replace(good, **{change: other[change]})
     with pytest.raises(restoring.ContentLostError, match="t/0/7 holds another message now"):
-        restoring.restored(source, lambda *place: wrong)
+        restoring.restore_message(source, lambda *place: wrong)
 
 
 # -- loops ----------------------------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ def test_a_message_that_always_fails_is_not_sent_for_ever(embedded_kafka: Embedd
         message = place.sent(len(rounds) + 1)[len(rounds)]
         source = place.message(message.offset() or 0, message.value(), headers=tuple(headers_of(message)))
         (letter,) = run_handler(AlwaysFailing(), [source]).dead_letters
-        assert letter.redrives == len(rounds) == redrives_in(source.headers)
+        assert letter.redrives == len(rounds) == count_redrives(source.headers)
         place.write(letter)
         tally = place.redrive()
         if not tally.sent:
@@ -352,7 +352,7 @@ def test_letters_about_deliveries_count_redrives_too(place: Place) -> None:
 
 @pytest.mark.parametrize("value", [None, b"", b"many", b"-1", b"9" * 30, b"\xff"])
 def test_a_header_that_is_no_number_counts_for_nothing(value: bytes | None) -> None:
-    assert redrives_in([("tidemill-redrives", value)]) == 0
+    assert count_redrives([("tidemill-redrives", value)]) == 0
 
 
 def test_a_message_may_not_go_to_the_dead_letter_topic_itself(place: Place) -> None:
@@ -382,7 +382,7 @@ def test_a_message_that_its_topic_does_not_take_is_named_and_the_others_go(embed
     topic = embedded_kafka.create_topic(unique_name("small"), config={"max.message.bytes": "5000"})
     messages = [place.message(n, b"%d" % n if n % 7 else os.urandom(20_000)) for n in range(1, 21)]
     letters = place.write(
-        *(Letter(kind=LetterKind.TASK, error="e", sources=letter_sources([each])) for each in messages)
+        *(Letter(kind=LetterKind.TASK, error="e", sources=describe_sources([each])) for each in messages)
     )
     for order in ({}, {"restart": True}):
         if order:
@@ -400,7 +400,7 @@ def test_a_message_just_below_the_limit_goes_without_its_history(embedded_kafka:
     place = Place(embedded_kafka, partitions=1)
     topic = embedded_kafka.create_topic(unique_name("tight"), config={"max.message.bytes": "5000"})
     body = os.urandom(4_800)
-    letter = Letter(kind=LetterKind.TASK, error="e" * 300, sources=letter_sources([place.message(0, body)]))
+    letter = Letter(kind=LetterKind.TASK, error="e" * 300, sources=describe_sources([place.message(0, body)]))
     place.write(letter)
     assert place.redrive(target=Target.TOPIC, topic=topic).sent == 1
     (found,) = place.sent(1, topic)
@@ -474,17 +474,17 @@ def test_a_second_process_of_the_same_redrive_ends_the_first(place: Place, monke
             inner.append(place.redrive())
 
     with pytest.raises(FencedError, match="another process has begun the same redrive"):
-        Redrive(place.settings, Order(), watch=watch).run()
+        Redrive(place.settings, RedriveOrder(), watch=watch).run()
     assert set(place.values(20).values()) == {1}
 
 
 def test_a_cursor_beyond_the_end_needs_a_restart(place: Place) -> None:
     place.letters(1)
-    name = Redrive(place.settings, Order()).name
+    name = Redrive(place.settings, RedriveOrder()).name
     consumer = ck.Consumer({**FAST_CLIENT, "bootstrap.servers": place.broker.bootstrap, "group.id": name})
     consumer.commit(offsets=[ck.TopicPartition(place.dlq, 0, 100)], asynchronous=False)
     consumer.close()
-    with pytest.raises(ConfigError, match="begin anew with --restart"):
+    with pytest.raises(ConfigError, match="start over with --restart"):
         place.redrive()
     assert place.redrive(restart=True).sent == 1
     assert place.redrive().sent == 0
@@ -500,8 +500,8 @@ def refused(place: Place, kind: str, name: str, *payloads: Any) -> Letter:
             error="refused",
             sink_type=kind,
             sink_name=name,
-            original_payloads=[payload_json(payload) for payload in payloads],
-            sources=letter_sources([place.message(0)]),
+            original_payloads=[encode_payload(payload) for payload in payloads],
+            sources=describe_sources([place.message(0)]),
         )
     )
     return letter
@@ -698,7 +698,7 @@ def test_a_sink_that_takes_nothing_ends_the_redrive_which_goes_on_later(
         patched.setattr(redrive_sinks, "PATIENCE_SECONDS", 0.2)
         patched.setattr(KafkaSink, "send", down)
         with pytest.raises(
-            RemoteError, match=r"sinks.kafka.out takes nothing now: connection refused; the same command"
+            RemoteError, match=r"sinks.kafka.out accepts nothing now: connection refused; run the same command"
         ):
             place.redrive(target=Target.SINK)
     assert place.redrive(target=Target.SINK).sent == 1
@@ -712,8 +712,8 @@ def test_a_missing_topic_says_what_may_be_wrong(embedded_kafka: EmbeddedBroker) 
     settings = Settings.model_validate(
         {"kafka": {"brokers": embedded_kafka.bootstrap, "source_topic": unique_name("never")}}
     )
-    with pytest.raises(ConfigError, match=r"no pipeline has made it yet, or dlq.topic"):
-        Redrive(settings, Order()).run()
+    with pytest.raises(ConfigError, match=r"no pipeline has created it yet, or dlq.topic"):
+        Redrive(settings, RedriveOrder()).run()
 
 
 def test_brokers_that_do_not_answer_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -721,7 +721,7 @@ def test_brokers_that_do_not_answer_are_named(monkeypatch: pytest.MonkeyPatch) -
     port = free_port()
     settings = Settings.model_validate({"kafka": {"brokers": f"127.0.0.1:{port}"}})
     with pytest.raises(RemoteError, match=f"no answer from Kafka at 127.0.0.1:{port}"):
-        Redrive(settings, Order()).run()
+        Redrive(settings, RedriveOrder()).run()
 
 
 def test_a_broker_that_goes_away_ends_nothing_that_comes_back(
@@ -738,7 +738,7 @@ def test_a_broker_that_goes_away_ends_nothing_that_comes_back(
             place.broker.stop()
             place.broker.start()
 
-    tally = Redrive(place.settings, Order(rate=40.0), watch=watch).run()
+    tally = Redrive(place.settings, RedriveOrder(rate=40.0), watch=watch).run()
     assert (tally.sent, restarted) == (40, [()])
     assert place.values(40) == Counter(b"%d" % n for n in range(40))
 

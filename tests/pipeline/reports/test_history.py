@@ -15,7 +15,7 @@ import pytest
 from tests.until import until
 
 from tidemill.pipeline.handler.models import ErrorKind, ExecutorError, ExecutorTask
-from tidemill.pipeline.partition import finished_message
+from tidemill.pipeline.partition import make_finished_message
 from tidemill.pipeline.reports import history
 from tidemill.pipeline.reports.history import HistoryStatus, HistoryWriter
 from tidemill.runtime.identity import Identity
@@ -184,7 +184,7 @@ async def test_a_finished_message_is_reported_with_what_became_of_its_tasks(
 ) -> None:
     writer = HistoryWriter(tmp_path, IDENTITY)
     message = SourceMessage("t", 0, 5, b"k", b"v", timestamp=1_700_000_000_123)
-    writer.finished(finished_message(message, runs, 1_700_000_001.5 if runs else None, error))
+    writer.finished(make_finished_message(message, runs, 1_700_000_001.5 if runs else None, error))
     await writer.close()
     (row,) = read(tmp_path)
     assert (row["status"], row["error"], row["tasks"]) == (status, said, len(runs))
@@ -196,7 +196,7 @@ async def test_a_finished_message_is_reported_with_what_became_of_its_tasks(
 
 async def test_the_times_of_a_message_without_a_timestamp_are_unknown(tmp_path: Path) -> None:
     writer = HistoryWriter(tmp_path, IDENTITY)
-    writer.finished(finished_message(SourceMessage("t", 0, 5)))
+    writer.finished(make_finished_message(SourceMessage("t", 0, 5)))
     await writer.close()
     assert read(tmp_path)[0]["arrived_at"] is None
 

@@ -241,8 +241,8 @@ async def test_a_time_limit_is_that_of_the_task_not_of_the_copy(make: Callable[.
 @pytest.mark.parametrize(
     ("code", "text"),
     [
-        ("print('loaded 3 models', flush=True)", "which is no answer"),
-        ("sys.stdout.write(json.dumps({'id': task['id']}) + '\\n{}\\n'); sys.stdout.flush()", "which is no answer"),
+        ("print('loaded 3 models', flush=True)", "which is not an answer"),
+        ("sys.stdout.write(json.dumps({'id': task['id']}) + '\\n{}\\n'); sys.stdout.flush()", "which is not an answer"),
         (
             "sys.stdout.write((json.dumps({'id': task['id']}) + '\\n') * 2); sys.stdout.flush()",
             "it wrote without having a task",
@@ -251,7 +251,7 @@ async def test_a_time_limit_is_that_of_the_task_not_of_the_copy(make: Callable[.
         ("task['id'] += 1; answer()", "it answered request 2 instead of 1"),
         ("answer(stdout='x' * 5000)", "more than 1000 bytes of stdout (executor.max_stdout_bytes)"),
         ("sys.stdout.write('x' * 200_000); sys.stdout.flush(); time.sleep(60)", "more than 1000 bytes of stdout"),
-        ("sys.stdout.buffer.write(b'\\xff\\n'); sys.stdout.flush()", "which is no answer"),
+        ("sys.stdout.buffer.write(b'\\xff\\n'); sys.stdout.flush()", "which is not an answer"),
     ],
 )
 async def test_a_copy_that_is_out_of_step_is_killed_and_its_task_fails(
@@ -269,7 +269,7 @@ async def test_a_copy_that_is_out_of_step_is_killed_and_its_task_fails(
     ("frame", "text"),
     [
         ("struct.pack('>I', 2_000_000)", "more than 1000 bytes of stdout"),
-        ("struct.pack('>I', 2) + b'{}'", "which is no answer"),
+        ("struct.pack('>I', 2) + b'{}'", "which is not an answer"),
         ("struct.pack('>I', 8) + b'{\"id\":1}'", "no line feed"),
         ("(struct.pack('>I', 9) + b'{\"id\":1}\\n') * 2", "it wrote without having a task"),
         ("struct.pack('>I', 1110) + b'{\"id\":1}\\n' + bytes(1101)", "more than 1000 bytes of stdout"),

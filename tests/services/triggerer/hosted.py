@@ -346,7 +346,7 @@ class Tidying(Told):
 
 
 class Trickling(Told):
-    """Fires numbers, one after another, for ever."""
+    """Fires numbers, one after another, forever."""
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         n = 0

@@ -38,7 +38,7 @@ class Hosts:
         ownership = Ownership(self.database, list_name)
         await ownership.acquire()
         host = TriggerHost(self.database, TriggererSettings(**settings), ownership, backoff=self.backoff)
-        ownership.attend(lambda: host.tokens, host.hand_over)
+        ownership.compare_tokens(lambda: host.tokens, host.hand_over)
         self.running.append(host)
         self.owned[host] = ownership
         return host

@@ -57,7 +57,7 @@ class World:
         read: The ticks and times at which an actor was given an event.
         real: What an actor really did to an event that may be blamed on it, with tick and time.
         runs: All of them, in order.
-        listing: How often an actor was listed anew: 0 while it never was.
+        listing: How often an actor was listed again: 0 while it never was.
         calm: Whether to do nothing more that is not always done.
     """
 

@@ -191,7 +191,7 @@ class Schedule:
         self.ownership = ownership = Ownership(self.database, self.list, clock=loop.time)
         await ownership.acquire()
         host = TriggerHost(self.database, self.settings, ownership, backoff=PAUSES, clock=loop.time)
-        ownership.attend(lambda: host.tokens, host.hand_over)
+        ownership.compare_tokens(lambda: host.tokens, host.hand_over)
         return host
 
     async def start(self) -> None:
@@ -443,7 +443,7 @@ class Verdict:
         return self.schedule.away[name] + self.world.seatless[name]
 
     def _note_gone(self) -> None:
-        """Note who ended for good, by the rules of restarts: away from then until it is listed anew."""
+        """Note who ended for good, by the rules of restarts: away from then until it is listed again."""
         lasts: dict[tuple[str, int], Any] = {}
         for run in self.world.runs:
             lasts[run.name, run.listing] = run

@@ -129,7 +129,7 @@ class Trying(BaseEventTrigger):
         version: Changes nothing but that it is another trigger than that of another version.
     """
 
-    #: How often a message is given again before it is dead-lettered.
+    #: How often a message is redelivered before it is dead-lettered.
     MAX_REDELIVERIES = 2
 
     def __init__(

@@ -17,7 +17,7 @@ from tidemill.services.triggerer.replica import Replica
 from tidemill.services.triggerer.sessions import KIND, Ownership, Pace
 from tidemill.store.database import Database
 from tidemill.store.opening import open_store
-from tidemill.store.queries.sessions import live_sessions
+from tidemill.store.queries.sessions import list_live_sessions
 from tidemill.store.records import SessionRecord, TriggerSpec
 
 T = TypeVar("T")
@@ -124,7 +124,7 @@ class Stage:
         return part
 
     async def sessions(self) -> list[SessionRecord]:
-        return await self.parts[0].store.database.read(lambda c: live_sessions(c, KIND))
+        return await self.parts[0].store.database.read(lambda c: list_live_sessions(c, KIND))
 
     async def close(self) -> None:
         for part in self.parts:

@@ -14,7 +14,7 @@ from tests.services.triggerer.replicas import Part, Stage
 from tests.until import until
 
 from tidemill.core.errors import ConfigError
-from tidemill.services.triggerer.admission import list_digest, upstream_claims
+from tidemill.services.triggerer.admission import digest_list, find_upstream_claims
 from tidemill.store.queries.triggers import find_triggers
 from tidemill.store.records import TriggerSpec, TriggerState
 
@@ -165,7 +165,7 @@ async def test_only_what_says_what_it_reads_claims_it():
         TriggerSpec("g", "tests.services.triggerer.claiming.Nothing"),
         TriggerSpec("h", "tests.services.triggerer.claiming.Claiming", '{"unknown": 1}'),
     ]
-    long, longer, *others = sorted(await upstream_claims(specs))
+    long, longer, *others = sorted(await find_upstream_claims(specs))
     assert others == ["nul\ufffd and ?", "one", "two"]
     assert long != longer
     assert len(long) == len(longer) < 400
@@ -173,5 +173,5 @@ async def test_only_what_says_what_it_reads_claims_it():
 
 def test_the_digest_of_a_list_is_that_of_its_content_and_not_of_its_order():
     one, two = waits("one"), waits("two")
-    assert list_digest([one, two]) == list_digest([two, one])
-    assert len({list_digest(specs) for specs in ([], [one], [one, two])}) == 3
+    assert digest_list([one, two]) == digest_list([two, one])
+    assert len({digest_list(specs) for specs in ([], [one], [one, two])}) == 3

@@ -245,7 +245,7 @@ async def test_nothing_is_advanced_that_is_not_stored_and_deadlines_stand_still_
     await until(lambda: len(upstream.advanced) == 3)
     assert upstream.advanced == [(n, (1, 0, 0)) for n in range(3)]
     assert await hosts.payloads("shares") == [0, 1, 2]
-    assert host.manager.forced() == {}
+    assert host.manager.list_forced() == {}
 
 
 @pytest.mark.usefixtures("quick_restarts")
@@ -302,7 +302,7 @@ async def test_who_is_on_an_event_when_its_stream_fails_and_does_not_end_is_canc
 
     await until(lambda: (1, (1, 0, 0)) in upstream.advanced)
 
-    assert host.manager.forced() == {}
+    assert host.manager.list_forced() == {}
 
 
 async def test_a_stop_finishes_what_is_fanned_out_advances_it_and_closes_the_stream(hosts, upstream):

@@ -20,7 +20,7 @@ import pytest
 from tests.services.triggerer.proof_topic import PARTITIONS, NumberedTopic, Trio
 from tests.until import wait_until
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 MAX_OUTSTANDING = 200
 
 

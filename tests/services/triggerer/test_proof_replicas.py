@@ -27,7 +27,7 @@ from tidemill.runtime.exitcode import ExitCode
 
 __all__ = ["proxy"]
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 
 
 class Machine:
@@ -195,7 +195,7 @@ def pair(request, tmp_path, postgres, embedded_kafka) -> Iterator[Pair]:
 def stop_and_go_on(pair: Pair, owner: Machine, other: Machine) -> None:
     """Stop the owner for twice the lease, so that the other takes over, and let it go on to be stored nothing of.
 
-    A member that stood still for longer than its session in the group joins anew as soon as it goes on, before its
+    A member that stood still for longer than its session in the group joins again as soon as it continues, before its
     host can look at the list: then the other one's stream is fenced, once, and reads again.
     """
     assert owner.process is not None

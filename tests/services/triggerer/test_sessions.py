@@ -19,7 +19,7 @@ from tests.until import until
 from tidemill.services.triggerer.list_lock import ListLock
 from tidemill.services.triggerer.sessions import KIND, Ownership, SessionEndedError
 from tidemill.store.opening import open_store
-from tidemill.store.queries.sessions import end_session, live_sessions
+from tidemill.store.queries.sessions import end_session, list_live_sessions
 from tidemill.store.queries.triggers import find_triggers
 from tidemill.store.records import TriggerState
 
@@ -168,10 +168,10 @@ async def test_an_outage_for_all_kills_nobody(stage):
 async def test_an_owner_that_has_not_beaten_for_half_a_lease_opens_no_stream_before_it_beats_again(stage):
     first = await stage.started(WAITS)
     await until(lambda: first.owns)
-    await asyncio.wait_for(first.ownership.confirmed(), 5)
+    await asyncio.wait_for(first.ownership.wait_confirmed(), 5)
     first.store.fails = True
     await asyncio.sleep(QUICK.lease_seconds)  # the outage itself is what is tested
-    opening = asyncio.create_task(first.ownership.confirmed())
+    opening = asyncio.create_task(first.ownership.wait_confirmed())
     await asyncio.sleep(3 * QUICK.beat_seconds)
     assert not opening.done()
     first.store.fails = False
@@ -182,10 +182,10 @@ async def test_an_owner_that_has_lost_its_list_opens_no_stream_before_it_has_it_
     ownership = (await stage.part()).ownership
     await ownership.acquire()
     session = ownership.session_id
-    await asyncio.wait_for(ownership.confirmed(), 5)
+    await asyncio.wait_for(ownership.wait_confirmed(), 5)
     await stage.parts[0].store.write(lambda c: end_session(c, session, 1))
-    await asyncio.wait_for(ownership.lost(), 5)
-    opening = asyncio.create_task(ownership.confirmed())
+    await asyncio.wait_for(ownership.wait_lost(), 5)
+    opening = asyncio.create_task(ownership.wait_confirmed())
     await asyncio.sleep(3 * QUICK.beat_seconds)
     assert not opening.done()
     await ownership.acquire()
@@ -330,9 +330,9 @@ async def test_the_new_holder_of_a_sqlite_file_ends_all_sessions_at_once(tmp_pat
     database = await open_store(url)
     ownership = Ownership(database, "list")
     await asyncio.wait_for(ownership.acquire(), 5)
-    assert [one.id for one in await database.read(lambda c: live_sessions(c, KIND))] == [ownership.session_id]
+    assert [one.id for one in await database.read(lambda c: list_live_sessions(c, KIND))] == [ownership.session_id]
     await ownership.release()
-    assert await database.read(lambda c: live_sessions(c, KIND)) == []
+    assert await database.read(lambda c: list_live_sessions(c, KIND)) == []
     await database.close()
 
 

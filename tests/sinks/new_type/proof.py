@@ -15,8 +15,8 @@ from tidemill import CollectResult, ConfigError, ExecutorTask, Handler, LinesPay
 from tidemill.cli.checks import check_sink
 from tidemill.config.loading import load_settings
 from tidemill.config.schema import build_schema
-from tidemill.deadletters.payloads import payload_json
-from tidemill.deadletters.redrive.sinks import payload_of
+from tidemill.deadletters.payloads import encode_payload
+from tidemill.deadletters.redrive.sinks import restore_payload
 from tidemill.sinks.build import build_sink
 from tidemill.testing import run_handler
 from tidemill.testing.contract import deliver_through_outbox
@@ -64,7 +64,7 @@ def prove_handler() -> None:
 def prove_redrive() -> None:
     payload = LinesPayload(title="b", data={"at": NOON})
     letter = SimpleNamespace(sink_type="lines", sink_name="out")
-    assert payload_of(letter, payload_json(payload)) == payload
+    assert restore_payload(letter, encode_payload(payload)) == payload
 
 
 SINKS = {"lines": {"out": {"path": "out"}}}

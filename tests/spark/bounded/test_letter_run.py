@@ -10,7 +10,7 @@ from tests.letters import letter, write
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError
-from tidemill.deadletters.files import LetterFile, LettersPlace, outcomes_id_of, row_of, with_outcomes_id
+from tidemill.deadletters.files import LetterFile, LettersPlace, ensure_outcomes_id, make_row, read_outcomes_id
 from tidemill.runtime.progress import EngineProgress
 from tidemill.spark.bounded.letter_run import check_letters, forget_letters, letter_run
 from tidemill.spark.bounded.task import ChunkResult
@@ -30,15 +30,15 @@ def outcomes(tmp_path: Path) -> Path:
 def test_what_killed_engines_left_goes_with_the_next_run_of_their_outcomes_and_no_other(
     settings: Settings, outcomes: Path
 ) -> None:
-    mine = with_outcomes_id(outcomes, "aaaaaaaa")
+    mine = ensure_outcomes_id(outcomes, "aaaaaaaa")
     for outcomes_id in (mine, "bbbbbbbb"):
-        LetterFile(LettersPlace(settings.dlq.path, "r", "", outcomes_id), 0, "e").write([row_of(letter(1))])
+        LetterFile(LettersPlace(settings.dlq.path, "r", "", outcomes_id), 0, "e").write([make_row(letter(1))])
     with letter_run(settings, outcomes):
         assert [path.name for path in Path(settings.dlq.path).iterdir()] == ["_letters-bbbbbbbb-e-00000"]
 
 
 def test_letters_of_outcomes_that_are_replaced_are_removed(settings: Settings, outcomes: Path) -> None:
-    with_outcomes_id(outcomes, "aaaaaaaa")
+    ensure_outcomes_id(outcomes, "aaaaaaaa")
     write(Path(settings.dlq.path), [letter(1)], run="aaaaaaaa")
     kept = write(Path(settings.dlq.path), [letter(2)], run="bbbbbbbb")
     forget_letters(settings, outcomes)
@@ -49,7 +49,7 @@ def test_letters_of_outcomes_that_are_replaced_are_removed(settings: Settings, o
 def test_every_run_has_an_id_of_its_own_and_a_folder_of_outcomes_keeps_its(settings: Settings, outcomes: Path) -> None:
     with letter_run(settings, outcomes) as first, letter_run(settings, outcomes) as second:
         assert first._run != second._run
-        assert first._outcomes_id == second._outcomes_id == outcomes_id_of(outcomes) == first._run
+        assert first._outcomes_id == second._outcomes_id == read_outcomes_id(outcomes) == first._run
 
 
 def test_files_that_are_not_where_they_are_looked_for_are_counted(settings: Settings, outcomes: Path) -> None:

@@ -171,7 +171,7 @@ async def test_a_server_that_asks_to_be_left_alone_is(site):
 @pytest.mark.parametrize("status", [301, 400, 401, 403])
 async def test_what_asking_again_does_not_change_is_an_error_at_once(site, status):
     site.will_answer((status, b"", {"location": f"{site.url}/elsewhere"}))
-    with pytest.raises(RemoteError, match=f"status {status}, which asking again does not change") as raised:
+    with pytest.raises(RemoteError, match=f"status {status}, which a retry does not change") as raised:
         await fired(HttpTrigger(site.url))
     assert raised.value.retryable is False
     assert len(site.requests) == 1

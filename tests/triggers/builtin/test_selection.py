@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tidemill.core.errors import ConfigError
-from tidemill.triggers.builtin.arguments import from_environment, load_callable
+from tidemill.triggers.builtin.arguments import load_callable, resolve_environment
 from tidemill.triggers.builtin.selection import Left, Selection
 
 HERE = "tests.triggers.builtin.test_selection"
@@ -99,7 +99,7 @@ def test_only_what_is_not_the_default_is_written_down():
     [
         ({"apply": "no.such.module.f"}, ConfigError, "there is no module 'no'"),
         ({"apply": f"{HERE}.absent"}, ConfigError, "has no 'absent'"),
-        ({"apply": f"{HERE}.NO_FUNCTION"}, ConfigError, "is no function but a int"),
+        ({"apply": f"{HERE}.NO_FUNCTION"}, ConfigError, "is not a function but of type int"),
         ({"apply": "f"}, ConfigError, "write package.module.function"),
         ({"apply": doubled}, TypeError, "apply is a classpath"),
         ({"key": [1]}, TypeError, "key is a text or a list of texts"),
@@ -116,10 +116,10 @@ def test_what_cannot_be_meant_is_refused(kwargs, error, said):
 
 def test_secrets_are_looked_up_when_they_are_needed():
     given = {"a": {"env": "A"}, "b": "b", "c": {"env": "A", "x": 1}, "d": 1}
-    assert from_environment(given, {"A": "hunter2"}) == {"a": "hunter2", "b": "b", "c": {"env": "A", "x": 1}, "d": 1}
+    assert resolve_environment(given, {"A": "hunter2"}) == {"a": "hunter2", "b": "b", "c": {"env": "A", "x": 1}, "d": 1}
     assert given["a"] == {"env": "A"}
     with pytest.raises(ConfigError, match="a is to come from the environment variable A, which is not set"):
-        from_environment(given, {})
+        resolve_environment(given, {})
 
 
 def test_a_module_that_needs_another_one_is_told_from_one_that_is_not_there(tmp_path, monkeypatch):
@@ -129,13 +129,14 @@ def test_a_module_that_needs_another_one_is_told_from_one_that_is_not_there(tmp_
         load_callable("needs_more.f")
 
 
-def test_a_selection_has_one_mark_however_it_is_written_down_and_none_where_nothing_selects():
-    assert Selection().mark == Selection(on_invalid="reject").mark == ""
-    assert Selection(key="a").mark == Selection(key=["a", "a"]).mark
-    assert Selection(key=["a", "b"]).mark == Selection(key=("b", "a")).mark
-    assert Selection(apply="json:dumps").mark == Selection(apply="json.dumps").mark
-    assert Selection(where={"a": 1, "b": 2}).mark == Selection(where={"b": 2, "a": 1}).mark
-    marks = {
-        Selection(**kwargs).mark for kwargs in ({"key": "a"}, {"key": []}, {"where": {}}, {"value_format": "json"})
+def test_a_selection_has_one_identity_suffix_however_it_is_written_and_none_where_nothing_selects():
+    assert Selection().identity_suffix == Selection(on_invalid="reject").identity_suffix == ""
+    assert Selection(key="a").identity_suffix == Selection(key=["a", "a"]).identity_suffix
+    assert Selection(key=["a", "b"]).identity_suffix == Selection(key=("b", "a")).identity_suffix
+    assert Selection(apply="json:dumps").identity_suffix == Selection(apply="json.dumps").identity_suffix
+    assert Selection(where={"a": 1, "b": 2}).identity_suffix == Selection(where={"b": 2, "a": 1}).identity_suffix
+    suffixes = {
+        Selection(**kwargs).identity_suffix
+        for kwargs in ({"key": "a"}, {"key": []}, {"where": {}}, {"value_format": "json"})
     }
-    assert len(marks) == 4
+    assert len(suffixes) == 4

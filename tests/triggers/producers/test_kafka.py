@@ -25,7 +25,7 @@ from tidemill.testing.kafka import committed_offsets, consume, unique_name, wait
 from tidemill.testing.kafka import produce as produce_now
 from tidemill.testing.scripted import ScriptedDeadLetters, ScriptedSource
 from tidemill.triggers.producers.kafka import AbsentSubscriberError, KafkaStreamProducer, kafka_stream
-from tidemill.triggers.producers.kafka_member import member_id
+from tidemill.triggers.producers.kafka_member import build_member_id
 from tidemill.triggers.shared_stream import AdvanceItem, AdvanceOutcome, SubscriberObserver
 from tidemill.triggers.stream_api import LIST_NAME
 
@@ -239,7 +239,7 @@ async def test_the_stream_ends_uncommitted_when_a_trigger_that_failed_does_not_c
     await stream.close()
     assert committed_offsets(place.broker.bootstrap, place.topic, place.topic)[0] <= 0
     later = place.start()
-    assert offsets(await later.take(1)) == [0], "what was clean before is not given again"
+    assert offsets(await later.take(1)) == [0], "what was clean before is not redelivered"
 
 
 async def test_a_rejected_event_is_dead_lettered_at_once_and_then_committed(places):
@@ -400,7 +400,7 @@ def test_a_member_id_holds_list_group_and_topic_in_characters_that_kafka_allows(
         monkeypatch.setenv("WORKER_ID", host)
         token = LIST_NAME.set(listed)
         try:
-            return member_id(Settings.model_validate({"kafka": {"source_topic": topic, "consumer_group": group}}))
+            return build_member_id(Settings.model_validate({"kafka": {"source_topic": topic, "consumer_group": group}}))
         finally:
             LIST_NAME.reset(token)
 
@@ -548,7 +548,7 @@ async def test_a_note_that_cannot_be_read_is_reported_once_with_its_partition(sc
         one.stream.producer.on_lost([("topic", 1)])
         one.source.notes["topic", 1] = "tidemill1;8;-9+2;"
         one.stream.producer.on_assigned([("topic", 1)])
-    (told,) = [entry for entry in logs if "note beside a committed offset cannot be read" in entry["event"]]
+    (told,) = [entry for entry in logs if "metadata of a committed offset cannot be read" in entry["event"]]
     assert (told["log_level"], told["topic"], told["partition"]) == ("warning", "topic", 1)
     assert told["note"] == "tidemill1;8;-9+2;"
 

@@ -17,7 +17,7 @@ from tidemill.runtime.broker import free_port
 from tidemill.triggers.builtin.sqs import SqsTrigger
 from tidemill.triggers.producers import sqs as module
 from tidemill.triggers.producers.sqs import SqsStreamProducer, sqs_stream
-from tidemill.triggers.producers.sqs_client import Fault, Partly, SqsSettings
+from tidemill.triggers.producers.sqs_client import Fault, PartialFailure, SqsSettings
 from tidemill.triggers.shared_stream import AckTimeout, AdvanceItem, AdvanceOutcome, SharedStreamManager, route
 
 __all__ = ["moto_url", "sqs_server"]
@@ -240,12 +240,12 @@ async def test_of_a_batch_only_what_was_not_deleted_is_tried_again(queues, monke
     real, asked = stream.producer._queue.delete, []
     numbers = [held.number for _, held in items]
 
-    async def delete(held: Any) -> Partly:
+    async def delete(held: Any) -> PartialFailure:
         asked.append([one.number for one in held])
         if len(asked) > 1:
             return await real(held)
         await real(held[:1])
-        return Partly(refused=frozenset(numbers[1:2]), failed=frozenset(numbers[2:]))
+        return PartialFailure(refused=frozenset(numbers[1:2]), failed=frozenset(numbers[2:]))
 
     monkeypatch.setattr(stream.producer._queue, "delete", delete)
     await stream.producer.advance([AdvanceItem(held, CLEAN) for _, held in items])
@@ -265,13 +265,13 @@ async def test_of_a_batch_only_what_was_not_extended_is_tried_again(queues, monk
     real, asked = stream.producer._queue.extend, []
     numbers = [held.number for _, held in items]
 
-    async def extend(held: Any, seconds: int) -> Partly:
+    async def extend(held: Any, seconds: int) -> PartialFailure:
         asked.append([one.number for one in held])
         if len(asked) == 1:
             raise Fault("reset")
         if len(asked) == 2:
             await real(held[:1], seconds)
-            return Partly(refused=frozenset(numbers[1:2]), failed=frozenset(numbers[2:]))
+            return PartialFailure(refused=frozenset(numbers[1:2]), failed=frozenset(numbers[2:]))
         return await real(held, seconds)
 
     monkeypatch.setattr(stream.producer._queue, "extend", extend)
@@ -288,7 +288,7 @@ async def test_a_message_that_cannot_be_kept_is_let_go_with_a_word(queues, monke
     stream = queues.open(queue)
     (first,) = await stream.take(1)
 
-    async def extend(held: Any, seconds: int) -> Partly:
+    async def extend(held: Any, seconds: int) -> PartialFailure:
         raise Fault("reset")
 
     monkeypatch.setattr(stream.producer._queue, "extend", extend)
@@ -314,7 +314,7 @@ async def test_an_end_does_not_wait_for_ever_for_a_queue_that_takes_no_rejects(q
 async def test_a_queue_that_does_not_exist_is_named(queues):
     for settings in ({}, {"reject_queue": "nor-this"}):
         queue = await queues.server.make_queue() if settings else "no-such-queue"
-        with pytest.raises(ConfigError, match=r"get_queue_url on 'no.*make the queue, or name another one"):
+        with pytest.raises(ConfigError, match=r"get_queue_url on 'no.*create the queue, or name another one"):
             await queues.open(queue, **settings).take(1)
 
 

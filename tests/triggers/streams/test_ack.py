@@ -264,7 +264,7 @@ def test_the_ack_timeout_fails_only_those_still_pending_and_all_they_hold() -> N
 
 
 async def pull_and_move(stream: Any) -> None:
-    """Request the next event, which there is not, and let go."""
+    """Request the next event, which does not come, and stop waiting."""
     request = Request(stream)
     await turns(5)
     await request.cancel()

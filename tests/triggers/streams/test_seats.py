@@ -1,4 +1,4 @@
-"""Seats in shared streams: who is away for a while misses nothing, and holds up nobody for ever."""
+"""Seats in shared streams: a trigger that is away for a while misses nothing, and holds up no other forever."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""Dead letters in files: how files are named, which of them count, and what a redrive of them keeps beside.
+"""Dead letters in files: how files are named, which of them count, and the journal of a redrive of them.
 
 Theory of operation. A part of a bounded run writes its letters to one file, which gets its name just before the part's
 outcome file, and that names the letters file. A crash in between leaves a letters file that no outcome names: the part
-is processed again and writes its letters again, so such a file does not count. Where the outcomes were removed since
-(their folder is gone, or a later run created another of the same name), nothing can be processed again because of
+is processed again and writes its letters again, so such a file does not count. If the outcomes have been removed since
+(their folder is gone, or a later run created another of the same name), nothing can be reprocessed because of
 them, so the file counts.
 
 A redrive keeps a journal: one line per file and save, of which the last one of a file holds. Appending costs the same
 however many files there are. A crash can only tear the last line, which then has no line feed and is skipped.
 
 Invariants: a name is that of one run and one part, so a part that is retried replaces its own file and no other; a
-journal that is not understood is an error, never the beginning.
+journal that is not understood is an error, never an empty one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PREFIX = "letters-"
 _VERSION = 1
 
 
-def letters_name(run: str, outcome: str) -> str:
+def name_letters_file(run: str, outcome: str) -> str:
     """Return the name of the letters file that belongs to an outcome file.
 
     Args:
@@ -31,18 +31,18 @@ def letters_name(run: str, outcome: str) -> str:
         outcome: The name of the outcome file.
 
     Example:
-        >>> letters_name("0f3a", "part-00001.parquet")
+        >>> name_letters_file("0f3a", "part-00001.parquet")
         'letters-0f3a-part-00001.parquet'
     """
     return f"{_PREFIX}{run}-{outcome}"
 
 
-def run_pattern(run: str) -> str:
+def match_run(run: str) -> str:
     """Return the glob pattern of all letters files of a run."""
     return f"{_PREFIX}{run}-*"
 
 
-def unfinished_name(outcomes_id: str, engine_id: str, part: int) -> str:
+def name_unfinished_file(outcomes_id: str, engine_id: str, part: int) -> str:
     """Return the name that a letters file has until it is complete.
 
     Args:
@@ -53,7 +53,7 @@ def unfinished_name(outcomes_id: str, engine_id: str, part: int) -> str:
     return f"_{_PREFIX}{outcomes_id}-{engine_id}-{part:05d}"
 
 
-def unfinished_pattern(outcomes_id: str) -> str:
+def match_unfinished_files(outcomes_id: str) -> str:
     """Return the glob pattern of all unfinished letters files for an outcomes folder."""
     return f"_{_PREFIX}{outcomes_id}-*"
 
@@ -91,7 +91,7 @@ class JournalEntry:
     note: str
 
 
-def journal_text(entries: Iterable[JournalEntry]) -> str:
+def encode_journal(entries: Iterable[JournalEntry]) -> str:
     """Return entries as lines of a journal."""
     return "".join(
         json.dumps(
@@ -103,14 +103,14 @@ def journal_text(entries: Iterable[JournalEntry]) -> str:
     )
 
 
-def journal_entries(text: str) -> dict[str, JournalEntry]:
+def decode_journal(text: str) -> dict[str, JournalEntry]:
     """Return the last entry of each file.
 
     Raises:
         ValueError: A line is not that of a journal; the text says which.
 
     Example:
-        >>> journal_entries(journal_text([JournalEntry("a", "m", 3, "")]) + '{"torn')
+        >>> decode_journal(encode_journal([JournalEntry("a", "m", 3, "")]) + '{"torn')
         {'a': JournalEntry(file='a', mark='m', position=3, note='')}
     """
     *lines, _torn = text.split("\n")

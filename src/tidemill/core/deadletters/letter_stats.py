@@ -14,11 +14,11 @@ _LINE = 120
 OTHERS = "(others)"
 
 
-def error_class(error: str) -> str:
+def generalize_error(error: str) -> str:
     """Return the first line of an error without what differs from letter to letter.
 
     Example:
-        >>> error_class("no user 123456 in table users\\nmore")
+        >>> generalize_error("no user 123456 in table users\\nmore")
         'no user # in table users'
     """
     line = error.strip().partition("\n")[0]
@@ -54,7 +54,7 @@ class LetterStats:
         self._count("kind", facts.kind)
         if facts.sink_name:
             self._count("sink", f"{facts.sink_type}.{facts.sink_name}")
-        self._count("error", error_class(error))
+        self._count("error", generalize_error(error))
         self._count("day", datetime.datetime.fromtimestamp(at, datetime.UTC).date().isoformat())
 
     def _count(self, group: str, value: str) -> None:

@@ -128,7 +128,7 @@ class Criteria:
         return self == Criteria()
 
 
-def identity(topic: str, brokers: str, target: str, criteria: Criteria) -> str:
+def identify_redrive(topic: str, brokers: str, target: str, criteria: Criteria) -> str:
     """Return what tells a redrive from others: the same letters to the same place are the same redrive.
 
     Args:
@@ -147,7 +147,7 @@ def judge_letter(facts: Facts, criteria: Criteria, target: Target, max_redrives:
     """Return why a letter is not sent, None if it is.
 
     Example:
-        >>> judge(Facts("1", "task", redrives=3), Criteria(), Target.SOURCE, max_redrives=3)
+        >>> judge_letter(Facts("1", "task", redrives=3), Criteria(), Target.SOURCE, max_redrives=3)
         <Why.MAX_REDRIVES: 'max_redrives'>
     """
     if not criteria.matches(facts):
@@ -156,7 +156,7 @@ def judge_letter(facts: Facts, criteria: Criteria, target: Target, max_redrives:
         return None if facts.payloads and facts.sink_name else Why.NO_PAYLOADS
     if not facts.messages:
         return Why.NO_MESSAGES
-    # What goes to a sink ends there; what goes to a topic may come back as a letter, for ever.
+    # What goes to a sink ends there; what goes to a topic may come back as a letter, again and again.
     return Why.MAX_REDRIVES if facts.redrives >= max_redrives else None
 
 
@@ -175,7 +175,7 @@ class SinkNames:
             self.met(kind, name)
 
     def met(self, kind: str, name: str) -> None:
-        """Take note of a sink that a letter names."""
+        """Note a sink that a letter names."""
         if self.unknown:
             label = f"{kind}.{name}"
             self.unknown -= {name, label, f"sinks.{label}"}
@@ -196,7 +196,7 @@ class Cursor:
         self._saved = dict(self._positions)
 
     def passed(self, partition: int, position: int) -> None:
-        """Take note that everything before `position` is dealt with."""
+        """Note that everything before `position` is done."""
         if partition in self._ends:
             self._positions[partition] = max(self._positions[partition], min(position, self._ends[partition]))
 
@@ -206,7 +206,7 @@ class Cursor:
         return {number: at for number, at in self._positions.items() if at != self._saved[number]}
 
     def saved(self, positions: Mapping[int, int]) -> None:
-        """Take note of what was saved."""
+        """Note what was saved."""
         for number, at in positions.items():
             self._saved[number] = max(self._saved[number], at)
 
@@ -246,9 +246,9 @@ class Batching:
     """When what was gathered has to be sent.
 
     Attributes:
-        max_letters: After so many letters.
-        max_bytes: Or so many bytes.
-        max_seconds: Or so long after the first.
+        max_letters: After this many letters.
+        max_bytes: Or this many bytes.
+        max_seconds: Or this long after the first.
     """
 
     max_letters: int
@@ -330,7 +330,7 @@ class Tally:
             self.failed.append((letter_id, why, text))
 
     def sent_in_part(self, letter_id: str, lost: int) -> None:
-        """Take note of a letter that was sent without messages that nobody knows any more."""
+        """Count a letter that was sent without the messages whose positions it had no room for."""
         self.lost_messages += lost
         if len(self.in_part) < self.keep:
             self.in_part.append((letter_id, lost))

@@ -54,7 +54,7 @@ class RedriveRecord:
     unsent: list[int] = field(default_factory=list)
 
     def passed(self, first: int, end: int, at: float, unsent: Iterable[int] = ()) -> None:
-        """Take note that the letters of a range were dealt with, and which of those asked for were not sent."""
+        """Note that the letters of a range are done, and which of the matching ones were not sent."""
         if end <= first:
             return
         last = self.runs[-1] if self.runs else None
@@ -66,7 +66,7 @@ class RedriveRecord:
         self.unsent += unsent
 
     def not_sent(self, offset: int) -> None:
-        """Take note that a letter was not sent after all."""
+        """Note that a letter was not sent after all."""
         self.unsent.append(offset)
 
     def sent_at(self, offset: int, facts: Facts) -> int | None:
@@ -133,4 +133,4 @@ def decode_record(text: str) -> RedriveRecord | None:
         runs = [Run(int(first), int(end), int(at)) for first, end, at in content["runs"]]
         return RedriveRecord(str(content["to"]), criteria, runs, [int(offset) for offset in content["unsent"]])
     except (ValueError, TypeError, KeyError, AttributeError):
-        return None  # somebody else's text, or that of another version
+        return None  # not ours, or of another version

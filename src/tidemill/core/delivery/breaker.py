@@ -1,10 +1,10 @@
 """The circuit breaker in front of one sink: whether anything is sent at all, and how much.
 
-Theory of operation. *Closed*: everything may be sent. After so many failures in a row it is *open*: nothing is sent
+Theory of operation. *Closed*: everything may be sent. After a number of failures in a row it is *open*: nothing is sent
 until a cool-down is over. Then it is *half-open*: one probe may be sent, whose failure opens it again and whose
 success closes it. What is done with what waits meanwhile is not decided here.
 
-Invariants: it opens only after as many failures in a row as it was told, or after a failed probe; one success closes
+Invariants: it opens only after the configured number of failures in a row, or after a failed probe; one success closes
 it; a cool-down is between half of `open_seconds` and all of it, so that many that opened together do not come back
 together.
 """
@@ -73,6 +73,6 @@ class Breaker:
         return self.state(now)
 
     def succeeded(self) -> None:
-        """Count a success: it closes, and failures are counted anew."""
+        """Count a success: it closes, and failures are counted from zero."""
         self._failed = 0
         self.until = None

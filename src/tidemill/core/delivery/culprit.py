@@ -50,22 +50,22 @@ class Fault(enum.Enum):
         return self in (Fault.DATA, Fault.UNKNOWN)
 
 
-def fault_of(error: BaseException) -> Fault:
+def find_fault(error: BaseException) -> Fault:
     """Return what an exception of `send` says about its cause.
 
     Example:
-        >>> fault_of(KeyError("id")), fault_of(OSError("gone"))
+        >>> find_fault(KeyError("id")), find_fault(OSError("gone"))
         (<Fault.DATA: 'data'>, <Fault.UNKNOWN: 'unknown'>)
     """
     if isinstance(error, BaseExceptionGroup):
-        faults = {fault_of(each) for each in error.exceptions}
+        faults = {find_fault(each) for each in error.exceptions}
         return faults.pop() if len(faults) == 1 else Fault.UNKNOWN
     if isinstance(error, TidemillError):
         return Fault.PLACE if isinstance(error, WrongPlaceError) else Fault.SINK
     return Fault.DATA if isinstance(error, _DATA_ERRORS) else Fault.UNKNOWN
 
 
-def parts_of(batch: Sequence[ItemT], *, is_part: bool) -> list[Sequence[ItemT]]:
+def split_batch(batch: Sequence[ItemT], *, is_part: bool) -> list[Sequence[ItemT]]:
     """Split what raised together.
 
     Args:
@@ -73,7 +73,7 @@ def parts_of(batch: Sequence[ItemT], *, is_part: bool) -> list[Sequence[ItemT]]:
         is_part: Whether it is such a part already; then its items stand alone.
 
     Example:
-        >>> parts_of("abcdefg", is_part=False), parts_of("abc", is_part=True)
+        >>> split_batch("abcdefg", is_part=False), split_batch("abc", is_part=True)
         (['ab', 'cd', 'ef', 'g'], ['a', 'b', 'c'])
     """
     size = 1 if is_part else math.isqrt(len(batch))

@@ -44,7 +44,7 @@ def judge_response(status: int, *, deleting: bool = False, again: bool = False) 
         again: Whether the same request was sent before without a clear answer.
 
     Example:
-        >>> [judge(status).value for status in (204, 301, 404, 425, 500, 503)]
+        >>> [judge_response(status).value for status in (204, 301, 404, 425, 500, 503)]
         ['delivered', 'refused', 'refused', 'again', 'again', 'overloaded']
     """
     if 200 <= status < 300 or (deleting and (status == 410 or (status == 404 and again))):

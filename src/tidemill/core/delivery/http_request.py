@@ -159,8 +159,8 @@ def request_headers(given: object, reserved: str) -> dict[str, str]:
         reserved: One more name that is not allowed.
 
     Raises:
-        TypeError: It is no mapping of text to text.
-        ValueError: A name or value is none that a header can have, or all of them are too long.
+        TypeError: It is not a mapping of text to text.
+        ValueError: A name or value is not allowed in a header, or the headers are too long.
 
     Example:
         >>> request_headers({"X-Trace": "4bf9"}, "Idempotency-Key")

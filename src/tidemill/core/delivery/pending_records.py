@@ -2,7 +2,7 @@
 
 Theory of operation. A result is *staged* for the span of positions of its messages, in its lane. Of a lane's resolved
 prefix as much may be committed as no staged result straddles: a result whose messages are not all in the prefix waits,
-and the messages of its that are in it wait too, or a crash would lose it. A result that somebody has to decide about
+and the messages of its that are in it wait too, or a crash would lose it. A result that awaits a decision
 is *undecided*, and lets nothing at or behind its first message go. What is taken is in flight until it is settled or
 offered again.
 

@@ -1,4 +1,4 @@
-"""What goes in and out of `core.outbox.SendQueue`: items, what became of them, and how a queue behaves."""
+"""What goes in and out of `send_queue.SendQueue`: items, what became of them, and how a queue behaves."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Item(Generic[LaneT, ValueT]):
         size_bytes: What it counts for in a batch.
         value: Opaque.
         attempts: How often it was refused; not how often it waited behind another.
-        doubted_at: See `core.culprit.Suspect`.
+        doubted_at: See `culprit.Suspect`.
         raised_alone: Likewise; it is then sent alone.
     """
 
@@ -79,7 +79,7 @@ class Item(Generic[LaneT, ValueT]):
     )
 
     def __init__(self, lane: LaneT, key: Hashable, size_bytes: int, value: ValueT) -> None:
-        """Make an item that was never tried."""
+        """Create an item that was never tried."""
         self.lane = lane
         self.key = key
         self.size_bytes = size_bytes
@@ -119,7 +119,7 @@ class Delivered(Generic[LaneT, ValueT]):
 
 @dataclass(frozen=True, slots=True)
 class Ask(Generic[LaneT, ValueT]):
-    """Somebody has to decide about these; answer with `SendQueue.decided`.
+    """These need a decision; answer with `SendQueue.decided`.
 
     Attributes:
         items: What was refused.
@@ -150,12 +150,12 @@ Effect = Delivered[LaneT, ValueT] | Ask[LaneT, ValueT] | GaveUp[LaneT, ValueT]
 
 
 class Hold(Generic[LaneT, ValueT]):
-    """A key whose first item is tried again or asked about, and those behind it.
+    """A key whose first item is retried or awaits a decision, and the items behind it.
 
     Attributes:
         head: The first item.
         behind: The others, in order.
-        asked: How many of those behind are asked about.
+        asked: How many of those behind await a decision.
     """
 
     __slots__ = ("asked", "behind", "head")
@@ -168,11 +168,11 @@ class Hold(Generic[LaneT, ValueT]):
 
 
 class Failures(Generic[LaneT, ValueT]):
-    """What was refused of one batch; items that failed in the same way are asked about or given up together.
+    """What was refused of one batch; items that failed in the same way go into one question, or are given up together.
 
     Attributes:
         now: The time.
-        due: When all of it goes again; None: each item has its own back-off.
+        due: When all of it goes again; None: each item has its own backoff.
         bits: 32 random bits.
         again: When what waits for the last one refused may go; None while none was.
         sink_failed: Whether the sink failed as a whole, for good.
@@ -190,7 +190,7 @@ class Failures(Generic[LaneT, ValueT]):
         self._same: dict[tuple[str, bool, int], tuple[list[Item[LaneT, ValueT]], list[Item[LaneT, ValueT]]]] = {}
 
     def add(self, item: Item[LaneT, ValueT], answer: Refused, *, asked: bool) -> None:
-        """Note an item that is asked about, or else given up."""
+        """Note an item that needs a decision, or else is given up."""
         same = self._same.setdefault((answer.error, answer.oversize, item.attempts), ([], []))
         same[0 if asked else 1].append(item)
 
@@ -231,7 +231,7 @@ class Limits:
         max_count: A batch has at most this many items.
         max_bytes: And this many bytes, unless a single item is larger.
         linger_seconds: How long a batch that is not full waits for more.
-        budget_seconds: How long an item is tried again after its first refusal before somebody is asked.
+        budget_seconds: How long an item is retried after its first refusal before it needs a decision.
         backoff: Between tries.
         max_retries: How often an item is tried once a decision asked for it, within one more budget.
         breaker_failures: After how many failures in a row the sink's circuit breaker opens.

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Generic
 
-from tidemill.core.delivery.culprit import parts_of
+from tidemill.core.delivery.culprit import split_batch
 from tidemill.core.delivery.send_items import Hold, Item, LaneT, State, ValueT
 
 
@@ -33,7 +33,7 @@ class Parts(Generic[LaneT, ValueT]):
 
     def split(self, batch: Sequence[Item[LaneT, ValueT]]) -> None:
         """Put a batch, or a part, back in smaller parts."""
-        self._parts.extendleft(reversed(parts_of(batch, is_part=self._is_part)))
+        self._parts.extendleft(reversed(split_batch(batch, is_part=self._is_part)))
 
     def count(self, deadline: float) -> None:
         """Count what was not tried alone yet as refused, once: it was the sink that failed."""

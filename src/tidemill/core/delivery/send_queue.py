@@ -1,13 +1,13 @@
 """What one sink is sent next: batches, retries, who waits behind whom, whom to ask, and when to give up.
 
 Theory of operation. Items stand in one line in the order they came. At most one batch is in flight; what comes
-meanwhile makes up the next one. An item that is refused and may be tried again *holds* its key: the items of that
-key behind it wait, and once its back-off is over it goes alone, as a probe; when it is through, those behind it
-return to the head of the line together. Items without a key hold nothing. When the sink as a whole fails, the whole
-line pauses; after some failures in a row its circuit breaker opens, and the first item sent afterwards goes alone.
-An item that cannot be tried again, or for too long, is asked about, and holds its key until decided. One that the sink
-did not try because one before it in the batch was refused waits behind that one; nothing is counted of it. A batch at
-which the sink raises is sent in *parts* before anything else, to find the item at fault (`core.culprit`).
+meanwhile makes up the next one. An item that is refused and may be tried again *holds* its key: the items of that key
+behind it wait, and once its backoff is over it goes alone, as a probe; when it is through, those behind it return to
+the head of the line together. Items without a key hold nothing. When the sink as a whole fails, the whole line pauses;
+after some failures in a row its circuit breaker opens, and the first item sent afterwards goes alone. An item that
+cannot be retried, or was retried for too long, needs a decision, and holds its key until then. One that the sink did
+not try because one before it in the batch was refused waits behind that one; nothing is counted of it. A batch at which
+the sink raises is sent in *parts* before anything else, to find the item at fault (`culprit`).
 
 Invariants, each a property test:
 1. Every item ends exactly once: delivered, given up, dropped by a decision, or abandoned with its lane.
@@ -15,9 +15,9 @@ Invariants, each a property test:
 3. No more than one batch is in flight; memory is O(outstanding).
 4. An item is tried no longer than twice the budget, counted from its first refusal; the second time only because
    a decision asked for it, and no more than `max_retries` times.
-5. An item that was never tried is never asked about, and its budget does not begin.
+5. An item that was never tried needs no decision, and its budget does not begin.
 6. While the breaker is not closed, at most one item is in flight; with `WhenOpen.GIVE_UP` nothing waits for it.
-7. An item is asked about because a call raised only if that call was about it alone.
+7. An item needs a decision because a call raised only if that call was about it alone.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class SendQueue(Generic[LaneT, ValueT]):
 
     @property
     def asked(self) -> int:
-        """How many items somebody has to decide about."""
+        """How many items await a decision."""
         return len(self._asked)
 
     @property
@@ -104,7 +104,7 @@ class SendQueue(Generic[LaneT, ValueT]):
         self._ready_bytes += item.size_bytes
 
     def refuse(self, item: Item[LaneT, ValueT], error: str, now: float) -> Ask[LaneT, ValueT]:
-        """Take an item that cannot be sent at all: it is asked about once, and never tried."""
+        """Take an item that cannot be sent at all: it needs one decision, and is never tried."""
         self._enter(item)
         item.key = None
         item.attempts = 1
@@ -327,7 +327,7 @@ class SendQueue(Generic[LaneT, ValueT]):
         self._passed(item)
 
     def _passed(self, item: Item[LaneT, ValueT]) -> None:
-        """Let go of the key that an item held: the next one becomes its head, or all return to the line."""
+        """Release the key that an item held: the next one becomes its head, or all return to the line."""
         hold = self._holds.get(item.key) if self._holds and item.key is not None else None
         if hold is None or hold.head is not item:
             return
@@ -382,7 +382,7 @@ class SendQueue(Generic[LaneT, ValueT]):
         return sorted(gone)
 
     def _everything(self) -> Iterator[Item[LaneT, ValueT]]:
-        """Yield every item in hand, some of them twice."""
+        """Yield every outstanding item, some of them twice."""
         yield from list(self._asked)
         yield from self._ready
         yield from self._probes

@@ -81,7 +81,7 @@ class Shape:
         """Check the names and what belongs together.
 
         Raises:
-            ValueError: A name is no identifier, or the parts do not fit each other.
+            ValueError: A name is not an identifier, or the parts do not fit each other.
         """
         if not all(_NAME.fullmatch(part) for part in self.table.split(".", 1)):
             raise ValueError(
@@ -138,7 +138,7 @@ class Row(NamedTuple):
         shape: What it has in common with others.
         values: Its values, as the shape says.
         key: Equal for rows that concern the same row of the table; None: no such thing is known.
-        nested: Whether a value is no scalar: a list, say, which an array would be mixed up with.
+        nested: Whether a value is not a scalar: a list, say, which an array would be mixed up with.
     """
 
     shape: Shape
@@ -147,7 +147,7 @@ class Row(NamedTuple):
     nested: bool = False
 
 
-def ranges(rows: Sequence[Row]) -> Iterator[tuple[int, int]]:
+def group_rows(rows: Sequence[Row]) -> Iterator[tuple[int, int]]:
     """Yield the rows that may share a statement as (first, last + 1), in order."""
     first, keys = 0, set[Hashable]()
     shape: Shape | None = None
@@ -170,11 +170,11 @@ def ranges(rows: Sequence[Row]) -> Iterator[tuple[int, int]]:
         yield first, len(rows)
 
 
-def powers(first: int, last: int, parameters: int) -> Iterator[tuple[int, int]]:
+def split_by_powers(first: int, last: int, parameters: int) -> Iterator[tuple[int, int]]:
     """Yield parts of a range whose lengths are powers of two, within `MAX_PARAMETERS` unless a part is one row.
 
     Example:
-        >>> list(powers(0, 7, 2))
+        >>> list(split_by_powers(0, 7, 2))
         [(0, 4), (4, 6), (6, 7)]
     """
     most = max(1, MAX_PARAMETERS // max(1, parameters))
@@ -185,26 +185,25 @@ def powers(first: int, last: int, parameters: int) -> Iterator[tuple[int, int]]:
 
 
 @functools.lru_cache(maxsize=_KEPT)
-def statement(shape: Shape, count: int) -> str:
-    """Return the SQL for so many rows of a shape, with parameters for each.
+def build_statement(shape: Shape, count: int) -> str:
+    """Return the SQL for this many rows of a shape, with parameters for each.
 
     Example:
-        >>> statement(Shape(Operation.UPSERT, "shop.orders", ("id", "n"), ("id",)), 2)
+        >>> build_statement(Shape(Operation.UPSERT, "shop.orders", ("id", "n"), ("id",)), 2)
         'INSERT INTO "shop"."orders" ("id", "n") VALUES ($1, $2), ($3, $4) ON CONFLICT ("id") DO UPDATE SET "n" = EXCLUDED."n"'
     """  # noqa: E501
     if shape.operation is Operation.STATEMENT:
         return shape.sql
-    table = _table(shape)
+    table = _quote_table(shape)
     if shape.operation in (Operation.INSERT, Operation.UPSERT):
-        head = f"INSERT INTO {table} ({_listed(shape.columns)}) VALUES "  # noqa: S608 - names are identifiers
-        return head + _groups(shape, count) + _on_conflict(shape)
+        head = f"INSERT INTO {table} ({_list_names(shape.columns)}) VALUES "  # noqa: S608 - names are identifiers
+        return head + _group_parameters(shape, count) + _on_conflict(shape)
     if count > 1:
         # A column can be both set and looked for only in statements of one row, so the names are distinct here.
         names = (*shape.columns, *shape.where)
         types = ", ".join(f'(NULL::{table})."{name}"' for name in names)
-        return _joined(
-            shape, f"(VALUES ({types}, 0), {_groups(shape, count, numbered=True)}) AS rows ({_numbered(names)})"
-        )
+        values = _group_parameters(shape, count, numbered=True)
+        return _join_rows(shape, f"(VALUES ({types}, 0), {values}) AS rows ({_number_names(names)})")
     places = [f'"{name}" = ${place}' for place, name in enumerate((*shape.columns, *shape.where), 1)]
     tests = " AND ".join([*places[len(shape.columns) :], *(f'"{name}" IS NULL' for name in shape.nulls)])
     if shape.operation is Operation.DELETE:
@@ -214,7 +213,7 @@ def statement(shape: Shape, count: int) -> str:
 
 
 @functools.lru_cache(maxsize=_KEPT)
-def array_statement(shape: Shape, types: tuple[str, ...]) -> str:
+def build_array_statement(shape: Shape, types: tuple[str, ...]) -> str:
     """Return the SQL for any number of rows of a shape, with one array per parameter.
 
     Args:
@@ -222,7 +221,7 @@ def array_statement(shape: Shape, types: tuple[str, ...]) -> str:
         types: The types of its parameters, of `ARRAY_TYPES`.
 
     Example:
-        >>> array_statement(Shape(Operation.INSERT, "t", ("id", "j")), ("int4", "jsonb"))
+        >>> build_array_statement(Shape(Operation.INSERT, "t", ("id", "j")), ("int4", "jsonb"))
         'INSERT INTO "t" ("id", "j") SELECT "id", "j"::pg_catalog."jsonb" FROM unnest($1::pg_catalog."int4"[], $2::pg_catalog."text"[]) AS rows ("id", "j")'
     """  # noqa: E501
     names = (*shape.columns, *shape.where)
@@ -233,34 +232,34 @@ def array_statement(shape: Shape, types: tuple[str, ...]) -> str:
             f'"{name}"::pg_catalog."{kind}"' if kind in JSON_TYPES else f'"{name}"'
             for name, kind in zip(names, types, strict=True)
         )
-        head = f"INSERT INTO {_table(shape)} ({_listed(names)}) SELECT {cast} FROM "  # noqa: S608 - the same
-        return f"{head}unnest({arrays}) AS rows ({_listed(names)}){_on_conflict(shape)}"
-    rows = f"unnest({arrays}) WITH ORDINALITY AS rows ({_numbered(names)})"
+        head = f"INSERT INTO {_quote_table(shape)} ({_list_names(names)}) SELECT {cast} FROM "  # noqa: S608 - the same
+        return f"{head}unnest({arrays}) AS rows ({_list_names(names)}){_on_conflict(shape)}"
+    rows = f"unnest({arrays}) WITH ORDINALITY AS rows ({_number_names(names)})"
     cast = ", ".join(
         f'"{name}"::pg_catalog."{kind}" AS "{name}"' if kind in JSON_TYPES else f'"{name}"'
         for name, kind in zip(names, types, strict=True)
     )
-    return _joined(shape, f'(SELECT {cast}, "#" FROM {rows}) AS rows')  # noqa: S608 - the same
+    return _join_rows(shape, f'(SELECT {cast}, "#" FROM {rows}) AS rows')  # noqa: S608 - the same
 
 
-def _joined(shape: Shape, rows: str) -> str:
+def _join_rows(shape: Shape, rows: str) -> str:
     """Return an update or delete by a list of rows, which are numbered."""
-    keys = _listed(shape.where)
+    keys = _list_names(shape.where)
     given = f'(SELECT DISTINCT ON ({keys}) * FROM {rows} ORDER BY {keys}, "#" DESC) AS given'  # noqa: S608 - the same
     tests = [f'there."{name}" = given."{name}"' for name in shape.where]
     found = " AND ".join([*tests, *(f'there."{name}" IS NULL' for name in shape.nulls)])
     if shape.operation is Operation.DELETE:
-        return f"DELETE FROM {_table(shape)} AS there USING {given} WHERE {found}"  # noqa: S608 - the same
+        return f"DELETE FROM {_quote_table(shape)} AS there USING {given} WHERE {found}"  # noqa: S608 - the same
     changes = ", ".join(f'"{name}" = given."{name}"' for name in shape.columns)
-    return f"UPDATE {_table(shape)} AS there SET {changes} FROM {given} WHERE {found}"  # noqa: S608 - the same
+    return f"UPDATE {_quote_table(shape)} AS there SET {changes} FROM {given} WHERE {found}"  # noqa: S608 - the same
 
 
-def _numbered(names: Sequence[str]) -> str:
-    # No column can be called "#", so that the rows' numbers are in nobody's way.
-    return f'{_listed(names)}, "#"'
+def _number_names(names: Sequence[str]) -> str:
+    # No column can be called "#", so the rows' numbers cannot clash.
+    return f'{_list_names(names)}, "#"'
 
 
-def _table(shape: Shape) -> str:
+def _quote_table(shape: Shape) -> str:
     return ".".join(f'"{part}"' for part in shape.table.split("."))
 
 
@@ -269,9 +268,9 @@ def _on_conflict(shape: Shape) -> str:
         return ""
     changes = [name for name in shape.columns if name not in shape.conflict]
     if shape.operation is Operation.INSERT or not changes:
-        return f" ON CONFLICT ({_listed(shape.conflict)}) DO NOTHING"
+        return f" ON CONFLICT ({_list_names(shape.conflict)}) DO NOTHING"
     assigned = ", ".join(f'"{name}" = EXCLUDED."{name}"' for name in changes)
-    return f" ON CONFLICT ({_listed(shape.conflict)}) DO UPDATE SET {assigned}"
+    return f" ON CONFLICT ({_list_names(shape.conflict)}) DO UPDATE SET {assigned}"
 
 
 def _shown(name: object) -> str:
@@ -279,11 +278,11 @@ def _shown(name: object) -> str:
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
-def _listed(names: Sequence[str]) -> str:
+def _list_names(names: Sequence[str]) -> str:
     return ", ".join(f'"{name}"' for name in names)
 
 
-def _groups(shape: Shape, count: int, *, numbered: bool = False) -> str:
+def _group_parameters(shape: Shape, count: int, *, numbered: bool = False) -> str:
     size = shape.parameters
     groups = []
     for number in range(count):

@@ -58,13 +58,13 @@ _NEXT: dict[Call, Call | End] = {
 }
 
 
-def following(call: Call, answer: TransactionAnswer) -> Call | End:
+def choose_next(call: Call, answer: TransactionAnswer) -> Call | End:
     """Return what follows an answer.
 
     Example:
-        >>> following(Call.OFFSETS, TransactionAnswer.AGAIN)
+        >>> choose_next(Call.OFFSETS, TransactionAnswer.AGAIN)
         <Call.OFFSETS: 'offsets'>
-        >>> following(Call.COMMIT, TransactionAnswer.ABORT)
+        >>> choose_next(Call.COMMIT, TransactionAnswer.ABORT)
         <Call.ABORT: 'abort'>
     """
     if answer is TransactionAnswer.DONE:
@@ -77,7 +77,7 @@ def following(call: Call, answer: TransactionAnswer) -> Call | End:
 
 
 def given_up(call: Call) -> Call | End:
-    """Return what follows when a lane is given up while this call is next, or has to be made again.
+    """Return what follows when a lane is given up while this call is next, or has to be repeated.
 
     Example:
         >>> given_up(Call.OFFSETS)
@@ -94,7 +94,7 @@ class Transaction(Generic[LaneT]):
     """An open transaction: which offsets it commits, and which call comes next.
 
     Attributes:
-        call: The call that is to be made, or made again.
+        call: The call to make, or to repeat.
         lanes: The lanes it has offsets of.
         offsets: What it commits, and what its end is reported for: without the lanes that were forgotten.
 
@@ -119,7 +119,7 @@ class Transaction(Generic[LaneT]):
 
     def answered(self, answer: TransactionAnswer) -> End | None:
         """Take the answer to `call`; return how the transaction ended, if it did."""
-        return self._go_on(following(self.call, answer))
+        return self._go_on(choose_next(self.call, answer))
 
     def holds(self, lanes: Collection[LaneT]) -> bool:
         """Tell whether it has offsets of any of these lanes."""
@@ -148,7 +148,7 @@ class Fence(enum.Enum):
     EXPIRED = "expired"
 
 
-def fenced(open_seconds: float, timeout_seconds: float) -> Fence:
+def judge_fence(open_seconds: float, timeout_seconds: float) -> Fence:
     """Tell a producer that another one replaced from one whose transaction the brokers gave up for its age.
 
     Args:
@@ -176,9 +176,9 @@ def judge_records(alone: Sequence[bool]) -> list[RecordVerdict]:
         For each: it is refused for good, or has to be sent alone to find out.
 
     Example:
-        >>> judged([False, False])
+        >>> judge_records([False, False])
         [<RecordVerdict.ALONE: 'alone'>, <RecordVerdict.ALONE: 'alone'>]
-        >>> judged([False])
+        >>> judge_records([False])
         [<RecordVerdict.REFUSED: 'refused'>]
     """
     only = len(alone) == 1

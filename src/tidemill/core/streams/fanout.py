@@ -1,17 +1,17 @@
-"""One log, many readers: what is published once is read by everybody, in order, each at its own pace.
+"""One log, many readers: what is published once is read by all of them, in order, each at its own pace.
 
-The log is a chain of chunks. A reader is a place in a chunk, and what every reader has behind it is freed by the
-interpreter: nothing is copied, trimmed or counted per reader, and publishing costs the same for one and for a thousand.
+The log is a chain of chunks. A reader is a position in a chunk, and what all readers have behind them is freed
+by the interpreter: nothing is copied, trimmed or counted per reader, and publishing costs the same for any number.
 A reader takes an item by `for item in reader.unread`, at the speed of a list; `more` goes on to the next chunk.
 
 Invariants:
 1. A reader sees every item that was published between its joining and its leaving, in order, once.
-2. More than `max_backlog` unread items are told of by the `publish` that made them so, for each reader once; a reader
-   that is `exempt` may leave any number unread.
+2. A reader with more than `max_backlog` unread items is returned, once, by the `publish` that exceeded the limit; an
+   `exempt` reader may leave any number unread.
 3. Memory is O(what the slowest reader has not read), plus one chunk.
 
-An iterator over a list sees what is appended, until it has come to the end once; then it is spent for ever. So a chunk
-that somebody has read to its end is closed, and the next item opens another.
+An iterator over a list sees what is appended until it has reached the end once; then it is exhausted forever. So a
+chunk that a reader has read to its end is closed, and the next item opens another one.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class _Chunk(Generic[ItemT]):
 
 
 class LogReader(Generic[ItemT]):
-    """A place in the log.
+    """A position in the log.
 
     Attributes:
-        name: Who reads.
-        unread: What it can take at once; each item taken is read.
+        name: The name of the reader.
+        unread: The items that it can take at once; each item taken is read.
         present: Whether it is a reader of the log, from `join` to `leave`.
         exempt: Whether it may leave any number of items unread.
     """
@@ -53,21 +53,21 @@ class LogReader(Generic[ItemT]):
     __slots__ = ("_chunk", "_fresh", "exempt", "name", "present", "unread")
 
     def __init__(self, name: Hashable) -> None:
-        """Stand nowhere; `Fanout.join` gives it a place."""
+        """Start without a position; `Fanout.join` sets it."""
         self.name = name
         self.present = False
         self.exempt = False
         self._place(_Chunk(0))
 
     def _place(self, chunk: _Chunk[ItemT]) -> None:
-        """Stand before a chunk of which nothing has been read."""
+        """Move to the start of a chunk."""
         self._chunk = chunk
         self._fresh = True
         self.unread: Iterator[ItemT] = iter(())
 
     @property
     def position(self) -> int:
-        """The position of the next item it will read."""
+        """The position of the next item that it will read."""
         chunk = self._chunk
         return chunk.base if self._fresh else chunk.base + len(chunk.items) - length_hint(self.unread)
 
@@ -104,8 +104,8 @@ class Fanout(Generic[ItemT, ReaderT]):
         self._max_backlog = max_backlog
         self._slowest: LazyMin[ReaderT, int] = LazyMin(_bounded_position)
         self._tail: _Chunk[ItemT] = _Chunk(0)
-        #: The chunk that is written to, and how many more items can be published before one must `look`. For those
-        #: who publish so often that the call matters, and write out the body of `publish`.
+        #: The chunk that is written to, and how many more items can be published before `look` has to be called.
+        #: For callers that publish so often that they write out the body of `publish` to save the call.
         self.items = self._tail.items
         self.room = 1
         #: How many readers there are.
@@ -117,7 +117,7 @@ class Fanout(Generic[ItemT, ReaderT]):
         return self._tail.base + len(self.items)
 
     def join(self, reader: ReaderT) -> None:
-        """Let a reader read what is published from now on."""
+        """Add a reader of what is published from now on."""
         self._close_chunk()
         reader._place(self._tail)
         reader.present = True
@@ -126,12 +126,12 @@ class Fanout(Generic[ItemT, ReaderT]):
         self.size += 1
 
     def follow(self, reader: LogReader[ItemT]) -> None:
-        """Let somebody read along from now on who is not counted and may be as slow as can be."""
+        """Add a reader from now on that is not counted and may be arbitrarily slow."""
         self._close_chunk()
         reader._place(self._tail)
 
     def leave(self, reader: ReaderT) -> None:
-        """Let a reader go; it has nothing to read any more, and keeps nothing of the log alive."""
+        """Remove a reader; it has nothing more to read, and keeps nothing of the log alive."""
         self.size -= reader.present
         reader.present = False
         reader._place(_Chunk(reader.position))
@@ -142,7 +142,7 @@ class Fanout(Generic[ItemT, ReaderT]):
         reader._place(_Chunk(reader.position))
 
     def hand_over(self, reader: ReaderT, heir: ReaderT) -> None:
-        """Put another reader into the place of one, which leaves; the heir is exempt until `bound` is called."""
+        """Replace a reader, which leaves, by another at its position; the heir is exempt until `bound` is called."""
         heir._chunk, heir._fresh, heir.unread = reader._chunk, reader._fresh, reader.unread
         heir.present = heir.exempt = True
         self.size += 1
@@ -150,16 +150,16 @@ class Fanout(Generic[ItemT, ReaderT]):
         self.leave(reader)
 
     def pause_readers(self) -> None:
-        """Let every reader need `more` before it reads what is published from now on."""
+        """Make every reader call `more` before it reads what is published from now on."""
         self._close_chunk()
 
     def skip_to_end(self, reader: LogReader[ItemT]) -> None:
-        """Let a reader go on with what is published from now on."""
+        """Move a reader to what is published from now on."""
         self._close_chunk()
         reader._place(self._tail)
 
     def bound(self, reader: ReaderT) -> None:
-        """Hold a reader that was exempt to `max_backlog` from now on."""
+        """Apply `max_backlog` to a reader that was exempt."""
         reader.exempt = False
         self._slowest.add(reader)
         self.room = 1
@@ -168,19 +168,19 @@ class Fanout(Generic[ItemT, ReaderT]):
         """Append an item.
 
         Returns:
-            The readers that have left more than `max_backlog` items unread with this one. Let them leave.
+            The readers that have left more than `max_backlog` items unread with this one; the caller removes them.
         """
         self.items.append(item)
         self.room -= 1
         return () if self.room else self.look()
 
     def skip(self) -> None:
-        """Use up a position without an item, which only makes sense without readers."""
+        """Use up a position without an item; only for a log without readers."""
         self._close_chunk()
         self._tail.base += 1
 
     def more(self, reader: LogReader[ItemT]) -> bool:
-        """Give a reader that has taken all of `unread` what came after it; tell whether there was anything."""
+        """Give a reader that has taken all of `unread` what came after it; return whether there was anything."""
         chunk = reader._chunk
         if not reader._fresh:
             if chunk is self._tail:
@@ -200,13 +200,13 @@ class Fanout(Generic[ItemT, ReaderT]):
             self.items = tail.items
 
     def look(self) -> Sequence[ReaderT]:
-        """Find who is too far behind, as `publish` returns it, and how long nobody needs to look again."""
+        """Find the readers that are too far behind, as `publish` returns them, and when to look again."""
         if len(self.items) >= CHUNK:
             self._close_chunk()
         lowest = self.end - self._max_backlog
         late: list[ReaderT] = []
         while (bound := self._slowest.bound()) is not None and bound < lowest:
-            # Now the bound of the heap is true: either this one is late, or the next round ends.
+            # Now the bound of the heap is exact: either this reader is late, or the next round ends.
             reader = self._slowest.top()
             if reader is not None and reader.position < lowest:
                 self._slowest.drop_top()

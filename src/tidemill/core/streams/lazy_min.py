@@ -1,11 +1,11 @@
-"""The lowest of many keys that only rise: who is last, without looking at everybody.
+"""The lowest of many keys that only rise: which member is last, without looking at all of them.
 
-Nobody reports that a key rose. What the heap says of a member is a lower bound, set right only when that member comes
-to the top: a member costs something only when it was last, at most once per rise.
+It is not told when a key rises. The heap holds a lower bound for each member, corrected only when that member comes to
+the top: a member costs something only when it was last, at most once per rise.
 
 Invariants:
 1. A recorded key is never above the true one.
-2. Members without a key fall out when they come to the top, and are swept out when they are more than half.
+2. Members without a key are removed when they come to the top, and all at once when they are more than half.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class LazyMin(Generic[MemberT, KeyT]):
         self._heap: list[tuple[KeyT, int, MemberT]] = []
         self._serial = 0
         self._out = 0
-        #: Who is in it; some may have no key any more.
+        #: The members; some may no longer have a key.
         self.members: set[MemberT] = set()
 
     def add(self, member: MemberT) -> None:
@@ -57,7 +57,7 @@ class LazyMin(Generic[MemberT, KeyT]):
             heapq.heappush(self._heap, (key, self._serial, member))
 
     def top(self) -> MemberT | None:
-        """Return the member with the lowest key, the first that came among equals; None when there is nobody."""
+        """Return the member with the lowest key, the first added among equals; None when there is none."""
         heap = self._heap
         while heap:
             recorded, serial, member = heap[0]
@@ -72,15 +72,15 @@ class LazyMin(Generic[MemberT, KeyT]):
         return None
 
     def drop_top(self) -> None:
-        """Take out the member that `top` has just returned."""
+        """Remove the member that `top` has just returned."""
         self.members.discard(heapq.heappop(self._heap)[2])
 
     def bound(self) -> KeyT | None:
-        """Return a number that no key is below, without looking at anybody; None when there is nobody."""
+        """Return a number that no key is below, without looking at any member; None when there is none."""
         return self._heap[0][0] if self._heap else None
 
     def note_out(self) -> None:
-        """Take notice that a member has no key any more, so that those are swept out in time."""
+        """Note that a member no longer has a key, so that such members are removed in time."""
         self._out += 1
         if self._out > _SWEEP_FROM and self._out * 2 > len(self._heap):
             self._out = 0

@@ -1,4 +1,4 @@
-"""Who takes part in a shared stream with acknowledgement, and what is known of each: the values of `core.stream_group`.
+"""The members of a shared stream with acknowledgement, and what is known of each: the values of `group`.
 
 An event knows how much it waits for and how its members dealt with it, in numbers; a member knows the event it is on
 and what it has derived that is not confirmed. There is no object per event and member. Only `StreamGroup` changes them,
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -23,7 +23,7 @@ PayloadT = TypeVar("PayloadT")
 
 
 class Cause(enum.Enum):
-    """Why a member was forced to fail, or its seat to end."""
+    """Why a member was forced to fail, or why its seat ended."""
 
     OVERFLOW = "overflow"
     TIMEOUT = "timeout"
@@ -32,7 +32,7 @@ class Cause(enum.Enum):
 
 
 class Refusal(enum.Enum):
-    """What became of a reject."""
+    """The outcome of a reject."""
 
     REJECTED = "rejected"
     REJECTED_BEFORE = "rejected before"
@@ -62,7 +62,7 @@ class Blame(NamedTuple):
     """Why an event is not clean for its failed members.
 
     Attributes:
-        failures: Who failed on it or rejected it, and with what error.
+        failures: Who failed or rejected it, with the error.
         unread: Who never read it, or was interrupted on it through no fault of its own.
     """
 
@@ -93,7 +93,7 @@ class Home(Protocol):
     """What a group belongs to outside of the core."""
 
     def note_resolved(self) -> None:
-        """Take notice that there may be something to take."""
+        """Note that there may be something to take."""
 
 
 class Refuses(Protocol):
@@ -110,13 +110,13 @@ class Member(LogReader[Sent[LaneT, PayloadT, EventT]], Generic[LaneT, PayloadT, 
         group: Its group.
         home: What its group belongs to.
         ledger: Where the events of its group are.
-        holders: Those of its group for whom something is unconfirmed, or was.
+        holders: The members of its group for which something is unconfirmed, or was.
         window: The event that it is on. The shell sets it to what it took from `unread`, after `carry` if `newest`.
         refused: The event it rejected last.
         newest: The number bound to the window that is not confirmed; of several the newest; 0: there is none.
         carried: The other numbers bound to it that are not confirmed, oldest first, and their events, which wait.
-        released: Whether it is gone for good, and can fail nothing any more.
-        since: When it came back to its seat; what waited there counts as fanned out then.
+        released: Whether it is gone for good, and can no longer fail anything.
+        since: When it came back to its seat; what waited there counts as fanned out at that time.
     """
 
     __slots__ = ("carried", "group", "holders", "home", "ledger", "newest", "refused", "released", "since", "window")
@@ -129,7 +129,7 @@ class Member(LogReader[Sent[LaneT, PayloadT, EventT]], Generic[LaneT, PayloadT, 
         ledger: Ledger[LaneT, PayloadT],
         holders: LazyMin[Member[LaneT, PayloadT, EventT], float],
     ) -> None:
-        """Be on no event."""
+        """Start on no event."""
         super().__init__(name)
         self.group = group
         self.home = home
@@ -152,8 +152,19 @@ class Member(LogReader[Sent[LaneT, PayloadT, EventT]], Generic[LaneT, PayloadT, 
         return self.window or next(self.rest(), None)
 
     def held_since(self, sent: Sent[LaneT, PayloadT, EventT]) -> float:
-        """Return from when the time counts for which it holds an event."""
+        """Return the time from which it has held an event."""
         return max(sent.at, self.since)
+
+    def list_held(self) -> list[Sent[LaneT, PayloadT, EventT]]:
+        """Return the events that it has read and that wait for it."""
+        held = dict.fromkeys(self.carried.values())
+        if self.window is not None:
+            held[self.window] = None
+        return list(held)
+
+    def find_late(self, now: float, timeout_seconds: float) -> Collection[Sent[LaneT, PayloadT, EventT]]:
+        """Return those of them that it has held for at least the timeout."""
+        return {sent for sent in self.list_held() if now - self.held_since(sent) >= timeout_seconds}
 
     def bound_to(self, sent: Sent[LaneT, PayloadT, EventT]) -> list[int]:
         """Return the numbers in `carried` that are bound to an event: the window, or one that something is bound to."""
@@ -168,7 +179,7 @@ class Member(LogReader[Sent[LaneT, PayloadT, EventT]], Generic[LaneT, PayloadT, 
         return found
 
     def carry(self) -> None:
-        """Let the window wait for `newest`, which needs no record while the member is on it: the crowd waits anyway."""
+        """Make the window wait for `newest`, which needs no record while the member is on it: the crowd waits."""
         if self.newest and self.window is not None:
             self.carried[self.newest] = self.window
             self.window.pending += 1
@@ -190,11 +201,11 @@ class LaneReport(Generic[LaneT]):
     """What a lane waits for.
 
     Attributes:
-        lane: Which.
+        lane: The lane.
         outstanding: How many events of it are not advanced.
         head: The position of the first of them.
         since: When that was fanned out.
-        holders: Who holds it; empty when it is resolved and waits for, or is in, an advance.
+        holders: Who holds it; empty when it is resolved and waits for an advance, or is in one.
     """
 
     lane: LaneT

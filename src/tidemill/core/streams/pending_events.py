@@ -1,11 +1,11 @@
 """The numbers that stand for what subscribers derived from events, until it is confirmed as stored.
 
 One `PendingEvents` serves all groups of a manager. Its two verbs are called for every trigger event, which is why they
-are written flat, why whose a number is stands in a list and not in a dict, and why the common case, a number that is
+are written flat, why the owners of numbers are in a list and not in a dict, and why the common case, a number that is
 confirmed while its subscriber is still on the event, leaves no trace on the event.
 
 Invariants:
-1. A number is given once.
+1. A number is used once.
 2. An event is not resolved while a number bound to it is neither confirmed nor given up.
 3. Unknown, repeated and late numbers change nothing.
 """
@@ -23,14 +23,14 @@ _TRIM_FROM: Final = 1024
 
 
 class PendingEvents:
-    """Numbers, and whose they are."""
+    """The numbers, and the subscribers that they belong to."""
 
     __slots__ = ("_first", "_groups", "_last", "_owners", "_recent", "_recent_key")
 
     def __init__(self) -> None:
         """Start with number 1."""
         self._last = 0
-        # Whose the numbers from `_first` on are; None once confirmed or given up.
+        # The owners of the numbers from `_first` on; None once confirmed or given up.
         self._owners: list[Member[Any, Any, Any] | None] = []
         self._first = 1
         # The members of each group, by key and name.
@@ -39,7 +39,7 @@ class PendingEvents:
         self._recent_key: Hashable = None
 
     def open(self, key: Hashable, members: dict[Hashable, Member[Any, Any, Any]]) -> None:
-        """Let a key mean a group from now on; any other key binds nothing.
+        """Make a key refer to a group; any other key binds nothing.
 
         Args:
             key: Not None.
@@ -49,7 +49,7 @@ class PendingEvents:
         self._recent_key = None
 
     def close(self, key: Hashable, members: dict[Hashable, Member[Any, Any, Any]]) -> None:
-        """Let a key mean nothing any more, if it means that group."""
+        """Make a key refer to nothing, if it refers to that group."""
         if self._groups.get(key) is members:
             del self._groups[key]
             self._recent_key = None
@@ -60,16 +60,16 @@ class PendingEvents:
         return found
 
     def bind_pending_event(self, *, trigger_id: Hashable, key: Hashable) -> int | None:
-        """Let the raw event that a trigger is on wait until what it has just yielded is stored.
+        """Make the raw event that a trigger is on wait until what it has just yielded is stored.
 
-        Call it as soon as the trigger event was taken from the filter, before anything is awaited.
+        Call it as soon as the trigger event is taken from the filter, before anything is awaited.
 
         Returns:
-            The number for `confirm_persisted`; None when there is nothing to wait: the key is unknown or its stream
+            The number for `confirm_persisted`; None when nothing has to wait: the key is unknown or its stream
             is not acknowledged, or the trigger is on no event, has rejected it or has failed.
         """
         try:
-            # A tuple is hashed anew for each look-up; the key that comes again and again is one object.
+            # A tuple is hashed again for each look-up; a key that is used again and again is one object.
             members = self._recent if key is self._recent_key else self._find(key)
             member = members[trigger_id]
         except KeyError:
@@ -85,7 +85,7 @@ class PendingEvents:
         return seq
 
     def bind(self, member: Member[Any, Any, Any]) -> int | None:
-        """Do so for a member, whichever group it belongs to."""
+        """Bind a number to the event that a member is on; see `bind_pending_event`."""
         if member.window is None:
             return None
         self._last = seq = self._last + 1
@@ -109,7 +109,7 @@ class PendingEvents:
                     continue
                 member = owners[index]
             except (IndexError, TypeError):
-                # Not given yet, or the None of a `bind_pending_event` that had nothing to wait for.
+                # Not used yet, or the None of a `bind_pending_event` that had nothing to wait for.
                 continue
             if member is not None:
                 owners[index] = None
@@ -137,14 +137,14 @@ class PendingEvents:
                 member.group.refuse(member, seq, error)
 
     def give_up(self, seq: int) -> None:
-        """Forget whose a number is that has not been confirmed."""
+        """Forget a number that has not been confirmed."""
         self._owners[seq - self._first] = None
 
     def trim(self) -> int:
-        """Free what the oldest numbers took, if they are done; return for how many numbers room is taken."""
+        """Free the memory of the oldest numbers that are done; return how many numbers still take memory."""
         owners = self._owners
         if len(owners) >= _TRIM_FROM:
-            # One that is not done, or none at all: what the iterator has passed before it is done.
+            # The first that is not done, if any: everything that the iterator passed before it is done.
             unread = iter(owners)
             found = next(filter(None, unread), None)
             done = len(owners) - length_hint(unread) - (found is not None)

@@ -1,23 +1,23 @@
-"""What may be committed of a log, and what has to be given again: the commit floor of every lane.
+"""What may be committed of a log, and what has to be redelivered: the commit floor of every lane.
 
 A log (a Kafka partition) only knows one number per lane: everything below the floor is done. A lane's offsets are
 admitted in order, delivered to the subscribers of the moment, and resolved in any order. An offset that all of them
-read and nobody failed is clean; any other holds the floor while it waits for those who failed it or left it unread, and
-is then delivered again from memory, to everybody who is there. A rejected one, and one that failed too often, is
-dead-lettered, and done once the letter is confirmed. Giving again from memory needs no seek: a seek would throw away
-what was prefetched and read all that is clean once more.
+read and none failed is clean; any other holds the floor while it waits for those that failed it or left it unread, and
+is then redelivered from memory, to all subscribers. A rejected one, and one that failed too often, is dead-lettered,
+and done once the letter is confirmed. Redelivering from memory needs no seek, which would discard what was prefetched
+and read again everything that is clean.
 
 Invariants:
 1. The floor never passes an offset that is not done, and never moves back; so no commit does.
-2. What is clean is not delivered again, to nobody; clean offsets above the floor are intervals, at most one more of
-   them than there are open offsets, which are bounded (`wants`), beside those that a past commit told of.
-3. An offset that is not clean ends clean or dead-lettered, or `overdue` names it.
-4. A delivery is resolved once; one that was delivered again since, or whose lane went away, changes nothing.
-5. Only a failure or a reject leads to a dead letter. What is left unread is given again as often as it takes.
-6. Every redelivery backs off, further with each failure, and with each time in a row that nobody failed it.
+2. What is clean is never redelivered; clean offsets above the floor are kept as intervals, at most one more than there
+   are open offsets, which are bounded (`wants`), beside those that a past commit recorded.
+3. An offset that is not clean ends clean or dead-lettered, or `find_overdue` names it.
+4. A delivery is resolved once; one that was redelivered since, or whose lane was revoked, changes nothing.
+5. Only a failure or a reject leads to a dead letter. What is left unread is redelivered as often as necessary.
+6. Every redelivery backs off, longer with each failure, and with each time in a row that it was left unread.
 
-A subscriber that left after a delivery and is not back, or was not seen to leave, is waited for; one that is gone for
-good is not, and what others accepted is not given to them again on its behalf. Times are seconds of one clock, `bits`
+A delivery waits for a subscriber that left after it and is not back, or has not left yet, but not for one that is gone
+for good: what others accepted is not redelivered to them because of it. Times are seconds of one clock, `bits`
 are 32 random bits. Every call costs what it touches.
 """
 
@@ -26,10 +26,9 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Collection, Hashable
-from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from tidemill.core.intervals import Intervals
+from tidemill.core.streams.lane_offsets import LaneOffsets
 from tidemill.core.streams.redelivery_items import (
     Commit,
     Delivery,
@@ -44,45 +43,6 @@ LaneT = TypeVar("LaneT", bound=Hashable)
 HeldT = TypeVar("HeldT")
 
 
-@dataclass(slots=True)
-class _Lane(Generic[LaneT, HeldT]):
-    """One assigned lane; `read` is -1 until its first offset tells where it begins."""
-
-    past: Commit[LaneT] | None = None
-    read: int = -1
-    floor: int = -1
-    clean: Intervals = field(default_factory=Intervals)
-    open: dict[int, Delivery[LaneT, HeldT]] = field(default_factory=dict)
-    failures: dict[int, int] = field(default_factory=dict)
-    # Offsets with failures that a past commit told of and that were not read yet, the first one last.
-    _told: list[int] = field(default_factory=list)
-
-    def begin(self, offset: int) -> None:
-        self.read = self.floor = offset
-        if self.past is None or offset < self.past.floor:
-            return  # never committed, or the log was created again: what was known is about other messages
-        for start, end in self.past.clean:
-            self.done(start, end)
-        self.failures = {at: n for at, n in self.past.failures if at >= self.floor and at not in self.clean}
-        self._told = sorted(self.failures, reverse=True)
-
-    def reach(self, offset: int) -> None:
-        """Read an offset; what was left out before it does not exist."""
-        while self._told and self._told[-1] <= offset:
-            at = self._told.pop()
-            if at < offset:
-                del self.failures[at]
-        if offset > self.read:
-            self.done(self.read, offset)
-        self.read = offset + 1
-
-    def done(self, start: int, end: int) -> None:
-        if start > self.floor:
-            self.clean.add(start, end)
-        else:
-            self.floor = self.clean.absorb(max(self.floor, end))
-
-
 class Redelivery(Generic[LaneT, HeldT]):
     """The lanes of one log, and everything of them that is not done.
 
@@ -93,7 +53,7 @@ class Redelivery(Generic[LaneT, HeldT]):
         >>> assert isinstance(first, Delivery) and isinstance(second, Delivery)
         >>> log.resolve(second, RedeliveryVerdict.CLEAN, 0.0, 0)
         False
-        >>> log.commits()
+        >>> log.take_commits()
         [Commit(lane='a', floor=7, clean=((8, 9),), failures=())]
         >>> log.resolve(first, RedeliveryVerdict.FAILED, 0.0, 0)
         False
@@ -104,13 +64,13 @@ class Redelivery(Generic[LaneT, HeldT]):
     def __init__(self, limits: RedeliveryLimits | None = None) -> None:
         """Start without lanes and without subscribers."""
         self._limits = limits or RedeliveryLimits()
-        self._lanes: dict[LaneT, _Lane[LaneT, HeldT]] = {}
+        self._lanes: dict[LaneT, LaneOffsets[LaneT, HeldT]] = {}
         self._number = 0
         self._open_bytes = 0
         self._dirty: dict[LaneT, None] = {}
         # Deliveries that are not done, oldest first.
         self._numbers: dict[int, None] = {}
-        # Who is there: the number at which they last left before they came; who left, or is gone: when.
+        # Subscribers that are present, with the number at which they last left; those that left, or are gone: when.
         self._present: dict[Hashable, int] = {}
         self._absent: dict[Hashable, int] = {}
         self._gone: dict[Hashable, int] = {}
@@ -127,17 +87,17 @@ class Redelivery(Generic[LaneT, HeldT]):
     # -- lanes ------------------------------------------------------------------------------------------------
 
     def assign(self, lane: LaneT, past: Commit[LaneT] | None = None) -> None:
-        """Take a lane on, from its beginning.
+        """Start a lane, from its beginning.
 
         Args:
-            lane: Which; if it is assigned already, everything about it is forgotten.
-            past: What was last committed, where that is known.
+            lane: The lane; if it is assigned already, everything about it is forgotten.
+            past: What was last committed, if that is known.
         """
         self.revoke(lane)
-        self._lanes[lane] = _Lane(past)
+        self._lanes[lane] = LaneOffsets(past)
 
     def revoke(self, lane: LaneT) -> None:
-        """Forget a lane and what is open of it: somebody else is given that."""
+        """Forget a lane and what is open of it: the next reader gets that."""
         state = self._lanes.pop(lane, None)
         self._dirty.pop(lane, None)
         if state is not None:
@@ -153,7 +113,7 @@ class Redelivery(Generic[LaneT, HeldT]):
         return state is not None and len(state.open) < limits.max_open and self._open_bytes < limits.max_open_bytes
 
     def admit(self, lane: LaneT, offset: int, held: HeldT, size_bytes: int = 0) -> Delivery[LaneT, HeldT] | Skip:
-        """Take the next offset of a lane; offsets that were left out before it do not exist."""
+        """Admit the next offset of a lane; offsets that were skipped before it do not exist."""
         state = self._lanes.get(lane)
         if state is None:
             return Skip.FOREIGN
@@ -169,7 +129,7 @@ class Redelivery(Generic[LaneT, HeldT]):
 
     def _deliver(
         self,
-        state: _Lane[LaneT, HeldT],
+        state: LaneOffsets[LaneT, HeldT],
         lane: LaneT,
         offset: int,
         held: HeldT,
@@ -195,7 +155,7 @@ class Redelivery(Generic[LaneT, HeldT]):
         awaited: Collection[Hashable] = (),
         accepted: bool = False,
     ) -> bool:
-        """Take how a delivery ended.
+        """Note how a delivery ended.
 
         Args:
             delivery: What `admit` or `take` gave.
@@ -206,14 +166,14 @@ class Redelivery(Generic[LaneT, HeldT]):
             accepted: Whether anybody accepted it.
 
         Returns:
-            Whether it is to be dead-lettered; call `lettered` when that is confirmed.
+            Whether it is to be dead-lettered; call `note_lettered` when that is confirmed.
         """
         state = self._lanes.get(delivery.lane)
         if delivery.resolved or state is None or state.open.get(delivery.offset) is not delivery:
             return False
         delivery.resolved = True
         if verdict is RedeliveryVerdict.CLEAN:
-            self._done(state, delivery)
+            self._finish(state, delivery)
             return False
         if verdict is RedeliveryVerdict.REJECTED:
             return True
@@ -228,7 +188,7 @@ class Redelivery(Generic[LaneT, HeldT]):
                 return True
         concerns = {who for who in awaited if who not in self._gone}
         if accepted and awaited and not concerns:
-            self._done(state, delivery)
+            self._finish(state, delivery)
             return False
         waiting = self._wait(delivery, verdict, now, bits, awaited)
         waiting.concerns, waiting.accepted = concerns, accepted
@@ -236,25 +196,25 @@ class Redelivery(Generic[LaneT, HeldT]):
             self._concerns.setdefault(who, set()).add(waiting)
         return False
 
-    def lettered(self, delivery: Delivery[LaneT, HeldT]) -> None:
-        """Take that the dead letter of a delivery is confirmed."""
+    def note_lettered(self, delivery: Delivery[LaneT, HeldT]) -> None:
+        """Note that the dead letter of a delivery is confirmed."""
         state = self._lanes.get(delivery.lane)
         if state is not None and state.open.get(delivery.offset) is delivery:
-            self._done(state, delivery)
+            self._finish(state, delivery)
 
-    def _done(self, state: _Lane[LaneT, HeldT], delivery: Delivery[LaneT, HeldT]) -> None:
+    def _finish(self, state: LaneOffsets[LaneT, HeldT], delivery: Delivery[LaneT, HeldT]) -> None:
         self._close(state, delivery)
         state.failures.pop(delivery.offset, None)
-        state.done(delivery.offset, delivery.offset + 1)
+        state.mark_done(delivery.offset, delivery.offset + 1)
         self._dirty[delivery.lane] = None
 
-    def _close(self, state: _Lane[LaneT, HeldT], delivery: Delivery[LaneT, HeldT]) -> None:
+    def _close(self, state: LaneOffsets[LaneT, HeldT], delivery: Delivery[LaneT, HeldT]) -> None:
         self._stop_waiting(delivery)
         del state.open[delivery.offset]
         del self._numbers[delivery.number]
         self._open_bytes -= delivery.size_bytes
 
-    def commits(self) -> list[Commit[LaneT]]:
+    def take_commits(self) -> list[Commit[LaneT]]:
         """Take what is new to commit, one per lane that changed since the last call."""
         dirty, self._dirty = self._dirty, {}
         found = []
@@ -264,16 +224,16 @@ class Redelivery(Generic[LaneT, HeldT]):
             found.append(Commit(lane, state.floor, state.clean.pairs(), tuple(failures)))
         return found
 
-    def again(self, lane: LaneT) -> None:
-        """Offer a lane in `commits` once more, as it is then: its commit did not succeed."""
+    def offer_again(self, lane: LaneT) -> None:
+        """Offer a lane in `take_commits` once more, as it is then: its commit did not succeed."""
         state = self._lanes.get(lane)
         if state is not None and state.read >= 0:
             self._dirty[lane] = None
 
-    # -- who is there -----------------------------------------------------------------------------------------
+    # -- subscribers -------------------------------------------------------------------------------------------
 
-    def joined(self, who: Hashable) -> None:
-        """Take that somebody subscribed, for the first time or again."""
+    def note_joined(self, who: Hashable) -> None:
+        """Note that somebody subscribed, for the first time or again."""
         if who in self._present:
             return
         self._number += 1
@@ -283,19 +243,19 @@ class Redelivery(Generic[LaneT, HeldT]):
         for waiting in unseen:
             waiting.anybody = False
             self._schedule(waiting)
-        self._found(who)
+        self._note_found(who)
 
-    def left(self, who: Hashable) -> None:
-        """Take that somebody ended, and may come back."""
+    def note_left(self, who: Hashable) -> None:
+        """Note that a subscriber left, and may come back."""
         if self._present.pop(who, None) is None:
             return
         self._number += 1
         self._absent[who] = self._number
         self._prune()
 
-    def gone(self, who: Hashable) -> None:
-        """Take that somebody ended, and will not come back; if they do after all, they are somebody who joins."""
-        self.left(who)
+    def note_gone(self, who: Hashable) -> None:
+        """Note that a subscriber left for good; if it comes back after all, it joins as a new one."""
+        self.note_left(who)
         number = self._absent.pop(who, 0)
         if number:
             self._gone[who] = number
@@ -303,8 +263,8 @@ class Redelivery(Generic[LaneT, HeldT]):
             waiting.concerns.discard(who)
             if waiting.accepted and not waiting.concerns:
                 delivery = waiting.delivery
-                self._done(self._lanes[delivery.lane], delivery)
-        self._found(who)
+                self._finish(self._lanes[delivery.lane], delivery)
+        self._note_found(who)
 
     def _prune(self) -> None:
         """Forget who left before the oldest delivery that is not done: they cannot have failed any."""
@@ -314,13 +274,13 @@ class Redelivery(Generic[LaneT, HeldT]):
             self._gone = {name: number for name, number in self._gone.items() if number > oldest}
             self._prune_above = max(64, 2 * (len(self._absent) + len(self._gone)))
 
-    def _found(self, who: Hashable) -> None:
+    def _note_found(self, who: Hashable) -> None:
         for waiting in self._missing.pop(who, ()):
             waiting.missing.discard(who)
             self._schedule(waiting)
 
-    def _expected(self, who: Hashable, delivery: Delivery[LaneT, HeldT]) -> bool:
-        """Whether somebody who failed a delivery, or left it unread, has still to come back."""
+    def _is_expected(self, who: Hashable, delivery: Delivery[LaneT, HeldT]) -> bool:
+        """Whether a subscriber that failed a delivery, or left it unread, still has to come back."""
         left = self._present.get(who)
         return who in self._absent if left is None else left <= delivery.number
 
@@ -336,7 +296,7 @@ class Redelivery(Generic[LaneT, HeldT]):
     ) -> Waiting[LaneT, HeldT]:
         delay = self._limits.backoff.delay(delivery.unread or delivery.failures, bits)
         waiting = delivery.waiting = Waiting(delivery, now + delay, now + self._limits.wait_seconds)
-        waiting.missing = {who for who in awaited if self._expected(who, delivery)}
+        waiting.missing = {who for who in awaited if self._is_expected(who, delivery)}
         for who in waiting.missing:
             self._missing.setdefault(who, []).append(waiting)
         if verdict is RedeliveryVerdict.UNSEEN and self._joined <= delivery.number:
@@ -361,17 +321,17 @@ class Redelivery(Generic[LaneT, HeldT]):
         if not waiting.held_up:
             heapq.heappush(self._timers, (waiting.due, waiting.delivery.number, waiting))
 
-    def _live(self, waiting: Waiting[LaneT, HeldT]) -> bool:
+    def _is_live(self, waiting: Waiting[LaneT, HeldT]) -> bool:
         delivery = waiting.delivery
         state = self._lanes.get(delivery.lane)
         return state is not None and state.open.get(delivery.offset) is delivery
 
     def take(self, now: float, limit: int = 100) -> list[Delivery[LaneT, HeldT]]:
-        """Take what is to be given again now; each is a new delivery of its offset."""
+        """Take what is to be redelivered now; each is a new delivery of its offset."""
         found: list[Delivery[LaneT, HeldT]] = []
         while self._timers and self._timers[0][0] <= now and len(found) < limit:
             waiting = heapq.heappop(self._timers)[2]
-            if not self._live(waiting):
+            if not self._is_live(waiting):
                 continue
             old = waiting.delivery
             state = self._lanes[old.lane]
@@ -379,29 +339,29 @@ class Redelivery(Generic[LaneT, HeldT]):
             found.append(self._deliver(state, old.lane, old.offset, old.held, old.size_bytes, old.failures, old.unread))
         return found
 
-    def overdue(self, now: float) -> Overdue[LaneT, HeldT] | None:
-        """Return an offset whose subscribers did not come back in time, None while there is none."""
-        first = self._first_held_up()
+    def find_overdue(self, now: float) -> Overdue[LaneT, HeldT] | None:
+        """Return an offset whose subscribers did not come back in time, None if there is none."""
+        first = self._find_first_held_up()
         if first is None or now < first.deadline:
             return None
         return Overdue(first.delivery, frozenset(first.missing))
 
     def due(self) -> float | None:
-        """Return when `take` or `overdue` is worth a call, if nothing else happens before; None: not before."""
-        first = self._first_held_up()
+        """Return when to call `take` or `find_overdue` next, if nothing else happens before; None: not at all."""
+        first = self._find_first_held_up()
         times = [first.deadline] if first is not None else []
         if self._timers:
             times.append(self._timers[0][0])
         return min(times) if times else None
 
-    def _first_held_up(self) -> Waiting[LaneT, HeldT] | None:
-        while self._held_up and not (self._held_up[0].held_up and self._live(self._held_up[0])):
+    def _find_first_held_up(self) -> Waiting[LaneT, HeldT] | None:
+        while self._held_up and not (self._held_up[0].held_up and self._is_live(self._held_up[0])):
             self._held_up.popleft()
         return self._held_up[0] if self._held_up else None
 
     @property
     def open(self) -> int:
-        """How many offsets are admitted and not done, waiting ones included."""
+        """How many offsets are admitted and not done, including those that wait."""
         return len(self._numbers)
 
     def __contains__(self, lane: object) -> bool:

@@ -15,14 +15,14 @@ HeldT = TypeVar("HeldT")
 
 @dataclass(frozen=True, slots=True)
 class RedeliveryLimits:
-    """How long and how often.
+    """The limits of redelivery.
 
     Attributes:
         max_redeliveries: Deliveries after the first one; a failure of the last one is dead-lettered.
         backoff: How long an offset waits after each failure, and each time it was left unread.
-        wait_seconds: How long those who failed an offset, or left it unread, may take to come back.
-        max_open: Admitted offsets of one lane that are not done.
-        max_open_bytes: What those of all lanes may hold together.
+        wait_seconds: How long subscribers that failed an offset, or left it unread, may take to come back.
+        max_open: How many admitted offsets of one lane may be open.
+        max_open_bytes: How many bytes those of all lanes may hold together.
     """
 
     max_redeliveries: int = 5
@@ -36,11 +36,11 @@ class RedeliveryVerdict(enum.Enum):
     """How a delivery ended.
 
     Attributes:
-        CLEAN: Somebody accepted it, and nobody did anything else.
-        FAILED: Somebody read it and failed.
-        REJECTED: Somebody refused it for good.
-        UNREAD: Nobody failed, but somebody never read it.
-        UNSEEN: Nobody was there for it, or is left of those who were.
+        CLEAN: At least one subscriber accepted it, and all did.
+        FAILED: A subscriber read it and failed.
+        REJECTED: A subscriber rejected it for good.
+        UNREAD: None failed, but at least one never read it.
+        UNSEEN: There was no subscriber, or all of them were released.
     """
 
     CLEAN = "clean"
@@ -51,16 +51,16 @@ class RedeliveryVerdict(enum.Enum):
 
 
 def judge_outcome(acked: int, failed: int, rejected: int, unread: int = 0) -> RedeliveryVerdict:
-    """Return what this many subscribers make of an event; a reject outweighs a failure, which outweighs the rest.
+    """Return the verdict on an event; a reject outweighs a failure, which outweighs the rest.
 
     Args:
-        acked: How many accepted it.
-        failed: How many failed it, those who never read it included.
-        rejected: How many refused it for good.
+        acked: How many subscribers accepted it.
+        failed: How many failed it, including those that never read it.
+        rejected: How many rejected it for good.
         unread: How many of the failed are known never to have read it.
 
     Example:
-        >>> verdict(acked=2, failed=1, rejected=0), verdict(acked=2, failed=1, rejected=0, unread=1)
+        >>> judge_outcome(acked=2, failed=1, rejected=0), judge_outcome(acked=2, failed=1, rejected=0, unread=1)
         (<RedeliveryVerdict.FAILED: 'failed'>, <RedeliveryVerdict.UNREAD: 'unread'>)
     """
     if rejected:
@@ -81,18 +81,18 @@ class Skip(enum.Enum):
 
 
 class Delivery(Generic[LaneT, HeldT]):
-    """One offset on its way to the subscribers. Read it; only `Redelivery` makes one.
+    """One offset on its way to the subscribers. Only `Redelivery` creates and changes it.
 
     Attributes:
         lane: Where it came from.
-        offset: Its place there.
-        held: What is given to the subscribers.
-        size_bytes: What it holds of the budget.
+        offset: Its offset there.
+        held: What the subscribers are given.
+        size_bytes: How much it takes of the budget.
         number: Rises with every delivery, redeliveries included.
         failures: How often the offset failed before.
-        unread: How often in a row nobody failed it, and not everybody read it.
+        unread: How often in a row it was not failed, but left unread.
         resolved: Whether it ended.
-        waiting: How it waits to be given again, if it does.
+        waiting: How it waits to be redelivered, if it does.
     """
 
     __slots__ = ("failures", "held", "lane", "number", "offset", "resolved", "size_bytes", "unread", "waiting")
@@ -100,7 +100,7 @@ class Delivery(Generic[LaneT, HeldT]):
     def __init__(
         self, lane: LaneT, offset: int, held: HeldT, size_bytes: int, number: int, failures: int, unread: int = 0
     ) -> None:
-        """Take everything as it is."""
+        """Keep everything as it is."""
         self.lane = lane
         self.offset = offset
         self.held = held
@@ -117,22 +117,22 @@ class Delivery(Generic[LaneT, HeldT]):
 
 
 class Waiting(Generic[LaneT, HeldT]):
-    """A delivery that is not done, before it is given again.
+    """A delivery that waits to be redelivered.
 
     Attributes:
-        delivery: Which.
+        delivery: The delivery.
         due: When its backoff is over.
         deadline: Until when it waits for those that are missing.
         missing: Who failed it or left it unread, and has to come back first.
-        anybody: Whether it waits for anybody to join.
+        anybody: Whether it waits for any subscriber to join.
         concerns: Who failed it or left it unread, and is not gone for good.
-        accepted: Whether anybody accepted it, so that it is clean once it concerns nobody.
+        accepted: Whether any subscriber accepted it, so that it is clean once it concerns none.
     """
 
     __slots__ = ("accepted", "anybody", "concerns", "deadline", "delivery", "due", "missing")
 
     def __init__(self, delivery: Delivery[LaneT, HeldT], due: float, deadline: float) -> None:
-        """Wait for nobody yet."""
+        """Start without waiting for anybody."""
         self.delivery = delivery
         self.due = due
         self.deadline = deadline
@@ -143,7 +143,7 @@ class Waiting(Generic[LaneT, HeldT]):
 
     @property
     def held_up(self) -> bool:
-        """Whether it has to wait for somebody."""
+        """Whether it has to wait for a subscriber."""
         return self.anybody or bool(self.missing)
 
 
@@ -152,7 +152,7 @@ class Commit(Generic[LaneT]):
     """What to commit of a lane.
 
     Attributes:
-        lane: Which.
+        lane: The lane.
         floor: The first offset that is not done.
         clean: Done above it, as [start, end), in order.
         failures: How often offsets from the floor on have failed.
@@ -166,7 +166,7 @@ class Commit(Generic[LaneT]):
 
 @dataclass(frozen=True, slots=True)
 class Overdue(Generic[LaneT, HeldT]):
-    """An offset that cannot be given again: `missing` did not come back; nobody came at all when it is empty."""
+    """An offset that cannot be redelivered: `missing` did not come back; if empty, no subscriber came at all."""
 
     delivery: Delivery[LaneT, HeldT]
     missing: frozenset[Hashable]

@@ -1,20 +1,19 @@
-"""The seats of a shared stream: places that are kept for members that are away, and until when.
+"""The seats of a shared stream: places kept for members that are away, and until when.
 
 A seat is a member like any other, but nobody reads for it: what is published waits for it. It is exempt from the
-bounds on what a member may leave unread and on how long it may hold an event, and so is who comes back to it, until it
-has caught up; from then on the ack timeout counts from its return.
+limits on what a member may leave unread and on how long it may hold an event, and so is a member that comes back to it,
+until it has caught up; from then on the ack timeout counts from its return.
 
 Invariants: a seat ends when its time is over, or when seats alone have kept the group full for too long, and not
-before; who came back has no seat. Every call costs what it touches.
+before; a member that came back has no seat. Every call costs what it touches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tidemill.core.streams.members import Member
+from tidemill.core.streams.members import Cause, Member
 
 AnyMember = Member[Any, Any, Any]
 
@@ -35,7 +34,7 @@ class Seats:
     __slots__ = ("_alone_since", "_full_seconds", "_returns", "_until")
 
     def __init__(self, full_seconds: float) -> None:
-        """Start without any."""
+        """Start without seats."""
         self._full_seconds: Final = full_seconds
         self._until: dict[AnyMember, float] = {}
         self._returns: dict[AnyMember, _Return] = {}
@@ -46,7 +45,7 @@ class Seats:
         return member in self._until
 
     def __bool__(self) -> bool:
-        """Return whether there is anything to look at: a seat, or somebody who has not caught up."""
+        """Return whether there is a seat, or a member that has not caught up."""
         return bool(self._until or self._returns)
 
     def until(self) -> dict[AnyMember, float]:
@@ -54,13 +53,13 @@ class Seats:
         return dict(self._until)
 
     def keep(self, member: AnyMember, until: float) -> None:
-        """Make a member a seat, or keep it for longer."""
+        """Turn a member into a seat, or keep the seat for longer."""
         if not self._until:
             self._alone_since = None
         self._until[member] = until
 
     def take(self, member: AnyMember, end: int, now: float) -> bool:
-        """Let somebody come back to a seat.
+        """Turn a seat into a member that came back.
 
         Args:
             member: The seat.
@@ -77,7 +76,7 @@ class Seats:
         return True
 
     def caught_up(self, member: AnyMember) -> float | None:
-        """Return when a member came back that has caught up just now, None for all others."""
+        """Return when a member came back, if it has caught up just now, None otherwise."""
         back = self._returns.get(member)
         if back is None or member.position < back.caught_up_at:
             return None
@@ -90,34 +89,35 @@ class Seats:
         self._returns.pop(member, None)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all of them."""
         self._until.clear()
         self._returns.clear()
 
-    def too_late(self, now: float, timeout_seconds: float) -> list[AnyMember]:
-        """Return those that came back and hold an event for longer than the timeout since then."""
+    def find_late(self, now: float, timeout_seconds: float) -> list[AnyMember]:
+        """Return the members that came back and have held an event for longer than the timeout since then."""
         return [
             member
             for member, back in self._returns.items()
             if (sent := member.next_held()) is not None and now - max(sent.at, back.since) >= timeout_seconds
         ]
 
-    def over(self, now: float) -> list[AnyMember]:
-        """Return the seats whose time is over."""
-        return [member for member, until in self._until.items() if until <= now]
-
-    @property
-    def catching_up(self) -> Iterator[AnyMember]:
-        """Who came back and has not caught up."""
-        return iter(self._returns)
-
-    def overfull(self, now: float, *, alone: bool) -> list[AnyMember]:
-        """Return the seats that are last in the log, if seats alone have kept the group full for too long.
+    def find_ended(self, now: float, *, alone: bool) -> list[tuple[AnyMember, Cause]]:
+        """Return the seats that end now, and why.
 
         Args:
             now: The time.
             alone: Whether the group is full, and waits for nothing but seats.
         """
+        ended = [(member, Cause.SEAT_TIMEOUT) for member, until in self._until.items() if until <= now]
+        return ended or [(member, Cause.SEAT_FULL) for member in self._find_overfull(now, alone=alone)]
+
+    @property
+    def any_catching_up(self) -> bool:
+        """Whether any member has come back and not caught up."""
+        return bool(self._returns)
+
+    def _find_overfull(self, now: float, *, alone: bool) -> list[AnyMember]:
+        """Return the seats that are last in the log, if seats alone have kept the group full for too long."""
         if not alone or not self._until:
             self._alone_since = None
             return []

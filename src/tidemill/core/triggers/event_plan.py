@@ -5,9 +5,9 @@ to write come out.
 
 Invariants:
 - Events of a trigger are numbered from 0 without gaps, in order, whichever process stores them: a takeover continues.
-- An identity is stored once per trigger; later ones are told the number of the first.
+- An identity is stored once per trigger; later events with it get the number of the first.
 - Nothing is stored for a trigger that is unknown, or that another process has claimed since (an old token).
-- A plan that was committed although nobody heard of it is recognised, so that trying again stores nothing twice.
+- A plan whose commit was not acknowledged is recognised, so that a retry stores nothing twice.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class NewEvent(NamedTuple):
         trigger_id: The trigger's number in the store.
         token: The ownership token of the claim under which it fired.
         payload: JSON text.
-        identity: What tells it apart from others of this trigger; None: nothing does.
+        identity: Identifies it among those of this trigger; None: nothing does.
         created_us: When it fired, in UTC microseconds since the epoch.
     """
 
@@ -37,7 +37,7 @@ class NewEvent(NamedTuple):
 
 
 class Counter(NamedTuple):
-    """What a trigger's row says: the number of its next event, and the token of its owner."""
+    """A trigger's row: the number of its next event, and the token of its owner."""
 
     next_index: int
     token: int
@@ -106,10 +106,10 @@ class Plan:
     counters: dict[int, Counter]
 
     def landed(self, found: EventRow | None) -> bool:
-        """Tell from what is stored under the number of `first` whether this plan was committed.
+        """Return whether this plan was committed, given what is stored under the number of `first`.
 
-        A plan is committed as a whole: one row tells for all. That its trigger was claimed again since, or has fired
-        more, does not matter.
+        A plan is committed as a whole, so one row is enough. It does not matter whether the trigger was claimed again
+        since, or has fired more.
         """
         return found is not None and found == self.first
 
@@ -122,11 +122,11 @@ class Plan:
 def make_plan(
     events: Iterable[NewEvent], counters: Mapping[int, Counter], known: Mapping[tuple[int, str], int]
 ) -> Plan:
-    """Number events, and tell duplicates and strangers apart.
+    """Number events, and find duplicates and those that are refused.
 
     Args:
         events: In the order in which they fired.
-        counters: The rows of their triggers, locked; a trigger that is not there is unknown.
+        counters: The rows of their triggers, locked; a missing one is unknown.
         known: The numbers of those (trigger, identity) among the events that are stored already.
 
     Example:

@@ -1,17 +1,17 @@
 """Group commit: which items are written together, when, and what waits while the database cannot be reached.
 
 Theory of operation. Items are added one by one and leave in batches, one batch at a time. A batch leaves when its
-oldest item has waited for the linger, never because of their number; while one is being written, the next gathers.
-A batch that could not be written stays the same batch and is tried again after a back-off, as long as it takes: an
-outage fails nothing. A batch whose content the database refuses is halved until the culprit is alone.
+oldest item has waited for the linger, never because of their number; while one is being written, the next fills.
+A batch that could not be written stays the same batch and is retried with backoff, as long as it takes: an outage
+fails nothing. A batch whose content the database refuses is halved until the culprit is alone.
 
 Invariants:
 - Every item leaves in order, and is in exactly one batch that is committed, or is handed back refused.
-- At most one batch is in flight; nothing overtakes a batch that is tried again.
-- With the database at rest, an item is due within the linger of its arrival.
+- At most one batch is in flight; nothing overtakes a batch that is retried.
+- With the database idle, an item is due within the linger of its arrival.
 - `standing` is DOWN from the first failure, or from a write that takes too long, until the database answers.
 
-The shell calls `take` at `due` and after each answer, and tells it the answer to each batch.
+The shell calls `take` at `due` and after each answer, and reports the answer to each batch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ T = TypeVar("T")
 class Standing(enum.Enum):
     """What producers are told.
 
-    OPEN: go on. FULL: what waits has reached its bound, so pull nothing more; deadlines go on. DOWN: the database
+    OPEN: continue. FULL: too much waits, so pull nothing more; deadlines keep running. DOWN: the database
     cannot be reached, so pull nothing more, and let deadlines stand still.
     """
 
@@ -44,10 +44,10 @@ class CommitLimits:
     """When to write, how much at once, and how much may wait.
 
     Attributes:
-        linger_seconds: How long the oldest item waits for others; with the time of its transaction's start it has to
-            stay below 20 ms, so it is half of that.
-        max_batch_count: Most items of one transaction; only a backlog has more, and leaves in several.
-        max_batch_bytes: Most bytes of one transaction, but for a single item that is larger.
+        linger_seconds: How long the oldest item waits for others; half of the 20 ms within which it is to be
+            stored.
+        max_batch_count: Most items of one transaction; a backlog leaves in several.
+        max_batch_bytes: Most bytes of one transaction, except for a single item that is larger.
         high_count: Pending items from which the standing is FULL.
         low_count: Pending items down to which it stays so.
         high_bytes: Likewise in bytes; the low mark is half of it.
@@ -67,7 +67,7 @@ class CommitLimits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch(Generic[T]):
-    """What one transaction writes; the same object each time it is tried.
+    """What one transaction writes; the same object in each attempt.
 
     Attributes:
         items: In order of arrival; never empty.
@@ -94,14 +94,14 @@ class GroupCommit(Generic[T]):
     """
 
     __slots__ = (
-        "_again",
         "_draining",
         "_failures",
-        "_flying",
-        "_flying_since",
         "_full",
+        "_in_flight",
+        "_in_flight_since",
         "_limits",
         "_not_before",
+        "_retries",
         "_size_bytes",
         "_stalled",
         "_total",
@@ -112,9 +112,9 @@ class GroupCommit(Generic[T]):
         """Start with nothing pending."""
         self._limits = limits
         self._waiting: deque[tuple[T, int, float]] = deque()
-        self._again: deque[Batch[T]] = deque()
-        self._flying: Batch[T] | None = None
-        self._flying_since = 0.0
+        self._retries: deque[Batch[T]] = deque()
+        self._in_flight: Batch[T] | None = None
+        self._in_flight_since = 0.0
         self._stalled = False
         self._failures = 0
         self._not_before = 0.0
@@ -125,7 +125,7 @@ class GroupCommit(Generic[T]):
 
     @property
     def pending(self) -> int:
-        """How many items are neither committed nor handed back."""
+        """How many items are neither committed nor refused."""
         return self._total
 
     @property
@@ -142,10 +142,10 @@ class GroupCommit(Generic[T]):
 
     @property
     def due(self) -> float | None:
-        """When `take` has something to do; None: not before an item is added or a batch is answered."""
-        if self._flying is not None:
-            return None if self._stalled else self._flying_since + self._limits.stall_seconds
-        if self._again:
+        """When to call `take` next; None: not before an item is added or a batch is answered."""
+        if self._in_flight is not None:
+            return None if self._stalled else self._in_flight_since + self._limits.stall_seconds
+        if self._retries:
             return self._not_before
         if not self._waiting:
             return None
@@ -153,7 +153,7 @@ class GroupCommit(Generic[T]):
         return arrived if self._draining else arrived + self._limits.linger_seconds
 
     def add(self, item: T, size_bytes: int, now: float) -> None:
-        """Put an item last."""
+        """Append an item."""
         self._waiting.append((item, size_bytes, now))
         self._total += 1
         self._size_bytes += size_bytes
@@ -161,47 +161,47 @@ class GroupCommit(Generic[T]):
             self._full = True
 
     def drain(self) -> None:
-        """Let nothing linger any more: it is to end."""
+        """Stop lingering, because the process ends."""
         self._draining = True
 
     def take(self, now: float) -> Batch[T] | None:
-        """Return the batch that is to be written now, if there is one; it then is in flight."""
+        """Return the batch that is to be written now, if there is one; then it is in flight."""
         due = self.due
         if due is None or now < due:
             return None
-        if self._flying is not None:
+        if self._in_flight is not None:
             self._stalled = True
             return None
-        self._flying = self._again.popleft() if self._again else self._cut()
-        self._flying_since = now
-        return self._flying
+        self._in_flight = self._retries.popleft() if self._retries else self._cut_batch()
+        self._in_flight_since = now
+        return self._in_flight
 
-    def committed(self) -> None:
+    def note_committed(self) -> None:
         """Note that the batch in flight is stored, durably."""
-        batch = self._landed()
+        batch = self._end_flight()
         self._failures = 0
         self._forget(batch)
 
-    def unreachable(self, now: float, bits: int) -> None:
-        """Note that the batch in flight could not be written, or that nobody knows; it is tried again.
+    def note_unreachable(self, now: float, bits: int) -> None:
+        """Note that the batch in flight was not, or maybe not, written; it is retried.
 
         Args:
             now: The time.
-            bits: 32 random bits for the back-off.
+            bits: 32 random bits for the backoff.
         """
-        batch = self._landed()
+        batch = self._end_flight()
         self._failures += 1
         self._not_before = now + self._limits.backoff.delay(self._failures, bits)
-        self._again.appendleft(batch)
+        self._retries.appendleft(batch)
 
-    def refused(self, now: float) -> Batch[T] | None:
-        """Note that the database refuses what is in the batch in flight, and would again.
+    def note_refused(self, now: float) -> Batch[T] | None:
+        """Note that the database refuses the content of the batch in flight.
 
         Returns:
-            The batch if it is down to one item, which is given up; None if its halves are tried.
+            The batch if it has a single item, which is given up; None if its halves are tried.
         """
-        batch = self._landed()
-        # It answered, so it can be reached.
+        batch = self._end_flight()
+        # The database answered, so it can be reached.
         self._failures = 0
         self._not_before = now
         if len(batch.items) == 1:
@@ -209,13 +209,13 @@ class GroupCommit(Generic[T]):
             return batch
         middle = len(batch.items) // 2
         for half in (batch.items[middle:], batch.items[:middle]):
-            self._again.appendleft(Batch(half, sum(size for _, size in half)))
+            self._retries.appendleft(Batch(half, sum(size for _, size in half)))
         return None
 
-    def _landed(self) -> Batch[T]:
-        if self._flying is None:
+    def _end_flight(self) -> Batch[T]:
+        if self._in_flight is None:
             raise InvariantError("an answer came for a batch, and none is in flight")
-        batch, self._flying = self._flying, None
+        batch, self._in_flight = self._in_flight, None
         self._stalled = False
         return batch
 
@@ -225,7 +225,7 @@ class GroupCommit(Generic[T]):
         if self._total <= self._limits.low_count and self._size_bytes <= self._limits.high_bytes // 2:
             self._full = False
 
-    def _cut(self) -> Batch[T]:
+    def _cut_batch(self) -> Batch[T]:
         waiting, limits = self._waiting, self._limits
         items: list[tuple[T, int]] = []
         total_bytes = 0

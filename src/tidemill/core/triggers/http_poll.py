@@ -1,7 +1,7 @@
-"""What an HTTP answer means to somebody who polls until a condition holds.
+"""What an HTTP answer means to a poll that waits for a condition.
 
-Invariants: a status that is waited for is never an error, whatever it is; what may pass by itself is tried again; what
-asking again cannot change is refused at once.
+Invariants: a status that is waited for is never an error, whatever it is; what may
+be temporary is retried; what a retry cannot change is refused at once.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection
 
-#: The thing is not there, not ready, or in another state: what a poll waits out.
+#: The resource does not exist, is not ready, or is in another state: a poll waits for that to change.
 _NOT_YET = frozenset({404, 409, 410, 423, 425})
 #: The server, or something on the way to it, cannot answer at the moment.
 _PASSING = frozenset({408, 429})
@@ -45,7 +45,7 @@ def judge_answer(status: int, expected: Collection[int]) -> PollAnswer:
 
 
 def retry_after_seconds(header: str | None, maximum_seconds: float) -> float:
-    """Return how long a server asks to be left alone; 0 if it does not say so in seconds.
+    """Return the seconds of a Retry-After header; 0 if it has another form.
 
     Args:
         header: The answer's `Retry-After`, whose other form, a date, is not read: it needs two clocks to agree.

@@ -77,7 +77,7 @@ def parse_condition(where: Mapping[str, object]) -> JsonCondition:
         where: What is expected, by path.
 
     Raises:
-        TypeError: It is no mapping of texts, or a comparison has an operand that it cannot take.
+        TypeError: It is not a mapping with text keys, or a comparison does not accept its operand.
         ValueError: A comparison is unknown.
     """
     if not isinstance(where, Mapping) or not all(isinstance(path, str) for path in where):

@@ -1,4 +1,4 @@
-"""Leases: messages of a queue that stay invisible to others only as long as somebody asks for it again and again.
+"""Leases: messages of a queue that stay invisible to others only while their visibility is extended in time.
 
 Every lease is for the same time, so those that were made or renewed first run out first: all is kept in that order, and
 nothing here looks at more leases than it returns.
@@ -47,7 +47,7 @@ class Leases:
         return number in self._held
 
     def hold(self, number: int, now: float) -> None:
-        """Take that a lease began.
+        """Note that a lease began.
 
         Args:
             number: Which; new.
@@ -74,7 +74,7 @@ class Leases:
         ]
 
     def renewed(self, number: int, now: float) -> None:
-        """Take that the queue renewed a lease; unknown ones change nothing.
+        """Note that the queue renewed a lease; unknown ones change nothing.
 
         Args:
             number: Which.

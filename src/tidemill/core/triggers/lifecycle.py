@@ -1,13 +1,13 @@
-"""What follows when a trigger ends: whether it runs again, after what pause, and what is written down of it.
+"""What follows when a trigger ends: whether it runs again, after what pause, and what is recorded.
 
-Pure: the shell tells how a run ended, and how long it took; randomness comes in as bits.
+Pure: the shell reports how a run ended, and how long it took; randomness comes in as bits.
 
 Invariants:
-1. Who was cancelled does not run again by itself; only a timeout counts as a failure, and is treated as one.
-2. A run that ended without having fired anything has failed, unless it is restarted always and took an event.
-3. A run that took an event from a shared stream and finished begins again at once: it cannot spin, for it waits for
-   the next one. Any other restart has a pause, which is not shorter than the first bound of the backoff, grows while
-   runs end soon, and starts over after a long run.
+1. A trigger that was cancelled does not run again by itself, except after a timeout, which counts as a failure.
+2. A run that ended without having fired anything has failed, unless the trigger always restarts and took an event.
+3. A run that took an event from a shared stream and finished restarts at once: it cannot spin, because it waits for
+   the next event. Any other restart follows a pause, which is not shorter than the first bound of the backoff, grows
+   while runs are short, and is reset by a long run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from tidemill.core.retry import JITTER_BITS, Backoff
 
-#: After this long a run counts as one that worked, and the pauses start over.
+#: A run of this length counts as one that worked, and resets the pauses.
 HEALTHY_SECONDS = 60.0
 #: The bounds of the pauses before restarts.
 BACKOFF = Backoff(1.0, 30.0)
@@ -35,7 +35,7 @@ class CancelReason(enum.StrEnum):
     """Why a trigger is cancelled.
 
     USER: it was removed, or replaced by another one. TIMEOUT: it failed its shared stream and did not end. HAND_OVER:
-    another host has claimed it. SHUTDOWN: its host stops. DONE: who waited for it needs no more of it.
+    another host has claimed it. SHUTDOWN: its host stops. DONE: it is no longer needed.
     """
 
     USER = "user"
@@ -46,7 +46,7 @@ class CancelReason(enum.StrEnum):
 
 
 class Ending(enum.Enum):
-    """How a run came to its end, when nobody cancelled it."""
+    """How a run ended that was not cancelled."""
 
     RETURNED = "returned"
     RAISED = "raised"
@@ -62,17 +62,17 @@ class EndVerdict(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Next:
-    """What follows.
+    """What follows a run.
 
     Attributes:
         verdict: What the trigger is now.
         pause_seconds: How long until it runs again; None: it does not.
-        anew: Whether it begins from what it was given, or goes on with what it had been made of.
+        from_start: Whether it is created as listed again, instead of from what `serialize()` returned.
     """
 
     verdict: EndVerdict
     pause_seconds: float | None = None
-    anew: bool = False
+    from_start: bool = False
 
 
 class TriggerLife:
@@ -86,13 +86,13 @@ class TriggerLife:
     __slots__ = ("_backoff", "_failures", "restart")
 
     def __init__(self, restart: Restart, backoff: Backoff = BACKOFF) -> None:
-        """Begin with no run."""
+        """Start before the first run."""
         self.restart = restart
         self._backoff = backoff
         self._failures = 0
 
-    def ended(self, ending: Ending, events: int, seconds: float, bits: int, taken: int = 0) -> Next:
-        """Decide what follows a run that nobody cancelled.
+    def decide_ended(self, ending: Ending, events: int, seconds: float, bits: int, taken: int = 0) -> Next:
+        """Decide what follows a run that was not cancelled.
 
         Args:
             ending: How it ended.
@@ -103,18 +103,18 @@ class TriggerLife:
         """
         if ending is Ending.RETURNED and taken and self.restart is Restart.ALWAYS:
             self._failures = 0
-            return Next(EndVerdict.FINISHED, 0.0, anew=True)
+            return Next(EndVerdict.FINISHED, 0.0, from_start=True)
         if seconds >= HEALTHY_SECONDS:
             self._failures = 0
         failed = ending is Ending.RAISED or not events
         if not failed:
-            # One that finishes at once, for ever, must not spin either.
+            # A trigger that always finishes at once must not spin either.
             pause = self._pause(bits) if self.restart is Restart.ALWAYS else None
-            return Next(EndVerdict.FINISHED, pause, anew=True)
+            return Next(EndVerdict.FINISHED, pause, from_start=True)
         pause = None if self.restart is Restart.NEVER else self._pause(bits)
         return Next(EndVerdict.FAILED, pause)
 
-    def cancelled(self, reason: CancelReason, bits: int) -> Next:
+    def decide_cancelled(self, reason: CancelReason, bits: int) -> Next:
         """Decide what follows a run that was cancelled."""
         if reason is CancelReason.TIMEOUT:
             return Next(EndVerdict.FAILED, None if self.restart is Restart.NEVER else self._pause(bits))

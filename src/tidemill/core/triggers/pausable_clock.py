@@ -1,10 +1,10 @@
-"""A clock that can be held: deadlines measured with it stand still meanwhile."""
+"""A clock that can be held: deadlines measured with it stand still while it is."""
 
 from __future__ import annotations
 
 
 class PausableClock:
-    """Turns readings of a monotonic clock into those of one that was held now and then.
+    """Converts readings of a monotonic clock into those of a clock that can be held.
 
     Invariants: it never goes backwards; while it is held it stands still; holding it twice is holding it.
 
@@ -21,7 +21,7 @@ class PausableClock:
     __slots__ = ("_held_at", "_lost")
 
     def __init__(self) -> None:
-        """Run."""
+        """Start running."""
         self._held_at: float | None = None
         self._lost = 0.0
 
@@ -34,12 +34,12 @@ class PausableClock:
         return (now if self._held_at is None else self._held_at) - self._lost
 
     def hold(self, now: float) -> None:
-        """Stand still from now on."""
+        """Stop the clock."""
         if self._held_at is None:
             self._held_at = now
 
     def release(self, now: float) -> None:
-        """Go on."""
+        """Continue."""
         if self._held_at is not None:
             self._lost += now - self._held_at
             self._held_at = None

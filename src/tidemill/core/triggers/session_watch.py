@@ -1,4 +1,4 @@
-"""Tells whether other sessions live, by nothing but the counters that they raise.
+"""Decides whether other sessions are alive, from nothing but the counters that they raise.
 
 Theory of operation. An observer looks at the beats of all sessions now and then. A beat that has moved between two
 looks proves that its session was alive in between. One that stands still proves nothing at once: the session may be
@@ -24,8 +24,8 @@ from dataclasses import dataclass
 class Life(enum.Enum):
     """What is known of a session.
 
-    UNKNOWN: it has been seen, and neither has its beat moved nor has its lease passed. LIVE: its beat was seen to
-    move, and its lease has not passed since. DEAD: its lease has passed.
+    UNKNOWN: its beat has not moved yet, and its lease has not passed. LIVE: its beat was seen to move, and its lease
+    has not passed since. DEAD: its lease has passed.
     """
 
     UNKNOWN = "unknown"
@@ -58,7 +58,7 @@ class SessionWatch:
     __slots__ = ("_counted_seconds", "_last", "_lease_seconds", "_seen")
 
     def __init__(self, lease_seconds: float, look_seconds: float) -> None:
-        """Know nobody."""
+        """Start without sessions."""
         self._lease_seconds = lease_seconds
         self._counted_seconds = 2 * look_seconds
         # When the last look took place; None: there was none, or one has failed since.
@@ -66,7 +66,7 @@ class SessionWatch:
         self._seen: dict[int, _Seen] = {}
 
     def look(self, beats: Mapping[int, int], now: float) -> None:
-        """Take what a look found.
+        """Note the beats that a look found.
 
         Args:
             beats: The beat of each session that has not ended, by its id.
@@ -86,11 +86,11 @@ class SessionWatch:
             self._seen[session] = known
 
     def missed(self) -> None:
-        """Take that a look failed: the time from the look before it to the one after it counts nothing."""
+        """Note that a look failed: the time from the look before it to the one after it does not count."""
         self._last = None
 
     def life(self, session: int) -> Life:
-        """Say what is known of a session; one that the last look did not find is unknown."""
+        """Return what is known of a session; one that the last look did not find is unknown."""
         known = self._seen.get(session)
         if known is None:
             return Life.UNKNOWN

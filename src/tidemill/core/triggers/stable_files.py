@@ -1,12 +1,13 @@
-"""Files that settle: which files of a folder are new, and complete as far as one can tell from outside.
+"""Which files of a folder are new, and complete as far as one can tell from outside.
 
-What is seen of the folder comes in, from a look at all of it or at single files; a file is told once it has not changed
-for so long. A file that changes after it was told is told again, as a new version.
+Observations come in, of the whole folder or of single files; a file is reported once it has been unchanged for some
+time. A file that changes after that is reported again, as a new version.
 
 Invariants:
-1. A version of a file is told at most once as long as the file is there.
-2. A file is told only when it was seen unchanged for `settle_seconds`.
-3. What was told first was complete first; at the same time, the older version is first, then the smaller name.
+1. A version of a file is reported at most once while the file exists.
+2. A file is reported only after it was unchanged for `settle_seconds`.
+3. Files are reported in the order in which they became complete; of several at once, the older version first, then the
+   smaller name.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from typing import NamedTuple
 
 
 class Version(NamedTuple):
-    """What tells one state of a file from another; ordered by age.
+    """What distinguishes one state of a file from another; ordered by age.
 
     Attributes:
         modified_ns: Nanoseconds since the epoch.
-        size_bytes: How large it is.
-        inode: Which file of the file system the name stands for.
+        size_bytes: Its size.
+        inode: The file of the file system that the name refers to.
     """
 
     modified_ns: int
@@ -35,7 +36,7 @@ class Version(NamedTuple):
 class _Seen:
     version: Version
     since: float
-    told: bool = False
+    reported: bool = False
 
 
 @dataclass(slots=True)
@@ -43,7 +44,7 @@ class StableFiles:
     """What is known of a folder.
 
     Args:
-        settle_seconds: How long a file may not have changed before it is told.
+        settle_seconds: How long a file has to be unchanged before it is reported.
     """
 
     settle_seconds: float
@@ -52,7 +53,7 @@ class StableFiles:
     _due: list[tuple[float, Version, str]] = field(default_factory=list)
 
     def see(self, path: str, version: Version | None, now: float) -> None:
-        """Take how a file was found; None: it was not there."""
+        """Note the version of a file; None: it does not exist."""
         seen = self._seen.get(path)
         if version is None:
             self._seen.pop(path, None)
@@ -61,37 +62,37 @@ class StableFiles:
             heapq.heappush(self._due, (now + self.settle_seconds, version, path))
 
     def know_all(self, files: Mapping[str, Version], now: float) -> None:
-        """Take what is there already: none of it is told before it changes."""
+        """Note the files that exist already: none of them is reported before it changes."""
         for path, version in files.items():
-            self._seen[path] = _Seen(version, now, told=True)
+            self._seen[path] = _Seen(version, now, reported=True)
 
     def see_all(self, files: Mapping[str, Version], now: float) -> None:
-        """Take all that there is; what is not in it is not there."""
+        """Note all files; those that are missing do not exist."""
         for path in [path for path in self._seen if path not in files]:
             del self._seen[path]
         for path, version in files.items():
             self.see(path, version, now)
 
     def due(self) -> float | None:
-        """Return when the next file may have settled; None: none will."""
+        """Return when the next file may be complete; None: there is none."""
         return self._due[0][0] if self._due else None
 
     def candidates(self, now: float) -> list[str]:
-        """Return the files that are about to be told: look at them once more (`see`), then `take`."""
+        """Return the files that are about to be reported: look at them once more (`see`), then call `take`."""
         return [path for when, version, path in self._due if when <= now and self._is_current(when, version, path)]
 
     def take(self, now: float) -> list[tuple[str, Version]]:
-        """Return the files that have settled, and know them as told."""
+        """Return the files that are complete, and count them as reported."""
         settled = []
         while self._due and self._due[0][0] <= now:
             when, version, path = heapq.heappop(self._due)
             if self._is_current(when, version, path):
-                self._seen[path].told = True
+                self._seen[path].reported = True
                 settled.append((path, version))
         return settled
 
     def _is_current(self, when: float, version: Version, path: str) -> bool:
         seen = self._seen.get(path)
-        if seen is None or seen.told or seen.version != version:
+        if seen is None or seen.reported or seen.version != version:
             return False
         return seen.since + self.settle_seconds == when

@@ -1,4 +1,4 @@
-"""Saves how far a redrive is: with Kafka in the offsets of the redrive's consumer group, with files in a journal.
+"""Saves how far a redrive got: with Kafka in the offsets of the redrive's consumer group, with files in a journal.
 
 `KafkaCursor` saves positions of the dead-letter topic together with records for the same brokers, in one transaction:
 both or neither, also when the process is killed. Its transactional id is the name of the redrive, so that of two
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import confluent_kafka as ck
 
 from tidemill.config.settings import Settings
-from tidemill.core.deadletters.redrive import REDRIVE_PREFIX, Criteria, identity
+from tidemill.core.deadletters.redrive import REDRIVE_PREFIX, Criteria, identify_redrive
 from tidemill.core.errors import ConfigError, FencedError, RemoteError
 from tidemill.deadletters.opening import Letters
 from tidemill.deadletters.reader import LetterReader
@@ -26,12 +26,12 @@ from tidemill.deadletters.redrive.producer import (
     RedriveProducer,
     Refusals,
     ResentRecord,
-    redrive_config,
+    extend_config,
 )
 from tidemill.runtime.kafka_client import BackgroundCall
 from tidemill.runtime.producer import producer_config, worth_retrying
 
-#: librdkafka ignores the time limit of the call that saves positions, and waits for ever if the group's coordinator
+#: librdkafka ignores the time limit of the call that saves positions, and waits forever if the group's coordinator
 #: went away: after this long its producer is replaced.
 HANG_SECONDS = 10.0
 #: The client repeats requests by itself after this pause (20 % jitter), and the first copy may still arrive and count
@@ -54,7 +54,7 @@ _FORBIDDEN = frozenset(
 
 
 class RedriveCursor(Protocol):
-    """Saves how far a redrive is."""
+    """Saves how far a redrive got."""
 
     def read(self, ranges: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, str]]:
         """Return the saved positions and their notes, without partitions that have none."""
@@ -72,13 +72,13 @@ class RedriveCursor(Protocol):
 
 
 def name_redrive(settings: Settings, where: str, criteria: Criteria) -> str:
-    """Return what tells a redrive from others; see `core.deadletters.redrive.identity`.
+    """Return the name of a redrive, by its place, target and filters; see `identify_redrive`.
 
     The path of a folder is not part of it, since the cursor is kept there: the folder may be moved.
     """
     if settings.dlq.path:
-        return REDRIVE_PREFIX + identity("", "files", where, criteria)
-    return REDRIVE_PREFIX + identity(settings.dlq_topic, settings.dlq_brokers, where, criteria)
+        return REDRIVE_PREFIX + identify_redrive("", "files", where, criteria)
+    return REDRIVE_PREFIX + identify_redrive(settings.dlq_topic, settings.dlq_brokers, where, criteria)
 
 
 def make_cursor(
@@ -95,7 +95,7 @@ def make_cursor(
         letters: The letters, opened for a consumer group of the redrive's name.
         name: The name of the redrive.
         overrides: Returns what a producer in Kafka needs on top of the configuration.
-        note: Returns what is kept beside a position, by partition and position.
+        note: Returns the note that is saved with a position, by partition and position.
     """
     if isinstance(letters, LetterReader):
         return KafkaCursor(settings, letters, name, overrides, note)
@@ -112,7 +112,7 @@ class KafkaCursor(RedriveProducer):
         letters: The dead-letter topic; its consumer is in the redrive's group.
         name: The redrive's: its group and transactional id.
         overrides: Returns what the producer needs on top of the configuration; called by `open`.
-        note: Returns what is kept beside a position, by partition and position.
+        note: Returns the note that is saved with a position, by partition and position.
     """
 
     def __init__(
@@ -144,14 +144,14 @@ class KafkaCursor(RedriveProducer):
         return self._make(**own, **{"retry.backoff.ms": int(RETRY_SECONDS * 1000)})
 
     def open(self) -> None:
-        """Fence an older process of the same redrive, and end what it left open.
+        """Fence an older process of the same redrive, and abort what it left open.
 
         Raises:
             ConfigError: The brokers do not allow transactions of this name.
             RemoteError: They do not answer.
         """
         config = producer_config(self._settings.kafka, self._letters.brokers, self._overrides())
-        self._config = redrive_config(config)
+        self._config = extend_config(config)
         self._renew()
         self._opened = True
 
@@ -159,29 +159,29 @@ class KafkaCursor(RedriveProducer):
         """Create a producer; its start aborts what the one before left open."""
         self._producer = self._make_own()
         deadline = time.monotonic() + PATIENCE_SECONDS / 2
-        self._again(lambda: self._producer.init_transactions(CALL_SECONDS), deadline)
+        self._retry(lambda: self._producer.init_transactions(CALL_SECONDS), deadline)
 
     def commit(self, records: Sequence[ResentRecord], positions: Mapping[int, int]) -> Refusals:
         """Send records and save positions, both or neither.
 
         Returns:
-            The records that will never be taken; if there are any, nothing was sent nor saved.
+            The records that will never be accepted; if there are any, nothing was sent or saved.
 
         Raises:
             FencedError: Another process does the same redrive.
-            RemoteError: The brokers do not take it now; nothing was sent nor saved.
+            RemoteError: The brokers do not accept it now; nothing was sent or saved.
         """
         deadline = time.monotonic() + PATIENCE_SECONDS
         for attempt in range(_TRIES):
             try:
-                errors = self._transaction(records, positions, deadline)
+                errors = self._attempt(records, positions, deadline)
             except _HungError:
                 # Its transaction was not committed.
                 self._renew()
                 continue
             except ck.KafkaException as error:
                 if not error.args[0].txn_requires_abort():
-                    raise self._ended(error.args[0]) from None
+                    raise self._convert_error(error.args[0]) from None
                 self._heard = self._describe(error.args[0])
                 self._abort(deadline)
                 continue
@@ -193,25 +193,25 @@ class KafkaCursor(RedriveProducer):
             time.sleep(0.1 * 2**attempt)
         raise self._describe_silence(f"{_TRIES} transactions were aborted")
 
-    def _transaction(self, records: Sequence[ResentRecord], positions: Mapping[int, int], deadline: float) -> Refusals:
+    def _attempt(self, records: Sequence[ResentRecord], positions: Mapping[int, int], deadline: float) -> Refusals:
         if self._may_be_repeated:
             self._may_be_repeated = False
             self._renew()
         producer = self._producer
-        self._again(producer.begin_transaction, deadline)
-        # Copied: what the abort throws away is reported, too, and is nobody's fault.
+        self._retry(producer.begin_transaction, deadline)
+        # Copied: records that the abort discards are reported too, and are not to blame.
         errors = dict(self._hand_over(producer, records, deadline, together=True))
         if errors:
             self._abort(deadline)
             return errors
-        with self._timed():
+        with self._measure():
             self._save(positions)
-        with self._timed():
-            self._again(lambda: producer.commit_transaction(CALL_SECONDS), deadline)
+        with self._measure():
+            self._retry(lambda: producer.commit_transaction(CALL_SECONDS), deadline)
         return {}
 
     @contextlib.contextmanager
-    def _timed(self) -> Iterator[None]:
+    def _measure(self) -> Iterator[None]:
         """Note whether a call takes long enough to have been repeated."""
         began = time.monotonic()
         try:
@@ -227,19 +227,19 @@ class KafkaCursor(RedriveProducer):
             "tidemill-cursor", lambda: producer.send_offsets_to_transaction(offsets, metadata, CALL_SECONDS)
         )
         if not call.ended.wait(HANG_SECONDS):
-            self._heard = self._heard or "the call that saves the cursor does not come back"
+            self._heard = self._heard or "the call that saves the cursor does not return"
             raise _HungError
         if call.error is not None:
             raise call.error
 
     def _abort(self, deadline: float) -> None:
-        with self._timed():
-            self._again(
+        with self._measure():
+            self._retry(
                 lambda: self._producer.abort_transaction(CALL_SECONDS), max(deadline, time.monotonic() + CALL_SECONDS)
             )
 
-    def _again(self, call: Callable[[], Any], deadline: float) -> None:
-        """Make a call until it succeeds; abortable errors are the caller's."""
+    def _retry(self, call: Callable[[], Any], deadline: float) -> None:
+        """Repeat a call until it succeeds; errors that require an abort are raised."""
         while True:
             try:
                 call()
@@ -248,14 +248,14 @@ class KafkaCursor(RedriveProducer):
                 if error.fatal() or not (error.retriable() or error.code() == ck.KafkaError._TIMED_OUT):
                     if error.txn_requires_abort():
                         raise
-                    raise self._ended(error) from None
+                    raise self._convert_error(error) from None
                 self._heard = self._heard or self._describe(error)
                 if time.monotonic() > deadline:
                     raise self._describe_silence("no answer") from None
             else:
                 return
 
-    def _ended(self, error: ck.KafkaError) -> Exception:
+    def _convert_error(self, error: ck.KafkaError) -> Exception:
         text = self._describe(error)
         if error.code() in _FENCED:
             return FencedError(f"dlq redrive: another process has begun the same redrive ({self._name}); this one ends")
@@ -264,13 +264,13 @@ class KafkaCursor(RedriveProducer):
                 f"dlq redrive: {text}; grant Write on the topics and on the transactional id, and Read on the group "
                 f"{self._name!r}"
             )
-        return RemoteError(f"dlq redrive: {text} at {self._brokers}; the same command goes on where this one ended")
+        return RemoteError(f"dlq redrive: {text} at {self._brokers}; run the same command again to continue")
 
     def close(self) -> None:
-        """Give up what is open."""
+        """Give up what is not committed."""
         if self._opened:
             self._producer.purge()
 
 
 class _HungError(Exception):
-    """A call that never comes back."""
+    """A call does not return."""

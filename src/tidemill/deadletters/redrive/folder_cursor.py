@@ -1,7 +1,7 @@
 """The cursor of a redrive over letters in files: a journal beside them.
 
 Invariants: one process at a time holds a redrive's journal, by a lock that ends with the process; what `commit` saved
-is on the disk when it returns; after a crash the journal has everything that was saved before.
+is on disk when it returns; after a crash the journal has everything that was saved before.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tidemill.core.deadletters.letter_files import JournalEntry, journal_entries, journal_text
+from tidemill.core.deadletters.letter_files import JournalEntry, decode_journal, encode_journal
 from tidemill.core.deadletters.redrive import REDRIVE_PREFIX
 from tidemill.core.errors import ConfigError, FencedError, InvariantError, RemoteError
 from tidemill.deadletters.folder_reader import FolderReader
@@ -27,22 +27,22 @@ def locate_journal(folder: Path, name: str) -> Path:
 
 
 def read_journals(folder: Path) -> Iterator[dict[str, JournalEntry]]:
-    """Yield what each redrive keeps; a journal that cannot be read tells nothing."""
+    """Yield the journal of each redrive; one that cannot be read is skipped."""
     for path in sorted(folder.glob(f"{_PREFIX}*{_SUFFIX}")):
         try:
-            yield journal_entries(path.read_text("utf-8"))
+            yield decode_journal(path.read_text("utf-8"))
         except (OSError, ValueError):
             continue
 
 
 def read_journal(path: Path) -> dict[str, JournalEntry]:
-    """Return what one redrive keeps, nothing if it never ran.
+    """Return the journal of a redrive; empty if it never ran.
 
     Raises:
-        ConfigError: It cannot be read, so nobody knows what was sent.
+        ConfigError: It cannot be read, so it is not known what was sent.
     """
     try:
-        return journal_entries(path.read_text("utf-8"))
+        return decode_journal(path.read_text("utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
@@ -59,7 +59,7 @@ class FolderCursor:
     Args:
         letters: The folder of letters.
         name: The redrive's.
-        note: Returns what is kept beside a position, by number of the file and position.
+        note: Returns the note that is saved with a position, by number of the file and position.
     """
 
     def __init__(self, letters: FolderReader, name: str, note: Callable[[int, int], str]) -> None:
@@ -94,7 +94,7 @@ class FolderCursor:
             # Rewritten with one line per file, and without a line that a crash tore.
             unfinished = self._path.with_suffix(".new")
             with open(unfinished, "w", encoding="utf-8") as file:
-                file.write(journal_text(read_journal(self._path).values()))
+                file.write(encode_journal(read_journal(self._path).values()))
                 file.flush()
                 os.fsync(file.fileno())
             unfinished.replace(self._path)
@@ -123,15 +123,15 @@ class FolderCursor:
             JournalEntry(*self._letters.identify(number), at, self._note(number, at))
             for number, at in positions.items()
         ]
-        data = journal_text(entries).encode()
+        data = encode_journal(entries).encode()
         try:
             while data:
                 data = data[os.write(self._fd, data) :]
             os.fsync(self._fd)
         except OSError as error:
             raise RemoteError(
-                f"dlq redrive: its cursor {self._path} cannot be written: {error.strerror}; the same command goes on "
-                "after the last save"
+                f"dlq redrive: its cursor {self._path} cannot be written: {error.strerror}; run the same "
+                "command again to continue from the last save"
             ) from None
         return {}
 

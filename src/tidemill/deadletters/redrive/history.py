@@ -1,7 +1,7 @@
-"""What redrives have sent of a dead-letter topic, by what they keep beside their cursors.
+"""What redrives have sent of a pipeline's dead letters, by the notes they save with their cursors.
 
-Invariants: reading joins no group and changes nothing; a redrive of which nothing is kept (the brokers forget a cursor
-after `offsets.retention.minutes`, a week by default) is not told of, and nothing is claimed that was not sent.
+Invariants: reading joins no group and changes nothing; a redrive whose cursor is gone (the brokers forget it
+after `offsets.retention.minutes`, a week by default) is not listed, and nothing is claimed that was not sent.
 Blocking: not for event loops.
 """
 
@@ -19,7 +19,7 @@ from tidemill.core.deadletters.redrive import REDRIVE_PREFIX
 from tidemill.core.deadletters.redrive_record import RedriveRecord, decode_record
 from tidemill.core.errors import RemoteError
 from tidemill.deadletters.opening import Letters
-from tidemill.deadletters.reader import Found, LetterReader, facts_of
+from tidemill.deadletters.reader import Found, LetterReader, extract_facts
 from tidemill.runtime.kafka_client import CALL_SECONDS, LibraryLog, client_config, reason, scrubbed
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class RedriveHistory:
     """
 
     def __init__(self, records: Mapping[int, list[RedriveRecord]]) -> None:
-        """Take the records."""
+        """Keep the records."""
         self._records = records
 
     def of(self, found: Found) -> list[Redriven]:
@@ -58,14 +58,14 @@ class RedriveHistory:
             return []
         sent = []
         for record in self._records.get(found.partition, ()):
-            at = record.sent_at(found.offset, facts_of(found.letter, text=bool(record.criteria.text)))
+            at = record.sent_at(found.offset, extract_facts(found.letter, text=bool(record.criteria.text)))
             if at is not None:
                 sent.append(Redriven(at, record.to))
         return sorted(sent, key=lambda each: each.at)
 
 
 def read_history(settings: Settings, letters: Letters) -> RedriveHistory:
-    """Return what redrives keep about dead letters.
+    """Return the history of a pipeline's dead letters.
 
     Raises:
         RemoteError: The brokers do not answer, or do not let us see consumer groups.

@@ -19,9 +19,9 @@ from tidemill.runtime.kafka_client import LibraryLog, reason, scrubbed
 from tidemill.runtime.messages import Header
 from tidemill.runtime.producer import worth_retrying
 
-#: One call may take this long before the same one is made again.
+#: One call may take this long before it is repeated.
 CALL_SECONDS = 5.0
-#: A batch that is not through after this long ends the redrive, to be continued later.
+#: A batch that is not confirmed after this long ends the redrive, to be continued later.
 PATIENCE_SECONDS = 60.0
 
 
@@ -35,12 +35,12 @@ class ResentRecord(msgspec.Struct):
     headers: list[Header]
 
 
-#: Index of a record that will never be taken, and why.
+#: Index of a record that will never be accepted, and why.
 Refusals = dict[int, ck.KafkaError]
 
 
-def redrive_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a producer's configuration that leaves it to the brokers what is too large."""
+def extend_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a producer's configuration that leaves size limits to the brokers."""
     own = {
         # The limit is on what is sent, after compression; only the brokers know both.
         "message.max.bytes": 1_000_000_000,
@@ -54,7 +54,7 @@ class RedriveProducer:
     """What producers of a redrive have in common: handing records over, and waiting for all confirmations."""
 
     def __init__(self, config: Mapping[str, Any], what: str) -> None:
-        self._config = redrive_config(config)
+        self._config = extend_config(config)
         self._what = what
         self._brokers = config["bootstrap.servers"]
         self._heard = ""
@@ -71,7 +71,7 @@ class RedriveProducer:
         """Return the errors by the record's index, once each has its answer; `together`: at the first error."""
         errors: Refusals = {}
         for index, record in enumerate(records):
-            report = partial(_report, errors, index)
+            report = partial(_note_answer, errors, index)
             while index not in errors:
                 try:
                     producer.produce(
@@ -102,7 +102,8 @@ class RedriveProducer:
     def _describe_silence(self, text: str) -> RemoteError:
         heard = f" ({self._heard})" if self._heard else ""
         return RemoteError(
-            f"{self._what}: {text} from Kafka at {self._brokers}{heard}; once it is up, the same command goes on"
+            f"{self._what}: {text} from Kafka at {self._brokers}{heard}; once it is up, run the same command again to "
+            "continue"
         )
 
     def _on_error(self, error: ck.KafkaError) -> None:
@@ -114,7 +115,7 @@ class RedriveProducer:
         return scrubbed(text, self._config)
 
 
-def _report(errors: dict[int, ck.KafkaError], index: int, error: ck.KafkaError | None, message: Any) -> None:
+def _note_answer(errors: dict[int, ck.KafkaError], index: int, error: ck.KafkaError | None, message: Any) -> None:
     if error is not None:
         errors[index] = error
 
@@ -128,20 +129,20 @@ class PlainProducer(RedriveProducer):
     """
 
     def __init__(self, config: Mapping[str, Any], what: str) -> None:
-        """Make the client."""
+        """Create the client."""
         super().__init__(config, what)
         self._producer = self._make()
 
     def send(self, records: Sequence[ResentRecord]) -> Refusals:
-        """Send records and wait; return those that will never be taken.
+        """Send records and wait; return those that will never be accepted.
 
         Raises:
-            RemoteError: Some were not taken although they could be; those may have to be sent again.
+            RemoteError: Some were not accepted now; the batch has to be sent again.
         """
         errors = self._hand_over(self._producer, records, time.monotonic() + PATIENCE_SECONDS)
         suspects = sorted(index for index, error in errors.items() if not worth_retrying(error))
         if len(suspects) > 1:
-            # Brokers refuse whole batches: only alone a record is itself what is wrong.
+            # Brokers refuse whole batches: only a record that is refused alone is at fault.
             for index in suspects:
                 alone = self._hand_over(self._producer, [records[index]], time.monotonic() + PATIENCE_SECONDS)
                 del errors[index]

@@ -1,7 +1,7 @@
-"""A redrive: goes through the dead letters, sends what is asked for, and remembers how far it came.
+"""A redrive: reads the dead letters, sends those that match, and remembers how far it got.
 
-Decisions are `core.redrive`'s; this shell reads, sends and saves. The redrive ends at what was the end of the topic
-when it began: letters that come meanwhile, about the very messages it sent, are another run's.
+`core.deadletters.redrive` decides; this shell reads, sends and saves. The redrive ends at what was the end of the topic
+when it began: letters that arrive meanwhile, about the very messages it sent, are left to the next run.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ from tidemill.core.deadletters.redrive import (
 from tidemill.core.deadletters.redrive_record import RedriveRecord, decode_record
 from tidemill.core.errors import ConfigError
 from tidemill.deadletters.opening import Letters, open_letters
-from tidemill.deadletters.reader import Found, Reached, facts_of
+from tidemill.deadletters.reader import Found, Reached, extract_facts
 from tidemill.deadletters.redrive.cursor import RedriveCursor, make_cursor, name_redrive
 from tidemill.deadletters.redrive.sinks import SinkTarget
-from tidemill.deadletters.redrive.targets import Item, NotSentError, RedriveTarget, Unsent
-from tidemill.deadletters.redrive.topics import TopicTarget, target_limit
+from tidemill.deadletters.redrive.targets import NotSentError, RedriveItem, RedriveTarget, Unsent
+from tidemill.deadletters.redrive.topics import TopicTarget, limit_batches
 
-#: A batch is sent after so many letters, bytes, or so long after its first: what a crash repeats, where it repeats.
+#: A batch is sent after this many letters or bytes, or this long after its first; a crash repeats at most one batch.
 BATCH_LETTERS = 200
 BATCH_BYTES = 8 * 1024 * 1024
 BATCH_SECONDS = 0.5
-#: A wait longer than this is not made with a batch in hand.
+#: Before a wait longer than this, the batch is sent.
 _PATIENCE_SECONDS = 0.05
 _SLICE_SECONDS = 0.1
 
 
-class Order(msgspec.Struct, frozen=True):
-    """What somebody wants sent again.
+class RedriveOrder(msgspec.Struct, frozen=True):
+    """What is to be sent again.
 
     Attributes:
         criteria: Which letters.
         target: Where to.
         topic: The topic, for `Target.TOPIC`.
-        limit: At most so many letters; None: all.
-        max_redrives: Send a message again that was sent again less often; None: as configured.
-        rate: At most so many messages or payloads in a second; None: as fast as can be.
+        limit: At most this many letters; None: all.
+        max_redrives: Leave messages that were sent again this often; None: as configured.
+        rate: At most this many messages or payloads per second; None: as fast as possible.
         dry_run: Send nothing, only say what would be sent.
-        restart: Begin at the beginning, whatever was sent before.
+        restart: Start with the oldest letter, even if it was sent before.
     """
 
     criteria: Criteria = Criteria()
@@ -73,18 +73,18 @@ class Redrive:
     Args:
         settings: The pipeline's settings.
         order: What to send.
-        stopped: Asked between letters; once it is true, what is in hand is sent, and the rest is left for the next run.
-        watch: Called often, also while nothing happens.
+        stopped: Called between letters; once it returns true, the batch is sent, and the rest is left to the next run.
+        watch: Called often, even while nothing happens.
         shown: Called with each letter that would be sent, in a dry run.
     """
 
     def __init__(
         self,
         settings: Settings,
-        order: Order,
+        order: RedriveOrder,
         stopped: Callable[[], bool] = lambda: False,
         watch: Callable[[Redrive], None] = lambda redrive: None,
-        shown: Callable[[Item], None] = lambda item: None,
+        shown: Callable[[RedriveItem], None] = lambda item: None,
     ) -> None:
         """Prepare; nothing is connected before `run`."""
         self._to = order.topic if order.target is Target.TOPIC else order.target.value
@@ -101,7 +101,7 @@ class Redrive:
         self._pace = Pace(None if order.dry_run else order.rate)
         self._batching = Batching(BATCH_LETTERS, BATCH_BYTES, BATCH_SECONDS)
         self._recent = Recent()
-        self._items: list[Item] = []
+        self._items: list[RedriveItem] = []
         self._cursor = Cursor({}, {})
         self._records: dict[int, RedriveRecord] = {}
         self._unsent: dict[int, list[int]] = {}
@@ -112,17 +112,17 @@ class Redrive:
 
     @property
     def left(self) -> int:
-        """How many records of the topic were not looked at."""
+        """How many records of the topic were not read."""
         return self._cursor.left
 
     def run(self) -> Tally:
-        """Do it, until the end, the limit, or somebody wants to stop.
+        """Send letters until the end, the limit or a stop.
 
         Raises:
             ConfigError: The dead-letter topic, or the topic to send to, does not exist; or no sink and no letter has a
-                name that was asked for.
+                name in the filter.
             FencedError: Another process began the same redrive.
-            RemoteError: Brokers or a sink do not answer; the next run goes on after what was sent.
+            RemoteError: Brokers or a sink do not answer; the next run continues after what was sent.
         """
         with open_letters(self._settings, self.name) as box:
             ranges = box.ranges()
@@ -134,7 +134,7 @@ class Redrive:
                 ends = {number: end for number, (_, end) in ranges.items()}
                 self._cursor = Cursor(starts, ends)
                 self.total = self._cursor.left
-                self._go(target, box.stream(starts, ends))
+                self._pump(target, box.stream(starts, ends))
             finally:
                 target.close()
                 cursor.close()
@@ -142,7 +142,7 @@ class Redrive:
         return self.tally
 
     def _check_names(self) -> None:
-        # Where not every letter was looked at, one of the others may have it.
+        # If not every letter was read, one of the others may name it.
         if self.left or self.resumed or not self._names.unknown:
             return
         listed = ", ".join(sorted(f"{kind}.{name}" for kind, name in self._configured)) or "none"
@@ -156,9 +156,9 @@ class Redrive:
         topic = order.topic if order.target is Target.TOPIC else ""
 
         def overrides() -> dict[str, Any]:
-            return target_limit(settings, topic) if settings.dlq_brokers == settings.kafka.brokers else {}
+            return limit_batches(settings, topic) if settings.dlq_brokers == settings.kafka.brokers else {}
 
-        return make_cursor(settings, letters, self.name, overrides, self._note)
+        return make_cursor(settings, letters, self.name, overrides, self._encode_note)
 
     def _make_target(self, cursor: RedriveCursor) -> RedriveTarget:
         saving = None if self._order.dry_run else cursor
@@ -175,19 +175,19 @@ class Redrive:
         beyond = [number for number, at in saved.items() if at > ranges[number][1]]
         if beyond:
             raise ConfigError(
-                f"dlq redrive: the cursor is beyond the end of {box.place}, partition {beyond[0]}: the topic was made "
-                "again; begin anew with --restart"
+                f"dlq redrive: the cursor is beyond the end of {box.place}, partition {beyond[0]}: the topic was "
+                "recreated; start over with --restart"
             )
         self.resumed = bool(saved)
         since = self._order.criteria.since
         by_time = box.offsets_at(since, ranges) if since is not None else {}
         return {number: max(low, saved.get(number, 0), by_time.get(number, 0)) for number, (low, _) in ranges.items()}
 
-    def _go(self, target: RedriveTarget, stream: Iterator[Found | Reached | None]) -> None:
+    def _pump(self, target: RedriveTarget, stream: Iterator[Found | Reached | None]) -> None:
         for found in stream:
             if isinstance(found, Reached):
                 self._cursor.passed(found.partition, found.position)
-            elif found is not None and not self._taken(target, found):
+            elif found is not None and not self._take(target, found):
                 break
             if self._batching.due(time.monotonic()):
                 self._flush(target)
@@ -199,11 +199,11 @@ class Redrive:
             target.send((), {number: self._cursor.saved_at(number) for number in self._corrected})
         self._watch(self)
 
-    def _note(self, partition: int, position: int) -> str:
-        """Return what is kept beside a position that is about to be saved."""
-        return self._record(partition, position).encode()
+    def _encode_note(self, partition: int, position: int) -> str:
+        """Return the note for a position that is about to be saved."""
+        return self._advance_record(partition, position).encode()
 
-    def _record(self, partition: int, position: int) -> RedriveRecord:
+    def _advance_record(self, partition: int, position: int) -> RedriveRecord:
         record = self._records[partition].copy()
         record.passed(self._cursor.saved_at(partition), position, time.time(), self._unsent.get(partition, ()))
         return record
@@ -213,11 +213,11 @@ class Redrive:
         limit = self._order.limit
         return limit is not None and self.tally.sent + len(self._items) >= limit
 
-    def _taken(self, target: RedriveTarget, found: Found) -> bool:
-        """Deal with one record of the topic; False if somebody wanted to stop before it was."""
-        item = self._prepared(target, found)
+    def _take(self, target: RedriveTarget, found: Found) -> bool:
+        """Process one record of the topic; return False if a stop came first."""
+        item = self._prepare(target, found)
         if item is not None:
-            if not self._waited(target):
+            if not self._wait(target):
                 return False
             now = time.monotonic()
             self._pace.sent(item.count, now)
@@ -226,13 +226,13 @@ class Redrive:
         self._cursor.passed(found.partition, found.offset + 1)
         return True
 
-    def _prepared(self, target: RedriveTarget, found: Found) -> Item | None:
+    def _prepare(self, target: RedriveTarget, found: Found) -> RedriveItem | None:
         letter = found.letter
         if letter is None:
             self.tally.passed_over(Why.NO_LETTER)
             return None
         order = self._order
-        facts = facts_of(letter, text=bool(order.criteria.text))
+        facts = extract_facts(letter, text=bool(order.criteria.text))
         self._names.met(facts.sink_type, facts.sink_name)
         why = judge_letter(facts, order.criteria, order.target, self._max_redrives)
         if why is None and self._recent.seen(letter.letter_id):
@@ -240,7 +240,7 @@ class Redrive:
         if why is not None:
             if why.failed:
                 self._unsent.setdefault(found.partition, []).append(found.offset)
-            self.tally.passed_over(why, letter.letter_id, self._explained(why, facts.redrives))
+            self.tally.passed_over(why, letter.letter_id, self._explain(why, facts.redrives))
             return None
         try:
             return target.prepare(letter, found.partition, found.offset)
@@ -249,7 +249,7 @@ class Redrive:
             self.tally.passed_over(error.why, letter.letter_id, str(error))
             return None
 
-    def _explained(self, why: Why, redrives: int) -> str:
+    def _explain(self, why: Why, redrives: int) -> str:
         if why is Why.MAX_REDRIVES:
             return (
                 f"sent again {redrives} times already, and at most {self._max_redrives} are allowed; "
@@ -257,7 +257,7 @@ class Redrive:
             )
         return str(why.value)
 
-    def _waited(self, target: RedriveTarget) -> bool:
+    def _wait(self, target: RedriveTarget) -> bool:
         while (seconds := self._pace.wait(time.monotonic())) > 0:
             if seconds > _PATIENCE_SECONDS and self._items:
                 self._flush(target)
@@ -279,7 +279,7 @@ class Redrive:
             if not positions:
                 return
             unsent = target.send(items, positions)
-            self._saved(positions, unsent)
+            self._note_saved(positions, unsent)
         for item, why, text in unsent:
             self.tally.passed_over(why, item.letter.letter_id, text)
         self.tally.sent += len(items) - len(unsent)
@@ -287,17 +287,17 @@ class Redrive:
         if self._order.target is not Target.SINK:
             self._note_parts(items, unsent)
 
-    def _saved(self, positions: Mapping[int, int], unsent: Unsent) -> None:
+    def _note_saved(self, positions: Mapping[int, int], unsent: Unsent) -> None:
         for number, at in positions.items():
-            self._records[number] = self._record(number, at)
+            self._records[number] = self._advance_record(number, at)
             self._unsent.pop(number, None)
         self._cursor.saved(positions)
         for item, _, _ in unsent:
             self._records[item.partition].not_sent(item.offset)
             self._corrected.add(item.partition)
 
-    def _note_parts(self, items: Sequence[Item], unsent: Unsent) -> None:
-        """Take note of letters that had no room for all their messages."""
+    def _note_parts(self, items: Sequence[RedriveItem], unsent: Unsent) -> None:
+        """Count letters that had no room for all their messages."""
         refused = {id(item) for item, _, _ in unsent}
         for item in items:
             if item.letter.sources_dropped and id(item) not in refused:

@@ -2,8 +2,8 @@
 
 Invariants: a letter counts as sent once its sink confirmed every payload; the cursor is saved after that, so a crash in
 between sends one batch again. Payloads of one key keep the order of their letters. A payload that a sink refuses for
-good, or at which it raises, is refused alone (`core.delivery.culprit`); a sink that takes nothing ends the redrive, and
-blames no letter.
+good, or at which it raises, is refused alone (`core.delivery.culprit`); a sink that accepts nothing ends the redrive,
+and no letter is blamed.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from tidemill.core.delivery.send_items import Decision, Limits
 from tidemill.core.errors import InvariantError, RemoteError, describe_error
 from tidemill.core.retry import Backoff
 from tidemill.deadletters.letter import Letter
-from tidemill.deadletters.payloads import PayloadLostError, restored_fields
+from tidemill.deadletters.payloads import PayloadLostError, restore_fields
 from tidemill.deadletters.redrive.cursor import RedriveCursor
-from tidemill.deadletters.redrive.targets import Item, NotSentError, Positions, Unsent
+from tidemill.deadletters.redrive.targets import NotSentError, Positions, RedriveItem, Unsent
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.sinks.base import Sink, encoded
 from tidemill.sinks.build import build_sinks
@@ -37,7 +37,7 @@ from tidemill.sinks.sending.submission import Entry, Failure, Question, Submissi
 
 #: A sink may take this long to connect, or to answer a batch unless it says so itself.
 ANSWER_SECONDS = 60.0
-#: A sink that takes nothing for this long ends the redrive, to be continued later.
+#: A sink that accepts nothing for this long ends the redrive, to be continued later.
 PATIENCE_SECONDS = 120.0
 _BACKOFF = Backoff(0.1, 5.0)
 
@@ -45,7 +45,7 @@ _BACKOFF = Backoff(0.1, 5.0)
 class _Origin(msgspec.Struct):
     """What the payloads of a submission belong to, and their size once they are submitted."""
 
-    item: Item
+    item: RedriveItem
     size_bytes: int = 0
 
 
@@ -74,7 +74,7 @@ class SinkTarget:
         self._runner = asyncio.Runner()
         self._changed = asyncio.Event()
         self._pending = 0
-        self._refused: dict[int, tuple[Item, Why, str]] = {}
+        self._refused: dict[int, tuple[RedriveItem, Why, str]] = {}
         self._failure: Exception | None = None
 
     def _make_sender(self, sink: Sink) -> BatchSender:
@@ -90,7 +90,7 @@ class SinkTarget:
         if self._cursor is not None:
             self._cursor.open()
 
-    def prepare(self, letter: Letter, partition: int, offset: int) -> Item:
+    def prepare(self, letter: Letter, partition: int, offset: int) -> RedriveItem:
         """Restore the letter's payloads; see `RedriveTarget.prepare`."""
         sender = self._senders.get(letter.sink_type, {}).get(letter.sink_name)
         if sender is None:
@@ -100,27 +100,27 @@ class SinkTarget:
         if sender not in self._connected and self._cursor is not None:
             self._runner.run(self._connect(sender))
         try:
-            content = [payload_of(letter, text) for text in letter.original_payloads]
+            content = [restore_payload(letter, text) for text in letter.original_payloads]
             size = sum(encoded(sender.sink, payload).size_bytes for payload in content)
         except PayloadLostError as error:
             raise NotSentError(Why.LOST, f"a payload for {label}: {error}") from None
-        except Exception as error:  # what a sink says about a payload that it cannot encode
+        except Exception as error:  # a sink may raise anything about a payload that it cannot encode
             raise NotSentError(Why.REFUSED, f"{label}: {describe_error(error)}") from None
-        return Item(letter, partition, offset, content, len(content), size, label)
+        return RedriveItem(letter, partition, offset, content, len(content), size, label)
 
     async def _connect(self, sender: BatchSender) -> None:
         await connect_sender(sender, ANSWER_SECONDS)
         sender.start(self._tasks)
         self._connected.append(sender)
 
-    def send(self, items: Sequence[Item], positions: Positions) -> Unsent:
+    def send(self, items: Sequence[RedriveItem], positions: Positions) -> Unsent:
         """Deliver, then save the cursor; see `RedriveTarget.send`."""
         assert self._cursor is not None
         unsent = self._runner.run(self._deliver(items))
         self._cursor.commit((), positions)
         return unsent
 
-    async def _deliver(self, items: Sequence[Item]) -> Unsent:
+    async def _deliver(self, items: Sequence[RedriveItem]) -> Unsent:
         """Send every payload until it is confirmed or refused for good; return a line for each letter refused."""
         self._refused = {}
         self._pending = len(items)
@@ -159,7 +159,7 @@ class SinkTarget:
                 and (self._stopped() or now - since > PATIENCE_SECONDS)
             ):
                 raise RemoteError(
-                    f"{sender.label} takes nothing now: {sender.failing}; the same command goes on where this one ended"
+                    f"{sender.label} accepts nothing now: {sender.failing}; run the same command again to continue"
                 )
 
     def _release(self) -> None:
@@ -168,8 +168,8 @@ class SinkTarget:
 
     def _ask(self, sender: Sender, question: Question) -> None:
         if question.sink_failed:
-            # No letter is to blame, and retrying is of no use.
-            text = f"{sender.label}: {question.error}; the same command goes on where this one ended"
+            # No letter is to blame, and retrying does not help.
+            text = f"{sender.label}: {question.error}; run the same command again to continue"
             self._failure = RemoteError(text, retryable=False)
             self._changed.set()
             return
@@ -202,7 +202,7 @@ class SinkTarget:
         self._tasks.close()
 
 
-def payload_of(letter: Letter, text: str) -> Any:
+def restore_payload(letter: Letter, text: str) -> Any:
     """Return a payload of a letter as a hook would have returned it.
 
     Args:
@@ -210,15 +210,15 @@ def payload_of(letter: Letter, text: str) -> Any:
         text: One of its `original_payloads`.
 
     Raises:
-        PayloadLostError: It cannot be had back.
+        PayloadLostError: It cannot be restored.
     """
     kind = SINK_TYPES.get(letter.sink_type)
     if kind is None:
         # A sink of another package: the class of its payloads is not known here, but their fields are.
-        return types.SimpleNamespace(**restored_fields(text, typed=True))
-    fields = restored_fields(text, typed=not kind.sends_json)
+        return types.SimpleNamespace(**restore_fields(text, typed=True))
+    fields = restore_fields(text, typed=not kind.sends_json)
     if kind.json_op and fields.get("op", kind.json_op) != kind.json_op:
-        fields = restored_fields(text, typed=True)
+        fields = restore_fields(text, typed=True)
     try:
         return load_class(kind.payload)(**fields)
     except (AttributeError, TypeError) as error:

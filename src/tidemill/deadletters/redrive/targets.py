@@ -18,7 +18,7 @@ from tidemill.deadletters.letter import Letter
 Positions = Mapping[int, int]
 
 
-class Item(msgspec.Struct):
+class RedriveItem(msgspec.Struct):
     """A letter that is ready to be sent.
 
     Attributes:
@@ -27,8 +27,8 @@ class Item(msgspec.Struct):
         offset: Where it is in the dead-letter topic.
         content: What the target sends for it.
         count: How many messages or payloads that is.
-        size_bytes: How large that is, about.
-        where: Where it goes, for people.
+        size_bytes: About how large that is.
+        where: The topic or sink it goes to, for messages.
     """
 
     letter: Letter
@@ -49,7 +49,7 @@ class NotSentError(Exception):
         self.why = why
 
 
-Unsent = list[tuple[Item, Why, str]]
+Unsent = list[tuple[RedriveItem, Why, str]]
 
 
 class RedriveTarget(Protocol):
@@ -58,19 +58,19 @@ class RedriveTarget(Protocol):
     def open(self) -> None:
         """Connect what `send` needs."""
 
-    def prepare(self, letter: Letter, partition: int, offset: int) -> Item:
-        """Make a letter ready, without sending anything.
+    def prepare(self, letter: Letter, partition: int, offset: int) -> RedriveItem:
+        """Prepare a letter, without sending anything.
 
         Raises:
             NotSentError: It cannot be sent.
-            TidemillError: No letter can.
+            TidemillError: No letter can be sent.
         """
 
-    def send(self, items: Sequence[Item], positions: Positions) -> Unsent:
+    def send(self, items: Sequence[RedriveItem], positions: Positions) -> Unsent:
         """Send letters and save the cursor; return those that were refused.
 
         Raises:
-            TidemillError: The redrive ends here; the next one goes on after the last saved cursor.
+            TidemillError: The redrive ends here; the next one continues after the last saved cursor.
         """
 
     def close(self) -> None:

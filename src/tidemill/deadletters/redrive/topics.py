@@ -14,11 +14,11 @@ import msgspec
 from tidemill.config.settings import Settings
 from tidemill.core.deadletters.redrive import Why
 from tidemill.core.errors import ConfigError
-from tidemill.deadletters.letter import HISTORY_HEADER, REDRIVES_HEADER, Letter, history_in, redrives_in
+from tidemill.deadletters.letter import HISTORY_HEADER, REDRIVES_HEADER, Letter, count_redrives, read_history_header
 from tidemill.deadletters.redrive.cursor import RedriveCursor
 from tidemill.deadletters.redrive.producer import PlainProducer, ResentRecord
-from tidemill.deadletters.redrive.targets import Item, NotSentError, Positions, Unsent
-from tidemill.deadletters.restore import ContentLostError, Read, SourceReader, restored
+from tidemill.deadletters.redrive.targets import NotSentError, Positions, RedriveItem, Unsent
+from tidemill.deadletters.restore import ContentLostError, Read, SourceReader, restore_message
 from tidemill.runtime.kafka_client import TopicAdmin, client_config
 from tidemill.runtime.messages import Header, SourceMessage
 from tidemill.runtime.producer import producer_config
@@ -33,8 +33,8 @@ class TopicTarget:
 
     Args:
         settings: The pipeline's settings.
-        cursor: Saves positions, and sends where it can; None: nothing is sent.
-        topic: Where to; '': where each message came from.
+        cursor: Saves positions, and sends if the brokers are the same; None: nothing is sent.
+        topic: The topic to send to; '': the one that each message came from.
     """
 
     def __init__(self, settings: Settings, cursor: RedriveCursor | None, topic: str) -> None:
@@ -43,7 +43,7 @@ class TopicTarget:
         self._topic = topic
         self._cursor = cursor
         self._reader = SourceReader(settings)
-        # The names are compared, not what they resolve to: at worst a transaction is not used where it could be.
+        # Names are compared, not what they resolve to: at worst, a transaction that would be possible is not used.
         self._same = not settings.dlq.path and settings.dlq_brokers == settings.kafka.brokers
         self._plain: PlainProducer | None = None
         self._partitions: dict[str, int] = {}
@@ -55,24 +55,24 @@ class TopicTarget:
             return
         self._cursor.open()
         if not self._same:
-            config = producer_config(self._settings.kafka, "", target_limit(self._settings, self._topic))
+            config = producer_config(self._settings.kafka, "", limit_batches(self._settings, self._topic))
             self._plain = PlainProducer(config, "dlq redrive")
 
-    def prepare(self, letter: Letter, partition: int, offset: int) -> Item:
+    def prepare(self, letter: Letter, partition: int, offset: int) -> RedriveItem:
         """Restore the letter's messages; see `RedriveTarget.prepare`."""
         try:
-            records = records_of(letter, self._reader.read, self._topic or None)
+            records = make_records(letter, self._reader.read, self._topic or None)
         except ContentLostError as error:
             raise NotSentError(Why.LOST, str(error)) from None
         for record in records:
-            if record.partition >= self._count(record.topic):
+            if record.partition >= self._count_partitions(record.topic):
                 record.partition = -1
         places = sorted({f"{r.topic}/{r.partition}" if r.partition >= 0 else r.topic for r in records})
         size = sum(len(record.key or b"") + len(record.value or b"") for record in records)
-        return Item(letter, partition, offset, records, len(records), size, ", ".join(places))
+        return RedriveItem(letter, partition, offset, records, len(records), size, ", ".join(places))
 
-    def _count(self, topic: str) -> int:
-        """Return how many partitions a topic has; asked once."""
+    def _count_partitions(self, topic: str) -> int:
+        """Return how many partitions a topic has; looked up once."""
         if topic not in self._partitions:
             if topic == self._settings.dlq_topic and self._same:
                 raise ConfigError(f"dlq redrive: messages would go to the dead-letter topic {topic!r} itself")
@@ -85,44 +85,44 @@ class TopicTarget:
             self._partitions[topic] = count
         return self._partitions[topic]
 
-    def send(self, items: Sequence[Item], positions: Positions) -> Unsent:
+    def send(self, items: Sequence[RedriveItem], positions: Positions) -> Unsent:
         """Send in one transaction, or before the cursor is saved; see `RedriveTarget.send`."""
         assert self._cursor is not None
         if self._plain is None:
-            return self._transacted(items, positions)
+            return self._send_in_transaction(items, positions)
         unsent = []
-        for item, error in self._sent(self._plain, items):
+        for item, error in self._send_plain(self._plain, items):
             unsent.append((item, Why.REFUSED, error))
         self._cursor.commit((), positions)
         return unsent
 
-    def _transacted(self, items: Sequence[Item], positions: Positions) -> Unsent:
-        """Send all or nothing; where something is refused, halve until it stands alone."""
+    def _send_in_transaction(self, items: Sequence[RedriveItem], positions: Positions) -> Unsent:
+        """Send all or nothing; if something is refused, halve until it stands alone."""
         assert self._cursor is not None
         errors = self._cursor.commit([record for item in items for record in item.content], positions)
         if not errors:
             return []
         if len(items) > 1:
             half = len(items) // 2
-            first = self._transacted(items[:half], _positions(items[:half]))
-            return first + self._transacted(items[half:], positions)
+            first = self._send_in_transaction(items[:half], _find_positions(items[:half]))
+            return first + self._send_in_transaction(items[half:], positions)
         (item,) = items
-        smaller = [without_history(record) for record in item.content]
+        smaller = [drop_history(record) for record in item.content]
         if smaller != item.content and not self._cursor.commit(smaller, positions):
             return []
         self._cursor.commit((), positions)
-        return [(item, Why.REFUSED, _refused(item.content, errors))]
+        return [(item, Why.REFUSED, _describe_refusal(item.content, errors))]
 
-    def _sent(self, plain: PlainProducer, items: Sequence[Item]) -> list[tuple[Item, str]]:
+    def _send_plain(self, plain: PlainProducer, items: Sequence[RedriveItem]) -> list[tuple[RedriveItem, str]]:
         records = [record for item in items for record in item.content]
         owners = [item for item in items for _ in item.content]
         errors = plain.send(records)
         again = sorted(errors)
-        still = plain.send([without_history(records[index]) for index in again]) if again else {}
-        refused: dict[int, tuple[Item, str]] = {}
+        still = plain.send([drop_history(records[index]) for index in again]) if again else {}
+        refused: dict[int, tuple[RedriveItem, str]] = {}
         for index, error in still.items():
             item = owners[again[index]]
-            refused.setdefault(id(item), (item, _refused([records[again[index]]], {0: error})))
+            refused.setdefault(id(item), (item, _describe_refusal([records[again[index]]], {0: error})))
         return list(refused.values())
 
     def close(self) -> None:
@@ -132,32 +132,32 @@ class TopicTarget:
             self._plain.close()
 
 
-def target_limit(settings: Settings, topic: str) -> dict[str, Any]:
-    """Return a producer's overrides so that no batch is larger than the topic takes, if that is known."""
+def limit_batches(settings: Settings, topic: str) -> dict[str, Any]:
+    """Return a producer's overrides so that no batch is larger than the topic accepts, if its limit is known."""
     admin = TopicAdmin(client_config(settings.kafka, "", {}), "dlq redrive")
     limit = admin.max_message_bytes(topic or settings.kafka.source_topic)
     return {"batch.size": max(1, min(limit, 500_000))} if limit is not None else {"batch.num.messages": 1}
 
 
-def _positions(items: Sequence[Item]) -> dict[int, int]:
+def _find_positions(items: Sequence[RedriveItem]) -> dict[int, int]:
     return {item.partition: item.offset + 1 for item in items}
 
 
-def _refused(records: Sequence[ResentRecord], errors: Mapping[int, Any]) -> str:
+def _describe_refusal(records: Sequence[ResentRecord], errors: Mapping[int, Any]) -> str:
     index, error = next(iter(errors.items()))
     return f"topic {records[index].topic}: {error.name()}: {error.str()}"
 
 
-def records_of(letter: Letter, read: Read, topic: str | None) -> list[ResentRecord]:
+def make_records(letter: Letter, read: Read, topic: str | None) -> list[ResentRecord]:
     """Return the records that send a letter's messages again, each once.
 
     Args:
         letter: The letter.
         read: Reads a message from its topic.
-        topic: Where to; None: where each came from.
+        topic: The topic to send to; None: the one that each message came from.
 
     Raises:
-        ContentLostError: A message cannot be had back.
+        ContentLostError: A message cannot be restored.
         RemoteError: The brokers do not answer.
     """
     seen: set[tuple[str, int, int]] = set()
@@ -167,37 +167,37 @@ def records_of(letter: Letter, read: Read, topic: str | None) -> list[ResentReco
         if place in seen:
             continue
         seen.add(place)
-        message = restored(source, read)
+        message = restore_message(source, read)
         records.append(
             ResentRecord(
                 topic or message.topic,
                 -1 if topic else message.partition,
                 message.key,
                 message.value,
-                resent_headers(letter, message),
+                make_headers(letter, message),
             )
         )
     return records
 
 
-def resent_headers(letter: Letter, message: SourceMessage) -> list[Header]:
-    """Return a message's own headers, and those that tell of its redrives."""
+def make_headers(letter: Letter, message: SourceMessage) -> list[Header]:
+    """Return a message's own headers, and those about its redrives."""
     own = [(name, value) for name, value in message.headers if name not in (REDRIVES_HEADER, HISTORY_HEADER)]
-    history = [*history_in(message.headers), _entry(letter, message)][-HISTORY_LETTERS:]
+    history = [*read_history_header(message.headers), _make_entry(letter, message)][-HISTORY_LETTERS:]
     return [
         *own,
-        (REDRIVES_HEADER, str(redrives_in(message.headers) + 1).encode()),
+        (REDRIVES_HEADER, str(count_redrives(message.headers) + 1).encode()),
         (HISTORY_HEADER, msgspec.json.encode(history)),
     ]
 
 
-def without_history(record: ResentRecord) -> ResentRecord:
-    """Return a record without the header that can be done without."""
+def drop_history(record: ResentRecord) -> ResentRecord:
+    """Return a record without the header that may be dropped."""
     headers = [(name, value) for name, value in record.headers if name != HISTORY_HEADER]
     return msgspec.structs.replace(record, headers=headers)
 
 
-def _entry(letter: Letter, message: SourceMessage) -> dict[str, Any]:
+def _make_entry(letter: Letter, message: SourceMessage) -> dict[str, Any]:
     return {
         "letter_id": letter.letter_id,
         "kind": letter.kind.value,

@@ -1,11 +1,11 @@
 """The dead letters of a bounded engine as files: one for each part, published right before the part's outcomes.
 
 A part of a bounded run counts only when its outcome file has appeared, and that appears after its letters file. So a
-letter is confirmed once the writer has taken it: if it is lost with its engine, its messages are processed again.
+letter is confirmed once it is accepted here: if it is lost with its engine, its messages are reprocessed.
 
-Invariants: every letter that was taken is in the published file, unless all its messages are left to another run;
-memory holds up to `GROUP_BYTES` of letters and what comes in during one write, beyond which letters are confirmed only
-when they are written; the event loop never waits for the disk. A disk that refuses ends the run.
+Invariants: every letter that was accepted is in the published file, unless all its messages are left to another run;
+memory holds up to `GROUP_BYTES` of letters and what arrives during one write, beyond which letters are confirmed only
+once they are written; the event loop never waits for the disk. A failed write ends the run.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tidemill.core.errors import RemoteError, describe_error
-from tidemill.deadletters.files import LetterFile, LetterRow, LettersPlace, check_letters_folder, row_of
+from tidemill.deadletters.files import LetterFile, LetterRow, LettersPlace, check_letters_folder, make_row
 from tidemill.deadletters.letter import Letter
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.sources.base import TopicPartition
 
-#: Letters are written when so many, or so many bytes of them, wait; what is written together is read together.
+#: Letters are written when this many, or this many bytes of them, wait; what is written together is read together.
 GROUP_LETTERS = 1_000
 GROUP_BYTES = 8 * 1024 * 1024
-#: A write that takes longer than this is told of.
+#: A write that takes longer than this is reported.
 STALLED_SECONDS = 1.0
 
 
@@ -34,7 +34,7 @@ class FileDeadLetters:
 
     Args:
         place: Where they go.
-        engine_id: Whose they are.
+        engine_id: The engine's id.
         partitions: A file for each of these; none: one file for all.
     """
 
@@ -46,18 +46,18 @@ class FileDeadLetters:
         self._first = keys[0]
         self._rows: dict[TopicPartition | None, list[LetterRow]] = {}
         self._count = self._bytes = 0
-        # A stop does not wait for a slow disk: the thread of a write that was given up may still be at it.
+        # A stop does not wait for a slow disk: the thread of a write that was given up may still be running.
         self._disk = threading.Lock()
-        # Held for a moment only, by the loop too.
+        # Held briefly, by the loop as well.
         self._taking = threading.Lock()
         self._held: list[Callable[[], None]] = []
         self._since = 0.0
         self._writing: asyncio.Task[None] | None = None
         #: Where its writes run; an engine sets its own.
         self.tasks = EngineTasks()
-        #: Called with what happened when the disk refuses.
+        #: Called with the error when a write fails.
         self.on_error: Callable[[str], None] = _ignored
-        #: What the disk refused, in words; None while it does not.
+        #: Why a write failed; None while none has.
         self.error: str | None = None
         #: The names of the files that were published.
         self.published: list[str] = []
@@ -73,8 +73,8 @@ class FileDeadLetters:
         await asyncio.to_thread(check_letters_folder, Path(self._path))
 
     def put(self, letter: Letter, done: Callable[[], None]) -> None:
-        """Take a letter; see `DeadLetters.put`."""
-        row = row_of(letter)
+        """Accept a letter; see `DeadLetters.put`."""
+        row = make_row(letter)
         first = letter.sources[0] if letter.sources else None
         key = (first.topic, first.partition) if first is not None else None
         with self._taking:
@@ -82,7 +82,7 @@ class FileDeadLetters:
         self._count += 1
         self._bytes += len(row[-1])
         if self._bytes <= 2 * GROUP_BYTES:
-            asyncio.get_running_loop().call_soon(self._confirmed, done)
+            asyncio.get_running_loop().call_soon(self._confirm, done)
         else:
             self._held.append(done)
         if self._due and self._writing is None and self.error is None:
@@ -92,7 +92,7 @@ class FileDeadLetters:
     def _due(self) -> bool:
         return self._count >= GROUP_LETTERS or self._bytes >= GROUP_BYTES
 
-    def _confirmed(self, done: Callable[[], None]) -> None:
+    def _confirm(self, done: Callable[[], None]) -> None:
         if self.error is None:
             self.written += 1
             done()
@@ -107,7 +107,7 @@ class FileDeadLetters:
                 self._bytes -= size
                 held, self._held = self._held[:waiting], self._held[waiting:]
                 for done in held:
-                    self._confirmed(done)
+                    self._confirm(done)
         except Exception:  # kept in `error`
             self.on_error(self.error or "")
         finally:
@@ -121,28 +121,28 @@ class FileDeadLetters:
             count = size = 0
             try:
                 for key, part in rows.items():
-                    for group in _groups(part):
+                    for group in _split(part):
                         self._files[key].write(group)
                         count += len(group)
                         size += sum(len(row[-1]) for row in group)
             except Exception as error:
-                # Noted here: at a stop, nobody may be waiting for this thread any more.
-                self._failed(error)
+                # Noted here: after a stop, nothing may be waiting for this thread.
+                self._note_error(error)
                 raise
             return count, size
 
-    def _failed(self, error: Exception) -> None:
+    def _note_error(self, error: Exception) -> None:
         self.error = f"RemoteError: dead letters cannot be written to {self._path}: {describe_error(error)}"
 
     def stalled(self) -> str | None:
-        """Say how many letters wait for the disk, and for how long."""
+        """Return how many letters wait for the disk, and for how long; None while none do."""
         seconds = time.monotonic() - self._since
         if not self._held or seconds < STALLED_SECONDS:
             return None
         return f"{len(self._held)} letters wait for {seconds:.0f} s to be written to {self._path}"
 
     async def close(self) -> None:
-        """Confirm nothing more; what waits is written when it gets its name, with the outcomes."""
+        """Confirm nothing more; what waits is written by `publish`, with the outcomes."""
         self._held = []
 
     def publish(self, outcome: str, partition: TopicPartition | None = None, below: int | None = None) -> str:
@@ -166,21 +166,21 @@ class FileDeadLetters:
             with self._disk:
                 name = self._files[partition].publish(outcome, below)
         except Exception as error:
-            self._failed(error)
+            self._note_error(error)
             raise
         if name:
             self.published.append(name)
         return name
 
     def discard(self) -> None:
-        """Leave nothing unfinished behind; blocking."""
+        """Remove unfinished files; blocking."""
         with self._disk:
             for file in self._files.values():
                 file.discard()
 
 
-def _groups(rows: Sequence[LetterRow]) -> Iterator[list[LetterRow]]:
-    """Split rows so that none of the parts has more than `GROUP_BYTES`, but for a letter that is larger by itself."""
+def _split(rows: Sequence[LetterRow]) -> Iterator[list[LetterRow]]:
+    """Split rows into groups of up to `GROUP_BYTES`; a letter that is larger by itself is a group."""
     group: list[LetterRow] = []
     size = 0
     for row in rows:

@@ -11,22 +11,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import structlog
 
 from tidemill.config.delivery_settings import DeliverySettings
-from tidemill.core.delivery.send_items import Decision, Limits, WhenOpen
-from tidemill.core.errors import ConfigError
-from tidemill.core.retry import Backoff
+from tidemill.core.delivery.send_items import Decision
 from tidemill.deadletters.letter import Letter, LetterKind
-from tidemill.deadletters.payloads import payload_json
+from tidemill.deadletters.payloads import encode_payload
 from tidemill.deadletters.writer import DeadLetters
 from tidemill.pipeline.delivery.idempotency import name_payloads
+from tidemill.pipeline.delivery.modes import AtLeastOnce, DeliveryMode
 from tidemill.pipeline.delivery.routing import Origin, Routed, Router
-from tidemill.pipeline.delivery.transaction_buffer import TransactionBuffer
-from tidemill.pipeline.delivery.transaction_sender import TransactionSender
 from tidemill.pipeline.handler.models import DeliveryAction, DeliveryError
 from tidemill.pipeline.hooks import Calls, call_hook, log_hook_error
 from tidemill.runtime.engine_tasks import EngineTasks
@@ -34,12 +31,11 @@ from tidemill.runtime.messages import place_of
 from tidemill.runtime.progress import SinkStats
 from tidemill.sinks.base import Sink
 from tidemill.sinks.payloads import CollectResult
-from tidemill.sinks.sending.batch_sender import BatchSender
 from tidemill.sinks.sending.sender import Sender, connect_sender
 from tidemill.sinks.sending.submission import DeliveryLane, Entry, Failure, Question, Submission
 
 if TYPE_CHECKING:
-    from tidemill.sinks.kafka import KafkaSink
+    pass
 
 log = structlog.get_logger(__name__)
 
@@ -55,7 +51,7 @@ class Outbox:
         letters: Where payloads go that no sink takes.
         on_delivery_error: Decides about refused payloads; None: dead letters.
         settings: How long to retry, and what a circuit breaker does.
-        stage: With it, nothing is sent but staged for the transaction of its messages; all sinks are Kafka then.
+        mode: How results get out; None: at least once.
         connect_seconds: How long sinks may take to connect.
         group: The consumer group, for the names of payloads.
     """
@@ -66,14 +62,14 @@ class Outbox:
         letters: DeadLetters,
         on_delivery_error: DeliveryHook | None = None,
         settings: DeliverySettings | None = None,
-        stage: TransactionBuffer | None = None,
+        mode: DeliveryMode | None = None,
         *,
         connect_seconds: float = CONNECT_SECONDS,
         group: str = "",
     ) -> None:
         """Prepare; nothing is connected before `connect`."""
         self._settings = settings or DeliverySettings()
-        self.stage = stage
+        self.mode = mode or AtLeastOnce()
         self._letters = letters
         self._hook = on_delivery_error
         self._connect_seconds = connect_seconds
@@ -95,14 +91,7 @@ class Outbox:
         self._closed = False
 
     def _make_sender(self, sink: Sink) -> Sender:
-        limits = make_limits(self._settings)
-        if self.stage is None:
-            return BatchSender(sink, limits, self._settings.timeout_seconds, self._ask, self._gave_up, self._changed)
-        if sink.type != "kafka":
-            raise ConfigError(f"{sink.place}: with kafka.exactly_once all sinks have to be Kafka")
-        return TransactionSender(
-            cast("KafkaSink", sink), self.stage, limits.max_retries, self._ask, self._gave_up, self._changed
-        )
+        return self.mode.make_sender(sink, self._settings, self._ask, self._gave_up, self._changed)
 
     # -- counts ------------------------------------------------------------------------------------------------
 
@@ -260,7 +249,7 @@ class Outbox:
                 LetterKind.OVERSIZE if oversize else LetterKind.DELIVERY,
                 error,
                 attempts=attempts,
-                payloads=[payload_json(payload) for payload in payloads],
+                payloads=[encode_payload(payload) for payload in payloads],
                 sink=(sender.sink.type, sender.sink.name),
                 task_id=origin.task.task_id if origin.task else None,
                 args=origin.task.args if origin.task else (),
@@ -276,16 +265,3 @@ class Outbox:
 
 def _locate(question: Question) -> tuple[str, str]:
     return place_of(question.items[0].value.submission.origin.sources) if question.items else ("", "")
-
-
-def make_limits(settings: DeliverySettings) -> Limits:
-    """Return how deliveries are retried by the configuration; batch sizes are each sink's own."""
-    backoff, breaker = settings.retry_backoff, settings.breaker
-    return Limits(
-        budget_seconds=settings.max_seconds,
-        backoff=Backoff(backoff.initial_seconds, backoff.max_seconds, backoff.multiplier),
-        max_retries=settings.max_retries,
-        breaker_failures=breaker.failures,
-        breaker_seconds=breaker.open_seconds,
-        when_open=WhenOpen.HOLD if breaker.when_open == "hold" else WhenOpen.GIVE_UP,
-    )

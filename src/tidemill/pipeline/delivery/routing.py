@@ -12,10 +12,10 @@ import msgspec
 
 from tidemill.config.sink_types import SINK_TYPES, load_class, sink_section
 from tidemill.core.errors import AmbiguousSinkError, SinkNotConfiguredError
-from tidemill.deadletters.payloads import payload_json
+from tidemill.deadletters.payloads import encode_payload
 from tidemill.pipeline.handler.models import ExecutorTask
 from tidemill.runtime.messages import SourceMessage
-from tidemill.sinks.fields import type_check
+from tidemill.sinks.fields import build_type_check
 from tidemill.sinks.payloads import CollectResult, CustomPayload
 from tidemill.sinks.sending.sender import Sender
 
@@ -77,7 +77,7 @@ class Router:
                 raise TypeError(
                     f"CollectResult.{field} takes a list of {payload_class.__name__}, not {type(payloads).__name__}"
                 )
-            check = type_check(payload_class)
+            check = build_type_check(payload_class)
             for payload in payloads:
                 if not isinstance(payload, payload_class):
                     raise TypeError(
@@ -105,7 +105,7 @@ class Router:
 def encode_payloads(collect: CollectResult) -> list[str]:
     """Return the payloads of a result that is not delivered, encoded for its letter."""
     fields = [getattr(collect, field) for field, _, _ in _FIELDS]
-    return [payload_json(payload) for field in fields if isinstance(field, Sequence) for payload in field]
+    return [encode_payload(payload) for field in fields if isinstance(field, Sequence) for payload in field]
 
 
 def _list_names(named: Mapping[str, object]) -> str:

@@ -1,7 +1,7 @@
-"""The shell of `core.staging`: what goes out in the next transaction, shared by sinks, dead letters and commits.
+"""What goes out in the next transaction, shared by sinks, dead letters and commits; `core.delivery` decides.
 
 With `kafka.exactly_once` nothing is sent when a hook returns it. It is staged with its messages and goes out, or not
-at all, in the transaction that commits them. What is staged counts as bytes in hand until then.
+at all, in the transaction that commits them. What is staged counts as bytes in flight until then.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class TransactionBuffer:
 
     Attributes:
         limits: The largest batch that each topic takes, in bytes, as far as the brokers tell.
-        charge: Called with the bytes that a partition has more, or fewer, in hand.
+        charge: Called with the bytes that a partition has more, or fewer, in flight.
         changed: Called when more may go than before.
     """
 
@@ -60,7 +60,7 @@ class TransactionBuffer:
         self.changed: Callable[[], None] = lambda: None
 
     def put(self, sources: Sequence[Position], record: Outgoing) -> StagedRecord:
-        """TransactionBuffer a record for its messages, which are of one partition."""
+        """Stage a record for its messages, which are of one partition."""
         partition = (sources[0].topic, sources[0].partition)
         offsets = [source.offset for source in sources]
         self.charge(partition, record.size_bytes)
@@ -75,7 +75,7 @@ class TransactionBuffer:
         return [staged.result for staged in self._staging.take(partition, last)]
 
     def committed(self, partition: TopicPartition) -> None:
-        """Let go what was taken: it is out."""
+        """Forget what was taken: it is committed."""
         counts: dict[Owner, int] = {}
         size_bytes = 0
         for staged in self._staging.settle(partition):

@@ -1,8 +1,8 @@
-"""A Kafka sink and the dead letters under `kafka.exactly_once`: they stage what they are given instead of sending it.
+"""A Kafka sink under `kafka.exactly_once`: payloads are staged instead of sent.
 
-`TransactionSender` stands where a `BatchSender` would, `TransactionalDeadLetters` where `KafkaDeadLetters` would. A
-payload counts as settled as soon as it is staged: from then on it is bound to its messages, which cannot be committed
-without it. What the brokers refuse is asked about and decided as ever; until then it withholds its messages.
+`TransactionSender` takes the place of a `BatchSender`. A payload counts as settled as soon as it is staged: from then
+on it is bound to its messages, which cannot be committed without it. What the brokers refuse is decided by
+`on_delivery_error`; until then it withholds its messages.
 """
 
 from __future__ import annotations
@@ -15,15 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from tidemill.config.settings import Settings
-from tidemill.core.delivery.pending_records import StagedState
 from tidemill.core.delivery.send_items import Ask, Decision, GaveUp, Item, State
 from tidemill.core.errors import InvariantError, describe_error, sound
-from tidemill.deadletters.letter import Letter, encode_letter
-from tidemill.deadletters.writer import RECORD_OVERHEAD_BYTES, letter_topic_limit
 from tidemill.pipeline.delivery.transaction_buffer import StagedRecord, TransactionBuffer
 from tidemill.runtime.engine_tasks import EngineTasks
-from tidemill.runtime.kafka_client import client_config
 from tidemill.runtime.log import limited
 from tidemill.runtime.producer import FullRecord
 from tidemill.runtime.progress import SinkStats
@@ -43,9 +38,9 @@ class TransactionSender:
 
     Args:
         sink: Which topic, and how payloads are encoded.
-        stage: Where they wait.
-        max_retries: How often a refused one goes again because somebody decided so.
-        ask: Called with what somebody has to decide about; answered by `decided`.
+        stage: Where they wait for their transaction.
+        max_retries: How often a refused payload is retried on request.
+        ask: Called with what needs a decision; answered by `decided`.
         gave_up: Called with what is not tried again.
         settled: Called after payloads were settled.
     """
@@ -68,7 +63,7 @@ class TransactionSender:
         self._gave_up = gave_up
         self._settled = settled
         self._limit: int | None = None
-        # What somebody decides about: with its staged record, if it got so far.
+        # What awaits a decision, with its staged record if it was staged.
         self._asked: dict[Entry, StagedRecord | None] = {}
 
     @property
@@ -78,7 +73,7 @@ class TransactionSender:
 
     @property
     def outstanding(self) -> int:
-        """Payloads that somebody has to decide about."""
+        """How many payloads await a decision."""
         return len(self._asked)
 
     async def connect(self) -> None:
@@ -92,7 +87,7 @@ class TransactionSender:
         self._loop = asyncio.get_running_loop()
 
     def add(self, payload: Any, lane: DeliveryLane, submission: Submission) -> None:
-        """TransactionBuffer a payload; one that can never be sent is asked about, in a later turn of the loop."""
+        """Stage a payload; one that can never be sent becomes a question, in a later turn of the loop."""
         try:
             encoded = self.sink.encode(payload)
         except Exception as error:  # a user's data can raise anything
@@ -131,12 +126,12 @@ class TransactionSender:
         self.stats.last_delivered_at = time.time()
 
     def refused(self, records: Sequence[StagedRecord]) -> None:
-        """Ask about what the brokers will never take, or give it up if it was retried often enough."""
+        """Ask what to do about records that the brokers will never accept, or give them up after enough retries."""
         for staged in records:
             record = staged.result
             queued: QueuedPayload = record.ref
             error = record.error or ""
-            # Its submission is settled: another one stands for the decision, and lets the messages go.
+            # Its submission is settled: another one stands for the decision, and releases the messages.
             submission = Submission(queued.submission.origin, 1, partial(self._stage.drop, staged))
             item: Entry = Item(staged.lane, None, 0, QueuedPayload(queued.payload, queued.encoded, submission))
             self._note_error(error, 1)
@@ -149,7 +144,7 @@ class TransactionSender:
                 self._ask(self, Ask((item,), error, record.oversize, record.attempts))
 
     def decided(self, question: Question, decision: Decision) -> None:
-        """Carry an answer out; what is dropped is settled by whoever asked."""
+        """Carry out an answer; payloads that are dropped are settled by the caller."""
         for item in question.items:
             if item not in self._asked:
                 continue
@@ -162,7 +157,7 @@ class TransactionSender:
         self._settled()
 
     def abandon(self, lane: DeliveryLane) -> None:
-        """Forget what is asked about of a partition."""
+        """Forget the open questions about a partition."""
         for item in [item for item in self._asked if item.lane == lane]:
             del self._asked[item]
             item.state = State.GONE
@@ -176,71 +171,9 @@ class TransactionSender:
         limited(log, 10.0).warning("a sink refused payloads", sink=self.label, payloads=count, error=text[:2000])
 
     def stalled(self) -> str | None:
-        """Say what waits, and why."""
+        """Return what waits, and why; None while nothing does."""
         return f"{len(self._asked)} payloads wait for on_delivery_error" if self._asked else None
 
     async def close(self) -> None:
         """Forget everything."""
         self._asked.clear()
-
-
-class TransactionalDeadLetters:
-    """Dead letters that go out with the offsets of the messages they are about.
-
-    Args:
-        settings: The pipeline's settings.
-        stage: Where they wait.
-    """
-
-    def __init__(self, settings: Settings, stage: TransactionBuffer) -> None:
-        """Prepare; nothing is connected before `open`."""
-        self._topic = settings.dlq_topic
-        self._admin_config = client_config(settings.kafka, settings.dlq_brokers, {})
-        self._stage = stage
-        self._limit = 1_000_000
-        self._failing: str | None = None
-        self.written = 0
-        self.dropped = 0  # never: a letter goes with the offsets, or they do not go
-
-    async def open(self) -> None:
-        """Check that the topic exists, or create it.
-
-        Raises:
-            ConfigError: It does not exist and we may not create it.
-            RemoteError: The brokers do not answer.
-        """
-        limit = await asyncio.to_thread(letter_topic_limit, self._topic, self._admin_config)
-        if limit is not None:
-            self._limit = limit
-            self._stage.limits.append(limit)
-
-    def put(self, letter: Letter, done: Callable[[], None]) -> None:
-        """TransactionBuffer a letter; `done` is called in a later turn of the loop."""
-        body = encode_letter(letter, self._limit - RECORD_OVERHEAD_BYTES)
-        self._stage.put(letter.sources, Outgoing(self._topic, None, body, self, letter))
-        asyncio.get_running_loop().call_soon(done)
-
-    def committed(self, count: int) -> None:
-        """Count what went out."""
-        self.written += count
-        self._failing = None
-
-    def refused(self, records: Sequence[StagedRecord]) -> None:
-        """Send letters again for ever, smaller where their size is what is wrong."""
-        for staged in records:
-            record = staged.result
-            self._failing = record.error
-            limited(log, 10.0).error("a dead letter is not taken; trying again", topic=self._topic, error=record.error)
-            if record.oversize and record.value is not None:
-                before = record.size_bytes
-                record.value = encode_letter(record.ref, len(record.value) * 3 // 4)
-                self._stage.charge(staged.lane, record.size_bytes - before)
-            if staged.state is StagedState.UNDECIDED:
-                self._stage.again(staged)
-
-    def stalled(self) -> str | None:
-        """Say why letters wait."""
-        return None if self._failing is None else f"letters wait for topic {self._topic}: {self._failing}"
-
-    async def close(self) -> None:
-        """Do nothing: there is nothing of its own to close."""

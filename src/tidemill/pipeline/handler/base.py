@@ -66,10 +66,10 @@ class Handler(Generic[InputT, OutputT]):
         """Prepare in an engine, after its sinks are connected and before the first message."""
 
     async def on_assign(self, partitions: Sequence[TopicPartition]) -> None:
-        """Learn which partitions this engine now owns besides those it has."""
+        """Take note of partitions that this engine now owns besides those it has."""
 
     async def on_revoke(self, partitions: Sequence[TopicPartition]) -> None:
-        """Learn which partitions this engine gave up, after their work was drained and committed."""
+        """Take note of partitions that this engine gave up, after their work was drained and committed."""
 
     async def offload(self, function: Callable[..., ResultT], *args: Any, **kwargs: Any) -> ResultT:
         """Await a blocking call in a thread, `executor.offload_threads` at a time, so that the engine goes on.
@@ -99,17 +99,17 @@ class Handler(Generic[InputT, OutputT]):
         raise NotImplementedError(f"{type(self).__name__} has to define `async def arrange(self, messages, pending)`")
 
     async def on_task_complete(self, result: ExecutorResult) -> CollectResult | None:
-        """Say what to deliver for a task that ended well."""
+        """Return what to deliver for a task that succeeded."""
         return None
 
     async def on_message_complete(self, group: MessageGroup) -> CollectResult | None:
-        """Say what to deliver for a message whose tasks are all terminal."""
+        """Return what to deliver for a message whose tasks are all terminal."""
         return None
 
     async def on_window_complete(
         self, results: Sequence[ExecutorResult | ExecutorError], messages: Sequence[SourceMessage]
     ) -> CollectResult | None:
-        """Say what to deliver for a window whose messages are all complete."""
+        """Return what to deliver for a window whose messages are all complete."""
         return None
 
     async def on_error(self, task: ExecutorTask, error: ExecutorError) -> ErrorAction | list[ExecutorTask]:

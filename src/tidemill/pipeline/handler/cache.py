@@ -31,7 +31,7 @@ from tidemill.runtime.log import limited
 
 log = structlog.get_logger(__name__)
 
-#: At the stop the last flush may take so long; a disk that hangs must not keep an engine from ending.
+#: At the stop the last flush may take this long; a disk that hangs must not keep an engine from ending.
 LAST_FLUSH_SECONDS = 15.0
 
 
@@ -56,7 +56,7 @@ class Cache:
         self._known = WriteBehind(settings.max_memory_entries)
         self._encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
         self._full = asyncio.Event()
-        #: What fails, reading or writing, and how.
+        #: What fails, reading or writing, and why.
         self._problems: dict[str, str] = {}
         self._flusher: asyncio.Task[NoReturn] | None = None
         self._writing: asyncio.Future[None] | None = None
@@ -68,7 +68,7 @@ class Cache:
     # -- for hooks --------------------------------------------------------------------------------------------
 
     def peek(self, key: str, default: Any = None) -> Any:
-        """Return a value if it is in memory now; does not wait, and does not make it younger."""
+        """Return a value if it is in memory now; does not wait, and does not count as a use of it."""
         found = self._known.peek(_key(key), time.time())
         return default if isinstance(found, Known) else msgspec.msgpack.decode(found)
 
@@ -101,7 +101,7 @@ class Cache:
             ttl: Seconds, by the wall clock, after which it does not count any more; None: for ever.
 
         Raises:
-            TypeError: The key is no text, or MessagePack cannot hold the value.
+            TypeError: The key is not text, or MessagePack cannot hold the value.
             ValueError: `ttl` is not a positive number.
         """
         self._check_open()
@@ -130,7 +130,7 @@ class Cache:
     # -- for the engine ---------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Read the newest entries of the file; if it cannot be read, begin with an empty memory and say so."""
+        """Read the newest entries of the file; if it cannot be read, start with an empty memory and log that."""
         self._thread = ThreadPoolExecutor(1, "tidemill-cache")
         self._open = True
         try:
@@ -146,7 +146,7 @@ class Cache:
         return len(self._known)
 
     def stalled(self) -> str | None:
-        """Say that the file is not written, and what that means; None while all is well."""
+        """Return that the file is not written, and what that means; None while it is."""
         if not self._problems:
             return None
         said, known = "; ".join(self._problems.values()), self._known
@@ -187,7 +187,7 @@ class Cache:
                 async with asyncio.timeout(self._settings.flush_interval_seconds):
                     await self._full.wait()
             self._full.clear()
-            # Shielded: a batch on its way is not taken back by a stop; the last flush waits for it.
+            # Shielded: a stop does not cancel a batch in flight; the last flush waits for it.
             self._writing = self._tasks.run("a flush of the cache", self._write())
             await asyncio.shield(self._writing)
 
@@ -215,7 +215,7 @@ class Cache:
 
 
 class NoCache:
-    """Stands where there is no cache, and says why."""
+    """Takes the place of the cache where there is none, and says why."""
 
     def __getattr__(self, name: str) -> Any:
         """Refuse any use."""

@@ -25,7 +25,7 @@ log = structlog.get_logger(__name__)
 
 #: How long to wait for another process that holds the file: the engine that this one replaces may still be ending.
 BUSY_SECONDS = 5.0
-#: SQLite's codes for a file that is damaged, and for one that is no database.
+#: SQLite's codes for a file that is damaged, and for one that is not a database.
 _BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 _SCHEMA = """
@@ -83,7 +83,7 @@ class CacheFile:
         for last in (False, True):
             try:
                 return action(self._open())
-            except Exception as error:  # also a value too large for SQLite: whoever flushes must go on
+            except Exception as error:  # also a value too large for SQLite: the flush must go on
                 self.close()
                 code = getattr(error, "sqlite_errorcode", 0) & 0xFF
                 if last or code not in _BROKEN:
@@ -94,7 +94,7 @@ class CacheFile:
     def _open(self) -> sqlite3.Connection:
         if self._db is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # Made here so that nobody else may read it, whatever the umask says.
+            # Created here so that no other user may read it, whatever the umask is.
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             db = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
             self._db = db

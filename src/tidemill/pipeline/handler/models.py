@@ -56,7 +56,7 @@ class ExecutorTask(msgspec.Struct):
 
 
 class ExecutorResult(msgspec.Struct):
-    """A task that ended well.
+    """A task that succeeded.
 
     Attributes:
         exit_code: 0, or what a precomputed result says.
@@ -134,7 +134,7 @@ class DeliveryAction(enum.StrEnum):
 
 
 class DeliveryError(msgspec.Struct):
-    """Payloads that a sink refused, or did not take in time.
+    """Payloads that a sink refused, or did not accept in time.
 
     Attributes:
         sink_name: The instance.
@@ -195,7 +195,7 @@ class MessageGroup(msgspec.Struct):
 
     @property
     def succeeded(self) -> int:
-        """How many tasks ended well."""
+        """How many tasks succeeded."""
         return len(self.results)
 
     @property
@@ -230,7 +230,7 @@ def make_task_id(prefix: str = "task") -> str:
 
 
 def make_stable_task_id(prefix: str, *parts: object) -> str:
-    """Return `prefix` and a digest of `parts`: the same input gives the same id, so that work done again shows.
+    """Return `prefix` and a digest of `parts`: equal parts give equal ids, so that reprocessed work is recognized.
 
     Example:
         >>> make_stable_task_id("t", "topic", 0, 42) == make_stable_task_id("t", "topic", 0, 42)

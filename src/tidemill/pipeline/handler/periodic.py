@@ -1,4 +1,4 @@
-"""Hooks that run again and again: the decorator that declares them, and what runs them in an engine.
+"""Periodic hooks: the decorator that declares them, and what runs them in an engine.
 
 `core.periodic` says what follows what. Invariants: one run of a hook at a time; nothing that a hook raises ends
 anything but, if it was declared so, its own runs; after `stop` none runs or starts.
@@ -21,7 +21,7 @@ from tidemill.runtime.engine_tasks import EngineTasks
 
 log = structlog.get_logger(__name__)
 
-#: Where the decorator leaves its word.
+#: The attribute that the decorator sets.
 MARK = "__tidemill_periodic__"
 #: How long a run may take to end once it was cancelled.
 CANCEL_SECONDS = 5.0
@@ -30,7 +30,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def periodic(seconds: float, on_error: str = "continue", scope: str = "engine") -> Callable[[F], F]:
-    """Have an async method of a handler run again and again in the engines.
+    """Run an async method of a handler periodically in the engines.
 
     It sleeps first, runs, and sleeps again; it begins once the engine may take messages and is cancelled at its stop.
 
@@ -40,7 +40,7 @@ def periodic(seconds: float, on_error: str = "continue", scope: str = "engine") 
         scope: 'engine': in every engine; 'pipeline': in that of slot 0 only.
 
     Raises:
-        HandlerError: An argument is wrong, or what is decorated is no async method without arguments.
+        HandlerError: An argument is wrong, or what is decorated is not an async method without arguments.
 
     Example:
         >>> class Rates:
@@ -112,13 +112,13 @@ class PeriodicRunner:
         self._slot = slot
         self._hooks = periodic_hooks(handler)
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        #: Hooks that an exception has ended for good, and what it said.
+        #: Hooks that an exception has ended for good, and its text.
         self.stopped: dict[str, str] = {}
         self.runs = 0
         self.errors = 0
 
     def start(self) -> None:
-        """Begin their first sleeps."""
+        """Start their first waits."""
         for name, hook in self._hooks.items():
             step = hook.first(self._slot)
             if isinstance(step, Sleep):

@@ -1,1 +1,1 @@
-"""Tells of finished messages and of how an engine stands."""
+"""Reports of finished messages, and snapshots of an engine."""

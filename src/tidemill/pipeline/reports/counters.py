@@ -57,7 +57,7 @@ class Slowest:
         self._heap: list[tuple[float, str, str]] = []
 
     def add(self, result: ExecutorResult) -> None:
-        """Look at one result; costs a comparison unless it is among the slowest."""
+        """Consider one result; costs a comparison unless it is among the slowest."""
         if result.duration_seconds <= self._floor:
             return
         labels = ",".join(f"{name}={value}" for name, value in result.task.labels.items())
@@ -79,7 +79,7 @@ class Overridden:
     __slots__ = ("on_error", "on_message_complete", "on_task_complete", "on_window_complete")
 
     def __init__(self, handler: Handler[Any, Any]) -> None:
-        """Look once."""
+        """Find out once."""
         self.on_error = overrides(handler, "on_error")
         self.on_message_complete = overrides(handler, "on_message_complete")
         self.on_task_complete = overrides(handler, "on_task_complete")

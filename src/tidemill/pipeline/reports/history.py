@@ -1,7 +1,7 @@
 """The history of an engine: one row per finished message, as Parquet parts that Spark SQL can read while they grow.
 
-A report, not a ledger: what is not written when the engine is killed is lost, and a message that is done again has
-a row for each time.
+A report, not a ledger: what is not written when the engine is killed is lost, and a message that is reprocessed
+has a row for each time.
 
 Invariants: `add` never waits and never raises for the disk; a part has a leading `_` in its name until it is
 complete, and readers skip such names; every part has `SCHEMA`; a disk that refuses is logged with limits, keeps at most
@@ -57,7 +57,7 @@ class HistoryWriter:
     """Collects rows on the loop and writes them on a thread.
 
     Args:
-        path: The folder; made if it is missing.
+        path: The folder; created if it is missing.
         identity: Whose rows these are.
         max_rows: Rows of a part.
         max_age_seconds: How old the first row of a part may get.
@@ -82,12 +82,12 @@ class HistoryWriter:
         self.tasks = EngineTasks()
         self._writing: asyncio.Task[None] | None = None
         self._refused = False
-        #: Rows that were given up because the disk went on refusing, or that no schema can hold.
+        #: Rows that were given up because the disk kept refusing them, or that no schema can hold.
         self.dropped = 0
 
     def finished(self, finished: FinishedMessage) -> None:
         """Report a message that left the pipeline now."""
-        self._append(row_of(finished))
+        self._append(make_row(finished))
 
     def add(
         self,
@@ -155,7 +155,7 @@ class HistoryWriter:
                 self._arm()
 
     async def _write_rows(self, rows: list[Row]) -> bool:
-        """Write one part; return whether it is out of hand, written or not."""
+        """Write one part; return whether it is dealt with, written or not."""
         self._parts += 1
         name = f"part-{self._identity.engine_id}-{self._parts:06d}.parquet"
         try:
@@ -181,7 +181,7 @@ class HistoryWriter:
         )
 
 
-def row_of(finished: FinishedMessage) -> Row:
+def make_row(finished: FinishedMessage) -> Row:
     """Return the row of a message that left the pipeline now."""
     message, started_at = finished.message, finished.started_at
     status, error = HistoryStatus.DONE, finished.rejected
@@ -237,7 +237,7 @@ def _schema() -> Any:
     )
 
 
-def table_of(rows: Sequence[Row], identity: Identity) -> Any:
+def make_table(rows: Sequence[Row], identity: Identity) -> Any:
     """Return rows as an Arrow table of `SCHEMA`."""
     import pyarrow as pa
 
@@ -251,7 +251,7 @@ def table_of(rows: Sequence[Row], identity: Identity) -> Any:
 def _write_part(path: Path, name: str, rows: list[Row], identity: Identity) -> None:
     import pyarrow.parquet as pq
 
-    table = table_of(rows, identity)
+    table = make_table(rows, identity)
     path.mkdir(parents=True, exist_ok=True)
     unfinished = path / f"_{name}"
     try:

@@ -1,7 +1,7 @@
-"""The outcomes of a bounded run: one row per message, as Parquet files that appear when what they tell is final.
+"""The outcomes of a bounded run: one row per message, as Parquet files that appear when they are final.
 
 Invariants: a file is complete and of the history's schema when its name has no leading `_`; its rows are of messages
-that are done for good, so its appearance is the record that they need not be done again; the letters of a part get
+that are done for good, so its appearance is the record that they need not be reprocessed; the letters of a part get
 their name right before its outcomes, which name them; memory does not grow with the run. A disk that refuses ends the
 run: without that record nothing could be resumed.
 """
@@ -18,21 +18,21 @@ from typing import Any
 from tidemill.core.ranges import OffsetRange
 from tidemill.deadletters.files import METADATA_KEY
 from tidemill.pipeline.delivery.file_letters import FileDeadLetters
-from tidemill.pipeline.reports.history import Row, row_of, table_of
+from tidemill.pipeline.reports.history import Row, make_row, make_table
 from tidemill.pipeline.reports.report import FinishedMessage, Report
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sources.base import TopicPartition
 
-#: Rows are handed to the file when so many wait; so many make a row group.
+#: This many rows are written together, as a row group.
 ROWS = 20_000
 
 _RANGE_PART = re.compile(r"part-(\d+)-(\d+)-(\d+)\.parquet")
 
 
 def range_name(part: OffsetRange) -> str:
-    """Return the name of the file that tells of a range.
+    """Return the name of the file with the outcomes of a range.
 
     Example:
         >>> range_name(OffsetRange(3, 0, 50))
@@ -42,13 +42,13 @@ def range_name(part: OffsetRange) -> str:
 
 
 def finished_ranges(names: Iterable[str]) -> list[OffsetRange]:
-    """Return the ranges that files tell of; other names tell nothing."""
+    """Return the ranges whose outcomes these files have; other names are ignored."""
     found = [_RANGE_PART.fullmatch(name) for name in names]
     return [OffsetRange(int(match[1]), int(match[2]), int(match[3])) for match in found if match]
 
 
 class OutcomeFile:
-    """One file in the making; its methods block.
+    """One file that is being written; its methods block.
 
     Args:
         folder: Where it will be.
@@ -67,7 +67,7 @@ class OutcomeFile:
         """Append a row group."""
         import pyarrow.parquet as pq
 
-        table = table_of(rows, self._identity)
+        table = make_table(rows, self._identity)
         if self._writer is None:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._writer = pq.ParquetWriter(self._path, table.schema, compression="zstd")
@@ -147,13 +147,13 @@ class Outcomes:
         self.on_finished: Callable[[], None] = _nothing
         #: Called with the first error of the disk.
         self.on_error: Callable[[Exception], None] = _ignored
-        #: Whether the files that tell of what was done are there, under their names.
+        #: Whether the files for what was done are there, under their names.
         self.published = False
         #: Whether everything was done, so that what is published is all; set before `close`.
         self.complete = False
         #: The next offset of each partition that is done; what is above it is not published.
         self.committed: Mapping[TopicPartition, int] = {}
-        #: Whether ranges that are done in part are told of as well.
+        #: Whether outcomes of ranges that are done in part are published as well.
         self.in_part = True
         #: What the disk refused.
         self.error: Exception | None = None
@@ -175,7 +175,7 @@ class Outcomes:
         """Take a message that left the pipeline."""
         message = finished.message
         part = self._whole or self._parts[message.topic, message.partition]
-        part.rows.append(row_of(finished))
+        part.rows.append(make_row(finished))
         if len(part.rows) >= part.limit and self._writing is None:
             self._writing = self._tasks.run("the outcomes", self._write(part, message))
         if self._history is not None:
@@ -186,7 +186,7 @@ class Outcomes:
     async def close(self) -> None:
         """Publish what is done, discard the rest."""
         if self._writing is not None:
-            # Shielded: a stop that waits no longer does not end what is being written.
+            # Shielded: a stop that gives up waiting does not cancel what is being written.
             await asyncio.shield(self._writing)
         try:
             if self.error is None and (self.letters is None or self.letters.error is None):

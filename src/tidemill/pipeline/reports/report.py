@@ -1,4 +1,4 @@
-"""What an engine tells of its messages: a report hears of each one that left the pipeline."""
+"""The interface of reports: what they are given of each message that left the pipeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine says of itself: whole snapshots, and the beats that tell only what changed since the one before.
+"""The state of an engine: whole snapshots, and beats with only what changed since the one before.
 
 Invariant: a beat costs by what moved since the last one, not by how many partitions the engine owns; only the lag,
 which the source looks at about once a second, is compared as a whole then.
@@ -40,15 +40,15 @@ class Snapshots:
     def __init__(
         self, source: Source, commits: Commits, partitions: PartitionNames, count: Callable[[], EngineProgress]
     ) -> None:
-        """Start with nothing told."""
+        """Start with nothing sent."""
         self._source = source
         self._commits = commits
         self._partitions = partitions
         self._count = count
         self._lag: tuple[Mapping[TopicPartition, int], dict[str, int]] = ({}, {})
-        self._told_lag: dict[str, int] = {}
-        self._told_paused: list[str] = []
-        self._told_names: list[str] = []
+        self._sent_lag: dict[str, int] = {}
+        self._sent_paused: list[str] = []
+        self._sent_names: list[str] = []
 
     def whole(self) -> EngineProgress:
         """Return a snapshot with all partitions."""
@@ -63,23 +63,23 @@ class Snapshots:
         """Return the next beat; it has to be sent, since the next one builds on it.
 
         Args:
-            whole: Tell of all partitions: what was told before is lost.
+            whole: Include all partitions: what was sent before is lost.
         """
         lag, paused, names = self._named_lag(), self._partitions.paused, self._partitions.names
         if whole:
             beat = whole_beat(self.whole())
             self._commits.take_moved()
         else:
-            changed, unknown = _differences(self._told_lag, lag)
+            changed, unknown = _differences(self._sent_lag, lag)
             changes = PartitionChanges(
                 committed=self._commits.take_moved(),
                 lag=changed,
                 lag_unknown=unknown,
-                paused=None if paused == self._told_paused else paused,
-                partitions=None if names is self._told_names else names,
+                paused=None if paused == self._sent_paused else paused,
+                partitions=None if names is self._sent_names else names,
             )
             beat = Beat(self._count(), changes)
-        self._told_lag, self._told_paused, self._told_names = lag, paused, names
+        self._sent_lag, self._sent_paused, self._sent_names = lag, paused, names
         return beat
 
     def _named_lag(self) -> dict[str, int]:

@@ -73,7 +73,7 @@ class Executor:
     def __init__(self, settings: ExecutorSettings, engine_id: str, environ: Mapping[str, str] = os.environ) -> None:
         """Filter the environment; open nothing yet."""
         self._environment = TaskEnvironment(environ, settings.env_inherit_deny, settings.env, engine_id)
-        #: How many tasks are run at a time; whoever starts them keeps to it.
+        #: How many tasks may run at a time; the caller sees to that.
         self.capacity = settings.max_executors
         self._pipes = Pipes(settings.max_stdout_bytes, settings.max_stderr_bytes)
         self._grace_seconds = settings.term_grace_seconds
@@ -81,7 +81,7 @@ class Executor:
         self._polled: set[Run] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
-        self._ended = asyncio.Event()  # one of the runs was finished; whoever waits again replaces it
+        self._ended = asyncio.Event()  # one of the runs was finished; replaced by what waits again
 
     def open(self) -> None:
         """Join the running loop."""
@@ -93,13 +93,13 @@ class Executor:
 
     @property
     def running(self) -> int:
-        """How many runs were started and have not been told of."""
+        """How many runs were started and have not been reported."""
         return len(self._runs)
 
     def start(
         self, argv: Sequence[str], stdin: bytes, env: Mapping[str, str], timeout_seconds: float, done: Done
     ) -> Run:
-        """Start a process; everything about how it goes is told to `done`, later.
+        """Start a process; how it ended is reported to `done`, later.
 
         Args:
             argv: The program (a path, or a name to find along PATH) and its arguments.
@@ -139,14 +139,14 @@ class Executor:
         return run
 
     def limit(self, run: Run, timeout_seconds: float, now: float) -> None:
-        """Let a run have so many seconds from now on, whatever was said before; infinity: as long as it likes."""
+        """Give a run this many seconds from now on, whatever its limit was before; infinity: no limit."""
         run.timeout_seconds = timeout_seconds
         run.deadline = now + timeout_seconds
         if run.deadline < self._timer_at:
             self._arm(run.deadline, now)
 
     def stalled(self) -> str | None:
-        """Return None: what it waits for is the tasks' own business."""
+        """Return None: nothing holds up all of the tasks."""
         return None
 
     def _refuse(self, run: Run, argv: Sequence[str], error: Exception) -> None:
@@ -182,7 +182,7 @@ class Executor:
         await self.kill(list(self._runs), grace_seconds)
 
     def close(self) -> None:
-        """Leave the loop; what still runs gets SIGKILL and is not told of."""
+        """Leave the loop; what still runs gets SIGKILL and is not reported."""
         for run in list(self._runs):
             run.done = None
             self.send_signal(run, signal.SIGKILL)
@@ -279,7 +279,7 @@ class Executor:
             return
         try:
             done(outcome_of(run))
-        except Exception as error:  # the caller's: it must not keep other runs from being told of
+        except Exception as error:  # the caller's: it must not keep other runs from being reported
             self._loop.call_exception_handler(
                 {"message": f"the callback of process {run.pid} raised", "exception": error}
             )
@@ -346,5 +346,5 @@ class Executor:
             self._break(run, error)
 
     def send_signal(self, run: Run, number: signal.Signals) -> None:
-        """Send a signal to a run's group; its end is told as any other."""
+        """Send a signal to a run's group; its end is reported like any other."""
         signal_group(run, number)

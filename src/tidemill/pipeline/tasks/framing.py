@@ -3,11 +3,11 @@
 json: one line each way, `{"id": 7, "args": ["-n"], "stdin": "text"}` and `{"id": 7, "stdout": "text"}`. The answer's
 `stdout` may be any JSON, which is then the output as it stands; `stderr` (text) and `exit_code` may be added.
 
-length: frames, each way a number of four bytes (unsigned, big endian) and so many bytes: a line of JSON as above, but
+length: frames, each way a number of four bytes (unsigned, big endian) and that many bytes: a line of JSON as above, but
 without `stdin` and `stdout`, and after its line feed the raw bytes of the one or the other.
 
-Invariants: no I/O; what is no answer is found out where it is read. Whether it answers what was asked, its number says:
-a stray line would else shift every later answer to another message.
+Invariants: no I/O; what is not an answer is found out where it is read. Each answer
+carries the number of its request: otherwise a stray line would shift every later answer to another message.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import Protocol
 import msgspec
 
 _LENGTH = struct.Struct(">I")
-#: Beyond the output itself, an answer may have so many bytes of JSON around it.
+#: Beyond the output itself, an answer may have this many bytes of JSON around it.
 SLACK_BYTES = 65_536
-#: A byte of output takes at most so many in JSON (as \\u0000).
+#: A byte of output takes at most this many in JSON (as \\u0000).
 _ESCAPE = 6
 _QUOTE = ord('"')
 
 
 class FramingError(Exception):
-    """What a program wrote is no answer; says why."""
+    """What a program wrote is not an answer; the text says why."""
 
 
 class TooMuchError(Exception):
@@ -81,7 +81,7 @@ class FrameReader(Protocol):
         """Take a chunk; return the answers that it completes.
 
         Raises:
-            FramingError: It is no answer.
+            FramingError: It is not an answer.
             TooMuchError: One is larger than allowed.
         """
 
@@ -94,7 +94,7 @@ class JsonLines:
     """One JSON document a line."""
 
     def __init__(self, max_stdout_bytes: int) -> None:
-        """Know how large an output may be."""
+        """Keep how large an output may be."""
         self._max_bytes = max_stdout_bytes
         self._encode = msgspec.json.Encoder().encode
 
@@ -102,7 +102,7 @@ class JsonLines:
         """Return the bytes of a request.
 
         Raises:
-            ValueError: The input is not UTF-8, or an argument is no text.
+            ValueError: The input is not UTF-8, or an argument is not text.
         """
         try:
             text = stdin.decode()
@@ -119,7 +119,7 @@ class LengthFrames:
     """A length before each frame; in it a line of JSON, and raw bytes."""
 
     def __init__(self, max_stdout_bytes: int) -> None:
-        """Know how large an output may be."""
+        """Keep how large an output may be."""
         self._max_bytes = max_stdout_bytes
         self._encode = msgspec.json.Encoder().encode
 
@@ -127,7 +127,7 @@ class LengthFrames:
         """Return the bytes of a request.
 
         Raises:
-            ValueError: An argument is no text, or all of it is too long for the number before it.
+            ValueError: An argument is not text, or all of it is too long for the number before it.
         """
         header = self._encode(_RequestHeader(number, _texts(args)))
         size = len(header) + 1 + len(stdin)
@@ -194,7 +194,7 @@ class _LineReader:
             found = self._decode(line)
             stdout = _output(found.stdout)
         except (msgspec.MsgspecError, UnicodeError) as error:
-            raise FramingError(f"it wrote {_shown(line)}, which is no answer: {error}") from None
+            raise FramingError(f"it wrote {_shown(line)}, which is not an answer: {error}") from None
         if len(stdout) > self._max_bytes:
             raise TooMuchError
         return ResidentAnswer(found.id, stdout, found.stderr, found.exit_code)
@@ -242,7 +242,7 @@ class _FrameReader:
         try:
             found = self._decode(header)
         except msgspec.MsgspecError as error:
-            raise FramingError(f"its frame begins {_shown(header)}, which is no answer: {error}") from None
+            raise FramingError(f"its frame begins {_shown(header)}, which is not an answer: {error}") from None
         if not feed:
             raise FramingError(f"its frame {_shown(header)} has no line feed after the JSON")
         if len(stdout) > self._max_bytes:

@@ -74,7 +74,7 @@ class Pipes:
         return [(fd, run) for fd, _ in self._epoll.poll(0, _EVENTS) if (run := watched.get(fd)) is not None]
 
     def begin_feeding(self, run: Run, stdin: bytes) -> None:
-        """Write the beginning of a process's input, or all of it, into a new pipe."""
+        """Write as much of a process's input as fits into a new pipe."""
         if len(stdin) > _SURE_BYTES:
             os.set_blocking(run.stdin_fd, False)
         run.stdin = stdin
@@ -130,7 +130,7 @@ class Pipes:
         self.close_outputs(run)
 
     def close_outputs(self, run: Run) -> None:
-        """Read no more of what a process writes."""
+        """Stop reading what a process writes."""
         self._close_output(run.stdout)
         self._close_output(run.stderr)
 

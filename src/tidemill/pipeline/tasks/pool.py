@@ -80,13 +80,13 @@ class TaskRun:
     )
 
     def __init__(self, task: ExecutorTask, owner: TaskOwner, age: float) -> None:
-        """Start with no try."""
+        """Start without a try."""
         self.task = task
         self.owner = owner
         self.age = age
         self.key: object = task.task_id
         self.attempts = 0
-        #: How many tasks it replaces, one after the other.
+        #: How many tasks it replaces, each of which replaced the one before.
         self.generation = 0
         self.result: ExecutorResult | None = None
         self.error: ExecutorError | None = None
@@ -220,7 +220,7 @@ class TaskPool:
             self._dispatch()
 
     def _cannot_spawn(self, run: TaskRun, outcome: ProcessOutcome) -> None:
-        """The machine is short of something: that is not the task's fault, so it keeps its place."""
+        """Queue the task again in its place: the machine is short of something, which is not the task's fault."""
         limited(log, 10.0).error("processes cannot be started; waiting", error=outcome.exception)
         run.attempts -= 1
         self.submit(run)

@@ -31,7 +31,7 @@ _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.ENOEXEC, errno.EISDIR, er
 
 
 class ProcessOutcome(msgspec.Struct, gc=False):
-    """How a run ended; the module's first lines say what to conclude from it.
+    """How a run ended; the module's docstring says what to conclude from it.
 
     Attributes:
         exit_code: What the process returned, negative for a signal; -1 at a time-out; None if nothing ran.
@@ -80,7 +80,7 @@ class TaskExecutor(Protocol):
         """Leave the loop."""
 
     def stalled(self) -> str | None:
-        """Say why tasks wait for the programs themselves; None while they do not."""
+        """Return why tasks wait for the programs themselves; None while they do not."""
 
 
 class Output:
@@ -89,7 +89,7 @@ class Output:
     __slots__ = ("chunks", "fd", "size")
 
     def __init__(self) -> None:
-        """Begin without a pipe."""
+        """Start without a pipe."""
         self.fd = -1
         self.chunks: list[bytes] = []
         self.size = 0
@@ -120,7 +120,7 @@ class Run:
     )
 
     def __init__(self, done: Done, started_at: float) -> None:
-        """Begin without a process."""
+        """Start without a process."""
         self.done: Done | None = done
         self.started_at = started_at
         self.duration = 0.0
@@ -170,7 +170,7 @@ def signal_group(run: Run, number: signal.Signals) -> None:
 
 
 def outcome_of(run: Run) -> ProcessOutcome:
-    """Say how a run ended that is over."""
+    """Return how a run ended that is over."""
     kind, exception = run.failure or (None, None)
     exit_code, stderr = run.exit_code, run.stderr.value()
     if run.failure is None and exit_code != 0:
@@ -190,7 +190,7 @@ def plain_number(seconds: float) -> str:
 
 
 def why_not_started(error: Exception) -> tuple[ErrorKind | None, str]:
-    """Say what an exception before or in posix_spawn means for the task."""
+    """Return what an exception before or in posix_spawn means for the task."""
     text = str(error) or type(error).__name__
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return ErrorKind.MISSING, text
@@ -202,7 +202,7 @@ def why_not_started(error: Exception) -> tuple[ErrorKind | None, str]:
 
 
 def check_limit(seconds: float) -> None:
-    """Refuse a time limit that is none.
+    """Refuse a time limit that is not above 0.
 
     Raises:
         ValueError: It is zero, negative or not a number.

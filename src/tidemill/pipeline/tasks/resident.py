@@ -87,7 +87,7 @@ class ResidentExecutor:
 
     @property
     def running(self) -> int:
-        """How many tasks were started and have not been told of."""
+        """How many tasks were started and have not been reported."""
         return len(self._jobs)
 
     @property
@@ -122,14 +122,14 @@ class ResidentExecutor:
             raise ValueError("a resident program has its environment from executor.env, not from its tasks")
 
     def stalled(self) -> str | None:
-        """Say that copies end before they answer anything."""
+        """Return that copies end before they answer anything, if so."""
         count = self._residents.failed_starts
         if not count:
             return None
         return f"{self._program} ended before its first answer, {count} times in a row ({self._last_words})"
 
     async def kill(self, runs: Iterable[object], grace_seconds: float) -> None:
-        """End these tasks and the copies that have them: SIGTERM, the grace, SIGKILL; nothing is told."""
+        """End these tasks and the copies that have them: SIGTERM, the grace, SIGKILL; nothing is reported."""
         handles = list(runs)
         jobs = [run for run in handles if isinstance(run, Job) and run in self._jobs]
         for job in jobs:
@@ -140,7 +140,7 @@ class ResidentExecutor:
         copies = {job.copy for job in jobs if job.copy is not None}
         processes += [run for copy in copies for run in self._given_up(copy)]
         await self._executor.kill(processes, grace_seconds)
-        # What else they had is nobody's fault, and is done again now that they are gone.
+        # Their other tasks are not to blame, and are run again now that the processes are gone.
         for job in [job for copy in copies for job in copy.jobs if job in self._jobs]:
             job.copy = None
             self._apply(self._residents.submit(job, time.monotonic()))
@@ -169,7 +169,7 @@ class ResidentExecutor:
         return [copy.run] if copy.run is not None else []
 
     def close(self) -> None:
-        """Leave the loop; what still runs gets SIGKILL and is not told of."""
+        """Leave the loop; what still runs gets SIGKILL and is not reported."""
         self._closing = True
         if self._timer is not None:
             self._timer.cancel()
@@ -235,7 +235,7 @@ class ResidentExecutor:
             self._work(copy, job, time.monotonic())
 
     def _work(self, copy: Copy, job: Job, now: float) -> None:
-        """Let the clock of a task run that is its copy's first."""
+        """Start the clock of the task that a copy works on first."""
         job.started_at = now
         self._executor.limit(copy.run, job.timeout_seconds, now)  # type: ignore[arg-type]  # it has one
 
@@ -248,7 +248,7 @@ class ResidentExecutor:
     # -- what copies do ---------------------------------------------------------------------------------------
 
     def _read(self, copy: Copy) -> bool:
-        """Take one chunk of what a copy says; return whether more may be there now."""
+        """Read one chunk of a copy's answers; return whether more may be there now."""
         try:
             chunk = os.read(copy.stdout_fd, _CHUNK_BYTES)
         except BlockingIOError:
@@ -271,7 +271,7 @@ class ResidentExecutor:
 
     def _take(self, copy: Copy, chunk: bytes) -> None:
         answers = copy.reader.feed(chunk)
-        # All are looked at before any is believed: a stray line makes those beside it doubtful.
+        # All are checked before any is accepted: a stray line makes those beside it doubtful.
         for answer, job in itertools.zip_longest(answers, itertools.islice(copy.jobs, len(answers))):
             if job is None:
                 raise FramingError(f"it wrote without having a task: {chunk[:200]!r}")
@@ -315,7 +315,7 @@ class ResidentExecutor:
         assert copy.run is not None
         self._executor.send_signal(copy.run, signal.SIGKILL)
         if not copy.jobs and self._copies.pop(copy.number, None) is not None:
-            # Told now and not when it is gone, so that it gets no task meanwhile.
+            # Reported now and not when it is gone, so that it gets no task meanwhile.
             self._apply(self._residents.ended(copy.number, Ending.DIED, time.monotonic()))
 
     def _ended(self, copy: Copy, outcome: ProcessOutcome) -> None:
@@ -360,12 +360,12 @@ class ResidentExecutor:
             return
         try:
             done(outcome)
-        except Exception as error:  # the caller's: it must not keep other tasks from being told of
+        except Exception as error:  # the caller's: it must not keep other tasks from being reported
             self._loop.call_exception_handler({"message": "the callback of a resident task raised", "exception": error})
 
 
 def _without_answer(outcome: ProcessOutcome, copy: Copy, stderr: bytes) -> ProcessOutcome:
-    """Say what the end of its copy means for the task."""
+    """Return what the end of its copy means for a task."""
     if copy.failure is not None:
         kind, text = copy.failure
     else:

@@ -23,7 +23,7 @@ class Job:
     __slots__ = ("copy", "done", "number", "request", "started_at", "timeout_seconds")
 
     def __init__(self, number: int, timeout_seconds: float, done: Done) -> None:
-        """Begin without a copy."""
+        """Start without a copy."""
         self.number = number
         self.timeout_seconds = timeout_seconds
         self.done: Done | None = done
@@ -33,19 +33,19 @@ class Job:
 
 
 class Tail:
-    """The end of what a copy wrote to its standard error since it was last asked for."""
+    """The end of what a copy wrote to its standard error since it was last taken."""
 
     __slots__ = ("_chunks", "_left_out", "_max_bytes", "_size")
 
     def __init__(self, max_bytes: int) -> None:
-        """Keep at most so many bytes."""
+        """Keep at most this many bytes."""
         self._max_bytes = max_bytes
         self._chunks: deque[bytes] = deque()
         self._size = 0
         self._left_out = 0
 
     def add(self, chunk: bytes) -> None:
-        """Keep a chunk, and let go of the oldest bytes beyond the limit."""
+        """Keep a chunk, and drop the oldest bytes beyond the limit."""
         self._chunks.append(chunk)
         self._size += len(chunk)
         while self._size > self._max_bytes:
@@ -57,7 +57,7 @@ class Tail:
             self._left_out += dropped
 
     def take(self) -> bytes:
-        """Return it, with a word on what is missing before it, and begin anew."""
+        """Return what is kept, with a note on what is missing before it, and start over."""
         if not self._chunks:
             return b""
         note = b"[%d bytes before this are left out]\n" % self._left_out if self._left_out else b""
@@ -95,20 +95,20 @@ class Copy:
         loop: asyncio.AbstractEventLoop,
         broken: Callable[[Copy], None],
     ) -> None:
-        """Begin without a process; `broken` is called when it will never read what waits for it."""
+        """Start without a process; `broken` is called when it will never read what waits for it."""
         self.broken = broken
         self.number = number
         self.reader = reader
         self.stderr = stderr
         self.loop = loop
         self.run: Run | None = None
-        #: What it has, the one that it works on first.
+        #: Its tasks, the one that it works on first.
         self.jobs: deque[Job] = deque()
         self.stdin_fd = self.stdout_fd = self.stderr_fd = -1
         self.unsent: deque[memoryview] = deque()
         #: It answered at least once.
         self.answered = False
-        #: It was retired; what it still says is not read.
+        #: It was retired; what it still writes is not read.
         self.leaving = False
         #: Why it is being killed.
         self.failure: tuple[ErrorKind, str] | None = None
@@ -170,7 +170,7 @@ class Copy:
         self.loop.remove_writer(self.stdin_fd)
 
     def read_stderr(self) -> None:
-        """Take what is there now."""
+        """Read what is there now."""
         while self.stderr_fd >= 0:
             try:
                 chunk = os.read(self.stderr_fd, _CHUNK_BYTES)
@@ -184,7 +184,7 @@ class Copy:
                 return
 
     def close_input(self) -> None:
-        """Tell it that nothing more comes."""
+        """Close its input: nothing more comes."""
         if self.stdin_fd >= 0:
             if self.unsent:
                 self.loop.remove_writer(self.stdin_fd)
@@ -193,7 +193,7 @@ class Copy:
             self.stdin_fd = -1
 
     def close_output(self) -> None:
-        """Read no answers any more."""
+        """Stop reading answers."""
         self.stdout_fd = self._closed(self.stdout_fd)
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""What two lists may not share while both are run: the name of a trigger, and an upstream that only one may read.
+"""What two running lists may not share: the name of a trigger, and an upstream that only one list may read.
 
-Invariants: a list is admitted in the transaction that registers its triggers, one list after another, so that two that
-start at the same time cannot both be; the triggers of a list without a live session belong to the next list that names
-them; a list is refused only because of a session that was seen to live.
+Invariants: a list is admitted in the transaction that registers its triggers, one list after another, so that only one
+of two that start at the same time is; the triggers of a list without a live session belong to the next list that names
+them; a list is refused only because of a session that was seen to be alive.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from tidemill.store.database import Database
 from tidemill.store.queries.sessions import (
     claim_upstreams,
     end_session,
-    foreign_names,
-    live_sessions,
+    find_foreign_names,
+    list_live_sessions,
     lock_lists,
     release_upstreams,
 )
-from tidemill.store.queries.triggers import cancel_unlisted, register_triggers, release_names, storable
+from tidemill.store.queries.triggers import cancel_unlisted, make_storable, register_triggers, release_names
 from tidemill.store.records import SessionRecord, TriggerSpec
 from tidemill.store.write_retry import write_patiently
 from tidemill.triggers.base import BaseEventTrigger
@@ -43,18 +43,18 @@ T = TypeVar("T")
 
 #: A message names this many triggers.
 _NAMED = 5
-#: Longer claims are cut, and told apart by a digest: they are keys of an index.
+#: Longer claims are cut and completed with a digest: they are keys of an index.
 _CLAIM_LENGTH = 300
-#: Triggers that are looked at before the loop gets its turn.
+#: Triggers that are checked before the loop gets its turn.
 _BURST = 256
 
 
 class _ConflictError(Exception):
-    """Another list has what this one wants; nothing is written.
+    """Another list has what this one needs; nothing is written.
 
     Attributes:
-        wanted: What it has, by its name.
-        sessions: Those of all lists that have not ended.
+        wanted: What each other list has, by its name.
+        sessions: All sessions that have not ended.
     """
 
     def __init__(self, wanted: dict[str, list[str]], sessions: list[SessionRecord]) -> None:
@@ -64,7 +64,7 @@ class _ConflictError(Exception):
 
 
 class Admission:
-    """Lets a list in among the others that are run.
+    """Admits a list beside the others that are running.
 
     Args:
         database: The store.
@@ -72,22 +72,22 @@ class Admission:
     """
 
     def __init__(self, database: Database, ownership: Ownership) -> None:
-        """Let nobody in yet."""
+        """Admit nothing yet."""
         self._database = database
         self._ownership = ownership
 
     async def write(self, specs: Collection[TriggerSpec], work: Callable[[Connection], T]) -> T:
-        """Return what the work returned, in the transaction that let the list in; waits for the store.
+        """Admit the list and return what the work returned, in one transaction; waits for the store.
 
         Args:
             specs: The triggers of the list that are new or changed.
-            work: What is to be written; may be done twice.
+            work: Writes; may be called twice.
 
         Raises:
             ConfigError: A live list has one of these names, or reads an upstream that only one may read.
             SessionEndedError: Another process has taken this list over.
         """
-        names, claims = [spec.name for spec in specs], await upstream_claims(specs)
+        names, claims = [spec.name for spec in specs], await find_upstream_claims(specs)
         pace = self._ownership.pace
         watch = SessionWatch(pace.lease_seconds, pace.look_seconds)
 
@@ -103,11 +103,11 @@ class Admission:
             except _ConflictError as error:
                 conflict = error
             watch.look({session.id: session.beat for session in conflict.sessions}, began)
-            if not await self._resolved(conflict, watch):
+            if not await self._resolve_conflict(conflict, watch):
                 await asyncio.sleep(pace.look_seconds)
 
     async def reserve(self, new: Sequence[TriggerSpec], replaced: Sequence[TriggerSpec]) -> None:
-        """Have the names and upstreams of a changed list before anything of the old one ends, or be refused.
+        """Reserve the names and upstreams of a changed list before anything of the old one ends.
 
         Raises:
             ConfigError: As `write`.
@@ -119,7 +119,7 @@ class Admission:
         await self.write([*new, *replaced], lambda c: register_triggers(c, new, list_name, now_us))
 
     async def forget_unlisted(self, specs: Collection[TriggerSpec]) -> None:
-        """Cancel what the list has lost while no host ran it, and let other lists have the names; waits for the store.
+        """Cancel what was removed from the list while no host ran it, and free the names; waits for the store.
 
         Args:
             specs: The whole list.
@@ -137,19 +137,19 @@ class Admission:
         gone = await write_patiently(self._database, cancel)
         if gone:
             log.info("triggers were removed from the list while no host ran it; they are cancelled", removed=gone)
-        # By itself: both lock triggers, each in the order of their ids.
+        # In a transaction of its own: both lock triggers, each in the order of their ids.
         await write_patiently(self._database, release)
 
     async def release(self, old: Collection[TriggerSpec], new: Collection[TriggerSpec]) -> None:
-        """Let other lists read what this one reads no more; waits for the store.
+        """Release upstreams that the list no longer reads; waits for the store.
 
         Args:
-            old: Triggers that have ended here.
+            old: The triggers that have ended here.
             new: The whole list.
         """
-        if not (claims := await upstream_claims(old)):
+        if not (claims := await find_upstream_claims(old)):
             return
-        released = set(claims) - set(await upstream_claims(new))
+        released = set(claims) - set(await find_upstream_claims(new))
 
         def release(connection: Connection) -> None:
             self._ownership.guard(connection)
@@ -161,24 +161,26 @@ class Admission:
         ownership = self._ownership
         lock_lists(connection)
         wanted: dict[str, list[str]] = {}
-        for name, other in foreign_names(connection, names, ownership.list_name).items():
+        for name, other in find_foreign_names(connection, names, ownership.list_name).items():
             wanted.setdefault(other, []).append(f"the trigger {name!r}")
         for claim, other in claim_upstreams(connection, ownership.session_id, claims):
             wanted.setdefault(other, []).append(f"the stream {claim!r}")
         if not wanted:
             return
-        sessions = live_sessions(connection, KIND)
+        sessions = list_live_sessions(connection, KIND)
         wanted = {other: what for other, what in wanted.items() if any(one.list == other for one in sessions)}
         if wanted:
             raise _ConflictError(wanted, sessions)
 
-    async def _resolved(self, conflict: _ConflictError, watch: SessionWatch) -> bool:
-        """Refuse if another list lives; tell whether to try again at once, because all of them are dead."""
+    async def _resolve_conflict(self, conflict: _ConflictError, watch: SessionWatch) -> bool:
+        """Refuse if another list is alive; return whether to retry at once, because all of them are dead."""
         ownership = self._ownership
         rivals = [session for session in conflict.sessions if session.list in conflict.wanted]
         for session in rivals:
             if watch.life(session.id) is Life.LIVE:
-                raise ConfigError(_refusal(ownership.list_name, session, sorted(conflict.wanted[session.list])))
+                raise ConfigError(
+                    _describe_refusal(ownership.list_name, session, sorted(conflict.wanted[session.list]))
+                )
         dead = [session.id for session in rivals if watch.life(session.id) is Life.DEAD]
         if len(dead) < len(rivals):
             limited(log, 10.0).info(
@@ -196,26 +198,26 @@ class Admission:
         return True
 
 
-async def upstream_claims(specs: Collection[TriggerSpec]) -> list[str]:
-    """Return what upstreams the triggers of a list want for themselves, each once, sorted."""
+async def find_upstream_claims(specs: Collection[TriggerSpec]) -> list[str]:
+    """Return the upstreams that the triggers of a list claim, each once, sorted."""
     found: set[str] = set()
     for count, spec in enumerate(specs):
         if count % _BURST == _BURST - 1:
             await asyncio.sleep(0)
-        if not _claims(spec.classpath):
+        if not _may_claim(spec.classpath):
             continue
         try:
             claim = create_trigger(spec.name, spec.classpath, spec.kwargs).upstream_claim()  # type: ignore[attr-defined]
             if claim is not None:
-                found.add(_storable(str(claim)))
+                found.add(_shorten_claim(str(claim)))
         except (Exception, SystemExit) as error:
-            # It fails when it runs, and says why; a stream that it cannot name it cannot read either.
+            # It fails when it runs, with its reason; it cannot read a stream that it cannot name.
             if not isinstance(error, TriggerError):
-                log.warning("a trigger cannot say what it reads", trigger=spec.name, exc_info=error)
+                log.warning("upstream_claim() of a trigger failed", trigger=spec.name, exc_info=error)
     return sorted(found)
 
 
-def list_digest(specs: Sequence[TriggerSpec]) -> str:
+def digest_list(specs: Sequence[TriggerSpec]) -> str:
     """Return a digest of a list's content, whatever the order of its entries."""
     rows = sorted([spec.name, spec.classpath, spec.kwargs, spec.restart] for spec in specs)
     return hashlib.blake2b(json.dumps(rows).encode(), digest_size=16).hexdigest()
@@ -225,16 +227,16 @@ def _now_us() -> int:
     return time.time_ns() // 1000
 
 
-def _storable(claim: str) -> str:
-    """Return a claim as any database takes it; equal ones stay equal."""
-    text = storable(claim) or ""
+def _shorten_claim(claim: str) -> str:
+    """Return a claim that any database can store; equal ones stay equal."""
+    text = make_storable(claim) or ""
     if len(text) <= _CLAIM_LENGTH:
         return text
     return f"{text[:_CLAIM_LENGTH]} {hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
 
 
-def _claims(classpath: str) -> bool:
-    """Tell whether a class may claim an upstream: most do not, and are not created for the question."""
+def _may_claim(classpath: str) -> bool:
+    """Return whether a class may claim an upstream; most do not, and are not created just to find out."""
     module, _, name = classpath.rpartition(".")
     try:
         cls = getattr(importlib.import_module(module), name, None)
@@ -244,7 +246,7 @@ def _claims(classpath: str) -> bool:
     return own is not None and own is not getattr(BaseEventTrigger, "upstream_claim", None)
 
 
-def _refusal(list_name: str, session: SessionRecord, what: list[str]) -> str:
+def _describe_refusal(list_name: str, session: SessionRecord, what: list[str]) -> str:
     named = ", ".join(what[:_NAMED]) + (f" and {len(what) - _NAMED} more" if len(what) > _NAMED else "")
     return (
         f"the list {list_name} cannot be run beside the list {session.list}, which process {session.pid} on "

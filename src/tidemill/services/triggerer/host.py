@@ -1,13 +1,13 @@
 """Hosts triggers: runs all of a list side by side, stores their events, and shares their streams.
 
 Theory of operation. The triggers of the list are registered in the store and claimed; each runs in a task of its own
-(`trigger_run`). Those with an equal key take part in one shared stream (`shared_stream`). Events go to the group commit
+(`run`). Those with an equal key share one stream (`tidemill.triggers.streams`). Events go to the group commit
 of the store, which confirms them to the streams once they are durable. While the store cannot be reached, the clock of
 all deadlines stands still and no producer is pulled.
 
 Invariants: all triggers of a key are subscribed before that key is polled for the first time; a trigger's failure is
 its own; a finished trigger does not run again unless its restart is `always`; start, reload and stop exclude each
-other. All of it belongs to one event loop.
+other. Everything belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tidemill.core.triggers.group_commit import CommitLimits, Standing
 from tidemill.core.triggers.lifecycle import BACKOFF, CancelReason
 from tidemill.core.triggers.pausable_clock import PausableClock
 from tidemill.services.triggerer.admission import Admission
-from tidemill.services.triggerer.listing import Changes, compare_lists, find_serialized, runs_now
+from tidemill.services.triggerer.listing import Changes, compare_lists, find_serialized, should_run
 from tidemill.services.triggerer.loop_watch import watch_loop
 from tidemill.services.triggerer.run import TriggerRun
 from tidemill.services.triggerer.run_services import RunServices
@@ -44,16 +44,16 @@ log = structlog.get_logger(__name__)
 
 #: A trigger that was forced to fail its stream and has not ended after this many seconds is cancelled.
 FORCED_SECONDS = 30.0
-#: How often that is looked at.
+#: How often that is checked.
 LOOK_SECONDS = 1.0
 #: A write that takes longer counts as an outage.
 STALL_SECONDS = 1.0
-#: At a stop: how long what streams have outstanding may be finished, and events be stored.
+#: At a stop: how long outstanding events of streams may take to finish, and events to be stored.
 DRAIN_SECONDS = 5.0
 STORE_SECONDS = 10.0
 #: And how long triggers may take to end.
 END_SECONDS = 65.0
-#: Triggers that are made or started at one go, before the loop gets its turn.
+#: Triggers that are created or started before the loop gets its turn.
 _BURST = 256
 _NO_SEATS: Mapping[str, Hashable] = {}
 
@@ -64,12 +64,12 @@ class TriggerHost:
     Args:
         database: The store, open for writing.
         settings: `triggerer`.
-        ownership: The session in which the list is run, which this process has acquired.
+        ownership: The session in which the list is run; it has been acquired.
         backoff: The bounds of the pauses before a trigger runs again.
         clock: A monotonic clock, in seconds.
 
     Attributes:
-        tokens: Those of all triggers that were claimed, by their ids.
+        tokens: The tokens of all triggers that were claimed, by their ids.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class TriggerHost:
         backoff: Backoff = BACKOFF,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Run nothing yet."""
+        """Start nothing yet."""
         self._database = database
         self._ownership = ownership
         self._admission = Admission(database, ownership)
@@ -97,9 +97,9 @@ class TriggerHost:
             now=self.now,
             seat_seconds=settings.seat_seconds,
             list_name=ownership.list_name,
-            may_open=ownership.confirmed,
+            may_open=ownership.wait_confirmed,
         )
-        # An outage has to be noticed long before anybody is too late because of it.
+        # An outage has to be noticed long before it makes a subscriber too late.
         stall_seconds = min(STALL_SECONDS, settings.shared_stream_ack_timeout / 4)
         self.events = EventStore(database, self._on_standing, CommitLimits(stall_seconds=stall_seconds))
         self._states = StateWriter(database)
@@ -112,7 +112,7 @@ class TriggerHost:
             self._keep_serialized,
         )
         self._runs: dict[str, TriggerRun] = {}
-        #: Whether the store said that another process owns what ran here.
+        #: Whether the store has reported that another process owns triggers of this host.
         self.disowned = False
         self._known: dict[str, TriggerSpec] = {}
         self._watch = watch_loop(settings.block_threshold_seconds, self._runs)
@@ -128,7 +128,7 @@ class TriggerHost:
 
     @property
     def stopping(self) -> bool:
-        """Whether it stops: then it ends the streams, when all is stored."""
+        """Whether it is stopping: then it ends the streams once everything is stored."""
         return self._stopping is not None
 
     @property
@@ -139,7 +139,7 @@ class TriggerHost:
     # -- life -------------------------------------------------------------------------------------------------
 
     async def start(self, specs: Sequence[TriggerSpec]) -> None:
-        """Run the triggers of a list; returns when they do.
+        """Run the triggers of a list; return when they run.
 
         Raises:
             HostStopsError: The host was stopped before that.
@@ -149,7 +149,7 @@ class TriggerHost:
         await self._turns.take(lambda: self._start(specs), "start of the trigger host")
 
     async def reload(self, specs: Sequence[TriggerSpec]) -> Changes:
-        """Take another list: what is gone ends (reason: user), what is another one is replaced, what is new starts.
+        """Change to another list: what is gone ends (reason: user), what differs is replaced, what is new starts.
 
         Raises:
             HostStopsError: The host was stopped before that was done.
@@ -161,8 +161,8 @@ class TriggerHost:
     async def stop(self, reason: CancelReason = CancelReason.SHUTDOWN) -> int:
         """End all triggers, store what they fired, and advance what is resolved; the database stays open.
 
-        A start or reload that is under way is interrupted. A second call waits for the first one, and a call that is
-        cancelled leaves the stop to go on.
+        A start or reload in progress is interrupted. A second call waits for the first one; cancelling a call does not
+        end the stop.
 
         Returns:
             How many events may not be stored, because the store does not work.
@@ -193,7 +193,7 @@ class TriggerHost:
             await self._idle.wait()
 
     def report(self) -> list[StreamReport]:
-        """Say what the shared streams are doing, in the time of `now`."""
+        """Return what the shared streams are doing, in the time of `now`."""
         return self.manager.report()
 
     # -- inside -----------------------------------------------------------------------------------------------
@@ -242,17 +242,17 @@ class TriggerHost:
     async def _stop(self, reason: CancelReason) -> int:
         self.manager.hold()
         await self._turns.close()
-        if reason is not CancelReason.HAND_OVER:  # nothing more of it would be stored
-            await self._drained()
+        if reason is not CancelReason.HAND_OVER:  # nothing more would be stored
+            await self._wait_drained()
         for run in self._runs.values():
             run.cancel(reason)
-        await self._ended()
+        await self._wait_ended()
         if self._looking is not None:
             self._looking.cancel()
         until = time.monotonic() + STORE_SECONDS
         unconfirmed = await self.events.close(STORE_SECONDS)
         if unconfirmed:
-            log.warning("events may not be stored; their brokers give them again", events=unconfirmed)
+            log.warning("events may not be stored; their brokers redeliver them", events=unconfirmed)
         # What is stored by now is advanced, and nothing else.
         await self.manager.stop_all()
         try:
@@ -260,7 +260,7 @@ class TriggerHost:
                 await self._states.settled()
         except TimeoutError:
             log.warning(
-                "the store does not take the last reports about triggers; they are taken up as running",
+                "the store does not accept the last states of triggers; the next host finds them running",
                 reports=await self._states.close(),
             )
         self._watch.close()
@@ -270,7 +270,7 @@ class TriggerHost:
         """Register, claim and run triggers.
 
         Args:
-            specs: Which; those that run already go on.
+            specs: The triggers; those that run already are left alone.
             seats: The streams in which those that they replace kept their seats.
         """
         if not specs:
@@ -279,7 +279,7 @@ class TriggerHost:
 
         def take(connection: Connection) -> tuple[list[TriggerRecord], dict[int, int]]:
             records = register_triggers(connection, specs, list_name, now_us)
-            wanted = [record.id for record in records if record.spec.name not in self._runs and runs_now(record)]
+            wanted = [record.id for record in records if record.spec.name not in self._runs and should_run(record)]
             return records, claim_triggers(connection, wanted, self._ownership.session_id, now_us)
 
         records, tokens = await self._admission.write(specs, take)
@@ -315,7 +315,7 @@ class TriggerHost:
         log.info("triggers started", started=len(runs), ended_before=len(records) - len(runs))
 
     async def _run_all(self, runs: Sequence[TriggerRun]) -> None:
-        """Start what is routed: all of it, also when this is interrupted, so that each comes to its end."""
+        """Start all runs, even if this is interrupted, so that each of them ends properly."""
         started = 0
         try:
             while started < len(runs):
@@ -361,41 +361,41 @@ class TriggerHost:
             self._clock.hold(now)
         else:
             self._clock.release(now)
-        # One that stops does not pull producers again, whatever becomes of its store.
+        # A host that is stopping does not pull producers again, even if the store is back.
         if standing is Standing.OPEN and self._stopping is None:
             self.manager.release()
         else:
             self.manager.hold()
 
-    async def _drained(self) -> None:
-        """Give what is fanned out already a moment to be dealt with and stored."""
+    async def _wait_drained(self) -> None:
+        """Wait a moment for events that are fanned out to be dealt with and stored."""
         deadline = time.monotonic() + DRAIN_SECONDS
         while time.monotonic() < deadline and self.events.standing is Standing.OPEN:
             if not self.events.pending and not any(report.outstanding for report in self.manager.report()):
                 return
             await asyncio.sleep(0.02)
 
-    async def _ended(self) -> None:
-        """Wait for the triggers, as long as they may take."""
+    async def _wait_ended(self) -> None:
+        """Wait for the triggers to end."""
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=END_SECONDS)
         for name in self._runs:
             log.error("a trigger does not end; it is left behind", trigger=name)
 
     async def _look(self) -> None:
-        """Cancel who was forced to fail and does not end, and ask again who was asked and does not either."""
+        """Cancel triggers that were forced to fail and do not end, and repeat cancellations that were ignored."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             try:
                 self._look_once()
             except Exception:
-                log.exception("a look at the triggers failed; this is a fault of tidemill")
+                log.exception("the check of the triggers failed; this is a fault of tidemill")
 
     def _look_once(self) -> None:
         for run in list(self._runs.values()):
             run.cancel_again(self._monotonic())
         now = self.now()
-        for name, failed_at in self.manager.forced().items():
+        for name, failed_at in self.manager.list_forced().items():
             forced = self._runs.get(name)
             if forced is not None and forced.reason is None and now - failed_at >= FORCED_SECONDS:
                 log.error("a trigger failed its shared stream and does not end; it is cancelled", trigger=name)

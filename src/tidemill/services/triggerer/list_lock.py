@@ -1,6 +1,6 @@
-"""The lock of a list on one machine: who holds it knows that no earlier process of this machine runs the list any more.
+"""The lock of a list on one machine: its holder knows that no earlier process of this machine still runs the list.
 
-It speeds up a takeover and decides nothing else: who runs a list is settled in the store.
+It only speeds up a takeover: the store decides which process runs a list.
 
 Invariants: the kernel releases it, however its process ends; its identity differs wherever another file was locked
 (another boot, another machine, a container or a user with another folder), so equal identities mean that the earlier
@@ -19,8 +19,8 @@ from tidemill.runtime.lock import HeldError, lock_file, private_directory, refus
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-def boot_id() -> str:
-    """Return what changes with every boot of this machine; empty where the kernel does not tell."""
+def read_boot_id() -> str:
+    """Return the id of the current boot of this machine; empty where the kernel has none."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -28,11 +28,11 @@ def boot_id() -> str:
 
 
 class ListLock:
-    """The right to be this machine's first process of a list.
+    """The lock of one list on this machine.
 
     Args:
         list_name: The list.
-        directory: Where the lock's file lives; by default a folder that only this user can write to.
+        directory: The folder of the lock file; by default one that only this user can write to.
 
     Attributes:
         identity: Names the file that is locked, among all machines and boots; empty: it is not held.
@@ -40,7 +40,7 @@ class ListLock:
     """
 
     def __init__(self, list_name: str, directory: Path | None = None) -> None:
-        """Name the lock; nothing is locked yet."""
+        """Set the path of the lock; nothing is locked yet."""
         digest = hashlib.blake2b(list_name.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
         self._path = (directory or private_directory()) / f"triggers.{digest}.lock"
         self._fd: int | None = None
@@ -53,7 +53,7 @@ class ListLock:
         return self._fd is not None
 
     def acquire(self) -> bool:
-        """Take the lock, and tell whether it is held now.
+        """Take the lock, and return whether it is held now.
 
         Raises:
             ConfigError: The folder for locks cannot be used.
@@ -77,13 +77,13 @@ class ListLock:
         return True
 
     def release(self) -> None:
-        """Give it back; without effect if it is not held."""
+        """Release the lock; does nothing if it is not held."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
             self.identity = ""
 
     def _identify(self, fd: int) -> str:
-        boot = boot_id()
+        boot = read_boot_id()
         found = os.fstat(fd)
         return f"{boot}:{found.st_dev}:{found.st_ino}:{self._path}" if boot else ""

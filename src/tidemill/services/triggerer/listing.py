@@ -1,4 +1,4 @@
-"""What the entries of a list mean to a host: which triggers it runs, from where on, and what a changed list changes."""
+"""What the entries of a list mean to a host: which triggers it runs, and what a reload changes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tidemill.store.records import TriggerRecord, TriggerSpec, TriggerState
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What a reload did: the names that it touched."""
+    """What a reload did, as names of triggers."""
 
     started: list[str]
     removed: list[str]
@@ -30,7 +30,7 @@ def _is_another(old: TriggerSpec, new: TriggerSpec) -> bool:
     return (old.classpath, old.kwargs) != (new.classpath, new.kwargs)
 
 
-def runs_now(record: TriggerRecord) -> bool:
+def should_run(record: TriggerRecord) -> bool:
     """Tell whether a trigger is to be run by a host that starts."""
     restart = Restart(record.spec.restart)
     if record.state is TriggerState.FINISHED:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from tidemill.core.errors import HandlerError, describe_error
-from tidemill.services.triggerer.trigger_list import kwargs_text
+from tidemill.services.triggerer.trigger_list import encode_kwargs
 from tidemill.store.content import check_identity, check_payload
 from tidemill.triggers.base import BaseTrigger, TriggerEvent
 
@@ -56,14 +56,14 @@ def create_trigger(name: str, classpath: str, kwargs: str) -> BaseTrigger:
 
 
 def serialize_trigger(trigger: BaseTrigger) -> tuple[str, str]:
-    """Return classpath and kwargs (JSON text) that make the same trigger again.
+    """Return the classpath and kwargs (JSON text) from which the same trigger can be created.
 
     Raises:
-        TriggerError: `serialize` raised, or returned something that cannot be written down.
+        TriggerError: `serialize` raised, or returned something that JSON cannot hold.
     """
     try:
         classpath, kwargs = trigger.serialize()
-        return str(classpath), kwargs_text(_plain(kwargs))
+        return str(classpath), encode_kwargs(_copy_kwargs(kwargs))
     except (Exception, SystemExit) as error:
         raise TriggerError(
             f"serialize() of {type(trigger).__name__} has to return a classpath and kwargs that JSON can hold: "
@@ -95,7 +95,7 @@ def read_identity(event: TriggerEvent) -> str | None:
     Raises:
         TriggerError: It is not text, or cannot be stored.
     """
-    # Trigger classes may bring an event class of their own.
+    # Trigger classes may have an event class of their own.
     identity = getattr(event, "identity", None)
     if identity is None:
         return None
@@ -105,9 +105,9 @@ def read_identity(event: TriggerEvent) -> str | None:
         check_identity(identity)
     except ValueError as error:
         raise TriggerError(str(error)) from error
-    # A subclass of `str` (of NumPy, lxml, an enum) is nothing that a database takes.
+    # Databases do not accept a subclass of `str` (of NumPy, lxml, an enum).
     return str.__str__(identity)
 
 
-def _plain(kwargs: Any) -> dict[str, Any]:
+def _copy_kwargs(kwargs: Any) -> dict[str, Any]:
     return dict(kwargs)

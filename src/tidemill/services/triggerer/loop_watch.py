@@ -1,4 +1,4 @@
-"""Names the trigger that blocks the event loop of a host, with the line where it stands."""
+"""Logs the trigger that blocks the event loop of a host, with the line where it does."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def watch_loop(threshold_seconds: float, triggers: Container[object]) -> BlockWa
     """Return a watch that logs blocks of the loop.
 
     Args:
-        threshold_seconds: What is longer is told.
-        triggers: The names of the tasks that are triggers; looked at when something blocks.
+        threshold_seconds: Longer blocks are logged.
+        triggers: The names of the tasks that are triggers; read when something blocks.
     """
 
     def blocking(block: Block) -> dict[str, str | None]:

@@ -1,7 +1,7 @@
-"""The process of a trigger host: opens the store, takes its part in running the list, and obeys signals.
+"""The process of a trigger host: opens the store, runs the list or waits for it, and handles signals.
 
-SIGTERM and SIGINT stop in good order, a second one at once; SIGHUP reads the list again. A list that is wrong changes
-nothing: the old one goes on.
+SIGTERM and SIGINT stop gracefully, a second one at once; SIGHUP reloads the list. A list with an error changes
+nothing: the old one keeps running.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from tidemill.services.triggerer.sessions import Ownership, Pace
 from tidemill.services.triggerer.signals import Signals
 from tidemill.services.triggerer.trigger_list import read_specs
 from tidemill.store.database import Database
-from tidemill.store.opening import one_writer, open_store, store_url
+from tidemill.store.opening import has_one_writer, open_store, store_url
 from tidemill.store.records import TriggerSpec
 from tidemill.store.retention import Retention
 from tidemill.triggers.shared_stream import StreamReport
 
 log = structlog.get_logger(__name__)
 
-#: How long what triggers leave behind may take to end.
+#: How long tasks and threads that triggers leave behind may take to end.
 _END_SECONDS = 5.0
 
 
@@ -45,7 +45,7 @@ class HostRunsError(ConfigError):
 
 
 def run_host(settings: Settings, specs: Path, pace: Pace | None = None) -> ExitCode:
-    """Run the triggers of a list until a signal ends it, or none is left to run.
+    """Run the triggers of a list until a signal, or until none is left to run.
 
     Args:
         settings: `store`, `triggerer` and `logging` are read.
@@ -91,20 +91,20 @@ def _run_all(loop: asyncio.AbstractEventLoop, host: Coroutine[Any, Any, ExitCode
             )
 
 
-def _url(settings: Settings, specs: Path) -> str:
+def _find_url(settings: Settings, specs: Path) -> str:
     return store_url(settings.store.url, specs.resolve().parent)
 
 
 def list_name(settings: Settings, specs: Path) -> str:
     """Return the name of a list: what is configured, else where its file is."""
-    # A path need not be text; bytes that are not UTF-8 are written as escapes.
+    # A path may contain bytes that are not UTF-8; they are escaped.
     return settings.triggerer.list_name or os.fsencode(specs.resolve()).decode("utf-8", "backslashreplace")
 
 
 def end_anyway(code: ExitCode) -> threading.Timer:
     """End the process in some seconds, unless the timer is cancelled.
 
-    For when only tasks and threads of triggers are left, which may never end, and all that is to be kept is kept.
+    For when everything is stored, and only tasks and threads of triggers are left, which may never end.
     """
 
     def end() -> None:
@@ -121,16 +121,16 @@ def end_anyway(code: ExitCode) -> threading.Timer:
 async def _run(
     settings: Settings, specs: Path, found: list[TriggerSpec], signals: Signals, pace: Pace | None
 ) -> ExitCode:
-    url, name = _url(settings, specs), list_name(settings, specs)
-    alone = one_writer(url)
-    lock = ListLock(str(specs.resolve()) if alone else name)  # noqa: ASYNC240 - no I/O to speak of
+    url, name = _find_url(settings, specs), list_name(settings, specs)
+    exclusive = has_one_writer(url)
+    lock = ListLock(str(specs.resolve()) if exclusive else name)  # noqa: ASYNC240 - no I/O to speak of
     try:
-        if not lock.acquire() and alone:
+        if not lock.acquire() and exclusive:
             raise HostRunsError(
                 f"{specs} is run by process {lock.holder} on this machine; stop that one, or reload it: "
                 f"kill -HUP {lock.holder}"
             )
-        database = await _opened(url, signals)
+        database = await _open_store(url, signals)
         if database is None:
             return ExitCode.OK
         try:
@@ -150,13 +150,13 @@ async def _run(
     if unconfirmed:
         raise RemoteError(
             f"{unconfirmed} events may not be stored, because the store {database.label} does not work; shared streams "
-            "that acknowledge give them again; look after the store, and run the list again"
+            "that acknowledge redeliver them; repair the store, and run the list again"
         )
     log.info("the trigger host has ended")
     return ExitCode.OK
 
 
-async def _opened(url: str, signals: Signals) -> Database | None:
+async def _open_store(url: str, signals: Signals) -> Database | None:
     """Open the store; None: a signal said to stop before it was open."""
     signals.attach()
     opening = asyncio.ensure_future(open_store(url))
@@ -191,7 +191,7 @@ async def _take_part(replica: Replica, specs: Path, found: list[TriggerSpec], si
     return unconfirmed
 
 
-def _name(lane: object) -> str:
+def _describe_lane(lane: object) -> str:
     if isinstance(lane, tuple):
         return "/".join(str(part) for part in lane)
     return "" if lane is None else str(lane)
@@ -202,12 +202,12 @@ def _report(replica: Replica) -> dict[str, Any]:
     report = {"pid": os.getpid(), **replica.report(), "running": 0, "store": None, "streams": []}
     if host is not None:
         now = host.now()
-        streams = [_stream(stream, now) for stream in host.report()]
+        streams = [_describe_stream(stream, now) for stream in host.report()]
         report |= {"running": host.running, "store": host.events.standing.value, "streams": streams}
     return report
 
 
-def _stream(report: StreamReport, now: float) -> dict[str, Any]:
+def _describe_stream(report: StreamReport, now: float) -> dict[str, Any]:
     return {
         "key": repr(report.key),
         "subscribers": [str(name) for name in report.subscribers],
@@ -216,7 +216,7 @@ def _stream(report: StreamReport, now: float) -> dict[str, Any]:
         "full_seconds": None if report.full_since is None else now - report.full_since,
         "lanes": [
             {
-                "lane": _name(lane.lane),
+                "lane": _describe_lane(lane.lane),
                 "outstanding": lane.outstanding,
                 "head": lane.head,
                 "age_seconds": now - lane.since,

@@ -1,7 +1,7 @@
 """One process's part in a list of triggers: it waits until it may run the list, runs it, hands it over, waits again.
 
-Invariants: a `TriggerHost` belongs to one session and is not used again after it; the list that is run is the one that
-was read last without a mistake; a list that is refused while another content of it runs changes nothing.
+Invariants: a `TriggerHost` belongs to one session and is not used again after it; the list that is run is the last
+one that was read without an error; a reload that is refused changes nothing.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import structlog
 
 from tidemill.core.errors import ConfigError
 from tidemill.core.triggers.lifecycle import CancelReason
-from tidemill.services.triggerer.admission import list_digest
+from tidemill.services.triggerer.admission import digest_list
 from tidemill.services.triggerer.host import TriggerHost
-from tidemill.services.triggerer.sessions import Ownership, SessionEndedError, about
+from tidemill.services.triggerer.sessions import Ownership, SessionEndedError, describe_session
 from tidemill.services.triggerer.turns import HostStopsError
 from tidemill.store.records import TriggerSpec
 
 log = structlog.get_logger(__name__)
 
-#: A host whose triggers ended because the store refused them waits so long to hear that its list is another host's.
+#: How long a host whose triggers ended as fenced waits to learn that another host has its list.
 DISOWNED_SECONDS = 5.0
 
 
@@ -33,7 +33,7 @@ class Replica:
         ownership: Says whose turn it is.
         create: Returns a host for the current session.
         read: Returns the list as it is now; called on a thread.
-        beside: What else is done for as long as the list is run here.
+        beside: Runs as long as the list is run here.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Replica:
         self._read = read
         self._specs: list[TriggerSpec] = []
         self._reading: asyncio.Task[None] | None = None
-        self._wanted = self._stopped = False
+        self._reload_wanted = self._stopped = False
         self.host: TriggerHost | None = None
 
     async def run(self, specs: list[TriggerSpec]) -> None:
@@ -61,20 +61,20 @@ class Replica:
         """
         self._specs = specs
         while True:
-            await self._ownership.acquire(list_digest(self._specs))
+            await self._ownership.acquire(digest_list(self._specs))
             host = self._create()
-            self._ownership.attend(lambda host=host: host.tokens, host.hand_over)  # type: ignore[misc]
-            if await self._until_over(host):
+            self._ownership.compare_tokens(lambda host=host: host.tokens, host.hand_over)  # type: ignore[misc]
+            if await self._wait_until_over(host):
                 return
             await self._ownership.pause()
             await host.stop(CancelReason.HAND_OVER)
             self.host = None
 
-    async def _until_over(self, host: TriggerHost) -> bool:
+    async def _wait_until_over(self, host: TriggerHost) -> bool:
         """Wait until there is nothing left to do (True) or another process has the list (False)."""
-        living = asyncio.ensure_future(self._live(host))
-        lost = asyncio.ensure_future(self._ownership.lost())
-        beside = asyncio.create_task(self._do_beside(), name="beside the list")
+        living = asyncio.ensure_future(self._run_host(host))
+        lost = asyncio.ensure_future(self._ownership.wait_lost())
+        beside = asyncio.create_task(self._run_beside(), name="beside the list")
         try:
             await asyncio.wait({living, lost}, return_when=asyncio.FIRST_COMPLETED)
             if lost.done():
@@ -84,7 +84,7 @@ class Replica:
             except SessionEndedError:
                 return False
             if host.disowned:
-                # Its triggers may have ended because the list is another host's by now; that is asked for already.
+                # Its triggers may have ended because another host has the list by now; a beat finds out.
                 await asyncio.wait({lost}, timeout=DISOWNED_SECONDS)
             if lost.done():
                 return False
@@ -97,16 +97,16 @@ class Replica:
             if not living.cancelled():
                 living.exception()
 
-    async def _do_beside(self) -> None:
+    async def _run_beside(self) -> None:
         if self._beside is None:
             return
         try:
             await self._beside()
         except Exception:
-            log.exception("what is done beside the triggers failed; they go on without it")
+            log.exception("the task beside the triggers failed; they continue without it")
 
-    async def _live(self, host: TriggerHost) -> None:
-        # Not before it takes its first turn to start: nothing that is read meanwhile may be run before that.
+    async def _run_host(self, host: TriggerHost) -> None:
+        # Set just before its start takes the first turn: a reload meanwhile must come after it.
         self.host = host
         await host.start(self._specs)
         while True:
@@ -116,17 +116,17 @@ class Replica:
             await asyncio.wait([self._reading])
 
     def read_again(self) -> None:
-        """Read the list, and run what it says; call it on the loop. Calls while it is being read count as one."""
+        """Reload the list; call it on the loop. Calls while it is being read count as one."""
         if self._stopped:
             return
-        self._wanted = True
+        self._reload_wanted = True
         if self._reading is None:
             self._reading = asyncio.get_running_loop().create_task(self._read_all(), name="reload")
 
     async def _read_all(self) -> None:
         try:
-            while self._wanted:
-                self._wanted = False
+            while self._reload_wanted:
+                self._reload_wanted = False
                 await self._read_once()
         except Exception:
             log.exception("the list of triggers could not be read again; the old one goes on")
@@ -138,13 +138,13 @@ class Replica:
             found = await asyncio.to_thread(self._read)
             changes = await self.host.reload(found) if self.host is not None else None
         except ConfigError as error:
-            text = str(error)  # what is wrong is in the list: a traceback tells nothing more
+            text = str(error)  # the error is in the list: a traceback adds nothing
             log.error("the list of triggers is wrong; the old one goes on", error=text)  # noqa: TRY400
             return
         except (HostStopsError, SessionEndedError):
-            changes = None  # for the next turn
+            changes = None  # it applies from the next turn
         self._specs = found
-        self._ownership.relist(list_digest(found))
+        self._ownership.relist(digest_list(found))
         if changes is None:
             log.info("the list of triggers was read again; it is run when it is this host's turn")
             return
@@ -170,6 +170,9 @@ class Replica:
         return unconfirmed
 
     def report(self) -> dict[str, Any]:
-        """Say whom this process waits for, if it does."""
+        """Return the session that this process waits for, if it does."""
         holder = self._ownership.holder
-        return {"list": self._ownership.list_name, "waits_for": about(holder) if holder is not None else None}
+        return {
+            "list": self._ownership.list_name,
+            "waits_for": describe_session(holder) if holder is not None else None,
+        }

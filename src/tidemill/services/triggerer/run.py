@@ -43,15 +43,15 @@ log = structlog.get_logger(__name__)
 
 #: `on_kill`, `cleanup` and the end of the trigger's own generator may take this many seconds, each.
 END_SECONDS = 30.0
-#: A trigger that never waits gives the loop back after this many events.
+#: A trigger that never waits yields to the loop after this many events.
 _BURST = 64
 
-#: Why a run is cancelled that goes on elsewhere, or later.
+#: Why a run is cancelled that continues elsewhere, or later.
 _ELSEWHERE = (CancelReason.HAND_OVER, CancelReason.SHUTDOWN)
 
 
 class RefusedEventError(TriggerError):
-    """The store refuses an event; its raw event has failed, and the one that its trigger is on now may be another."""
+    """The store refuses an event; its raw event has failed, and the trigger may be on another one by now."""
 
 
 class TriggerRun:
@@ -252,7 +252,7 @@ class TriggerRun:
         number, token, left = self.number, self._token, _BURST
         async for event in routed.events:
             if self.reason is not None:
-                return  # it was cancelled, and fires nevertheless
+                return  # it was cancelled and still fires
             # Nothing is bound to what cannot be stored.
             payload, identity = encode_payload(event), read_identity(event)
             add(number, token, payload, identity, partial(self._settle, bind()))
@@ -292,8 +292,8 @@ class TriggerRun:
     def _decide(self, ending: Ending) -> Next:
         bits = random.getrandbits(JITTER_BITS)
         if self.reason is not None:
-            return self._life.cancelled(self.reason, bits)
-        return self._life.ended(ending, self._fired, self._clock() - self._since, bits, self._stream.taken)
+            return self._life.decide_cancelled(self.reason, bits)
+        return self._life.decide_ended(ending, self._fired, self._clock() - self._since, bits, self._stream.taken)
 
     async def _finish(self, following: Next, reason: CancelReason | None) -> Next:
         """Clean up after a run, report what became of it, and return what follows.
@@ -375,7 +375,7 @@ class TriggerRun:
             self._report_state(TriggerState.RUNNING, error=text)
         self._fault = None
         self._fired = 0
-        if following.anew:
+        if following.from_start:
             self._source.forget()
         return True
 

@@ -1,16 +1,16 @@
 """Who runs a list of triggers: this process, or another one that it waits for.
 
-Theory of operation. Each time this process wants to run its list it begins a session in the store, and beats in it from
-the loop that runs the triggers. It looks about every second whether it may have the list: when nobody has it, when the
-session that has it is dead (`core.session_watch`), or when this process holds the lock of the list on the machine and
-boot where that session held it. A takeover is one transaction: it ends the other session and takes the list, or does
-neither. A process whose session was ended learns it with its next beat, stops what it runs, and waits in a new session,
-as any other. All that a session writes about its list goes through `guard`, which makes sure in the same transaction
-that nobody has ended it.
+Theory of operation. Each time this process wants to run its list it begins a session in the store, and beats in it
+from the loop that runs the triggers. It checks about every second whether it may take the list: when no session has it,
+when the session that has it is dead (`core.triggers.session_watch`), or when this process holds the lock of the list on
+the machine and boot where that session held it. A takeover is one transaction: it ends the other session and takes the
+list, or does neither. A process whose session was ended learns that with its next beat, stops what it runs, and waits
+in a new session like any other. Everything that a session writes about its list goes through `guard`, which makes sure
+in the same transaction that the session has not been ended.
 
-Invariants: a list belongs to one session at a time; a session that was ended stays dead; who cannot reach the store
-declares nobody dead, and opens no upstream once half of its lease has passed; a store that one process can write to
-knows no live session but this one's.
+Invariants: a list belongs to one session at a time; a session that was ended stays dead; a process that cannot reach
+the store declares no session dead, and opens no upstream once half of its lease has passed; a store that only one
+process can write to has no other live session.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from sqlalchemy import Connection
 from tidemill.core.errors import RemoteError
 from tidemill.core.triggers.session_watch import Life, SessionWatch
 from tidemill.runtime.log import limited
-from tidemill.services.triggerer.list_lock import ListLock, boot_id
+from tidemill.services.triggerer.list_lock import ListLock, read_boot_id
 from tidemill.store.database import Database
 from tidemill.store.queries.sessions import (
     beat_session,
     begin_session,
+    count_held_triggers,
     end_session,
-    held_triggers,
-    live_sessions,
-    lost_triggers,
+    find_lost_triggers,
+    list_live_sessions,
     take_list,
 )
 from tidemill.store.records import SessionRecord
@@ -49,7 +49,7 @@ from tidemill.store.write_retry import write_patiently
 log = structlog.get_logger(__name__)
 
 KIND = "triggerer"
-#: How often a session that is ended at a stop is tried to be written, in seconds.
+#: At a stop: how long writing the end of the session may take, in seconds.
 END_SECONDS = 5.0
 
 
@@ -59,10 +59,10 @@ class SessionEndedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast deaths are noticed.
+    """How fast dead sessions are noticed.
 
     Attributes:
-        lease_seconds: How long a beat may stand still before its session is dead.
+        lease_seconds: How long a beat may stand still before its session counts as dead.
         beat_seconds: How often a session beats.
         look_seconds: How often others look.
     """
@@ -91,9 +91,9 @@ class Ownership:
     Args:
         database: The store, open for writing.
         list_name: The list.
-        name: What this process is called; the same each time it is started.
+        name: The name of this process, the same after each start.
         lock: The list's lock on this machine, which need not be held; None: there is none.
-        pace: How fast deaths are noticed.
+        pace: How fast dead sessions are noticed.
         clock: The observer's own time, in seconds.
 
     Attributes:
@@ -111,7 +111,7 @@ class Ownership:
         pace: Pace | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Have no session."""
+        """Start without a session."""
         self.list_name = list_name
         self.holder: SessionRecord | None = None
         self.pace = pace or Pace()
@@ -126,7 +126,7 @@ class Ownership:
         self._beating: asyncio.Task[None] | None = None
         self._held: Callable[[], Mapping[int, int]] = dict
         self._on_taken: Callable[[Mapping[int, int]], None] = lambda taken: None
-        self._told: tuple[int, str, str] | None = None
+        self._logged_holder: tuple[int, str, str] | None = None
         # When a transaction began that found this session alive.
         self._confirmed_at = -math.inf
         self._confirmation = asyncio.Event()
@@ -137,13 +137,13 @@ class Ownership:
         assert self._session is not None, "the list is not owned"
         return self._session
 
-    # -- to get the list ----------------------------------------------------------------------------------------
+    # -- taking the list ----------------------------------------------------------------------------------------
 
     async def acquire(self, digest: str = "") -> None:
-        """Wait until this process has the list; however long that takes.
+        """Wait until this process has the list, however long that takes.
 
         Args:
-            digest: That of the list's content: hosts whose contents differ are told so.
+            digest: A digest of the list's content: a difference between hosts is logged.
         """
         self._digest = digest
         watch = SessionWatch(self.pace.lease_seconds, self.pace.look_seconds)
@@ -159,10 +159,10 @@ class Ownership:
                 if not error.retryable:
                     raise
                 watch.missed()
-                limited(log, 10.0).warning("the store cannot be asked who runs this list", error=str(error))
+                limited(log, 10.0).warning("the store does not say which host runs this list", error=str(error))
                 await asyncio.sleep(self.pace.look_seconds)
                 continue
-            if sight.holder is None or await self._takes_over(sight, watch, began):
+            if sight.holder is None or await self._take_over(sight, watch, began):
                 break
             await asyncio.sleep(self.pace.look_seconds)
         self.holder = None
@@ -171,12 +171,12 @@ class Ownership:
         self._beating = asyncio.get_running_loop().create_task(self._beat(), name="beat of the session")
         self._beating.add_done_callback(self._note_silence)
 
-    async def _takes_over(self, sight: Sight, watch: SessionWatch, began: float) -> bool:
-        """Take the list from a session that is dead; tell whether that worked."""
+    async def _take_over(self, sight: Sight, watch: SessionWatch, began: float) -> bool:
+        """Take the list from a dead session; return whether that worked."""
         watch.look({number: session.beat for number, session in sight.sessions.items()}, began)
         holder = sight.sessions.get(sight.holder or 0)
         if holder is None:
-            return False  # it began after the look, or ended; the next one knows
+            return False  # it began after the look, or ended; the next look finds out
         self.holder = holder
         self._tell(holder)
         if self._lock is not None and not self._lock.held and self._lock.acquire():
@@ -189,27 +189,27 @@ class Ownership:
         try:
             won = await self._database.write(lambda connection: self._take_from(connection, dead))
         except (SessionEndedError, RemoteError):
-            return False  # the next look tells
+            return False  # the next look finds out
         if won:
             log.warning(
                 "the host that ran this list is dead; this one takes over",
-                **about(holder),
+                **describe_session(holder),
                 noticed_by="its lock" if locked else "its beat",
             )
         return won
 
     def _look(self, connection: Connection) -> Sight:
         self.guard(connection)
-        sessions = {session.id: session for session in live_sessions(connection, KIND)}
+        sessions = {session.id: session for session in list_live_sessions(connection, KIND)}
         if self._database.exclusive:
-            # Nobody else can write here: what has not ended was killed.
+            # No other process can write here: what has not ended was killed.
             for number in sessions.keys() - {self._session}:
                 end_session(connection, number, _now_us(), by=self._session)
         return Sight(take_list(connection, self.list_name, self.session_id), sessions)
 
     def _take_from(self, connection: Connection, dead: list[int]) -> bool:
         self.guard(connection)
-        for number in dead:  # others that waited for this list, too: nobody else would ever end their sessions
+        for number in dead:  # including others that waited for this list: nothing else would ever end their sessions
             end_session(connection, number, _now_us(), by=self._session)
         return take_list(connection, self.list_name, self.session_id) is None
 
@@ -222,7 +222,7 @@ class Ownership:
                 kind=KIND,
                 name=self._name,
                 host=socket.gethostname(),
-                boot_id=boot_id(),
+                boot_id=read_boot_id(),
                 pid=os.getpid(),
                 list=self.list_name,
                 lock=lock,
@@ -234,28 +234,28 @@ class Ownership:
         self._session = await write_patiently(self._database, begin)
 
     async def _renew(self) -> None:
-        """Go on in a new session, which says whether this process holds the lock now."""
-        with contextlib.suppress(RemoteError):  # then others find the old one dead
+        """Continue in a new session, which records whether this process holds the lock now."""
+        with contextlib.suppress(RemoteError):  # then the old one runs out
             await self._end()
         await self._begin()
 
     def _tell(self, holder: SessionRecord) -> None:
-        before, self._told = self._told, (holder.id, holder.digest, self._digest)
-        if before == self._told:
+        before, self._logged_holder = self._logged_holder, (holder.id, holder.digest, self._digest)
+        if before == self._logged_holder:
             return
         if before is None or before[0] != holder.id:
-            log.info("another host runs this list; this one waits to take over", **about(holder))
+            log.info("another host runs this list; this one waits to take over", **describe_session(holder))
         if holder.digest != self._digest:
             log.warning(
                 "the host that runs this list has other content in it than this one; hosts with one list name are "
                 "replicas, and should have the same",
-                **about(holder),
+                **describe_session(holder),
             )
 
-    # -- while it is run ------------------------------------------------------------------------------------------
+    # -- running the list ------------------------------------------------------------------------------------------
 
     def guard(self, connection: Connection) -> None:
-        """Make sure that this session goes on until the transaction has ended.
+        """Make sure that this session is not ended before the transaction ends.
 
         Raises:
             SessionEndedError: It has been ended.
@@ -263,8 +263,10 @@ class Ownership:
         if self._session is None or not beat_session(connection, self._session, _now_us(), self._digest):
             raise SessionEndedError
 
-    def attend(self, held: Callable[[], Mapping[int, int]], on_taken: Callable[[Mapping[int, int]], None]) -> None:
-        """Compare with every beat what this process thinks it runs with what the store says.
+    def compare_tokens(
+        self, held: Callable[[], Mapping[int, int]], on_taken: Callable[[Mapping[int, int]], None]
+    ) -> None:
+        """Compare, with every beat, the triggers that this process believes to run with those in the store.
 
         Args:
             held: Returns the tokens of the triggers that were claimed in this session, by their ids.
@@ -273,22 +275,22 @@ class Ownership:
         self._held, self._on_taken = held, on_taken
 
     def relist(self, digest: str) -> None:
-        """Tell the others with the next beat that the content of the list is another one."""
+        """Publish a new digest of the list with the next beat."""
         self._digest = digest
 
     def check(self) -> None:
-        """Beat now: there is reason to doubt that this session goes on."""
+        """Beat now: this session may have been ended."""
         self._doubted.set()
 
-    async def lost(self) -> None:
+    async def wait_lost(self) -> None:
         """Wait until another process has ended this session."""
         await self._lost.wait()
 
-    async def confirmed(self) -> None:
+    async def wait_confirmed(self) -> None:
         """Wait until the store has confirmed, less than half a lease ago, that this session lives.
 
-        One that cannot beat may be dead for the others, and what it runs may be run by another process already: who
-        opened an upstream then could take it from that process.
+        To others, a session that cannot beat may be dead, and another process may run its list already: opening an
+        upstream then could take it away from that process.
         """
         while not self._database.exclusive and self._clock() - self._confirmed_at > self.pace.lease_seconds / 2:
             self._confirmation.clear()
@@ -323,21 +325,21 @@ class Ownership:
                 log.exception("the beat of the session failed; this is a fault of tidemill")
 
     def _note_silence(self, beating: asyncio.Task[None]) -> None:
-        """See that a session which beats no more is not run on: others are about to declare it dead."""
+        """Stop running in a session that no longer beats: others are about to declare it dead."""
         if self._beating is beating and not self._lost.is_set():
             log.error("the beat of the session has ended; this is a fault of tidemill", list=self.list_name)
             self._lost.set()
 
     def _compare(self, held: Mapping[int, int], connection: Connection) -> list[int]:
         self.guard(connection)
-        if held_triggers(connection, self.session_id) == (len(held), sum(held.values())):
+        if count_held_triggers(connection, self.session_id) == (len(held), sum(held.values())):
             return []
-        return lost_triggers(connection, self.session_id, held)
+        return find_lost_triggers(connection, self.session_id, held)
 
-    # -- to give it up --------------------------------------------------------------------------------------------
+    # -- giving the list up --------------------------------------------------------------------------------------------
 
     async def release(self) -> None:
-        """End the session, so that another host may have the list at once; without effect if there is none."""
+        """End the session, so that another host can take the list at once; does nothing without one."""
         await self.pause()
         try:
             async with asyncio.timeout(END_SECONDS):
@@ -346,13 +348,13 @@ class Ownership:
             log.warning("the store could not be told that this host has stopped; others notice it by its beat")
 
     async def pause(self) -> None:
-        """Beat no more."""
+        """Stop beating."""
         self._confirmed_at = -math.inf
         beating, self._beating = self._beating, None
         if beating is not None:
             beating.cancel()
             await asyncio.wait([beating])
-        self.attend(dict, lambda taken: None)
+        self.compare_tokens(dict, lambda taken: None)
 
     async def _end(self) -> None:
         session, self._session = self._session, None
@@ -360,8 +362,8 @@ class Ownership:
             await self._database.write(lambda connection: end_session(connection, session, _now_us()))
 
 
-def about(session: SessionRecord) -> dict[str, object]:
-    """Return what people are told of a session."""
+def describe_session(session: SessionRecord) -> dict[str, object]:
+    """Return a description of a session for people."""
     return {
         "list": session.list,
         "host": session.host,

@@ -1,6 +1,6 @@
-"""What a trigger host is told by signals, from its first moment on.
+"""The signals of a trigger host, from its first moment on.
 
-SIGTERM and SIGINT stop in good order, a second one at once; SIGHUP asks for the list to be read again.
+SIGTERM and SIGINT stop gracefully, a second one at once; SIGHUP reloads the list.
 
 Invariants: a signal that comes before there is an event loop is kept for it; a second signal to stop works even if a
 trigger blocks the loop.
@@ -25,33 +25,33 @@ class Signals:
     """The signals of this process."""
 
     def __init__(self) -> None:
-        """Hear none yet."""
+        """Handle none yet."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending = self._hung_up = False
         self._on_hangup: Callable[[], None] | None = None
         self.stop = asyncio.Event()
 
     def listen(self) -> None:
-        """Hear signals from now on; in the main thread, with or without a loop."""
-        # Not the loop's own handlers: a trigger that blocks the loop is when a second signal is needed.
+        """Handle signals from now on; call it in the main thread, with or without a loop."""
+        # Not the loop's own handlers: a second signal is needed just when a trigger blocks the loop.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._end)
         signal.signal(signal.SIGHUP, self._hang_up)
 
     def attach(self) -> None:
-        """Hand over to the running loop what was heard, and what will be."""
+        """Pass signals, including earlier ones, to the running loop."""
         self._loop = asyncio.get_running_loop()
         if self._ending:
             self._stop()
 
     def on_hangup(self, read_again: Callable[[], None]) -> None:
-        """Have this called on the loop when the list is to be read again; now, if that was asked for already."""
+        """Call this on the loop when the list is to be reloaded; at once, if a SIGHUP came earlier."""
         self._on_hangup = read_again
         self._read_again()
 
     @staticmethod
     def close() -> None:
-        """Ignore hangups from now on: there is no list any more, and the interpreter would let them end the process."""
+        """Ignore SIGHUP from now on: there is no list any more, and by default it would end the process."""
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     def _end(self, number: int, frame: object) -> None:
@@ -66,7 +66,7 @@ class Signals:
 
     def _call(self, what: Callable[[], None]) -> None:
         if self._loop is not None:
-            # The loop may be closed: then all that is left is to end.
+            # The loop may be closed: then the process is about to end.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(what)
 

@@ -1,8 +1,8 @@
-"""Writes down what becomes of triggers: many reports in one transaction, in order, waiting for the store.
+"""Writes the states of triggers: many changes in one transaction, in order, waiting for the store.
 
-Invariants: a later report of a trigger is written after an earlier one; nothing here is lost to an outage, it waits. A
-chunk that fails is halved before it is tried again: one that takes longer than a transaction may is not tried for ever,
-and what the database refuses is in the end refused alone.
+Invariants: the changes of a trigger are written in order; nothing is lost in an outage, it waits. A
+chunk that fails is halved before it is retried: one that takes longer than a transaction may is not retried forever,
+and what the database refuses is refused alone in the end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tidemill.core.errors import RemoteError
 from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.runtime.log import limited
 from tidemill.store.database import Database
-from tidemill.store.queries.triggers import mark_triggers
+from tidemill.store.queries.triggers import report_triggers
 from tidemill.store.records import TriggerReport, TriggerState
 from tidemill.store.write_retry import BACKOFF
 
@@ -30,7 +30,7 @@ CHUNK_COUNT = 1_000
 
 
 class StateChange(NamedTuple):
-    """What a trigger is from now on; see `TriggerReport`."""
+    """A new state of a trigger; see `TriggerReport`."""
 
     trigger_id: int
     token: int
@@ -40,7 +40,7 @@ class StateChange(NamedTuple):
 
 
 class StateWriter:
-    """Reports that wait to be written.
+    """The changes that wait to be written.
 
     Args:
         database: Where to.
@@ -48,21 +48,21 @@ class StateWriter:
     """
 
     def __init__(self, database: Database, backoff: Backoff = BACKOFF) -> None:
-        """Have none."""
+        """Start without any."""
         self._database = database
         self._backoff = backoff
         self._waiting: list[TriggerReport] = []
         self._task: asyncio.Task[None] | None = None
 
-    def put(self, mark: StateChange) -> None:
-        """Accept a report; it is written soon."""
-        number, token, state, reason, error = mark
+    def put(self, change: StateChange) -> None:
+        """Accept a change; it is written soon."""
+        number, token, state, reason, error = change
         self._waiting.append(TriggerReport(number, token, state, time.time_ns() // 1000, reason, error))
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._write(), name="trigger reports")
 
     async def settled(self) -> None:
-        """Wait until all that was put is written."""
+        """Wait until everything that was put is written."""
         while self._task is not None:
             await asyncio.shield(self._task)
 
@@ -79,7 +79,7 @@ class StateWriter:
             while self._waiting:
                 chunk = self._waiting[:size]
                 try:
-                    await self._database.write(partial(mark_triggers, reports=chunk))
+                    await self._database.write(partial(report_triggers, reports=chunk))
                 except RemoteError as error:
                     size = max(1, len(chunk) // 2)
                     if error.retryable:

@@ -1,7 +1,7 @@
 """Reads the list of triggers that a host runs: a YAML file of `name`, `classpath`, `kwargs` and `restart`.
 
-Invariants: a list is taken whole or not at all; every problem is named with its entry, all of them at once; nothing is
-imported here.
+Invariants: a list is accepted as a whole or not at all; all problems are reported at once, each with its entry; nothing
+is imported here.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from tidemill.store.records import TriggerSpec
 _KEYS = ("name", "classpath", "kwargs", "restart")
 _CLASSPATH = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)+\Z")
 MAX_NAME_LENGTH = 200
-#: Longer ones are not repeated in a message.
-_SAID = 40
+#: Longer values are not repeated in a message.
+_MAX_SHOWN = 40
 
 
 def read_specs(path: Path) -> list[TriggerSpec]:
@@ -40,20 +40,20 @@ def read_specs(path: Path) -> list[TriggerSpec]:
         raise ConfigError(
             f"{path} is nested too deeply to be read; arguments are plain values, lists and mappings"
         ) from None
-    problems = [str(_of_entry(problem)) for problem in document.problems]
+    problems = [str(_count_entry(problem)) for problem in document.problems]
     value = document.value
     if value == {}:
-        # A file that is being written, or was cut off, must not remove every trigger; [] does.
+        # A file that is being written, or was truncated, must not remove every trigger; [] does.
         problems.append(f"{path} is empty; write [] for a list without triggers")
         value = []
     if not isinstance(value, list):
-        problems.append(f"{path}: expected a list of triggers, each with name and classpath, not {_kind(value)}")
+        problems.append(f"{path}: expected a list of triggers, each with name and classpath, not {_describe(value)}")
         value = []
     specs = []
     seen: dict[str, str] = {}
     for number, entry in enumerate(value):
         place = document.places.get((number,), str(path))
-        spec = _entry(f"{place}: entry {number + 1}", entry, problems)
+        spec = _read_entry(f"{place}: entry {number + 1}", entry, problems)
         if spec is None:
             continue
         if spec.name in seen:
@@ -68,17 +68,17 @@ def read_specs(path: Path) -> list[TriggerSpec]:
     return specs
 
 
-def _of_entry(problem: Problem) -> Problem:
-    """Count entries as people do: the path begins with the number of one."""
+def _count_entry(problem: Problem) -> Problem:
+    """Count entries from 1 in the path of a problem."""
     number, _, rest = problem.path.partition(".")
     if not number.isdecimal():
         return problem
     return Problem(problem.place, f"entry {int(number) + 1}" + (f": {rest}" if rest else ""), problem.text)
 
 
-def _entry(where: str, entry: Any, problems: list[str]) -> TriggerSpec | None:
+def _read_entry(where: str, entry: Any, problems: list[str]) -> TriggerSpec | None:
     if not isinstance(entry, dict):
-        problems.append(f"{where}: expected name, classpath, kwargs and restart, not {_kind(entry)}")
+        problems.append(f"{where}: expected name, classpath, kwargs and restart, not {_describe(entry)}")
         return None
     name = entry.get("name")
     if isinstance(name, str) and _is_name(name):
@@ -90,14 +90,19 @@ def _entry(where: str, entry: Any, problems: list[str]) -> TriggerSpec | None:
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(_KEYS)}"
             problems.append(f"{where}: unknown key {key!r}; {hint}")
     if not isinstance(name, str) or not _is_name(name):
-        said = _kind(name) if not isinstance(name, str) or len(name) <= _SAID else f"one of {len(name)} characters"
+        shown = (
+            _describe(name)
+            if not isinstance(name, str) or len(name) <= _MAX_SHOWN
+            else f"one of {len(name)} characters"
+        )
         problems.append(
-            f"{where}: name has to be a text of 1 to {MAX_NAME_LENGTH} printable characters, not all spaces; not {said}"
+            f"{where}: name has to be a text of 1 to {MAX_NAME_LENGTH} printable characters, not all spaces; not "
+            f"{shown}"
         )
     classpath = entry.get("classpath")
     if not isinstance(classpath, str) or not _CLASSPATH.match(classpath):
         problems.append(f"{where}: classpath has to be like package.module.Class, not {classpath!r}")
-    kwargs = _kwargs(where, entry.get("kwargs"), problems)
+    kwargs = _read_kwargs(where, entry.get("kwargs"), problems)
     restart = entry.get("restart", Restart.ON_FAILURE.value)
     if restart not in list(Restart):
         choices = ", ".join(Restart)  # `off` and `no` are booleans in YAML
@@ -111,31 +116,31 @@ def _is_name(text: str) -> bool:
     return 0 < len(text) <= MAX_NAME_LENGTH and text.isprintable() and not text.isspace()
 
 
-def _kwargs(where: str, value: Any, problems: list[str]) -> str:
+def _read_kwargs(where: str, value: Any, problems: list[str]) -> str:
     if value is None:
         return "{}"
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        problems.append(f"{where}: kwargs has to be a mapping of argument names, not {_kind(value)}")
+        problems.append(f"{where}: kwargs has to be a mapping of argument names, not {_describe(value)}")
         return "{}"
     try:
-        return kwargs_text(value)
+        return encode_kwargs(value)
     except (TypeError, ValueError) as error:
         advice = "put times and dates in quotes" if isinstance(error, TypeError) else "JSON has no .nan and no .inf"
         problems.append(f"{where}: kwargs cannot be written as JSON: {error}; {advice}")
         return "{}"
 
 
-def kwargs_text(kwargs: dict[str, Any]) -> str:
+def encode_kwargs(kwargs: dict[str, Any]) -> str:
     """Return arguments as JSON text with sorted keys, so that equal ones are equal.
 
     Raises:
-        TypeError: A value is nothing that JSON has.
-        ValueError: A number is none, or a value holds itself.
+        TypeError: JSON cannot represent a value.
+        ValueError: A number is not finite, or a value contains itself.
     """
     return json.dumps(kwargs, sort_keys=True, allow_nan=False)
 
 
-def _kind(value: Any) -> str:
+def _describe(value: Any) -> str:
     if isinstance(value, dict):
         return "a mapping"
     if isinstance(value, list):

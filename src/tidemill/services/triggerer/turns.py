@@ -1,7 +1,7 @@
 """The steps of a host's life, one at a time: start and reload in the order of their calls, until a stop ends them all.
 
-Invariants: no two steps overlap; after `close` no step begins, and none is under way; a step that is interrupted has
-ended before anybody is told so.
+Invariants: no two steps overlap; after `close` no step begins, and none is under way; an interrupted step has ended
+before its caller learns that.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ T = TypeVar("T")
 
 
 class HostStopsError(Exception):
-    """The host stops, so nothing is started or changed any more."""
+    """The host stops, so nothing more is started or changed."""
 
 
 class Turns:
-    """Whose turn it is."""
+    """Runs steps one after another."""
 
     def __init__(self) -> None:
-        """Nobody's."""
+        """Start without a step."""
         self._turn = asyncio.Lock()
         self._step: asyncio.Task[Any] | None = None
         self.closed = False
 
     async def take(self, step: Callable[[], Coroutine[Any, Any, T]], name: str) -> T:
-        """Return what a step returns, which begins when those before it have ended.
+        """Run a step when those before it have ended, and return its result.
 
         Args:
             step: Called when its turn comes.
-            name: What its task is called.
+            name: The name of its task.
 
         Raises:
             HostStopsError: `close` was called before the step had ended.
@@ -51,7 +51,7 @@ class Turns:
                 self._step = None
 
     async def close(self) -> None:
-        """Begin no step any more; interrupt the one under way, and wait until it has ended."""
+        """Start no more steps; interrupt the current one, and wait until it has ended."""
         self.closed = True
         if self._step is not None:
             self._step.cancel("the host stops")

@@ -1,6 +1,6 @@
-"""The shell around one sink: sends what `core.outbox` says, tells it the answers, and passes on what became of it.
+"""The shell around one sink: sends what `core.delivery.send_queue` says, and passes on the answers and the outcomes.
 
-Decides nothing. One asyncio task per sink; a batch goes out as soon as the sink is free, and what is submitted
+It decides nothing. One asyncio task per sink; a batch goes out as soon as the sink is free, and what is submitted
 meanwhile makes up the next one, so that an idle sink sends at once and a busy one sends in large batches.
 """
 
@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import structlog
 
 from tidemill.core.delivery.breaker import BreakerState
-from tidemill.core.delivery.culprit import Fault, fault_of
+from tidemill.core.delivery.culprit import Fault, find_fault
 from tidemill.core.delivery.send_items import Ask, Decision, Delivered, Item, Limits
 from tidemill.core.delivery.send_queue import SendQueue
 from tidemill.core.errors import InvariantError, RemoteError, describe_error, sound
@@ -33,19 +33,19 @@ log = structlog.get_logger(__name__)
 SLOW_SECONDS = 5.0
 #: A sink may take this long to close.
 CLOSE_SECONDS = 15.0
-#: And this long to give up a call that was cancelled, before it is left to itself.
+#: A call that was cancelled may take this long to end before it is left to itself.
 CANCEL_SECONDS = 5.0
 
 
 class BatchSender:
-    """One sink, its line and its task.
+    """One sink, its queue and its task.
 
     Args:
-        sink: Where to.
+        sink: The sink.
         limits: How to retry; batch sizes and linger are the sink's own.
-        timeout_seconds: How long the sink may take for a batch, unless it says so itself.
-        ask: Called with what somebody has to decide about; answered by `decided`.
-        gave_up: Called with what is not tried again.
+        timeout_seconds: How long the sink may take for a batch, unless the sink sets its own limit.
+        ask: Called with what needs a decision; answered by `decided`.
+        gave_up: Called with what is not retried.
         settled: Called after payloads were settled.
     """
 
@@ -77,7 +77,7 @@ class BatchSender:
         self._task: asyncio.Task[NoReturn] | None = None
         self._sent_at: float | None = None
         self._breaker = BreakerState.CLOSED
-        # Calls that were cancelled and do not end; kept, or they would be collected while they run.
+        # Calls that were cancelled and do not end; referenced, or they would be garbage-collected while they run.
         self._left: set[asyncio.Task[Any]] = set()
 
     @property
@@ -87,7 +87,7 @@ class BatchSender:
 
     @property
     def outstanding(self) -> int:
-        """Payloads that are neither confirmed nor given up."""
+        """How many payloads are neither confirmed nor given up."""
         return self._queue.outstanding
 
     @property
@@ -107,7 +107,7 @@ class BatchSender:
         self._task = tasks.keep(f"the deliveries to {self.label}", self._run())
 
     def add(self, payload: Any, lane: DeliveryLane, submission: Submission) -> None:
-        """Put a payload into the line; one that cannot be encoded is asked about, in a later turn of the loop."""
+        """Queue a payload; one that cannot be encoded becomes a question, in a later turn of the loop."""
         now = self._loop.time()
         try:
             ready = encoded(self.sink, payload)
@@ -131,7 +131,7 @@ class BatchSender:
             wake.set_result(None)
 
     def decided(self, question: Question, decision: Decision) -> None:
-        """Carry an answer to the queue."""
+        """Pass an answer on to the queue."""
         effects = self._queue.decided(question, decision, self._loop.time(), random.getrandbits(32))
         self._apply(effects)
         self._wake_up()
@@ -168,7 +168,7 @@ class BatchSender:
         except Exception as error:
             text = str(error) if isinstance(error, RemoteError) else describe_error(error)
             retryable = error.retryable if isinstance(error, RemoteError) else True
-            fault = fault_of(error)
+            fault = find_fault(error)
             if fault is Fault.PLACE:
                 self._note_error(text, 0, "a sink cannot be written to; everything waits")
             elif fault.may_be_a_payload and len(batch) > 1:
@@ -179,7 +179,7 @@ class BatchSender:
         else:
             if answers.count(None) != len(answers):
                 refused = [answer for answer in answers if answer is not None]
-                # None is left only if a sink says of all that they wait, which are refused then.
+                # None is left only if a sink says that all of them wait; then they count as refused.
                 refused = [answer for answer in refused if not answer.waits] or refused
                 self._note_error(_most_telling(refused), len(refused))
             effects = self._queue.answered(answers, self._loop.time(), bits)
@@ -202,7 +202,7 @@ class BatchSender:
         return check_answers(call.result(), batch, self.label)
 
     async def _cancel(self, call: asyncio.Task[Any]) -> None:
-        """End a call, or leave it to itself: a sink that hangs for good must not keep its payloads for ever."""
+        """End a call, or leave it to itself: a sink that hangs for good must not hold its payloads forever."""
         call.cancel()
         await asyncio.wait((call,), timeout=CANCEL_SECONDS)
         if call.done():
@@ -236,7 +236,7 @@ class BatchSender:
         self._settled()
 
     def _watch_breaker(self) -> None:
-        """Say when the breaker opens and when it is closed again, not for every probe between."""
+        """Log when the breaker opens and when it closes, not every probe in between."""
         state = self._queue.breaker(self._loop.time())
         if (state is BreakerState.CLOSED) is not (self._breaker is BreakerState.CLOSED):
             self.stats.breaker_opened = self._queue.opened
@@ -250,7 +250,7 @@ class BatchSender:
         return self.failing[:2000] if self.failing is not None else self.stats.last_error
 
     def stalled(self) -> str | None:
-        """Say what waits, and why; None while all is well."""
+        """Return what waits, and why; None while nothing does."""
         if self._task is None:
             return None
         queue, now = self._queue, self._loop.time()
@@ -292,5 +292,5 @@ def check_answers(answers: Any, batch: Sequence[Encoded], label: str) -> Sequenc
 
 
 def _most_telling(refused: Sequence[Refusal]) -> str:
-    """Return the error of a payload that will never be taken, if there is one."""
+    """Return the error of a payload that will never be accepted, if there is one."""
     return next((refusal.error for refusal in refused if not refusal.retryable), refused[0].error)

@@ -17,7 +17,7 @@ class Sender(Protocol):
     """Sends payloads to one sink, and settles them.
 
     Attributes:
-        stats: What happened so far; who decides about a payload counts there what was skipped or dead-lettered.
+        stats: What happened so far; the caller counts there what was skipped or dead-lettered.
     """
 
     stats: SinkStats

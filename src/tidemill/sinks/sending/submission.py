@@ -23,7 +23,7 @@ class Submission:
     """Payloads of one hook's result, across sinks.
 
     Attributes:
-        origin: Where they come from, and how much they are.
+        origin: Where they come from, and their size.
         pending: How many of them are not settled.
         released: Called when none is left.
     """
@@ -42,13 +42,13 @@ class Submission:
         if self.pending == 0:
             try:
                 self.released()
-            except Exception as error:  # ours; what is settled beside it must not suffer
+            except Exception as error:  # a bug; payloads that are settled with it must not suffer
                 context = {"message": "the release of delivered payloads", "exception": error}
                 asyncio.get_running_loop().call_exception_handler(context)
 
 
 class QueuedPayload(msgspec.Struct):
-    """What travels with an item through `core.outbox`: the payload, its wire form, and whose it is."""
+    """What travels with an item through the queue: the payload, its wire form, and its submission."""
 
     payload: Any
     encoded: Encoded | None

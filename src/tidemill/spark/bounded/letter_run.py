@@ -17,10 +17,10 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError
 from tidemill.deadletters.files import (
     check_letters_folder,
-    outcomes_id_of,
+    ensure_outcomes_id,
+    read_outcomes_id,
     remove_run,
     remove_unfinished,
-    with_outcomes_id,
 )
 from tidemill.spark.bounded.task import ChunkResult
 from tidemill.spark.engine.process import EngineJob
@@ -38,7 +38,7 @@ class LetterRun:
         """Name the run, and the folder of its outcomes if it has no name yet."""
         self._path = path
         self._run = uuid.uuid4().hex
-        self._outcomes_id = with_outcomes_id(outcomes, self._run) if path else ""
+        self._outcomes_id = ensure_outcomes_id(outcomes, self._run) if path else ""
         self.tidy()
 
     def of(self, job: EngineJob) -> EngineJob:
@@ -91,8 +91,8 @@ def check_letters(settings: Settings) -> None:
 
 
 def forget_letters(settings: Settings, outcomes: Path) -> None:
-    """Remove the letters of outcomes that are about to be removed because their messages are all reprocessed."""
-    run = outcomes_id_of(outcomes) if settings.dlq.path else None
+    """Remove the letters of outcomes that are about to be removed because their messages are all processed again."""
+    run = read_outcomes_id(outcomes) if settings.dlq.path else None
     if run is not None:
         remove_run(settings.dlq.path, run)
         remove_unfinished(settings.dlq.path, run)

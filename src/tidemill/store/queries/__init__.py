@@ -1,1 +1,1 @@
-"""What is asked of the store and told to it: plain functions over an open connection, inside its transaction."""
+"""Queries and updates of the store: plain functions over an open connection, inside its transaction."""

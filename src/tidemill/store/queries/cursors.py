@@ -12,21 +12,21 @@ from collections.abc import Collection
 from sqlalchemy import Connection, Select, select
 
 from tidemill.core.triggers.event_plan import Counter
-from tidemill.store.batches import RowSet, dialect_of
+from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.tables import trigger_cursor
 
 IDS = RowSet("ids", id=int)
 
 
 def lock_cursors(connection: Connection, ids: Collection[int]) -> dict[int, Counter]:
-    """Return the cursors of the triggers that exist, by id; nobody changes them before the transaction ends."""
-    dialect = dialect_of(connection)
-    statement = locking(select(IDS.source(dialect).c.id))
+    """Return the cursors of the triggers that exist, by id; they do not change before the transaction ends."""
+    dialect = find_dialect(connection)
+    statement = add_row_locks(select(IDS.source(dialect).c.id))
     rows = connection.execute(statement, IDS.parameters(dialect, id_rows(ids)))
     return {row.trigger_id: Counter(row.next_index, row.token) for row in rows}
 
 
-def locking(wanted: Select[int]) -> Select[int, int, int]:
+def add_row_locks(wanted: Select[int]) -> Select[int, int, int]:
     """Return the statement that locks cursors by rising id; `wanted` selects the ids."""
     return (
         select(trigger_cursor.c.trigger_id, trigger_cursor.c.token, trigger_cursor.c.next_index)

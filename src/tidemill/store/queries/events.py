@@ -1,7 +1,7 @@
 """Trigger events: store and list them.
 
 What is stored, under which number, and what is refused is decided by `core.event_plan`; the cursors of the triggers are
-locked before it is asked, so what it is told stays true until the transaction ends. The wide rows are not touched.
+locked before it is read, so what was read stays true until the transaction ends. The wide rows are not touched.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Column, Connection, Row, Select, and_, func, insert, select, update
 
 from tidemill.core.triggers.event_plan import EventRow, NewEvent, Plan, make_plan
-from tidemill.store.batches import RowSet, dialect_of
+from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.queries.cursors import lock_cursors
 from tidemill.store.records import EventRecord, Page
 from tidemill.store.tables import trigger, trigger_cursor, trigger_event, trigger_identity
@@ -35,7 +35,7 @@ def store_events(connection: Connection, events: Sequence[NewEvent], earlier: Pl
     Args:
         connection: In a transaction.
         events: In the order in which they fired.
-        earlier: What an earlier attempt at the same events would have done, if nobody knows whether it was
+        earlier: What an earlier attempt at the same events would have done, if it is unknown whether it was
             committed (the connection was lost meanwhile). It is recognised, and nothing is stored twice.
 
     Returns:
@@ -68,7 +68,7 @@ def _known(connection: Connection, events: Sequence[NewEvent]) -> dict[tuple[int
     wanted = {(event.trigger_id, event.identity) for event in events if event.identity is not None}
     if not wanted:
         return {}
-    dialect = dialect_of(connection)
+    dialect = find_dialect(connection)
     given = _IDENTITIES.source(dialect)
     same = and_(trigger_identity.c.trigger_id == given.c.trigger_id, trigger_identity.c.identity == given.c.identity)
     statement = select(
@@ -79,7 +79,7 @@ def _known(connection: Connection, events: Sequence[NewEvent]) -> dict[tuple[int
 
 
 def _insert(connection: Connection, plan: Plan) -> None:
-    dialect = dialect_of(connection)
+    dialect = find_dialect(connection)
     rows, moved = _ROWS.source(dialect), _COUNTERS.source(dialect)
     given = _ROWS.parameters(dialect, plan.rows)
     values = select(*[rows.c[name] for name in _COLUMNS]).order_by(rows.c.position)
@@ -108,7 +108,7 @@ def list_events(connection: Connection, *, after: int | None = None, limit: int 
     Args:
         connection: Any.
         after: Begin behind this id (`Page.next`).
-        limit: At most so many.
+        limit: At most this many.
     """
     found = _rows(connection, _beyond(_ID, after).order_by(_ID), limit)
     return _page(found, limit, [row.id for row in found])
@@ -155,12 +155,12 @@ def _below(key: Column[int], before: int | None) -> Select[Any]:
 
 
 def _rows(connection: Connection, statement: Select[Any], limit: int) -> list[EventRecord]:
-    return [_record(row) for row in connection.execute(statement.limit(limit + 1))]
+    return [_read_record(row) for row in connection.execute(statement.limit(limit + 1))]
 
 
 def _page(found: list[EventRecord], limit: int, keys: list[int]) -> Page[EventRecord]:
     return Page(found[:limit], keys[limit - 1] if len(found) > limit else None)
 
 
-def _record(row: Row[Any]) -> EventRecord:
+def _read_record(row: Row[Any]) -> EventRecord:
     return EventRecord(row.id, row.trigger_id, row.name, row.sequence_index, row.identity, row.payload, row.created_us)

@@ -40,7 +40,7 @@ def remove_events(connection: Connection, before_us: int, since_us: int = 0) -> 
 
 
 def remove_identities(connection: Connection, before_us: int, since_us: int = 0) -> Removed:
-    """Remove the oldest identities, likewise; an event that comes again with one of them is stored again."""
+    """Remove the oldest identities, likewise; a redelivered event with one of them is stored again."""
     keys = [trigger_identity.c.trigger_id, trigger_identity.c.identity]
     return _remove(connection, trigger_identity, keys, before_us, since_us)
 

@@ -1,8 +1,8 @@
-"""Sessions of trigger hosts: who lives, which list each runs, and what each may read from upstream.
+"""Sessions of trigger hosts: which are live, which list each runs, and what each may read from upstream.
 
 Invariants: a session that has ended never lives again; a list has one live session at most; an upstream that is
 claimed is read by one live list at most. Rows are locked in one order: the session's, its list's, then those of
-triggers (`queries.cursors`). Each function may be called again when nobody knows whether its commit took place.
+triggers (`queries.cursors`). Each function may be called again when it is unknown whether its commit took place.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, and_, delete, exists, func, insert, literal, select, true, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from tidemill.store.batches import RowSet, dialect_of
+from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.records import SessionRecord
 from tidemill.store.tables import list_claim, session, trigger, trigger_cursor, trigger_list
 
@@ -61,7 +61,7 @@ def beat_session(connection: Connection, session_id: int, now_us: int, digest: s
     """Raise the beat of a session by one; False: it has been ended by another one, and stays dead.
 
     Args:
-        connection: In a transaction; until it ends nobody ends the session.
+        connection: In a transaction; until it ends the session is not ended.
         session_id: Which.
         now_us: The time, in UTC microseconds since the epoch.
         digest: That of the list's content, if it may have changed.
@@ -98,8 +98,8 @@ def end_session(connection: Connection, session_id: int, now_us: int, by: int | 
     return True
 
 
-def session_lives(connection: Connection, session_id: int) -> bool:
-    """Tell whether a session has not ended; if so, nobody ends it before this transaction does."""
+def is_session_live(connection: Connection, session_id: int) -> bool:
+    """Tell whether a session has not ended; if so, it is not ended before this transaction ends."""
     statement = (
         select(session.c.id)
         .where(and_(session.c.id == session_id, session.c.ended_us.is_(None)))
@@ -108,10 +108,10 @@ def session_lives(connection: Connection, session_id: int) -> bool:
     return connection.execute(statement).first() is not None
 
 
-def live_sessions(connection: Connection, kind: str) -> list[SessionRecord]:
+def list_live_sessions(connection: Connection, kind: str) -> list[SessionRecord]:
     """Return the sessions of a kind that have not ended, by id."""
     statement = select(session).where(and_(session.c.kind == kind, session.c.ended_us.is_(None))).order_by(session.c.id)
-    return [_record(row) for row in connection.execute(statement)]
+    return [_read_record(row) for row in connection.execute(statement)]
 
 
 def take_list(connection: Connection, name: str, session_id: int) -> int | None:
@@ -120,7 +120,7 @@ def take_list(connection: Connection, name: str, session_id: int) -> int | None:
     Returns:
         None: it runs it now. Otherwise the id of the live session that does.
     """
-    dialect = dialect_of(connection)
+    dialect = find_dialect(connection)
     connection.execute(_insert(dialect)(trigger_list).values(name=name).on_conflict_do_nothing())
     statement = select(trigger_list.c.session_id).where(trigger_list.c.name == name).with_for_update()
     holder = connection.execute(statement).scalar_one()
@@ -135,7 +135,7 @@ def take_list(connection: Connection, name: str, session_id: int) -> int | None:
 
 def lock_lists(connection: Connection) -> None:
     """Let no other transaction that does the same go on before this one ends: lists are admitted one by one."""
-    if dialect_of(connection) == "postgresql":
+    if find_dialect(connection) == "postgresql":
         connection.execute(select(func.pg_advisory_xact_lock(_CLAIMS_KEY)))
 
 
@@ -149,7 +149,7 @@ def claim_upstreams(connection: Connection, session_id: int, claims: Collection[
     if not claims:
         return []
     lock_lists(connection)
-    dialect = dialect_of(connection)
+    dialect = find_dialect(connection)
     given = _CLAIMS.source(dialect)
     parameters = _CLAIMS.parameters(dialect, [(claim,) for claim in sorted(set(claims))])
     own = select(session.c.list).where(session.c.id == session_id).scalar_subquery()
@@ -170,16 +170,16 @@ def claim_upstreams(connection: Connection, session_id: int, claims: Collection[
 
 
 def release_upstreams(connection: Connection, session_id: int, claims: Collection[str]) -> None:
-    """Note that a session reads these upstreams no more."""
-    dialect = dialect_of(connection)
+    """Note that a session no longer reads these upstreams."""
+    dialect = find_dialect(connection)
     wanted = select(_CLAIMS.source(dialect).c.claim)
     statement = delete(list_claim).where(and_(list_claim.c.session_id == session_id, list_claim.c.claim.in_(wanted)))
     connection.execute(statement, _CLAIMS.parameters(dialect, [(claim,) for claim in claims]))
 
 
-def foreign_names(connection: Connection, names: Iterable[str], list: str) -> dict[str, str]:
+def find_foreign_names(connection: Connection, names: Iterable[str], list: str) -> dict[str, str]:
     """Return which of these triggers belong to other lists, and to which; whether those live does not matter."""
-    dialect = dialect_of(connection)
+    dialect = find_dialect(connection)
     given = _NAMES.source(dialect)
     statement = (
         select(trigger.c.name, trigger.c.list)
@@ -190,7 +190,7 @@ def foreign_names(connection: Connection, names: Iterable[str], list: str) -> di
     return {row.name: row.list for row in rows}
 
 
-def held_triggers(connection: Connection, session_id: int) -> tuple[int, int]:
+def count_held_triggers(connection: Connection, session_id: int) -> tuple[int, int]:
     """Return how many triggers a session holds, and the sum of their tokens: it changes if one is lost or replaced."""
     statement = select(func.count(), func.coalesce(func.sum(trigger_cursor.c.token), 0)).where(
         trigger_cursor.c.session_id == session_id
@@ -199,9 +199,9 @@ def held_triggers(connection: Connection, session_id: int) -> tuple[int, int]:
     return int(count), int(total)
 
 
-def lost_triggers(connection: Connection, session_id: int, held: Mapping[int, int]) -> list[int]:
-    """Return those of the triggers that a session believes to hold, by id with their tokens, that it has lost."""
-    dialect = dialect_of(connection)
+def find_lost_triggers(connection: Connection, session_id: int, held: Mapping[int, int]) -> list[int]:
+    """Return which of the triggers that a session believes to hold, by id with their tokens, it has lost."""
+    dialect = find_dialect(connection)
     given = _HELD.source(dialect)
     still = exists().where(
         and_(
@@ -214,7 +214,7 @@ def lost_triggers(connection: Connection, session_id: int, held: Mapping[int, in
     return [int(row.id) for row in connection.execute(statement, _HELD.parameters(dialect, held.items()))]
 
 
-def _record(row: Row[Any]) -> SessionRecord:
+def _read_record(row: Row[Any]) -> SessionRecord:
     return SessionRecord(**row._mapping)
 
 

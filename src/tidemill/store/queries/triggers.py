@@ -1,6 +1,6 @@
-"""Triggers: register, claim, mark and list them.
+"""Triggers: register, claim, report and list them.
 
-Invariants: a name keeps its id, its counter of events and its token for ever; a token only rises; a report that
+Invariants: a name keeps its id, its counter of events and its token forever; a token only rises; a report that
 carries an old token changes nothing; the cursors of triggers are locked before their wide rows (`queries.cursors`).
 """
 
@@ -13,10 +13,10 @@ from sqlalchemy import Connection, Executable, Row, and_, case, exists, func, li
 from sqlalchemy.dialects import postgresql, sqlite
 
 from tidemill.core.triggers.lifecycle import CancelReason
-from tidemill.store.batches import RowSet, dialect_of
-from tidemill.store.queries.cursors import IDS, id_rows, lock_cursors, locking
-from tidemill.store.queries.sessions import session_lives
-from tidemill.store.records import Marked, Page, TriggerRecord, TriggerReport, TriggerSpec, TriggerState
+from tidemill.store.batches import RowSet, find_dialect
+from tidemill.store.queries.cursors import IDS, add_row_locks, id_rows, lock_cursors
+from tidemill.store.queries.sessions import is_session_live
+from tidemill.store.records import Page, ReportOutcome, TriggerRecord, TriggerReport, TriggerSpec, TriggerState
 from tidemill.store.tables import session, trigger, trigger_cursor
 
 #: Why a trigger was cancelled that goes on elsewhere, or later.
@@ -37,10 +37,10 @@ _RECORDS = (
 def register_triggers(
     connection: Connection, specs: Sequence[TriggerSpec], list: str, now_us: int
 ) -> list[TriggerRecord]:
-    """Make sure that the store knows these triggers as they are given.
+    """Register triggers as they are given.
 
     A trigger that is known keeps its state, unless it is another one under the old name (its class or arguments
-    differ) or was cancelled by a user: then it is registered anew. Its events and their numbers stay in any case.
+    differ) or was cancelled by a user: then it starts over. Its events and their numbers stay in any case.
     Where a transaction does more with triggers than this, this comes first.
 
     Args:
@@ -61,21 +61,21 @@ def register_triggers(
         raise ValueError(f"a name may be given once: {', '.join(map(repr, twice))}")
     if not specs:
         return []
-    dialect = dialect_of(connection)
+    dialect = find_dialect(connection)
     rows = sorted((spec.name, spec.classpath, spec.kwargs, spec.restart) for spec in specs)
     given = _SPECS.parameters(dialect, rows)
     # New names first, in one order, while nothing of a trigger is locked: others wait here for their commit only.
-    connection.execute(_addition(dialect, now_us), given)
+    connection.execute(_build_insert(dialect, now_us), given)
     name_rows = _NAMES.parameters(dialect, [(name,) for name in names])
-    connection.execute(_cursors_added(dialect), name_rows)
+    connection.execute(_build_cursor_insert(dialect), name_rows)
     known = select(trigger.c.id).where(trigger.c.name.in_(select(_NAMES.source(dialect).c.name)))
-    connection.execute(locking(known), name_rows)
-    connection.execute(_registration(dialect, list, now_us), given)
-    found = _by_names(connection, names)
+    connection.execute(add_row_locks(known), name_rows)
+    connection.execute(_build_registration(dialect, list, now_us), given)
+    found = _find_by_names(connection, names)
     return [found[name] for name in names]
 
 
-def _addition(dialect: str, now_us: int) -> Executable:
+def _build_insert(dialect: str, now_us: int) -> Executable:
     given = _SPECS.source(dialect)
     columns = ["name", "classpath", "kwargs", "restart", "state", "created_us", "changed_us"]
     values = (
@@ -95,7 +95,7 @@ def _addition(dialect: str, now_us: int) -> Executable:
     return _insert(dialect)(trigger).from_select(columns, values).on_conflict_do_nothing()  # type: ignore[no-any-return]
 
 
-def _cursors_added(dialect: str) -> Executable:
+def _build_cursor_insert(dialect: str) -> Executable:
     missing = (
         select(trigger.c.id, literal(0).label("token"), literal(0).label("next_index"))
         .where(trigger.c.name.in_(select(_NAMES.source(dialect).c.name)))
@@ -106,9 +106,9 @@ def _cursors_added(dialect: str) -> Executable:
     return insert.on_conflict_do_nothing()  # type: ignore[no-any-return]
 
 
-def _registration(dialect: str, list: str, now_us: int) -> Executable:
+def _build_registration(dialect: str, list: str, now_us: int) -> Executable:
     given = _SPECS.source(dialect)
-    anew = or_(
+    starts_over = or_(
         # One whose host stopped goes on.
         and_(
             trigger.c.state == TriggerState.CANCELLED.value,
@@ -125,25 +125,25 @@ def _registration(dialect: str, list: str, now_us: int) -> Executable:
             classpath=given.c.classpath,
             kwargs=given.c.kwargs,
             restart=given.c.restart,
-            state=case((anew, TriggerState.REGISTERED.value), else_=trigger.c.state),
-            reason=case((anew, None), else_=trigger.c.reason),
-            error=case((anew, None), else_=trigger.c.error),
-            made=case((anew, None), else_=trigger.c.made),
-            changed_us=case((anew, now_us), else_=trigger.c.changed_us),
+            state=case((starts_over, TriggerState.REGISTERED.value), else_=trigger.c.state),
+            reason=case((starts_over, None), else_=trigger.c.reason),
+            error=case((starts_over, None), else_=trigger.c.error),
+            made=case((starts_over, None), else_=trigger.c.made),
+            changed_us=case((starts_over, now_us), else_=trigger.c.changed_us),
         )
     )
 
 
 def find_triggers(connection: Connection, names: Collection[str]) -> list[TriggerRecord]:
     """Return the triggers of these names, as far as they are known, by id."""
-    return sorted(_by_names(connection, names).values(), key=lambda record: record.id)
+    return sorted(_find_by_names(connection, names).values(), key=lambda record: record.id)
 
 
-def _by_names(connection: Connection, names: Collection[str]) -> dict[str, TriggerRecord]:
-    dialect = dialect_of(connection)
+def _find_by_names(connection: Connection, names: Collection[str]) -> dict[str, TriggerRecord]:
+    dialect = find_dialect(connection)
     statement = _RECORDS.where(trigger.c.name.in_(select(_NAMES.source(dialect).c.name)))
     rows = connection.execute(statement, _NAMES.parameters(dialect, [(name,) for name in names]))
-    return {row.name: _record(row) for row in rows}
+    return {row.name: _read_record(row) for row in rows}
 
 
 def claim_triggers(connection: Connection, ids: Collection[int], session_id: int, now_us: int) -> dict[int, int]:
@@ -158,10 +158,10 @@ def claim_triggers(connection: Connection, ids: Collection[int], session_id: int
     Returns:
         The new token of each; an unknown id has none. Empty if the session has ended: it takes nothing any more.
     """
-    if not session_lives(connection, session_id):
+    if not is_session_live(connection, session_id):
         return {}
     tokens = {number: counter.token + 1 for number, counter in lock_cursors(connection, ids).items()}
-    dialect = dialect_of(connection)
+    dialect = find_dialect(connection)
     wanted, given = select(IDS.source(dialect).c.id), IDS.parameters(dialect, id_rows(tokens))
     claimed = (
         update(trigger_cursor)
@@ -170,7 +170,7 @@ def claim_triggers(connection: Connection, ids: Collection[int], session_id: int
     )
     connection.execute(claimed, given)
     running = TriggerState.RUNNING.value
-    # The wide row of one that is said to run already says all that there is to say.
+    # The wide row of one that is running already needs no change.
     turned = (
         update(trigger)
         .where(and_(trigger.c.id.in_(wanted), or_(trigger.c.state != running, trigger.c.reason.is_not(None))))
@@ -181,7 +181,7 @@ def claim_triggers(connection: Connection, ids: Collection[int], session_id: int
 
 
 def cancel_unlisted(connection: Connection, list: str, names: Collection[str], now_us: int) -> list[str]:
-    """Cancel what belongs to a list, would run, and is in the list no more.
+    """Cancel what belongs to a list, would run, and is no longer in the list.
 
     Args:
         connection: In a transaction.
@@ -192,7 +192,7 @@ def cancel_unlisted(connection: Connection, list: str, names: Collection[str], n
     Returns:
         The names of those that are cancelled by this, sorted.
     """
-    dialect = dialect_of(connection)
+    dialect = find_dialect(connection)
     listed = select(_NAMES.source(dialect).c.name)
     goes_on = [reason.value for reason in _GOES_ON]
     gone = and_(
@@ -217,14 +217,14 @@ def cancel_unlisted(connection: Connection, list: str, names: Collection[str], n
 
 
 def release_names(connection: Connection, list: str, names: Collection[str]) -> None:
-    """Let triggers that a list has no more belong to none, so that another one may have their names.
+    """Release triggers that a list no longer has, so that another list may take their names.
 
     Args:
         connection: In a transaction.
         list: Whose triggers are looked at.
         names: Those that are in it.
     """
-    dialect = dialect_of(connection)
+    dialect = find_dialect(connection)
     unlisted = trigger.c.name.not_in(select(_NAMES.source(dialect).c.name))
     given = _NAMES.parameters(dialect, [(name,) for name in names])
     found = connection.execute(select(trigger.c.id).where(and_(trigger.c.list == list, unlisted)), given).scalars()
@@ -236,14 +236,14 @@ def release_names(connection: Connection, list: str, names: Collection[str]) -> 
 def store_serialized(connection: Connection, serialized: Mapping[int, str]) -> None:
     """Keep what triggers are created from after a failure, by their ids; see `TriggerRecord.serialized`."""
     lock_cursors(connection, serialized)
-    dialect = dialect_of(connection)
+    dialect = find_dialect(connection)
     given = _MADE.source(dialect)
     statement = update(trigger).where(trigger.c.id == given.c.id).values(made=given.c.made)
     connection.execute(statement, _MADE.parameters(dialect, sorted(serialized.items())))
 
 
-def mark_triggers(connection: Connection, reports: Sequence[TriggerReport]) -> dict[int, Marked]:
-    """Write down what has become of triggers.
+def report_triggers(connection: Connection, reports: Sequence[TriggerReport]) -> dict[int, ReportOutcome]:
+    """Record the states of triggers.
 
     Args:
         connection: In a transaction.
@@ -254,27 +254,27 @@ def mark_triggers(connection: Connection, reports: Sequence[TriggerReport]) -> d
         What became of the reports about each trigger, by its id; to report the same again is accepted, too.
     """
     counters = lock_cursors(connection, {report.trigger_id for report in reports})
-    told: dict[int, Marked] = {}
+    outcomes: dict[int, ReportOutcome] = {}
     last: dict[int, TriggerReport] = {}
     for report in reports:
         number = report.trigger_id
         counter = counters.get(number)
         if counter is not None and counter.token == report.token:
             last[number] = report
-            told[number] = Marked.MARKED
+            outcomes[number] = ReportOutcome.MARKED
         else:
-            told.setdefault(number, Marked.UNKNOWN if counter is None else Marked.FENCED)
+            outcomes.setdefault(number, ReportOutcome.UNKNOWN if counter is None else ReportOutcome.FENCED)
     if last:
-        dialect = dialect_of(connection)
+        dialect = find_dialect(connection)
         rows = [
-            (number, one.state.value, storable(one.reason), storable(one.error), one.now_us)
+            (number, one.state.value, make_storable(one.reason), make_storable(one.error), one.now_us)
             for number, one in sorted(last.items())
         ]
-        connection.execute(_marking(dialect), _REPORTS.parameters(dialect, rows))
-    return told
+        connection.execute(_build_report_update(dialect), _REPORTS.parameters(dialect, rows))
+    return outcomes
 
 
-def _marking(dialect: str) -> Executable:
+def _build_report_update(dialect: str) -> Executable:
     given = _REPORTS.source(dialect)
     names = ("state", "reason", "error", "changed_us")
     return update(trigger).where(trigger.c.id == given.c.id).values({name: given.c[name] for name in names})
@@ -289,28 +289,28 @@ def list_triggers(
         connection: Any.
         states: Only those in one of these; none: all.
         after: Begin behind this id (`Page.next`).
-        limit: At most so many.
+        limit: At most this many.
     """
     statement = _RECORDS.order_by(trigger.c.id).limit(limit + 1)
     if after is not None:
         statement = statement.where(trigger.c.id > after)
     if states:
         statement = statement.where(trigger.c.state.in_([state.value for state in states]))
-    rows = [_record(row) for row in connection.execute(statement)]
+    rows = [_read_record(row) for row in connection.execute(statement)]
     return Page(rows[:limit], rows[limit - 1].id if len(rows) > limit else None)
 
 
 def count_triggers(connection: Connection) -> dict[TriggerState, int]:
-    """Return how many triggers are in each state that any is in."""
+    """Return how many triggers are in each state."""
     statement = select(trigger.c.state, func.count()).group_by(trigger.c.state)
     return {TriggerState(state): count for state, count in connection.execute(statement)}
 
 
-def storable(text: str | None) -> str | None:
-    """Return a text without what no database takes: NUL characters and lone surrogates.
+def make_storable(text: str | None) -> str | None:
+    """Return a text without what databases refuse: NUL characters and lone surrogates.
 
     Example:
-        >>> storable("a\0b")
+        >>> make_storable("a\0b")
         'a\\ufffdb'
     """
     if text is None or (text.isascii() and "\0" not in text):
@@ -318,7 +318,7 @@ def storable(text: str | None) -> str | None:
     return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
 
 
-def _record(row: Row[Any]) -> TriggerRecord:
+def _read_record(row: Row[Any]) -> TriggerRecord:
     spec = TriggerSpec(row.name, row.classpath, row.kwargs, row.restart)
     state = TriggerState(row.state)
     return TriggerRecord(

@@ -1,6 +1,6 @@
-"""What triggers are given in a list: names of callables, and secrets that are named instead of written down.
+"""Arguments of triggers in a list: names of callables, and secrets that are named instead of written out.
 
-Invariant: a secret is looked up when it is needed, so it is in no serialized trigger, no key and no log.
+Invariant: a secret is looked up when it is needed, so no serialized trigger, key or log contains it.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import Any
 from tidemill.core.errors import ConfigError
 
 
-def from_environment(values: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Return a copy of a mapping in which every `{"env": NAME}` is what the variable says.
+def resolve_environment(values: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Return a copy of a mapping in which every `{"env": NAME}` is replaced by the variable.
 
     Raises:
-        ConfigError: There is no such variable.
+        ConfigError: A variable is not set.
 
     Example:
-        >>> from_environment({"user": "me", "password": {"env": "PASSWORD"}}, {"PASSWORD": "hunter2"})
+        >>> resolve_environment({"user": "me", "password": {"env": "PASSWORD"}}, {"PASSWORD": "hunter2"})
         {'user': 'me', 'password': 'hunter2'}
     """
-    return {name: _looked_up(name, value, environ) for name, value in values.items()}
+    return {name: _look_up(name, value, environ) for name, value in values.items()}
 
 
 def load_callable(classpath: str) -> Callable[..., Any]:
     """Return the function that a text like `package.module.function` or `package.module:function` names.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: It does not exist, or is not callable.
     """
     module_name, _, name = classpath.replace(":", ".").rpartition(".")
     if not isinstance(classpath, str) or not module_name or not name:
@@ -42,12 +42,12 @@ def load_callable(classpath: str) -> Callable[..., Any]:
     except AttributeError as error:
         raise ConfigError(f"{classpath}: the module {module_name!r} has no {name!r}") from error
     if not callable(found):
-        raise ConfigError(f"{classpath} is no function but a {type(found).__name__}")
+        raise ConfigError(f"{classpath} is not a function but of type {type(found).__name__}")
     function: Callable[..., Any] = found
     return function
 
 
-def _looked_up(name: str, value: Any, environ: Mapping[str, str]) -> Any:
+def _look_up(name: str, value: Any, environ: Mapping[str, str]) -> Any:
     if isinstance(value, Mapping) and list(value) == ["env"]:
         variable = value["env"]
         if variable not in environ:

@@ -1,7 +1,7 @@
-"""Polls an HTTP address until its answer is as expected.
+"""Polls a URL until its answer is as expected.
 
-Invariants: what may pass by itself is tried again with backoff, so many times in a row; what asking again cannot change
-is an error at once; no answer is read beyond a bound; addresses are shown without user and query, where secrets are.
+Invariants: temporary failures are retried with backoff, a limited number of times in a row; what a retry cannot change
+is an error at once; no answer is read beyond a limit; URLs are shown without user and query, which may hold secrets.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from tidemill.core.retry import JITTER_BITS, Backoff, GiveUp, decide
 from tidemill.core.triggers.http_poll import PollAnswer, judge_answer, retry_after_seconds
 from tidemill.core.triggers.json_condition import parse_condition
 from tidemill.triggers.base import BaseTrigger, TriggerEvent
-from tidemill.triggers.builtin.arguments import from_environment
-from tidemill.triggers.builtin.identities import digest_of, place_of
-from tidemill.triggers.builtin.selection import text_of
+from tidemill.triggers.builtin.arguments import resolve_environment
+from tidemill.triggers.builtin.identities import compute_digest, shorten_place
+from tidemill.triggers.builtin.selection import encode_bytes
 
 if TYPE_CHECKING:
     import httpx
 
 _BACKOFF: Final = Backoff(0.5, 60.0)
-#: No server is left alone for longer than this because it asks for it.
+#: The longest Retry-After that is obeyed.
 _MAX_RETRY_AFTER_SECONDS: Final = 3600.0
-#: By how much of itself a pause between polls is longer or shorter.
+#: The random part of a pause between polls, up and down.
 _SPREAD: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class _Answered:
+class _HttpAnswer:
     status: int
     retry_after: str | None
     body: bytes
 
 
 class HttpTrigger(BaseTrigger):
-    """Fires once, when an address answers as expected.
+    """Fires once, when a URL answers as expected.
 
     What is fired holds `url` (without user and query), `status` and `body`: JSON where it is, else text. Its identity
     is `url` and a digest of the request, the answer and what is waited for: with `restart: always` each answer that
@@ -58,7 +58,7 @@ class HttpTrigger(BaseTrigger):
         headers: Of the requests; secrets likewise.
         json: What to send as JSON; None: nothing.
         status: The status, or those, that are waited for. Others of 2xx, and 404, 409, 410, 423 and 425, mean: not yet.
-        where: A condition on the answer's JSON, see `core.condition`; None: the status is enough.
+        where: A condition on the answer's JSON, see `core.triggers.json_condition`; None: the status is enough.
         poll_seconds: How long to wait between an answer that is not as expected and the next request; spread by 10 %.
         timeout_seconds: For a whole request and its answer.
         max_retries: How many requests in a row may fail (no connection, no answer in time, 408, 429, 5xx) after the
@@ -85,11 +85,11 @@ class HttpTrigger(BaseTrigger):
         max_retries: int = 8,
         max_body_bytes: int = 1 << 20,
     ) -> None:
-        """Check everything, and connect to nothing."""
+        """Check the arguments; do not connect yet."""
         super().__init__()
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"url has to begin with http:// or https:// and a host, got {_shown(url)!r}")
+            raise ValueError(f"url has to begin with http:// or https:// and a host, got {_mask_url(url)!r}")
         if poll_seconds <= 0 or timeout_seconds <= 0 or max_retries < 0 or max_body_bytes <= 0:
             raise ValueError(
                 "poll_seconds, timeout_seconds and max_body_bytes have to be positive, max_retries not less than 0"
@@ -109,10 +109,10 @@ class HttpTrigger(BaseTrigger):
             "max_retries": max_retries,
             "max_body_bytes": max_body_bytes,
         }
-        self._shown_url = _shown(url)
+        self._shown_url = _mask_url(url)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return what makes this trigger again."""
+        """Return the arguments of this trigger."""
         return "tidemill.triggers.builtin.http.HttpTrigger", dict(self._kwargs)
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
@@ -120,15 +120,15 @@ class HttpTrigger(BaseTrigger):
 
         Raises:
             ConfigError: httpx is not installed, or a secret is not in the environment.
-            RemoteError: The address refuses, or failed too often.
+            RemoteError: The server refuses, or failed too often.
         """
-        headers = from_environment(self._kwargs["headers"])
+        headers = resolve_environment(self._kwargs["headers"])
         params = self._kwargs["params"]
-        params = None if params is None else from_environment(params)
+        params = None if params is None else resolve_environment(params)
         failures = 0
         while True:
             answered = await self._ask(headers, params)
-            found = self._judge(answered) if isinstance(answered, _Answered) else PollAnswer.FAILED
+            found = self._judge(answered) if isinstance(answered, _HttpAnswer) else PollAnswer.FAILED
             if isinstance(found, TriggerEvent):
                 yield found
                 return
@@ -140,11 +140,11 @@ class HttpTrigger(BaseTrigger):
                 failures += 1
                 await self._back_off(failures, answered)
 
-    def _judge(self, answered: _Answered) -> TriggerEvent | PollAnswer:
+    def _judge(self, answered: _HttpAnswer) -> TriggerEvent | PollAnswer:
         answer = judge_answer(answered.status, self._expected)
         if answer is PollAnswer.REFUSED:
             raise RemoteError(
-                f"{self._shown_url} answered with status {answered.status}, which asking again does not change; "
+                f"{self._shown_url} answered with status {answered.status}, which a retry does not change; "
                 f"correct the address or the credentials, or expect that status",
                 retryable=False,
             )
@@ -155,22 +155,22 @@ class HttpTrigger(BaseTrigger):
         except (ValueError, RecursionError):
             if self._condition is not None:
                 return PollAnswer.NOT_YET
-            body = text_of(answered.body)
+            body = encode_bytes(answered.body)
         if self._condition is not None and not self._condition.holds(body):
             return PollAnswer.NOT_YET
         payload = {"url": self._shown_url, "status": answered.status, "body": body}
-        return TriggerEvent(payload, identity=self._identity(answered))
+        return TriggerEvent(payload, identity=self._build_identity(answered))
 
-    def _identity(self, answered: _Answered) -> str:
+    def _build_identity(self, answered: _HttpAnswer) -> str:
         given = self._kwargs
         request = (given["method"].upper(), given["url"], given["params"], given["json"])
         waited_for = (sorted(self._expected), given["where"])
-        digest = digest_of(request, waited_for, answered.status, answered.body)
-        return f"{place_of(self._shown_url)}#{digest}"
+        digest = compute_digest(request, waited_for, answered.status, answered.body)
+        return f"{shorten_place(self._shown_url)}#{digest}"
 
-    async def _ask(self, headers: dict[str, Any], params: dict[str, Any] | None) -> _Answered | str:
+    async def _ask(self, headers: dict[str, Any], params: dict[str, Any] | None) -> _HttpAnswer | str:
         """Return the answer, or how the request failed."""
-        httpx, verify = await asyncio.to_thread(_parts)
+        httpx, verify = await asyncio.to_thread(_load_client)
         given, seconds = self._kwargs, self._kwargs["timeout_seconds"]
         try:
             async with asyncio.timeout(seconds):
@@ -182,7 +182,7 @@ class HttpTrigger(BaseTrigger):
                     ) as answer,
                 ):
                     body = await self._read(answer)
-                    return _Answered(answer.status_code, answer.headers.get("retry-after"), body)
+                    return _HttpAnswer(answer.status_code, answer.headers.get("retry-after"), body)
         except TimeoutError:
             return f"no answer within {seconds:g} s"
         except httpx.TransportError as error:
@@ -203,21 +203,21 @@ class HttpTrigger(BaseTrigger):
                 )
         return bytes(body)
 
-    async def _back_off(self, failures: int, answered: _Answered | str) -> None:
+    async def _back_off(self, failures: int, answered: _HttpAnswer | str) -> None:
         how, asked = answered, 0.0
-        if isinstance(answered, _Answered):
+        if isinstance(answered, _HttpAnswer):
             how = f"status {answered.status}"
             asked = retry_after_seconds(answered.retry_after, _MAX_RETRY_AFTER_SECONDS)
         decision = decide(failures, self._kwargs["max_retries"], _BACKOFF, random.getrandbits(JITTER_BITS))
         if isinstance(decision, GiveUp):
             raise RemoteError(f"{self._shown_url} failed {failures} times in a row, the last time with: {how}")
-        self.log.info("an address that is polled failed; it is tried again", url=self._shown_url, error=how)
+        self.log.info("a polled URL failed; it is retried", url=self._shown_url, error=how)
         await asyncio.sleep(max(decision.delay_seconds, asked))
 
 
 @functools.cache
-def _parts() -> tuple[Any, ssl.SSLContext]:
-    """Return httpx and a TLS context, which both take long to load: once for all, and in a thread."""
+def _load_client() -> tuple[Any, ssl.SSLContext]:
+    """Return httpx and a TLS context, which both take long to load: only once, and in a thread."""
     try:
         import httpx
     except ModuleNotFoundError as error:
@@ -225,8 +225,8 @@ def _parts() -> tuple[Any, ssl.SSLContext]:
     return httpx, ssl.create_default_context()
 
 
-def _shown(url: str) -> str:
-    """Return an address without user, query and fragment."""
+def _mask_url(url: str) -> str:
+    """Return a URL without user, query and fragment."""
     shown = redact_text(url.partition("#")[0])
     place, mark, _ = shown.partition("?")
     return f"{place}?***" if mark else place

@@ -1,8 +1,9 @@
 """Identities of events: texts that are equal for one occurrence, however often it is seen, and different for two.
 
-An identity says where and when something occurred, and ends in a digest of what selects where something does: a trigger
-that selects otherwise under the same name gets its own events. Invariants: an identity stays below the 1,024 bytes that
-a store takes; what goes into a digest cannot be read back from it.
+An identity says where and when something occurred, and ends in a digest of the selection, if there is one: a trigger
+that selects differently under the same name gets its own events.
+
+Invariants: an identity stays below the 1,024 bytes that a store accepts; what goes into a digest cannot be recovered.
 """
 
 from __future__ import annotations
@@ -14,53 +15,53 @@ from typing import Any, Final
 
 from tidemill.core.triggers.stable_files import Version
 
-#: A place that is longer is shortened, so that there is room for the rest.
+#: Longer places are shortened, to leave room for the rest.
 MAX_PLACE_BYTES: Final = 512
 _DIGEST_CHARACTERS: Final = 32
 _SHOWN_CHARACTERS: Final = 64
 
 
-def digest_of(*parts: Any) -> str:
+def compute_digest(*parts: Any) -> str:
     """Return 32 hexadecimal digits (128 bits) for values that JSON can hold, or bytes; the order of keys is ignored.
 
     Example:
-        >>> digest_of("GET", {"a": 1, "b": 2}) == digest_of("GET", {"b": 2, "a": 1})
+        >>> compute_digest("GET", {"a": 1, "b": 2}) == compute_digest("GET", {"b": 2, "a": 1})
         True
     """
     text = json.dumps(parts, sort_keys=True, default=_plain)
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_CHARACTERS]
 
 
-def place_of(text: str) -> str:
+def shorten_place(text: str) -> str:
     """Return a text, or its end with a digest of all of it where it is long.
 
     Example:
-        >>> place_of("/data/in.csv"), len(place_of("/data" * 1000)) < 200
+        >>> shorten_place("/data/in.csv"), len(shorten_place("/data" * 1000)) < 200
         ('/data/in.csv', True)
     """
     if len(text.encode("utf-8", "surrogatepass")) <= MAX_PLACE_BYTES:
         return text
-    return f"{digest_of(text)}...{text[-_SHOWN_CHARACTERS:]}"
+    return f"{compute_digest(text)}...{text[-_SHOWN_CHARACTERS:]}"
 
 
-def mark_of(selects: Mapping[str, Any]) -> str:
-    """Return what an identity ends in, given what selects; '' where nothing does.
+def build_suffix(selects: Mapping[str, Any]) -> str:
+    """Return the suffix of an identity for a selection; '' without one.
 
     Example:
-        >>> mark_of({}), len(mark_of({"key": "a"}))
+        >>> build_suffix({}), len(build_suffix({"key": "a"}))
         ('', 17)
     """
-    return f"#{digest_of(selects)[:16]}" if selects else ""
+    return f"#{compute_digest(selects)[:16]}" if selects else ""
 
 
-def file_identity(path: str, version: Version) -> str:
+def build_file_identity(path: str, version: Version) -> str:
     """Return the identity of one version of a file.
 
     Example:
-        >>> file_identity("/data/in.csv", Version(modified_ns=7, size_bytes=3, inode=12))
+        >>> build_file_identity("/data/in.csv", Version(modified_ns=7, size_bytes=3, inode=12))
         '/data/in.csv@7.3.12'
     """
-    return f"{place_of(path)}@{version.modified_ns}.{version.size_bytes}.{version.inode}"
+    return f"{shorten_place(path)}@{version.modified_ns}.{version.size_bytes}.{version.inode}"
 
 
 def _plain(value: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Runs an event trigger by itself, on a shared stream that nobody shares.
+"""Runs an event trigger by itself, on a stream of its own.
 
-What a host does whose triggers share streams is not needed then, but the stream is the same: an event counts as dealt
-with when the next one is requested.
+It is the same stream that a host would share between triggers: an event counts as dealt with when the next one is
+requested.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Fires for messages of a Kafka topic; triggers of one topic and group share one consumer.
 
-A message is committed when every trigger of its group is done with it and what they fired is stored; see
-`producers.kafka` for what becomes of those that failed or were rejected.
+A message is committed when every trigger of its group is done with it and what they fired is stored; `producers.kafka`
+describes what becomes of those that failed or were rejected.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from tidemill.config.kafka_names import check_group, check_topic, check_topic_or
 from tidemill.config.kafka_settings import OWNED_SOURCE_KEYS
 from tidemill.runtime.messages import SourceMessage
 from tidemill.triggers.base import BaseEventTrigger, TriggerEvent
-from tidemill.triggers.builtin.arguments import from_environment
+from tidemill.triggers.builtin.arguments import resolve_environment
 from tidemill.triggers.builtin.isolated import run_alone
-from tidemill.triggers.builtin.selection import Left, OnInvalid, Selection, ValueFormat, text_of
+from tidemill.triggers.builtin.selection import Left, OnInvalid, Selection, ValueFormat, encode_bytes
 from tidemill.triggers.producers.kafka import kafka_claim, kafka_stream
 from tidemill.triggers.shared_stream import SharedStreamProducer, reject_shared_stream_event
 
@@ -38,11 +38,11 @@ class KafkaTrigger(BaseEventTrigger):
         value_format: Likewise.
         on_invalid: Likewise.
         dlq_topic: Where rejected and failed messages go; '' means `<topic>_dlq`.
-        max_redeliveries: How often a failed message is given again.
+        max_redeliveries: How often a failed message is redelivered.
         client_config: Passed to librdkafka, for example for security; secrets as `{"env": NAME}`.
 
     Raises:
-        ConfigError: There is no such function to apply.
+        ConfigError: The function to apply does not exist.
         TypeError: A value has the wrong type.
         ValueError: A value is not allowed.
     """
@@ -62,9 +62,9 @@ class KafkaTrigger(BaseEventTrigger):
         max_redeliveries: int = 5,
         client_config: Mapping[str, Any] | None = None,
     ) -> None:
-        """Check everything, and connect to nothing."""
+        """Check the arguments; do not connect yet."""
         super().__init__()
-        # What cannot be read is to be this trigger's failure, not that of all who share its stream.
+        # A wrong argument is this trigger's own failure, not that of all triggers of its stream.
         check_topic(topic)
         check_topic_or_empty(dlq_topic)
         check_group(group)
@@ -85,7 +85,7 @@ class KafkaTrigger(BaseEventTrigger):
         self._claim = kafka_claim(topic, group)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return what makes this trigger again."""
+        """Return the arguments of this trigger."""
         return "tidemill.triggers.builtin.kafka.KafkaTrigger", dict(self._kwargs)
 
     def shared_stream_key(self) -> Hashable:
@@ -93,19 +93,19 @@ class KafkaTrigger(BaseEventTrigger):
         return self._key
 
     def upstream_claim(self) -> str:
-        """Return topic and group: another list may not read them meanwhile."""
+        """Return topic and group: no other running list may read them."""
         return self._claim
 
     @classmethod
     def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> SharedStreamProducer:
-        """Make the consumer."""
+        """Create the consumer."""
         return kafka_stream(
             kwargs["brokers"],
             kwargs["topic"],
             kwargs["group"],
             dlq_topic=kwargs["dlq_topic"],
             max_redeliveries=kwargs["max_redeliveries"],
-            client_config=from_environment(kwargs["client_config"]),
+            client_config=resolve_environment(kwargs["client_config"]),
         )
 
     async def filter_shared_stream(self, shared_stream: AsyncIterator[SourceMessage]) -> AsyncIterator[TriggerEvent]:
@@ -121,7 +121,7 @@ class KafkaTrigger(BaseEventTrigger):
                 continue
             # With its time, because a topic that was deleted and created again counts from 0.
             place = f"{message.topic}/{message.partition}/{message.offset}@{message.timestamp}"
-            yield TriggerEvent(fired, identity=place + selection.mark)
+            yield TriggerEvent(fired, identity=place + selection.identity_suffix)
 
     def run(self) -> AsyncIterator[TriggerEvent]:
         """Fire without sharing the consumer."""
@@ -134,6 +134,6 @@ def _describe(message: SourceMessage) -> dict[str, Any]:
         "partition": message.partition,
         "offset": message.offset,
         "timestamp": message.timestamp,
-        "key": text_of(message.key),
-        "headers": [[name, text_of(value)] for name, value in message.headers],
+        "key": encode_bytes(message.key),
+        "headers": [[name, encode_bytes(value)] for name, value in message.headers],
     }

@@ -1,7 +1,7 @@
 """Waits for a process to end.
 
-The process is told from a later one with the same id by when it started, in the count of one boot of its host. It has
-to be on the host where the trigger runs.
+The process is distinguished from a later one with the same id by the time when it started, counted from the boot of its
+host. It has to be on the host where the trigger runs.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from typing import Any, Final
 from tidemill.triggers.base import BaseTrigger, TriggerEvent
 
 _PROC = "/proc"
-#: What `started` is of a process that was not there when its trigger was made.
+#: The `started` of a process that did not exist when its trigger was created.
 GONE: Final = "gone"
 
 
 class ProcessExitTrigger(BaseTrigger):
     """Fires once, when a process has ended; at once if there is none.
 
-    What is fired holds `pid` and `found`: whether the process was still there when the wait began. How it ended is
-    known to its parent only.
+    What is fired holds `pid` and `found`: whether the process still existed when the wait began. Only its parent
+    knows how it ended.
 
     Args:
         pid: The process.
-        started: What tells it from a later one of the same id; None: look at the process that has it now.
-        poll_seconds: How often to look where the system does not tell (Linux does).
+        started: Distinguishes it from a later one with the same id; None: take the process that has it now.
+        poll_seconds: How often to check where the system does not notify (Linux does).
 
     Raises:
-        TypeError: The id is no number.
+        TypeError: The id is not a number.
         ValueError: A number is not positive.
     """
 
     def __init__(self, pid: int, *, started: str | None = None, poll_seconds: float = 1.0) -> None:
-        """Look at the process."""
+        """Find the process."""
         super().__init__()
         if isinstance(pid, bool) or not isinstance(pid, int):
             raise TypeError(f"pid is the number of a process, got {pid!r}")
@@ -45,11 +45,11 @@ class ProcessExitTrigger(BaseTrigger):
         if poll_seconds <= 0:
             raise ValueError(f"poll_seconds has to be positive, got {poll_seconds}")
         self.pid = pid
-        self.started = _started(pid) if started is None else started
+        self.started = _read_start(pid) if started is None else started
         self.poll_seconds = poll_seconds
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return what makes this trigger again, when the process started included."""
+        """Return the arguments of this trigger, including when the process started."""
         return (
             "tidemill.triggers.builtin.process.ProcessExitTrigger",
             {"pid": self.pid, "started": self.started, "poll_seconds": self.poll_seconds},
@@ -63,7 +63,7 @@ class ProcessExitTrigger(BaseTrigger):
         yield TriggerEvent({"pid": self.pid, "found": found}, identity=f"{self.pid}@{self.started}")
 
     def _is_there(self) -> bool:
-        return self.started != GONE and _started(self.pid) == self.started
+        return self.started != GONE and _read_start(self.pid) == self.started
 
     async def _wait(self) -> None:
         try:
@@ -71,13 +71,13 @@ class ProcessExitTrigger(BaseTrigger):
         except ProcessLookupError:
             return
         except (AttributeError, OSError):
-            # Not on this system, or no more files may be open.
+            # Not on this system, or too many files are open.
             await self._poll()
             return
         try:
-            # The file stands for the process that had the id when it was opened: was it still the right one?
+            # The descriptor refers to the process that had the id when it was opened: was it still the right one?
             if self._is_there():
-                await _readable(fd)
+                await _wait_readable(fd)
         finally:
             os.close(fd)
 
@@ -86,7 +86,7 @@ class ProcessExitTrigger(BaseTrigger):
             await asyncio.sleep(self.poll_seconds)
 
 
-async def _readable(fd: int) -> None:
+async def _wait_readable(fd: int) -> None:
     loop = asyncio.get_running_loop()
     readable = loop.create_future()
     loop.add_reader(fd, _resolve, readable)
@@ -101,15 +101,15 @@ def _resolve(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-def _started(pid: int) -> str:
+def _read_start(pid: int) -> str:
     """Return the boot and the time at which a process started; 'gone' if there is none, or it has ended.
 
-    Where that cannot be seen, the id itself has to do.
+    Where that cannot be read, the id itself has to do.
     """
     try:
         stat = Path(_PROC, str(pid), "stat").read_text(errors="replace")
     except OSError:
-        return _alive(pid)
+        return _check_alive(pid)
     # The name, in parentheses, may hold anything.
     fields = stat.rpartition(")")[2].split()
     if fields[0] in "ZX":
@@ -117,7 +117,7 @@ def _started(pid: int) -> str:
     return f"{Path(_PROC, 'sys/kernel/random/boot_id').read_text().strip()}/{fields[19]}"
 
 
-def _alive(pid: int) -> str:
+def _check_alive(pid: int) -> str:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,7 +1,7 @@
-"""Which messages a trigger fires for, and what it fires: the part that triggers over brokers have in common.
+"""Which messages a trigger fires for, and what it fires; shared by the triggers over brokers.
 
-A message passes if its key is one of the given ones, its value (read as JSON) is as a condition says, and a function of
-the user's accepts it; each of these only where it is given. The function may also say what is fired.
+A message passes if its key is one of the given ones, its value (read as JSON) meets a condition, and a function of the
+user accepts it; each of these is optional. The function may also return what is fired.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 
 from tidemill.core.triggers.json_condition import JsonCondition, parse_condition
 from tidemill.triggers.builtin.arguments import load_callable
-from tidemill.triggers.builtin.identities import mark_of
+from tidemill.triggers.builtin.identities import build_suffix
 
 E = TypeVar("E")
 ValueFormat = Literal["text", "json"]
@@ -24,28 +24,28 @@ OnInvalid = Literal["skip", "reject"]
 
 
 class Left(enum.Enum):
-    """Why nothing is fired: the message was not selected, or its value is no JSON."""
+    """Why nothing is fired: the message was not selected, or its value is not JSON."""
 
     OUT = "out"
     INVALID = "invalid"
 
 
 class Selection:
-    """What is selected; made of JSON values only, and hands them back with `kwargs`.
+    """A selection; it consists of JSON values, which are in `kwargs`.
 
     Args:
         apply: Classpath of a function that is called with the raw event: what it returns (or its coroutine does) is
             fired; True fires what would be fired without it, None and False nothing.
         key: The key, or the keys, that pass; None: all do.
-        where: A condition on the value, see `core.condition`; None: every value passes.
+        where: A condition on the value, see `core.triggers.json_condition`; None: every value passes.
         value_format: How the value is read for what is fired: `text` (UTF-8, else `{"base64": ...}`) or `json`.
-        on_invalid: What to do about a value that is no JSON where JSON is needed: `skip` it, or `reject` it, so that
-            its producer makes a dead letter of it.
+        on_invalid: What to do with a value that is not JSON where JSON is needed: `skip` it, or `reject` it, so that
+            its producer dead-letters it.
 
     Raises:
-        ConfigError: There is no such function.
+        ConfigError: The function does not exist.
         TypeError: A value has the wrong type.
-        ValueError: A value is none of those that are allowed.
+        ValueError: A value is not allowed.
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class Selection:
         value_format: ValueFormat = "text",
         on_invalid: OnInvalid = "skip",
     ) -> None:
-        """Check everything."""
+        """Check the arguments."""
         if value_format not in ("text", "json"):
             raise ValueError(f"value_format is text or json, got {value_format!r}")
         if on_invalid not in ("skip", "reject"):
             raise ValueError(f"on_invalid is skip or reject, got {on_invalid!r}")
         if apply is not None and not isinstance(apply, str):
-            raise TypeError(f"apply is a classpath, so that the trigger can be made elsewhere; got {apply!r}")
+            raise TypeError(f"apply is a classpath, so that the trigger can be created elsewhere; got {apply!r}")
         keys = [key] if isinstance(key, str) else key
         if keys is not None and not (isinstance(keys, list | tuple) and all(isinstance(one, str) for one in keys)):
             raise TypeError(f"key is a text or a list of texts, got {key!r}")
@@ -78,8 +78,8 @@ class Selection:
             )
             if value != default
         }
-        #: What the identities of its events end in.
-        self.mark: Final = mark_of(self._selecting(apply, keys))
+        #: The end of the identities of its events.
+        self.identity_suffix: Final = build_suffix(self._describe_selection(apply, keys))
         self.rejects_invalid: Final = on_invalid == "reject"
         self._keys = None if keys is None else frozenset(one.encode() for one in keys)
         self._condition: JsonCondition | None = None if where is None else parse_condition(where)
@@ -87,8 +87,8 @@ class Selection:
         self._value_is_json = value_format == "json"
         self._apply = None if apply is None else load_callable(apply)
 
-    def _selecting(self, apply: str | None, keys: Sequence[str] | None) -> dict[str, Any]:
-        """Return what decides about which events are fired and what they hold, each in one form only."""
+    def _describe_selection(self, apply: str | None, keys: Sequence[str] | None) -> dict[str, Any]:
+        """Return what determines which events are fired and what they contain, in a canonical form."""
         selecting: dict[str, Any] = {name: value for name, value in self.kwargs.items() if name != "on_invalid"}
         if keys is not None:
             selecting["key"] = sorted(set(keys))
@@ -117,23 +117,23 @@ class Selection:
                 return Left.INVALID
         if self._condition is not None and not self._condition.holds(document):
             return Left.OUT
-        fired = True if self._apply is None else await self._applied(self._apply, event)
+        fired = True if self._apply is None else await self._call_function(self._apply, event)
         if fired is not True:
             return Left.OUT if fired is None or fired is False else fired
         payload = describe(event)
-        payload["value"] = document if self._value_is_json else text_of(value)
+        payload["value"] = document if self._value_is_json else encode_bytes(value)
         return payload
 
-    async def _applied(self, apply: Callable[..., Any], event: E) -> Any:
+    async def _call_function(self, apply: Callable[..., Any], event: E) -> Any:
         answer = apply(event)
         return await answer if inspect.isawaitable(answer) else answer
 
 
-def text_of(data: bytes | None) -> str | dict[str, str] | None:
+def encode_bytes(data: bytes | None) -> str | dict[str, str] | None:
     """Return bytes as JSON can hold them: as text where they are UTF-8, else as base64.
 
     Example:
-        >>> text_of(b"tide"), text_of(bytes([255]))
+        >>> encode_bytes(b"tide"), encode_bytes(bytes([255]))
         ('tide', {'base64': '/w=='})
     """
     if data is None:

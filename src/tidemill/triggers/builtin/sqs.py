@@ -1,7 +1,7 @@
 """Fires for messages of an SQS queue; triggers of one queue share one poll.
 
 A message is deleted when every trigger of the queue is done with it and what they fired is stored; see `producers.sqs`
-for what becomes of the others. Credentials are found as the AWS SDK finds them, and are no part of a trigger.
+for what becomes of the others. Credentials are found as the AWS SDK finds them, and are not part of a trigger.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from tidemill.triggers.base import BaseEventTrigger, TriggerEvent
 from tidemill.triggers.builtin.isolated import run_alone
-from tidemill.triggers.builtin.selection import Left, OnInvalid, Selection, ValueFormat, text_of
+from tidemill.triggers.builtin.selection import Left, OnInvalid, Selection, ValueFormat, encode_bytes
 from tidemill.triggers.producers.sqs import SqsStreamProducer
 from tidemill.triggers.producers.sqs_client import SqsMessage, SqsSettings
 from tidemill.triggers.shared_stream import SharedStreamProducer, reject_shared_stream_event
@@ -38,7 +38,7 @@ class SqsTrigger(BaseEventTrigger):
         wait_seconds: Likewise.
 
     Raises:
-        ConfigError: There is no such function to apply.
+        ConfigError: The function to apply does not exist.
         TypeError: A value has the wrong type.
         ValueError: A value is not allowed.
     """
@@ -57,7 +57,7 @@ class SqsTrigger(BaseEventTrigger):
         visibility_seconds: int = 60,
         wait_seconds: int = 20,
     ) -> None:
-        """Check everything, and connect to nothing."""
+        """Check the arguments; do not connect yet."""
         super().__init__()
         self._selection = Selection(apply=apply, where=where, value_format=value_format, on_invalid=on_invalid)
         self._settings = {
@@ -72,16 +72,16 @@ class SqsTrigger(BaseEventTrigger):
         self._key = ("sqs", queue, region, endpoint_url)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return what makes this trigger again."""
+        """Return the arguments of this trigger."""
         return "tidemill.triggers.builtin.sqs.SqsTrigger", {**self._settings, **self._selection.kwargs}
 
     def shared_stream_key(self) -> Hashable:
-        """Return the queue and where it is: two polls of the same would each see half of the messages."""
+        """Return the queue and its location: two polls of the same would each see half of the messages."""
         return self._key
 
     @classmethod
     def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> SharedStreamProducer:
-        """Make the poll."""
+        """Create the producer."""
         return SqsStreamProducer(SqsSettings(**{name: kwargs[name] for name in SqsSettings.__slots__}))
 
     async def filter_shared_stream(self, shared_stream: AsyncIterator[SqsMessage]) -> AsyncIterator[TriggerEvent]:
@@ -95,7 +95,7 @@ class SqsTrigger(BaseEventTrigger):
                 if selection.rejects_invalid:
                     reject_shared_stream_event()
                 continue
-            yield TriggerEvent(fired, identity=message.message_id + selection.mark)
+            yield TriggerEvent(fired, identity=message.message_id + selection.identity_suffix)
 
     def run(self) -> AsyncIterator[TriggerEvent]:
         """Fire without sharing the poll."""
@@ -109,6 +109,7 @@ def _describe(message: SqsMessage) -> dict[str, Any]:
         "group_id": message.group_id,
         "sent_ms": message.sent_ms,
         "attributes": {
-            name: text_of(value) if isinstance(value, bytes) else value for name, value in message.attributes.items()
+            name: encode_bytes(value) if isinstance(value, bytes) else value
+            for name, value in message.attributes.items()
         },
     }

@@ -1,7 +1,7 @@
-"""Wait for a moment.
+"""Triggers that wait for a point in time.
 
-What counts is the clock on the wall: it is looked at again at least every minute, so that a clock that was set, or a
-machine that slept, is noticed, and no moment is too far away to be slept for. A trigger never fires before its moment.
+The wall clock counts: it is read again at least every minute, so that a clock that was set, or a machine that slept, is
+noticed, and no sleep is too long. A trigger never fires before its moment.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from tidemill.triggers.base import BaseTrigger, TriggerEvent
 
-#: The longest sleep before the clock is looked at again.
+#: The longest sleep before the clock is read again.
 LOOK_SECONDS: Final = 60.0
 
 
@@ -41,16 +41,16 @@ class DateTimeTrigger(BaseTrigger):
 
     Raises:
         TypeError: It is neither.
-        ValueError: It has no time zone, or the text is no moment.
+        ValueError: It has no time zone, or the text is not a date and time.
     """
 
     def __init__(self, moment: datetime | str) -> None:
         """Check it."""
         super().__init__()
-        self.moment = _aware(moment)
+        self.moment = _parse_moment(moment)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return what makes this trigger again: the moment."""
+        """Return the arguments of this trigger: the moment."""
         return "tidemill.triggers.builtin.temporal.DateTimeTrigger", {"moment": self.moment.isoformat()}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
@@ -61,16 +61,16 @@ class DateTimeTrigger(BaseTrigger):
 
 
 class TimeDeltaTrigger(DateTimeTrigger):
-    """Fires once, so much time after it was made for the first time.
+    """Fires once, some time after it was created for the first time.
 
-    It is written down as a `DateTimeTrigger`: who makes it again elsewhere does not start its clock again.
+    It serializes as a `DateTimeTrigger`, so that creating it again elsewhere does not restart its time.
 
     Args:
-        delta: How long, as a timedelta or in seconds.
+        delta: The time, as a timedelta or in seconds.
 
     Raises:
         TypeError: It is neither.
-        ValueError: It leads beyond the year 9999, or before the year 1.
+        ValueError: The moment would be after the year 9999, or before the year 1.
     """
 
     def __init__(self, delta: timedelta | float) -> None:
@@ -85,12 +85,14 @@ class TimeDeltaTrigger(DateTimeTrigger):
         super().__init__(moment)
 
 
-def _aware(moment: object) -> datetime:
+def _parse_moment(moment: object) -> datetime:
     if isinstance(moment, str):
         try:
             moment = datetime.fromisoformat(moment)
         except ValueError as error:
-            raise ValueError(f"moment {moment!r} is no moment in ISO 8601, like 2030-01-31T12:00:00+00:00") from error
+            raise ValueError(
+                f"moment {moment!r} is not a date and time in ISO 8601, like 2030-01-31T12:00:00+00:00"
+            ) from error
     if not isinstance(moment, datetime):
         raise TypeError(f"moment is a datetime or a text in ISO 8601, got {type(moment).__name__}")
     if moment.utcoffset() is None:

@@ -1,6 +1,6 @@
-"""Things that one task works off in order, a few at a time, and that stay until they are done.
+"""A queue whose items one task processes in order, a few at a time.
 
-Invariant: what `first` returned is still there until `remove` takes it.
+Invariant: what `wait_first` returned stays in the queue until it is removed.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ T = TypeVar("T")
 
 
 class Backlog(Generic[T]):
-    """What waits for one task."""
+    """The items that wait for one task."""
 
     def __init__(self) -> None:
-        """Be empty."""
+        """Start empty."""
         self._items: deque[T] = deque()
         self._changed = asyncio.Event()
         self._emptied = asyncio.Event()
         self._emptied.set()
 
     def add(self, item: T) -> None:
-        """Put something behind all others."""
+        """Append an item."""
         self._items.append(item)
         self._changed.set()
         self._emptied.clear()
 
-    async def first(self, limit: int) -> list[T]:
-        """Wait until there is something, and return the oldest."""
+    async def wait_first(self, limit: int) -> list[T]:
+        """Wait until there are items, and return the oldest ones."""
         while not self._items:
             self._changed.clear()
             await self._changed.wait()
         return list(islice(self._items, limit))
 
     def remove(self, done: Sequence[T]) -> None:
-        """Forget some of what `first` returned last, in its order."""
+        """Remove some of the items that `wait_first` returned last, in their order."""
         kept = []
         for item in done:
             while (oldest := self._items.popleft()) is not item:
@@ -47,6 +47,6 @@ class Backlog(Generic[T]):
         if not self._items:
             self._emptied.set()
 
-    async def empty(self) -> None:
+    async def wait_empty(self) -> None:
         """Wait until nothing is left."""
         await self._emptied.wait()

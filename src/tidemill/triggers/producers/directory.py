@@ -1,11 +1,11 @@
 """A shared stream over one folder: every file that is new, or has changed, once it is complete.
 
-What the operating system tells (`watchfiles`, on a thread of its own) says where to look; what counts is what is found
-when looking. Now and then all is looked at, so that news that was lost, or a folder that was replaced, costs time only.
-Files that are there when the stream begins are no news: `look` lists them.
+Notifications of the operating system (`watchfiles`, on a thread of its own) say where to look; what counts is what is
+found there. The whole folder is scanned regularly, so that a lost notification, or a folder that was replaced, only
+costs time. Files that exist when the stream begins are not reported: `look` lists them.
 
 Invariants: nothing that appears after the first `Looked` was yielded is left out; no version of a file comes twice; a
-file comes once it has not changed for `settle_seconds`; nothing blocks the loop, and the thread ends with the stream.
+file comes once it was unchanged for `settle_seconds`; nothing blocks the loop, and the thread ends with the stream.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from tidemill.core.triggers.stable_files import StableFiles, Version
 
 log = structlog.get_logger(__name__)
 
-#: How often a stream says that it lives; seldom, since it stands in the queue of who does not read.
+#: How often `Looked` is yielded; seldom, since it takes room in the queue of a subscriber that does not read.
 LOOKED_SECONDS = 60.0
 _MISSING_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class DirectorySettings:
-    """What to look at, and how.
+    """What to watch, and how.
 
     Attributes:
         path: The folder.
-        recursive: Whether its folders belong to it.
-        settle_seconds: How long a file may not have changed before it is complete.
-        rescan_seconds: How often all is looked at, whatever the operating system tells.
-        missing: What to do when there is no such folder: `fail`, or `wait` for it.
+        recursive: Whether subfolders are included.
+        settle_seconds: How long a file has to be unchanged to count as complete.
+        rescan_seconds: How often the whole folder is scanned, whatever the operating system reports.
+        missing: What to do if the folder does not exist: `fail`, or `wait` for it.
     """
 
     path: str
@@ -52,7 +52,7 @@ class DirectorySettings:
     missing: Literal["fail", "wait"] = "fail"
 
     def __post_init__(self) -> None:
-        """Check what can be checked without looking.
+        """Check the values.
 
         Raises:
             ValueError: Something is out of its bounds.
@@ -69,11 +69,11 @@ class DirectorySettings:
 
 
 class FoundFile(msgspec.Struct, frozen=True):
-    """A file that is complete.
+    """A complete file.
 
     Attributes:
         path: Relative to the folder.
-        version: What tells this state of the file from others.
+        version: Identifies this state of the file.
     """
 
     path: str
@@ -81,10 +81,10 @@ class FoundFile(msgspec.Struct, frozen=True):
 
 
 class Looked(msgspec.Struct, frozen=True):
-    """A raw event that says: from now on, nothing that appears is left out.
+    """A raw event that means: from now on, no file that appears is missed.
 
     Attributes:
-        at: When all had been looked at last, in seconds of the loop.
+        at: When the last scan took place, in seconds of the loop.
     """
 
     at: float
@@ -94,7 +94,7 @@ def look(settings: DirectorySettings) -> dict[str, Version]:
     """Return the files of a folder by their path in it; call it in a thread.
 
     Raises:
-        FileNotFoundError: There is no such folder.
+        FileNotFoundError: The folder does not exist.
         OSError: It cannot be read.
     """
     found: dict[str, Version] = {}
@@ -106,12 +106,12 @@ def look(settings: DirectorySettings) -> dict[str, Version]:
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             if not folder:
                 raise
-            continue  # it went while we looked, or is not ours to see
+            continue  # it was removed meanwhile, or may not be read
         for entry in entries:
             path = f"{folder}/{entry.name}" if folder else entry.name
             if settings.recursive and entry.is_dir(follow_symlinks=False):
                 folders.append(path)
-            elif (version := _version(entry)) is not None:
+            elif (version := _read_entry(entry)) is not None:
                 found[path] = version
     return found
 
@@ -132,7 +132,7 @@ async def directory_stream(settings: DirectorySettings) -> AsyncIterator[FoundFi
     """Yield what is new in a folder, for `open_shared_stream`.
 
     Raises:
-        ConfigError: There is no such folder, or it is gone, and it is not to be waited for.
+        ConfigError: The folder does not exist, or was removed, and is not to be waited for.
         OSError: It cannot be read.
     """
     watch = _Watch(settings)
@@ -150,34 +150,34 @@ class _Watch:
     def __init__(self, settings: DirectorySettings) -> None:
         self._settings = settings
         self._loop = asyncio.get_running_loop()
-        self._settling = StableFiles(settings.settle_seconds)
+        self._stable_files = StableFiles(settings.settle_seconds)
         self._bell = asyncio.Event()
         self._news: set[str] = set()
         self._thread: _WatchThread | None = None
         self._folder: tuple[int, int] | None = None
 
     async def run(self) -> AsyncGenerator[FoundFile | Looked, None]:
-        """Yield what is new, for ever."""
+        """Yield what is new, forever."""
         files = await self._look_at_all()
-        self._settling.know_all(files, self._loop.time())
+        self._stable_files.know_all(files, self._loop.time())
         looked = said_at = self._loop.time()
         yield Looked(looked)
         while True:
-            await self._rest(looked + self._settings.rescan_seconds)
+            await self._wait_for_news(looked + self._settings.rescan_seconds)
             now = self._loop.time()
             if now >= looked + self._settings.rescan_seconds:
                 files = await self._look_at_all()
                 looked = now
-                self._settling.see_all(files, self._loop.time())
+                self._stable_files.see_all(files, self._loop.time())
             await self._look_at_news()
-            for path, version in self._settling.take(self._loop.time()):
+            for path, version in self._stable_files.take(self._loop.time()):
                 yield FoundFile(path, version)
             if looked >= said_at + LOOKED_SECONDS:
                 said_at = looked
                 yield Looked(looked)
 
     async def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         if self._thread is not None:
             thread, self._thread = self._thread, None
             await thread.end()
@@ -185,20 +185,20 @@ class _Watch:
     async def _look_at_all(self) -> dict[str, Version]:
         while True:
             try:
-                await self._watch_it()
+                await self._watch_folder()
                 return await asyncio.to_thread(look, self._settings)
             except (FileNotFoundError, NotADirectoryError) as error:
                 if self._settings.missing == "fail":
                     raise ConfigError(
-                        f"there is no folder {self._settings.path!r} to watch; make it, or set missing: wait"
+                        f"there is no folder {self._settings.path!r} to watch; create it, or set missing: wait"
                     ) from error
             if self._folder is not None:
-                log.warning("a folder that is watched is gone; waiting for it", path=self._settings.path)
+                log.warning("a watched folder was removed; waiting for it", path=self._settings.path)
                 self._folder = None
             await asyncio.sleep(_MISSING_SECONDS)
 
-    async def _watch_it(self) -> None:
-        """Let a thread watch the folder that has the name now."""
+    async def _watch_folder(self) -> None:
+        """Watch the folder that has the name now, in a thread."""
         found = await asyncio.to_thread(os.stat, self._settings.path)
         if not stat.S_ISDIR(found.st_mode):
             raise NotADirectoryError(self._settings.path)
@@ -207,14 +207,14 @@ class _Watch:
             await self.close()
             self._folder = folder
             self._thread = _WatchThread(self._settings, self._loop, self._on_news)
-            await self._thread.watching()
+            await self._thread.wait_watching()
 
     def _on_news(self, paths: set[str]) -> None:
         self._news |= paths
         self._bell.set()
 
-    async def _rest(self, until: float) -> None:
-        due = self._settling.due()
+    async def _wait_for_news(self, until: float) -> None:
+        due = self._stable_files.due()
         until = until if due is None else min(until, due)
         try:
             async with asyncio.timeout_at(until):
@@ -224,17 +224,17 @@ class _Watch:
         self._bell.clear()
 
     async def _look_at_news(self) -> None:
-        # News may be late: who is about to be told as complete is looked at once more.
-        paths, self._news = self._news.union(self._settling.candidates(self._loop.time())), set()
+        # Notifications may be late: files that are about to be reported are checked once more.
+        paths, self._news = self._news.union(self._stable_files.candidates(self._loop.time())), set()
         if paths:
-            versions = await asyncio.to_thread(_versions, self._settings, paths)
+            versions = await asyncio.to_thread(_read_versions, self._settings, paths)
             now = self._loop.time()
             for path, version in versions.items():
-                self._settling.see(path, version, now)
+                self._stable_files.see(path, version, now)
 
 
 class _WatchThread:
-    """A thread that watches one folder; where that fails, it ends, and looking now and then has to do."""
+    """A thread that watches one folder; if that fails, it ends, and the regular scans have to do."""
 
     def __init__(
         self, settings: DirectorySettings, loop: asyncio.AbstractEventLoop, on_news: Callable[[set[str]], None]
@@ -245,10 +245,10 @@ class _WatchThread:
         self._stop = threading.Event()
         self._began = asyncio.Event()
         self._ended = asyncio.Event()
-        # Not one of a pool: a pool's threads are few, and this one stays.
+        # Not a thread of a pool: those are few, and this one stays.
         threading.Thread(target=self._run, name=f"directory[{settings.path}]", daemon=True).start()
 
-    async def watching(self) -> None:
+    async def wait_watching(self) -> None:
         """Wait until changes are noticed."""
         await self._began.wait()
 
@@ -262,7 +262,7 @@ class _WatchThread:
             self._watch()
         except Exception as error:
             log.warning(
-                "a folder cannot be watched; it is looked at now and then instead",
+                "a folder cannot be watched; it is scanned regularly instead",
                 path=self._settings.path,
                 every_seconds=self._settings.rescan_seconds,
                 error=describe_error(error),
@@ -294,29 +294,29 @@ class _WatchThread:
         try:
             self._loop.call_soon_threadsafe(function, *args)
         except RuntimeError:
-            # The loop has ended, and everybody who could wait with it.
+            # The loop has ended, and so has everything that could wait.
             self._stop.set()
 
 
-def _versions(settings: DirectorySettings, paths: set[str]) -> dict[str, Version | None]:
-    """Look at single files."""
+def _read_versions(settings: DirectorySettings, paths: set[str]) -> dict[str, Version | None]:
+    """Return the versions of single files."""
     found: dict[str, Version | None] = {}
     for path in paths:
         try:
-            found[path] = _regular(Path(settings.path, path).stat())
+            found[path] = _build_read_entry(Path(settings.path, path).stat())
         except OSError:
             found[path] = None
     return found
 
 
-def _version(entry: os.DirEntry[str]) -> Version | None:
+def _read_entry(entry: os.DirEntry[str]) -> Version | None:
     try:
-        return _regular(entry.stat())
+        return _build_read_entry(entry.stat())
     except OSError:
-        return None  # gone while we looked, or a link to nowhere
+        return None  # removed meanwhile, or a broken link
 
 
-def _regular(found: os.stat_result) -> Version | None:
+def _build_read_entry(found: os.stat_result) -> Version | None:
     if not stat.S_ISREG(found.st_mode):
         return None
     return Version(found.st_mtime_ns, found.st_size, found.st_ino)

@@ -1,7 +1,7 @@
-"""Who did not accept an event of a shared stream over Kafka, and what is said of that: dead letters, and errors.
+"""Which triggers did not accept an event of a shared stream over Kafka, as dead letters and errors report it.
 
-Invariants: nobody is blamed for leaving an event unread; the error of a letter is bounded, whatever a trigger raised,
-and holds no secret that can be recognised, no NUL and no lone surrogate.
+Invariants: no trigger is blamed for leaving an event unread; the error of a letter is bounded, whatever a trigger
+raised, and contains no recognisable secret, no NUL and no lone surrogate.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tidemill.runtime.messages import SourceMessage
 from tidemill.sources.base import TopicPartition
 from tidemill.triggers.shared_stream import AdvanceOutcome
 
-#: Of what one trigger raised.
+#: Most characters of the error of one trigger.
 MAX_ERROR_CHARACTERS: Final = 500
 #: Triggers that a letter names; how many more there are is counted.
 MAX_NAMED: Final = 5
@@ -38,7 +38,7 @@ class Blame:
 
     @property
     def left_unread(self) -> int:
-        """How many of those who failed it never read it; 0 if anybody else did fail it."""
+        """How many never read it; 0 if any trigger failed it."""
         return 0 if self.failures else len(self.unread)
 
     @property
@@ -47,7 +47,7 @@ class Blame:
         return self.unread.union(self.failures)
 
 
-def letter_of(delivery: Delivery[TopicPartition, SourceMessage], outcome: AdvanceOutcome, blame: Blame) -> Letter:
+def build_letter(delivery: Delivery[TopicPartition, SourceMessage], outcome: AdvanceOutcome, blame: Blame) -> Letter:
     """Return the letter about an event.
 
     Args:
@@ -59,13 +59,13 @@ def letter_of(delivery: Delivery[TopicPartition, SourceMessage], outcome: Advanc
     return Letter.about(
         [delivery.held],
         LetterKind.REJECTED if rejected else LetterKind.FAILED,
-        _reject(outcome, blame) if rejected else _failure(delivery.failures, blame),
+        _describe_reject(outcome, blame) if rejected else _describe_failure(delivery.failures, blame),
         attempts=delivery.failures + rejected,
     )
 
 
-def absence_text(overdue: Overdue[TopicPartition, SourceMessage], seconds: float) -> str:
-    """Say which event waits for whom, after how many seconds."""
+def describe_absence(overdue: Overdue[TopicPartition, SourceMessage], seconds: float) -> str:
+    """Return the error about an event whose subscribers did not come back in time."""
     (topic, partition), offset = overdue.delivery.lane, overdue.delivery.offset
     event = f"the event at offset {offset} of topic {topic!r}, partition {partition}"
     if not overdue.missing:
@@ -77,25 +77,25 @@ def absence_text(overdue: Overdue[TopicPartition, SourceMessage], seconds: float
     )
 
 
-def _reject(outcome: AdvanceOutcome, blame: Blame) -> str:
+def _describe_reject(outcome: AdvanceOutcome, blame: Blame) -> str:
     if not blame.failures:
         return "a trigger rejected the event"
     if outcome.failed > len(blame.unread):
         # Some of these failed it: which of them rejected it is not known.
-        return f"a trigger rejected the event; reported of this delivery: {_told(blame.failures)}"
-    return f"the event was rejected by {_told(blame.failures)}"
+        return f"a trigger rejected the event; reported of this delivery: {_describe_failures(blame.failures)}"
+    return f"the event was rejected by {_describe_failures(blame.failures)}"
 
 
-def _failure(failures: int, blame: Blame) -> str:
+def _describe_failure(failures: int, blame: Blame) -> str:
     times = "once" if failures == 1 else f"{failures} times"
     if not blame.failures:
         return f"the event failed {times}"
-    return f"the event failed {times}, {'in' if failures == 1 else 'at last in'} {_told(blame.failures)}"
+    return f"the event failed {times}, {'in' if failures == 1 else 'at last in'} {_describe_failures(blame.failures)}"
 
 
-def _told(failures: Mapping[Hashable, str]) -> str:
+def _describe_failures(failures: Mapping[Hashable, str]) -> str:
     named = [
-        f"trigger {_sound(str(name), _MAX_NAME_CHARACTERS)}: {_sound(error, MAX_ERROR_CHARACTERS)}"
+        f"trigger {_clean_text(str(name), _MAX_NAME_CHARACTERS)}: {_clean_text(error, MAX_ERROR_CHARACTERS)}"
         for name, error in list(failures.items())[:MAX_NAMED]
     ]
     if len(failures) > MAX_NAMED:
@@ -103,8 +103,8 @@ def _told(failures: Mapping[Hashable, str]) -> str:
     return "; ".join(named)
 
 
-def _sound(text: str, most_characters: int) -> str:
-    # Cut twice: masking costs time, and a secret that is cut may not be recognised.
+def _clean_text(text: str, most_characters: int) -> str:
+    # Cut twice: masking takes time, and a secret that is cut may not be recognised.
     text = text[: 4 * most_characters].encode("utf-8", "replace").decode().replace("\0", "\ufffd")
     text = redact_text(text)
     return text if len(text) <= most_characters else f"{text[: most_characters - 3]}..."

@@ -1,7 +1,7 @@
-"""Who a shared stream over Kafka is in its consumer group, and what it claims for its list of triggers.
+"""The identity of a shared stream over Kafka in its consumer group, and its claim for its list of triggers.
 
-A list is run by one host at a time, so its member has an id of the list, not of the host: a host that takes a list over
-fences the one that had it. Without a list there is nothing but the host to tell members apart.
+A list is run by one host at a time, so its member id is that of the list, not of the host: a host that takes over a
+list fences the one that had it. Without a list, only the host distinguishes members.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def kafka_claim(topic: str, group: str) -> str:
     return f"kafka {topic}/{group}"
 
 
-def member_id(settings: Settings, environ: Mapping[str, str] = os.environ) -> str:
+def build_member_id(settings: Settings, environ: Mapping[str, str] = os.environ) -> str:
     """Return the static member id of a stream that is created now: at most 249 letters, digits, '.', '_' and '-'.
 
     Raises:
-        ConfigError: There is no list, and the host's name cannot be part of a Kafka id.
+        ConfigError: There is no list, and the name of the host cannot be part of a Kafka id.
     """
     kafka = settings.kafka
     group, topic, listed = kafka.consumer_group, kafka.source_topic, LIST_NAME.get()

@@ -1,13 +1,13 @@
-"""A shared stream over one SQS queue: what every subscriber is done with is deleted, the rest comes again by itself.
+"""A shared stream over one SQS queue: what every subscriber is done with is deleted, SQS redelivers the rest.
 
 Raw events are `SqsMessage`s. On a FIFO queue a lane is a message group; elsewhere there is no order to keep, so every
-message is a lane of its own and a slow one holds up nobody. A message stays invisible to others as long as it is
-pending here (`core.leases`); one that failed, or that nobody looked at, is left alone until its time runs out, and SQS
-counts its deliveries and moves it away (`RedrivePolicy`) if the queue is set up so. A rejected message goes to another
-queue.
+message is a lane of its own and a slow one delays no other. A message stays invisible to others while it is pending
+here (`core.triggers.leases`); one that failed, or was never read, is left alone until its visibility timeout, and SQS
+counts its deliveries and moves it away (`RedrivePolicy`) if the queue is configured so. A rejected message goes to
+another queue.
 
 Invariants: nothing is deleted that is not clean, or rejected and confirmed by the other queue; `advance` waits for
-nothing: deletions are collected, and tried again until they succeed or the message's time has run out.
+nothing: deletions are collected, and retried until they succeed or the visibility timeout of the message has passed.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from tidemill.triggers.producers.sqs_client import (
     SqsMessage,
     SqsQueue,
     SqsSettings,
-    delivered,
     open_client,
     open_queue,
+    read_delivery,
 )
 from tidemill.triggers.shared_stream import AdvanceItem, SharedStreamProducer
 
 log = structlog.get_logger(__name__)
 
-#: SQS lets nobody hold a message for longer.
+#: SQS does not allow a message to be held for longer.
 MAX_HELD_SECONDS = 12 * 3600.0
-#: At the end: how long deletions and rejects on their way are waited for.
+#: At the end: how long to wait for deletions and rejects in flight.
 SETTLE_SECONDS = 5.0
-#: What SQS takes in one call.
+#: Most messages of one call.
 BATCH = 10
 _BACKOFF = Backoff(0.2, 30.0)
 _LOG_SECONDS = 60.0
@@ -80,10 +80,10 @@ class SqsStreamProducer(SharedStreamProducer):
         self._leases = Leases(settings.visibility_seconds, MAX_HELD_SECONDS)
         self._leased = asyncio.Event()
         self._numbers = itertools.count()
-        #: What is kept invisible, and of that what was not given to anybody yet.
+        #: What is kept invisible, and of that what has not been yielded yet.
         self._pending: dict[int, Delivered] = {}
         self._unseen: dict[int, Delivered] = {}
-        self._doomed: Backlog[Delivered] = Backlog()
+        self._to_delete: Backlog[Delivered] = Backlog()
         self._rejected: Backlog[Delivered] = Backlog()
         self._stack = AsyncExitStack()
         self._queue: SqsQueue | None = None
@@ -99,7 +99,7 @@ class SqsStreamProducer(SharedStreamProducer):
 
         Raises:
             ConfigError: A queue does not exist, or the client is not installed.
-            RemoteError: SQS refuses what cannot be tried again.
+            RemoteError: SQS fails in a way that a retry cannot change.
         """
         queue = await self._open()
         failures = 0
@@ -111,19 +111,19 @@ class SqsStreamProducer(SharedStreamProducer):
             except Fault as fault:
                 failures = await self._retry(fault, failures, "receiving")
                 continue
-            failures = self._went_well("receiving")
+            failures = self._note_success("receiving")
             for held in [self._hold(queue, one, asked) for one in found]:
                 self._check()
                 del self._unseen[held.number]
                 yield held.message, held
 
     def get_advance_lane(self, broker_payload: Delivered) -> Hashable:
-        """Return the message group, or what no other message has."""
+        """Return the message group, or a lane of its own."""
         group = broker_payload.message.group_id
         return broker_payload.number if group is None else group
 
     async def advance(self, batch: Sequence[AdvanceItem]) -> None:
-        """Take outcomes: clean ones are deleted, rejected ones moved, others left to their visibility timeout.
+        """Process outcomes: clean ones are deleted, rejected ones moved, others left to their visibility timeout.
 
         Raises:
             RemoteError: The stream has failed.
@@ -132,19 +132,19 @@ class SqsStreamProducer(SharedStreamProducer):
         for held, outcome in batch:
             ended = judge_outcome(*outcome)
             if ended is RedeliveryVerdict.CLEAN:
-                self._doomed.add(held)
+                self._to_delete.add(held)
             elif ended is RedeliveryVerdict.REJECTED and self._reject_queue is not None:
                 self._rejected.add(held)
             else:
-                self._let_go(held)
+                self._release(held)
                 if ended is RedeliveryVerdict.REJECTED:
                     limited(log, _LOG_SECONDS).warning(
-                        "a message was rejected, but there is no reject_queue; it will come again",
+                        "a message was rejected, but there is no reject_queue; SQS will redeliver it",
                         queue=held.message.queue,
                     )
 
     async def aclose(self) -> None:
-        """Wait a little for deletions and rejects on their way, and give back what nobody has seen."""
+        """Wait briefly for deletions and rejects in flight, and return messages that were not yielded."""
         tasks, self._tasks = self._tasks, []
         if tasks and self._error is None:
             await self._flush()
@@ -152,11 +152,11 @@ class SqsStreamProducer(SharedStreamProducer):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if tasks and self._queue is not None:
-            await self._give_back(self._queue)
+            await self._return_unseen(self._queue)
         await self._stack.aclose()
 
     def stalled(self) -> str | None:
-        """Say why nothing comes or goes, if that is known."""
+        """Return why nothing comes or goes, if that is known."""
         return "; ".join(self._stalled.values()) or None
 
     # -- connecting and failing -------------------------------------------------------------------------------
@@ -171,17 +171,17 @@ class SqsStreamProducer(SharedStreamProducer):
                     self._reject_queue = await open_queue(client, self._settings.reject_queue)
             except Fault as fault:
                 if fault.missing:
-                    raise ConfigError(f"{fault}; make the queue, or name another one") from fault
+                    raise ConfigError(f"{fault}; create the queue, or name another one") from fault
                 await self._stack.aclose()
                 failures = await self._retry(fault, failures, "connecting")
             else:
                 break
-        self._went_well("connecting")
+        self._note_success("connecting")
         for work in (self._renew(queue), self._delete(queue), self._move()):
-            self._tasks.append(asyncio.create_task(self._supervised(work), name=f"sqs[{queue.name}]"))
+            self._tasks.append(asyncio.create_task(self._supervise(work), name=f"sqs[{queue.name}]"))
         return queue
 
-    async def _supervised(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _supervise(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
         except Exception as error:
@@ -194,21 +194,21 @@ class SqsStreamProducer(SharedStreamProducer):
             raise self._error
 
     async def _retry(self, fault: Fault, failures: int, doing: str, most_seconds: float = 30.0) -> int:
-        """Wait before the next try; return how many have failed by now.
+        """Wait before the next attempt; return how many have failed by now.
 
         Raises:
-            RemoteError: Trying again cannot help.
+            RemoteError: A retry cannot help.
         """
         if not fault.passing:
             raise RemoteError(f"{fault}; the stream ends", retryable=False) from fault
         self._stalled[doing] = f"{doing}: {fault}"
         limited(log, _LOG_SECONDS).warning(
-            "SQS failed; it is tried again", queue=self._settings.queue, doing=doing, error=str(fault)
+            "SQS failed; the call is retried", queue=self._settings.queue, doing=doing, error=str(fault)
         )
         await asyncio.sleep(min(most_seconds, _BACKOFF.delay(failures + 1, random.getrandbits(JITTER_BITS))))
         return failures + 1
 
-    def _went_well(self, doing: str) -> int:
+    def _note_success(self, doing: str) -> int:
         if self._stalled:
             self._stalled.pop(doing, None)
         return 0
@@ -216,21 +216,21 @@ class SqsStreamProducer(SharedStreamProducer):
     # -- what is held -----------------------------------------------------------------------------------------
 
     def _hold(self, queue: SqsQueue, found: Mapping[str, Any], asked: float) -> Delivered:
-        held = delivered(queue, next(self._numbers), found)
+        held = read_delivery(queue, next(self._numbers), found)
         self._pending[held.number] = self._unseen[held.number] = held
         self._leases.hold(held.number, asked)
         self._leased.set()
         return held
 
-    def _let_go(self, held: Delivered) -> None:
+    def _release(self, held: Delivered) -> None:
         self._leases.release(held.number)
         del self._pending[held.number]
 
     async def _renew(self, queue: SqsQueue) -> None:
-        """Keep invisible what is pending."""
+        """Keep pending messages invisible."""
         failures = 0
         while True:
-            await self._until_due()
+            await self._wait_until_due()
             self._note_lost()
             asked = self._clock()
             entries = [self._pending[number] for number in self._leases.to_renew(asked, BATCH)]
@@ -244,7 +244,7 @@ class SqsStreamProducer(SharedStreamProducer):
             else:
                 self._note_extended(entries, partly.refused | partly.failed, partly.refused, asked)
                 if not partly.failed:
-                    failures = self._went_well("extending")
+                    failures = self._note_success("extending")
                     continue
             failures = await self._retry(fault, failures, "extending", self._settings.visibility_seconds / 10)
 
@@ -255,10 +255,10 @@ class SqsStreamProducer(SharedStreamProducer):
             if held.number not in left_out:
                 self._leases.renewed(held.number, asked)
             elif held.number in refused:
-                # Deleted meanwhile, or with somebody else.
+                # Deleted meanwhile, or received by another consumer.
                 self._leases.release(held.number)
 
-    async def _until_due(self) -> None:
+    async def _wait_until_due(self) -> None:
         while (due := self._leases.due()) is None:
             self._leased.clear()
             await self._leased.wait()
@@ -273,22 +273,22 @@ class SqsStreamProducer(SharedStreamProducer):
                 messages=len(lost),
             )
 
-    async def _give_back(self, queue: SqsQueue) -> None:
+    async def _return_unseen(self, queue: SqsQueue) -> None:
         unseen = list(self._unseen.values())
         if unseen:
             try:
                 async with asyncio.timeout(SETTLE_SECONDS):
                     await queue.extend(unseen, 0)
             except (Fault, TimeoutError) as error:
-                log.info("messages that nobody has seen come again later", queue=queue.name, error=str(error))
+                log.info("messages that were not read are redelivered later", queue=queue.name, error=str(error))
 
-    # -- what is done with ------------------------------------------------------------------------------------
+    # -- settled messages --------------------------------------------------------------------------------------
 
     async def _delete(self, queue: SqsQueue) -> None:
-        """Delete what is clean, or moved."""
+        """Delete messages that are clean, or were moved."""
         failures = 0
         while True:
-            batch = await self._doomed.first(BATCH)
+            batch = await self._to_delete.wait_first(BATCH)
             fault = Fault("SQS did not delete all of them")
             try:
                 partly = await queue.delete(batch)
@@ -297,35 +297,35 @@ class SqsStreamProducer(SharedStreamProducer):
             else:
                 done = [held for held in batch if held.number not in partly.failed]
                 for held in done:
-                    self._let_go(held)
-                self._doomed.remove(done)
+                    self._release(held)
+                self._to_delete.remove(done)
                 if partly.refused:
                     log.warning("messages came back before they could be deleted", queue=queue.name)
                 if not partly.failed:
-                    failures = self._went_well("deleting")
+                    failures = self._note_success("deleting")
                     continue
             failures = await self._retry(fault, failures, "deleting")
 
     async def _move(self) -> None:
-        """Send what was rejected to its queue, then let it be deleted."""
+        """Send rejected messages to their queue, then have them deleted."""
         failures = 0
         while True:
-            (held,) = await self._rejected.first(1)
+            (held,) = await self._rejected.wait_first(1)
             assert self._reject_queue is not None
             try:
                 await self._reject_queue.send(held)
             except Fault as fault:
-                # For ever: the message stays where it is until the other queue takes it.
+                # Forever: the message stays where it is until the other queue accepts it.
                 failures = await self._retry(Fault(str(fault)), failures, "moving a rejected message")
                 continue
-            failures = self._went_well("moving a rejected message")
-            self._doomed.add(held)
+            failures = self._note_success("moving a rejected message")
+            self._to_delete.add(held)
             self._rejected.remove([held])
 
     async def _flush(self) -> None:
         try:
             async with asyncio.timeout(SETTLE_SECONDS):
-                await self._rejected.empty()
-                await self._doomed.empty()
+                await self._rejected.wait_empty()
+                await self._to_delete.wait_empty()
         except TimeoutError:
             log.warning("a stream ends with deletions that are not confirmed", queue=self._settings.queue)

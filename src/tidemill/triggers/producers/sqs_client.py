@@ -1,7 +1,7 @@
-"""What the SQS producer asks of SQS: a few calls on a queue, whose failures say whether they may pass.
+"""The calls of the SQS producer, whose failures say whether a retry may help.
 
 Invariants: no retries here, the caller decides; every failure of a call is a `Fault`, whose text names the call and the
-queue, with secrets masked; credentials are found as the AWS SDK finds them, and are never held or shown.
+queue, with secrets masked; credentials are found as the AWS SDK finds them, and are never kept or shown.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from tidemill.core.errors import ConfigError, TidemillError, describe_error
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-#: Errors with a status below 500 that pass by themselves.
+#: Errors with a status below 500 that are temporary.
 _PASSING = ("throttl", "requestlimit", "toomanyrequests", "slowdown", "requesttimeout", "overlimit", "kms.throttl")
-#: Errors without an answer from SQS that do not.
+#: Errors without an answer from SQS that are not temporary.
 _LASTING = (
     "NoCredentialsError",
     "PartialCredentialsError",
@@ -32,7 +32,7 @@ _LASTING = (
     "CredentialRetrievalError",
 )
 _CONNECT_SECONDS = 5.0
-#: An answer may take so long beyond what a long poll waits.
+#: How many seconds longer than a long poll an answer may take.
 _ANSWER_SECONDS = 15.0
 
 
@@ -43,9 +43,9 @@ class SqsSettings:
     Attributes:
         queue: Its name or URL.
         reject_queue: Name or URL of the queue that rejected messages go to; '': there is none.
-        region: Of both; '': as the AWS SDK finds it.
+        region: The region of both; '': as the AWS SDK finds it.
         endpoint_url: Instead of AWS, for example of a server for tests; '': AWS.
-        visibility_seconds: How long a message that is not dealt with, and whose reader is gone, is invisible to others.
+        visibility_seconds: How long a message stays invisible to others after its reader is gone.
         wait_seconds: How long a poll waits for messages.
     """
 
@@ -81,7 +81,7 @@ class SqsMessage(msgspec.Struct, frozen=True):
 
     Attributes:
         queue: The queue's name.
-        message_id: What SQS tells it from others by; the same at every delivery.
+        message_id: Its id in SQS, the same at every delivery.
         body: What was sent.
         attributes: The message attributes; binary ones as bytes.
         group_id: Its message group; None on a queue that is not FIFO.
@@ -102,9 +102,9 @@ class Delivered(msgspec.Struct, frozen=True):
     """One delivery of a message.
 
     Attributes:
-        number: Which, among those of this process.
-        receipt: What SQS knows it by.
-        message: What was delivered.
+        number: Its number among those of this process.
+        receipt: Its receipt handle.
+        message: The message.
         raw_attributes: The message attributes as SQS gave them.
     """
 
@@ -118,9 +118,9 @@ class Fault(TidemillError):
     """A call of SQS failed.
 
     Args:
-        message: Which, on what, and how.
+        message: Which call, on which queue, and how.
         passing: Whether the same call may succeed later.
-        missing: Whether there is no such queue.
+        missing: Whether the queue does not exist.
     """
 
     def __init__(self, message: str, *, passing: bool = True, missing: bool = False) -> None:
@@ -131,12 +131,12 @@ class Fault(TidemillError):
 
 
 @dataclass(frozen=True, slots=True)
-class Partly:
-    """What did not succeed of a call about several deliveries, by number.
+class PartialFailure:
+    """The deliveries of a call that did not succeed, by number.
 
     Attributes:
-        refused: For good: the receipt is not valid any more.
-        failed: May succeed later.
+        refused: Failed for good: the receipt is no longer valid.
+        failed: A retry may succeed.
     """
 
     refused: frozenset[int]
@@ -158,8 +158,8 @@ class SqsQueue:
         self.name = url.rstrip("/").rpartition("/")[2]
 
     async def receive(self, limit: int, wait_seconds: int, visibility_seconds: int) -> Sequence[Mapping[str, Any]]:
-        """Return the next messages as SQS describes them; none when none came in time."""
-        async with _faults("receive_message", self.name):
+        """Return the next messages as SQS describes them; empty if none came in time."""
+        async with _translate_errors("receive_message", self.name):
             answer = await self._client.receive_message(
                 QueueUrl=self._url,
                 MaxNumberOfMessages=limit,
@@ -171,43 +171,45 @@ class SqsQueue:
         found: Sequence[Mapping[str, Any]] = answer.get("Messages", ())
         return found
 
-    async def extend(self, held: Collection[Delivered], visibility_seconds: int) -> Partly:
-        """Keep deliveries invisible for so long from now on; 0 gives them back."""
+    async def extend(self, held: Collection[Delivered], visibility_seconds: int) -> PartialFailure:
+        """Keep deliveries invisible for this many seconds from now on; 0 returns them to the queue."""
         entries = [
             {"Id": str(one.number), "ReceiptHandle": one.receipt, "VisibilityTimeout": visibility_seconds}
             for one in held
         ]
-        async with _faults("change_message_visibility", self.name):
-            return _partly(await self._client.change_message_visibility_batch(QueueUrl=self._url, Entries=entries))
+        async with _translate_errors("change_message_visibility", self.name):
+            return _read_failure(
+                await self._client.change_message_visibility_batch(QueueUrl=self._url, Entries=entries)
+            )
 
-    async def delete(self, held: Collection[Delivered]) -> Partly:
+    async def delete(self, held: Collection[Delivered]) -> PartialFailure:
         """Delete messages."""
         entries = [{"Id": str(one.number), "ReceiptHandle": one.receipt} for one in held]
-        async with _faults("delete_message", self.name):
-            return _partly(await self._client.delete_message_batch(QueueUrl=self._url, Entries=entries))
+        async with _translate_errors("delete_message", self.name):
+            return _read_failure(await self._client.delete_message_batch(QueueUrl=self._url, Entries=entries))
 
     async def send(self, held: Delivered) -> None:
         """Send a copy of a message of another queue: body and attributes as they are."""
         message = held.message
         extra: dict[str, Any] = {}
         if self.name.endswith(".fifo"):
-            # The id makes a second copy of the same message, after an answer that was lost, no second message.
+            # With the id, SQS drops a second copy of the same message, sent after an answer was lost.
             extra = {"MessageGroupId": message.group_id or "rejected", "MessageDeduplicationId": message.message_id}
-        async with _faults("send_message", self.name):
+        async with _translate_errors("send_message", self.name):
             await self._client.send_message(
                 QueueUrl=self._url, MessageBody=message.body, MessageAttributes=held.raw_attributes, **extra
             )
 
 
 async def open_client(stack: AsyncExitStack, settings: SqsSettings) -> Any:
-    """Return an SQS client that ends with a stack.
+    """Return an SQS client that is closed with a stack.
 
     Raises:
         ConfigError: aiobotocore is not installed.
-        Fault: The client cannot be made.
+        Fault: The client cannot be created.
     """
     try:
-        session, config = await asyncio.to_thread(_prepared, settings.wait_seconds + _ANSWER_SECONDS)
+        session, config = await asyncio.to_thread(_prepare_session, settings.wait_seconds + _ANSWER_SECONDS)
     except ModuleNotFoundError as error:
         raise ConfigError("SQS needs the package aiobotocore; install tidemill[sqs]") from error
     making = session.create_client(
@@ -216,12 +218,12 @@ async def open_client(stack: AsyncExitStack, settings: SqsSettings) -> Any:
         endpoint_url=settings.endpoint_url or None,
         config=config,
     )
-    async with _faults("create_client", settings.queue):
+    async with _translate_errors("create_client", settings.queue):
         return await stack.enter_async_context(making)
 
 
-def _prepared(read_timeout_seconds: float) -> tuple[Any, Any]:
-    """Return a session, with what it would else read while the loop waits (half a second), and its configuration."""
+def _prepare_session(read_timeout_seconds: float) -> tuple[Any, Any]:
+    """Return a session and its configuration, having loaded what would block the loop later (for half a second)."""
     from aiobotocore.config import AioConfig
     from aiobotocore.session import get_session
 
@@ -243,19 +245,19 @@ async def open_queue(client: Any, queue: str) -> SqsQueue:
     """Return the queue of a name or a URL.
 
     Raises:
-        Fault: There is none of that name, or SQS does not say.
+        Fault: There is no queue of that name, or SQS fails.
     """
     if "://" in queue:
         return SqsQueue(client, queue)
-    async with _faults("get_queue_url", queue):
+    async with _translate_errors("get_queue_url", queue):
         answer = await client.get_queue_url(QueueName=queue)
     return SqsQueue(client, answer["QueueUrl"])
 
 
-def delivered(queue: SqsQueue, number: int, found: Mapping[str, Any]) -> Delivered:
-    """Return a delivery of what SQS describes."""
+def read_delivery(queue: SqsQueue, number: int, found: Mapping[str, Any]) -> Delivered:
+    """Return the delivery that SQS describes."""
     system = found.get("Attributes", {})
-    raw = {name: _as_sent(one) for name, one in found.get("MessageAttributes", {}).items()}
+    raw = {name: _copy_attribute(one) for name, one in found.get("MessageAttributes", {}).items()}
     message = SqsMessage(
         queue=queue.name,
         message_id=found["MessageId"],
@@ -268,20 +270,20 @@ def delivered(queue: SqsQueue, number: int, found: Mapping[str, Any]) -> Deliver
     return Delivered(number, found["ReceiptHandle"], message, raw)
 
 
-def _as_sent(attribute: Mapping[str, Any]) -> dict[str, Any]:
+def _copy_attribute(attribute: Mapping[str, Any]) -> dict[str, Any]:
     return {name: attribute[name] for name in ("DataType", "StringValue", "BinaryValue") if name in attribute}
 
 
-def _partly(answer: Mapping[str, Any]) -> Partly:
+def _read_failure(answer: Mapping[str, Any]) -> PartialFailure:
     entries = answer.get("Failed", ())
-    return Partly(
+    return PartialFailure(
         frozenset(int(one["Id"]) for one in entries if one.get("SenderFault")),
         frozenset(int(one["Id"]) for one in entries if not one.get("SenderFault")),
     )
 
 
 @asynccontextmanager
-async def _faults(call: str, queue: str) -> AsyncIterator[None]:
+async def _translate_errors(call: str, queue: str) -> AsyncIterator[None]:
     """Turn what the client raises into a `Fault`."""
     from botocore.exceptions import BotoCoreError, ClientError
 

@@ -28,10 +28,10 @@ from tidemill.triggers.stream_api import (
 )
 from tidemill.triggers.streams.advancer import Advancer
 from tidemill.triggers.streams.bell import Bell
-from tidemill.triggers.streams.life import Life, Stream, StreamSettings, overflow_of, wake_all
+from tidemill.triggers.streams.life import Life, Stream, StreamSettings, build_overflow, wake_all
 from tidemill.triggers.streams.subscription import AckSubscription, Subscription
 
-#: How long subscribers may finish the events that they are on, and have them stored, when the reading has ended.
+#: How long subscribers may take to finish the events that they are on, and have them stored, after the poll ended.
 DRAIN_SECONDS: Final = 5.0
 _SEAT_ENDS: Final = (Cause.SEAT_TIMEOUT, Cause.SEAT_FULL)
 
@@ -40,15 +40,15 @@ class AckStream:
     """A stream whose producer is told what was dealt with.
 
     Args:
-        key: What it is known by.
-        make_producer: Makes the producer, when the poll begins.
+        key: Its key.
+        make_producer: Creates the producer when the poll begins.
         settings: Its limits.
-        on_end: Told, synchronously, when it has ended.
-        on_closed: Told when all that it held is closed.
-        on_deserted: Told when the last seat has ended and nobody is left.
+        on_end: Called, synchronously, when it has ended.
+        on_closed: Called when everything it held is closed.
+        on_deserted: Called when the last seat has ended and nobody is left.
         log: A structlog logger.
         pending_events: The numbers of the manager.
-        list_name: What `LIST_NAME` is while the producer is made.
+        list_name: The value of `LIST_NAME` while the producer is created.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class AckStream:
         pending_events: PendingEvents,
         list_name: str = "",
     ) -> None:
-        """Do nothing yet."""
+        """Start nothing yet."""
         self.key = key
         self.subscriptions: dict[Any, Subscription] = {}
         self.group: StreamGroup[Hashable, Any, Any] = StreamGroup(settings.limits, pending_events, self)
@@ -78,7 +78,7 @@ class AckStream:
         self._on_deserted = on_deserted
         self._list_name = list_name
         self._waiting: dict[Subscription, None] = {}
-        # Who has not failed, and so reads.
+        # The triggers that have not failed, and so read.
         self._live: set[Any] = set()
         self._room = Bell()
         self._deadlines = Bell()
@@ -95,7 +95,7 @@ class AckStream:
         self.closed = self._life.closed
 
     def subscribe(self, trigger_id: Any) -> AckSubscription:
-        """Let a trigger take part: in its seat, if it has one, else in the events from now on."""
+        """Subscribe a trigger: in its seat, if it has one, else to the events from now on."""
         seat = self.group.seat(trigger_id)
         if seat is not None:
             self.group.resume(seat, self._settings.now())
@@ -108,7 +108,7 @@ class AckStream:
         return subscription
 
     def unsubscribe(self, trigger_id: Any) -> None:
-        """Let it go; what it never read has failed."""
+        """End the subscription of a trigger; what it never read has failed."""
         subscription = self._drop(trigger_id)
         self.group.leave(subscription.member)
         if (seat := self.group.seat(trigger_id)) is not None:
@@ -117,7 +117,7 @@ class AckStream:
         self._note_left(trigger_id)
 
     def keep_seat(self, trigger_id: Any) -> None:
-        """Let it go for a while: what is published meanwhile waits for it."""
+        """End the subscription of a trigger that will be back: what is published meanwhile waits for it."""
         subscription = self._drop(trigger_id)
         now = self._settings.now()
         if subscription.member.present:
@@ -128,7 +128,7 @@ class AckStream:
             self.group.keep_seat(seat, now + self._settings.seat_seconds)
 
     def release(self, trigger_id: Any) -> None:
-        """Let it go for good: nobody waits for it, and it fails nothing any more."""
+        """Remove a trigger for good: nothing waits for it, and it no longer fails anything."""
         members = [self._drop(trigger_id).member] if trigger_id in self.subscriptions else []
         if (seat := self.group.seat(trigger_id)) is not None:
             members.append(seat)
@@ -158,16 +158,16 @@ class AckStream:
         self._deadlines.ring()
 
     def note_resolved(self) -> None:
-        """Take notice that there may be something to advance."""
+        """Note that there may be something to advance."""
         self.pump.ring()
 
     def hold(self, held: bool) -> None:
-        """Pull nothing from the producer as long as it is held."""
+        """Stop pulling from the producer, or continue."""
         self._held = held
         self._room.ring()
 
     def report(self) -> list[LaneReport[Hashable]]:
-        """Say what each lane waits for."""
+        """Return what each lane waits for."""
         return self.group.report()
 
     # -- polling
@@ -181,8 +181,8 @@ class AckStream:
             self._observer = producer
             for trigger_id in self.group.members:
                 producer.subscriber_joined(trigger_id)
-        self._advancing = self._task("advance", self._advancer.run(producer, self._observer))
-        self._watching = self._task("deadlines", self._watch())
+        self._advancing = self._start_task("advance", self._advancer.run(producer, self._observer))
+        self._watching = self._start_task("deadlines", self._watch())
         await self._wait_for_room()
         await self._settings.may_open()
         group, now, publish = self.group, self._settings.now, self.group.publish
@@ -206,15 +206,15 @@ class AckStream:
                 await self._wait_for_room()
 
     async def _wait_for_room(self) -> None:
-        while self.group.full_since is not None or self._held or self._only_seats():
+        while self.group.full_since is not None or self._held or self._has_only_seats():
             await self._room.wait()
 
-    def _only_seats(self) -> bool:
-        """Whether everybody is away, and will be back."""
+    def _has_only_seats(self) -> bool:
+        """Whether all triggers are away and expected back."""
         return not self._live and self._settings.seat_seconds > 0
 
-    def _task(self, what: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start a task of the stream; what it raises ends the stream."""
+    def _start_task(self, what: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a task of the stream; an error in it ends the stream."""
 
         async def watched() -> None:
             try:
@@ -233,7 +233,7 @@ class AckStream:
                 self._end_seat(member.name, cause)
                 continue
             if cause is Cause.OVERFLOW:
-                error: Exception = overflow_of(self.key, member.name, self._settings.max_subscriber_queue)
+                error: Exception = build_overflow(self.key, member.name, self._settings.max_subscriber_queue)
             else:
                 error = AckTimeout(
                     f"trigger {member.name} of the shared stream {self.key!r} did not finish event {position} within "
@@ -246,7 +246,7 @@ class AckStream:
                 cause=cause.value,
                 position=position,
             )
-            # Gone from the group, but its trigger has not left yet.
+            # It is gone from the group, but its trigger has not left yet.
             self._live.discard(member.name)
             end = self.subscriptions[member.name].end
             end.failed_at = self._settings.now()
@@ -280,7 +280,7 @@ class AckStream:
             if forced:
                 self._force(forced)
             elif self.group.outstanding:
-                # Those who have left time out too, without anybody to tell.
+                # Members that have left time out, too, without a subscription to notify.
                 self.pump.ring()
 
     # -- the end
@@ -309,7 +309,7 @@ class AckStream:
         self._on_closed(self)
 
     def abandon(self, error: BaseException) -> None:
-        """End at once, and advance nothing more; synchronous.
+        """End at once without advancing anything more; synchronous.
 
         Args:
             error: What every subscriber gets.
@@ -318,12 +318,12 @@ class AckStream:
         self._life.end(error)
 
     def cut_short(self) -> None:
-        """Let nobody finish anything any more; synchronous, for a stream that has ended."""
+        """Give up what is not finished; synchronous, for a stream that has ended."""
         self.group.close()
         self._advancer.cut_short()
 
 
 def _find_lane_function(producer: SharedStreamProducer) -> Callable[[Any], Hashable] | None:
-    """Return what tells the lane of an event; None when that would say the same of all."""
+    """Return the function that finds the lane of an event; None if all events are in one lane."""
     lane_of = producer.get_advance_lane
     return None if getattr(lane_of, "__func__", None) is SharedStreamProducer.get_advance_lane else lane_of

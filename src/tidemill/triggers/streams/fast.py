@@ -1,6 +1,6 @@
 """A shared stream that is only read: one task polls and fans out.
 
-What is decided, `core.fanout` decides; here it is carried out.
+`core.streams.fanout` makes the decisions, which are carried out here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Hashable
 from typing import Any
 
 from tidemill.core.streams.fanout import Fanout, LogReader
-from tidemill.triggers.streams.life import Life, Stream, StreamSettings, overflow_of, wake_all
+from tidemill.triggers.streams.life import Life, Stream, StreamSettings, build_overflow, wake_all
 from tidemill.triggers.streams.subscription import FastSubscription, Subscription
 
 
@@ -18,11 +18,11 @@ class FastStream:
     """A stream that is not acknowledged.
 
     Args:
-        key: What it is known by.
+        key: Its key.
         open_source: Opens the source of raw events.
         settings: Its limits.
-        on_end: Told, synchronously, when it has ended.
-        on_closed: Told when all that it held is closed.
+        on_end: Called, synchronously, when it has ended.
+        on_closed: Called when everything it held is closed.
         log: A structlog logger.
     """
 
@@ -35,7 +35,7 @@ class FastStream:
         on_closed: Callable[[Stream], None],
         log: Any,
     ) -> None:
-        """Do nothing yet."""
+        """Start nothing yet."""
         self.key = key
         self.subscriptions: dict[Any, Subscription] = {}
         self._settings = settings
@@ -53,7 +53,7 @@ class FastStream:
         self.closed = self._life.closed
 
     def subscribe(self, trigger_id: Any) -> FastSubscription:
-        """Let a trigger read what comes from now on."""
+        """Subscribe a trigger to the events from now on."""
         reader: LogReader[Any] = LogReader(trigger_id)
         self._fanout.join(reader)
         subscription = FastSubscription(reader, self._fanout.more, self._waiting)
@@ -61,7 +61,7 @@ class FastStream:
         return subscription
 
     def unsubscribe(self, trigger_id: Any) -> None:
-        """Let it go."""
+        """End the subscription of a trigger."""
         subscription = self.subscriptions.pop(trigger_id)
         assert isinstance(subscription, FastSubscription)
         self._drop(subscription)
@@ -84,7 +84,7 @@ class FastStream:
                 for reader in late:
                     self._overflow(reader)
             if waiting:
-                # They had their turn since.
+                # They have had their turn since.
                 left = burst
                 wake_all(waiting)
             left -= 1
@@ -98,7 +98,7 @@ class FastStream:
         self._drop(subscription)
         end = subscription.end
         end.failed_at = self._settings.now()
-        end.fail(overflow_of(self.key, reader.name, self._settings.max_subscriber_queue))
+        end.fail(build_overflow(self.key, reader.name, self._settings.max_subscriber_queue))
         self._log.warning("a subscriber of a shared stream is too slow; it fails", key=self.key, trigger_id=reader.name)
 
     def _end(self, error: BaseException | None) -> None:

@@ -1,10 +1,11 @@
-"""What shared streams of both kinds have in common: their limits, how they start and how they end.
+"""What shared streams of both kinds have in common: limits, start and end.
 
-One task polls, and one closes after it.
+One task polls, and another one closes the stream after it.
 
 Invariants:
-1. The end is told synchronously (`on_end`), once, before anything is awaited: nobody can join what is not polled.
-2. `close` runs once, after the poll has ended; nothing that a waiting caller suffers ends it.
+1. The end is reported synchronously (`on_end`), once, before anything is awaited: nothing can join a stream that is
+   not polled.
+2. `close` runs once, after the poll has ended; cancelling a caller that waits for it does not end it.
 3. No step of the end takes longer than `STEP_SECONDS`: one that hangs is cancelled, named in the log, and left behind.
 """
 
@@ -19,13 +20,13 @@ from tidemill.core.streams.members import StreamLimits
 from tidemill.triggers.stream_api import StreamEnded, SubscriberOverflow
 from tidemill.triggers.streams.subscription import AckSubscription, FastSubscription, Subscription
 
-#: How many events are fanned out before the subscribers get a turn, if their source never waits for anything.
+#: How many events are fanned out before the subscribers get a turn, if the source never waits for anything.
 _BURST = 512
-#: How long a broker that does not answer may hold up each step of the end; a producer settles within 5 s of its own.
+#: How long a broker that does not answer may hold up each step of the end; producers give up after 5 s themselves.
 STEP_SECONDS: Final = 15.0
-#: How long what is cancelled after that may take to notice.
+#: How long a step that is cancelled after that may take to end.
 _CANCEL_SECONDS: Final = 1.0
-#: How often seats and deadlines are looked at while there are seats.
+#: How often seats and deadlines are checked while there are seats.
 _SEAT_CHECK_SECONDS: Final = 0.5
 
 
@@ -48,22 +49,22 @@ class StreamSettings:
 
     @property
     def burst(self) -> int:
-        """How many events may be fanned out at one go: never so many that a subscriber that keeps up overflows."""
+        """How many events may be fanned out in a row: never enough to overflow a subscriber that keeps up."""
         return max(1, min(_BURST, self.max_subscriber_queue // 2))
 
     @property
     def deadline_check_seconds(self) -> float:
-        """How often deadlines are looked at."""
+        """How often deadlines are checked."""
         return max(0.01, self.ack_timeout / 10)
 
     @property
     def seat_check_seconds(self) -> float:
-        """How often seats are looked at, where there are any."""
+        """How often seats are checked, where there are any."""
         return min(self.deadline_check_seconds, _SEAT_CHECK_SECONDS, max(0.01, self.seat_seconds / 10))
 
     @property
     def limits(self) -> StreamLimits:
-        """What a group is to know of these."""
+        """The limits of the group."""
         return StreamLimits(
             self.max_subscriber_queue,
             self.ack_timeout,
@@ -83,29 +84,29 @@ class Stream(Protocol):
         """Begin to poll, after the grace period."""
 
     def subscribe(self, trigger_id: Any) -> AckSubscription | FastSubscription:
-        """Let a trigger take part."""
+        """Subscribe a trigger."""
 
     def unsubscribe(self, trigger_id: Any) -> None:
-        """Let it go."""
+        """End the subscription of a trigger."""
 
     def end(self) -> None:
         """End without failing anybody; synchronous."""
 
     async def stop(self) -> None:
-        """End so, and wait until all is closed."""
+        """End without failing anybody, and wait until everything is closed."""
 
     async def closed(self) -> None:
-        """Wait until all is closed, if it has ended."""
+        """Wait until everything is closed, if it has ended."""
 
 
 class Life:
-    """Start, end and tasks of a stream, whatever its kind.
+    """The start, the end and the tasks of a stream of either kind.
 
     Args:
-        key: What the stream is known by.
-        poll: What polls, until it is cancelled; a return is a failure.
-        close: What is to be done once the poll has ended.
-        on_end: Told at once that the stream has ended, with what every subscriber gets, or None if it was stopped.
+        key: The key of the stream.
+        poll: Polls until it is cancelled; returning is a failure.
+        close: Called once the poll has ended.
+        on_end: Called at once when the stream has ended, with the error for all subscribers, or None if it was stopped.
         log: A structlog logger.
         step_seconds: How long one step of the end may take.
     """
@@ -119,7 +120,7 @@ class Life:
         log: Any,
         step_seconds: float = STEP_SECONDS,
     ) -> None:
-        """Do nothing yet."""
+        """Start nothing yet."""
         self.key = key
         self.ended = False
         self._step_seconds = step_seconds
@@ -135,16 +136,16 @@ class Life:
         """Start the poll.
 
         Args:
-            before: What is to be awaited first: the close of an earlier stream over the same upstream.
+            before: Awaited first: the close of an earlier stream over the same upstream.
         """
         self._before = before
         self._polling = asyncio.create_task(self._run(), name=f"shared-stream-poll[{self.key!r}]")
 
     def end(self, error: BaseException | None = None) -> None:
-        """End the stream; synchronous. What needs to be awaited, a task of its own does.
+        """End the stream; synchronous. What has to be awaited is left to a task.
 
         Args:
-            error: What every subscriber gets; None: nobody gets anything.
+            error: What every subscriber gets; None: nothing.
         """
         if self.ended:
             return
@@ -156,10 +157,10 @@ class Life:
         self._closing = asyncio.create_task(self._finish(), name=f"shared-stream-close[{self.key!r}]")
 
     async def stop(self) -> None:
-        """End without failing anybody, and wait until all is closed."""
+        """End without failing anybody, and wait until everything is closed."""
         self.end()
         if self._closing is not None:
-            # Who waits may be cancelled; closing goes on.
+            # The caller may be cancelled; closing continues.
             await asyncio.shield(self._closing)
 
     async def _run(self) -> None:
@@ -178,7 +179,7 @@ class Life:
             self.end(
                 StreamEnded(
                     f"the poll of the shared stream {self.key!r} returned; it is expected to run for the lifetime of "
-                    f"the group: let it wait for ever when there is nothing more"
+                    f"the group: let it wait forever when there is nothing more"
                 )
             )
 
@@ -197,7 +198,7 @@ class Life:
 
         What it raises is not raised here.
         """
-        # `wait` neither raises what the task raised nor is ended by its being cancelled.
+        # `wait` neither raises what the task raised nor ends when the task is cancelled.
         await asyncio.wait({task}, timeout=self._step_seconds)
         if not task.done():
             self._log.error(
@@ -224,14 +225,14 @@ class Life:
 
 
 def wake_all(waiting: dict[Subscription, None]) -> None:
-    """Let everybody who waits for an event look."""
+    """Wake every subscription that waits for an event."""
     for subscription in waiting:
         subscription.end.wake()
     waiting.clear()
 
 
-def overflow_of(key: Hashable, trigger_id: Any, queue: int) -> SubscriberOverflow:
-    """Say who was too slow for what."""
+def build_overflow(key: Hashable, trigger_id: Any, queue: int) -> SubscriberOverflow:
+    """Return the error of a subscriber that was too slow."""
     return SubscriberOverflow(
         f"trigger {trigger_id} of the shared stream {key!r} is too slow: its queue of unread raw events exceeded "
         f"maxsize={queue}"

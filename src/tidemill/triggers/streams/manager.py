@@ -1,15 +1,15 @@
 """Shared streams: many triggers, one poll, and a broker that advances only when all of them are done.
 
 `SharedStreamManager` keeps one stream per key. A trigger class that overrides `create_shared_stream_producer` has its
-stream acknowledged: the producer is told, per lane and in order, what every subscriber has dealt with and what is
-stored of it. One that overrides `open_shared_stream` is only read. Filters see the same raw events in both.
+stream acknowledged: the producer is told, per lane and in order, what every subscriber has dealt with and what of
+it is stored. One that overrides `open_shared_stream` is only read. Filters see the same raw events in both.
 
 Invariants:
-1. A key is present only while its poll lives; it goes before anything is awaited.
-2. The first subscriber's class and serialized kwargs make the stream; classpaths are not imported.
+1. A key is present only while its stream is polled; it is removed before anything is awaited.
+2. The stream is created from the first subscriber's class and serialized kwargs; classpaths are not imported.
 3. A number that `bind_pending_event` returns is never returned again.
 
-All of it belongs to one event loop.
+Everything belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class SharedStreamManager:
     """The shared streams of a process.
 
     Args:
-        log: A structlog logger, or one of the standard library; None: one of this module's name.
+        log: A structlog logger, or one of the standard library; None: one with the name of this module.
         max_subscriber_queue: How many raw events a subscriber may leave unread before it fails.
         ack_timeout: How many seconds a subscriber may hold an event, from its fan-out, before it fails.
         cohort_grace_period: How many seconds a new stream waits for more subscribers before it polls.
         max_outstanding: How many events of a stream may wait to be advanced before its producer is not pulled.
         now: A monotonic clock. Deadlines stand still while it does.
         seat_seconds: How long `keep_seat` keeps the place of a trigger in an acknowledged stream. 0, as in Airflow:
-            who leaves is in no later event, and a subscriber of a stream that ends is not expected back.
-        list_name: What `LIST_NAME` is for the producers.
+            a subscriber that leaves is in no later event, and one whose stream ends is not expected back.
+        list_name: The value of `LIST_NAME` for the producers.
         step_seconds: How long each step of the end of a stream may take.
         may_open: Awaited before a producer's stream is opened; returns when this process may read from upstream.
     """
@@ -67,7 +67,7 @@ class SharedStreamManager:
         may_open: Callable[[], Awaitable[None]] = at_once,
         _now: Callable[[], float] | None = None,
     ) -> None:
-        """Have no streams."""
+        """Start without streams."""
         if log is None:
             log = structlog.get_logger(__name__)
         elif isinstance(log, logging.Logger):
@@ -86,30 +86,30 @@ class SharedStreamManager:
         )
         self._list_name = list_name
         self._pending_events = PendingEvents()
-        # Called for every trigger event: without a call in between. They are documented where they are.
+        # Called for every trigger event, so without a call in between. They are documented where they are defined.
         self.bind_pending_event = self._pending_events.bind_pending_event
         self.confirm_persisted = self._pending_events.confirm_persisted
         self.refuse_persisted = self._pending_events.refuse_persisted
         self._groups: dict[Hashable, Stream] = {}
         # Ended, but not closed yet.
         self._closing: dict[Stream, None] = {}
-        # Who is expected back by which time, where there is no stream to keep the seat.
+        # The triggers that are expected back, and by when, where there is no stream to keep the seat.
         self._seats: dict[Hashable, dict[Any, float]] = {}
-        # Who has not left yet what ended under them, and since when.
+        # The triggers that have not left yet the stream that failed under them, and since when.
         self._stranded: dict[tuple[Hashable, Any], float] = {}
         self._held = False
 
     def subscribe(
         self, *, trigger_id: Any, trigger: BaseEventTrigger, key: Hashable
     ) -> AckSubscription | FastSubscription:
-        """Let a trigger take part in the stream of a key, which the first one starts.
+        """Subscribe a trigger to the stream of a key, which the first subscriber starts.
 
         Returns:
             The raw events from now on; those that waited in its seat first, if it has one.
 
         Raises:
             ValueError: The key is None.
-            RuntimeError: The trigger takes part already.
+            RuntimeError: The trigger is already subscribed.
         """
         if key is None:
             raise ValueError("the key of a shared stream must not be None: such a trigger runs by itself")
@@ -124,7 +124,7 @@ class SharedStreamManager:
         return stream.subscribe(trigger_id)
 
     async def unsubscribe(self, trigger_id: Any, key: Hashable) -> None:
-        """Let a trigger go; with the last one the stream ends, and this waits until it is closed.
+        """End the subscription of a trigger; with the last one the stream ends, and this waits until it is closed.
 
         Unknown triggers and keys change nothing.
         """
@@ -137,14 +137,14 @@ class SharedStreamManager:
         await stream.closed()
 
     def fail_held(self, trigger_id: Any, key: Hashable, error: str | None) -> None:
-        """Fail what a trigger holds, now: the event that it is on.
+        """Fail the event that a trigger is on, at once.
 
         What it has moved past is acked once that is stored, and fails if the store refuses it. Unknown triggers and
         keys change nothing.
 
         Args:
-            trigger_id: Which.
-            key: Of its stream.
+            trigger_id: The trigger.
+            key: The key of its stream.
             error: Why; None: it was interrupted through no fault of its own, and is not blamed.
         """
         stream = self._groups.get(key)
@@ -152,7 +152,7 @@ class SharedStreamManager:
             stream.subscriptions[trigger_id].fail_held(error)
 
     def keep_seat(self, trigger_id: Any, key: Hashable) -> None:
-        """Let a trigger go that will subscribe again; what is published meanwhile waits for it, `seat_seconds` long.
+        """End the subscription of a trigger that will be back; what is published within `seat_seconds` waits for it.
 
         The event that it is on counts as moved past; call `fail_held` first where it is not. A stream that is not
         acknowledged has no seats.
@@ -160,9 +160,9 @@ class SharedStreamManager:
         self._stranded.pop((key, trigger_id), None)
         stream = self._groups.get(key)
         if stream is None:
-            # It ended under its subscribers.
+            # It failed under its subscribers.
             if (seats := self._seats.get(key)) is not None and trigger_id in seats:
-                seats[trigger_id] = self._seat_end()
+                seats[trigger_id] = self._compute_seat_end()
         elif trigger_id in stream.subscriptions:
             if isinstance(stream, AckStream) and self._settings.seat_seconds > 0:
                 stream.keep_seat(trigger_id)
@@ -170,21 +170,21 @@ class SharedStreamManager:
                 stream.unsubscribe(trigger_id)
                 self._end_deserted(stream)
         elif isinstance(stream, AckStream) and (seat := stream.group.seat(trigger_id)) is not None:
-            # The stream ended under its subscribers, and another one has brought it back.
-            stream.group.keep_seat(seat, self._seat_end())
+            # The stream failed under its subscribers, and another one has started it again.
+            stream.group.keep_seat(seat, self._compute_seat_end())
 
     def hand_over(self, trigger_id: Any, key: Hashable) -> None:
-        """Let a trigger go that another process has claimed; its stream ends at once, and advances nothing more.
+        """Give up a trigger that another process has claimed; its stream ends at once, and advances nothing more.
 
-        All triggers of a key belong to one process. What the others do with later events would be advanced without the
-        one that has gone, so they get an error, and take part in the next stream.
+        All triggers of a key belong to one process. Later events would be advanced without the one that left, so
+        the others get an error, and subscribe to the next stream.
         """
         stream = self._groups.get(key)
         if isinstance(stream, AckStream):
             stream.abandon(
                 StreamEnded(
                     f"another process has claimed trigger {trigger_id} of the shared stream {key!r}, which ends here; "
-                    f"the broker gives the events again that are not acknowledged"
+                    f"the broker redelivers the events that are not acknowledged"
                 )
             )
         elif stream is not None and trigger_id in stream.subscriptions:
@@ -193,9 +193,9 @@ class SharedStreamManager:
         self._forget_seat(trigger_id, key)
 
     def note_gone(self, trigger_id: Any, key: Hashable) -> None:
-        """Let a trigger go that will not subscribe to a key again: it finished, was removed, or is not restarted.
+        """Remove a trigger that will not subscribe to a key again: it finished, was removed, or is not restarted.
 
-        It is released from all it holds: it counts in no outcome any more, and nothing is given again for its sake.
+        It is released from all it holds: it no longer counts in any outcome, and nothing is redelivered because of it.
         """
         stream = self._forget_seat(trigger_id, key)
         if stream is None:
@@ -207,7 +207,7 @@ class SharedStreamManager:
         self._end_deserted(stream)
 
     async def stop_all(self) -> None:
-        """End all streams, and wait until they are closed; no subscriber fails by it."""
+        """End all streams, and wait until they are closed; no subscriber fails."""
         streams = [*self._groups.values(), *self._closing]
         for stream in streams:
             stream.end()
@@ -216,17 +216,17 @@ class SharedStreamManager:
         await asyncio.gather(*(stream.stop() for stream in streams))
 
     def hold(self) -> None:
-        """Pull no producer until `release`; for a store that cannot be reached. Let the clock stand still, too."""
+        """Pull no producer until `release`, because the store cannot be reached. The clock has to stand still, too."""
         self._hold(True)
 
     def release(self) -> None:
         """Pull the producers again."""
         self._hold(False)
 
-    def forced(self) -> dict[Any, float]:
-        """Return who was forced to fail and has not left yet, and when, in seconds of the manager's clock.
+    def list_forced(self) -> dict[Any, float]:
+        """Return the triggers that were forced to fail and have not left, and when, in seconds of the manager's clock.
 
-        Those are among them whose stream has failed.
+        This includes those whose stream has failed.
         """
         stranded = {name: failed_at for (_, name), failed_at in self._stranded.items()}
         return stranded | {
@@ -237,7 +237,7 @@ class SharedStreamManager:
         }
 
     def report(self) -> list[StreamReport]:
-        """Say what each stream is doing, what its lanes wait for and who has failed."""
+        """Return what each stream is doing, what its lanes wait for and who has failed."""
         return [report_stream(stream) for stream in self._groups.values()]
 
     def _hold(self, held: bool) -> None:
@@ -246,11 +246,11 @@ class SharedStreamManager:
             if isinstance(stream, AckStream):
                 stream.hold(held)
 
-    def _seat_end(self) -> float:
+    def _compute_seat_end(self) -> float:
         return self._settings.now() + self._settings.seat_seconds
 
     def _forget_seat(self, trigger_id: Any, key: Hashable) -> Stream | None:
-        """Expect a trigger back no more; return the stream of the key."""
+        """Stop expecting a trigger back; return the stream of the key."""
         self._stranded.pop((key, trigger_id), None)
         if (seats := self._seats.get(key)) is not None:
             seats.pop(trigger_id, None)
@@ -259,7 +259,7 @@ class SharedStreamManager:
         return self._groups.get(key)
 
     def _end_deserted(self, stream: Stream) -> None:
-        """End a stream that nobody takes part in, or is expected back to."""
+        """End a stream that has no subscribers, and to which none is expected back."""
         if self._groups.get(stream.key) is not stream or stream.subscriptions:
             return
         if isinstance(stream, AckStream) and stream.group.members:
@@ -267,7 +267,7 @@ class SharedStreamManager:
         stream.end()
 
     def _closed_before(self, key: Hashable) -> Callable[[], Awaitable[None]] | None:
-        """Return what waits until earlier streams of a key are closed: two polls of one upstream would disturb it."""
+        """Return a wait for the close of earlier streams of a key: two polls would disturb one upstream."""
         before = [stream for stream in self._closing if stream.key == key]
         if not before:
             return None
@@ -281,7 +281,7 @@ class SharedStreamManager:
     def _make(self, trigger: BaseEventTrigger, key: Hashable) -> Stream:
         cls = type(trigger)
         _, kwargs = trigger.serialize()
-        if not _acknowledged(cls):
+        if not _is_acknowledged(cls):
             return FastStream(
                 key,
                 lambda: cls.open_shared_stream(kwargs),
@@ -303,7 +303,7 @@ class SharedStreamManager:
         )
         stream.hold(self._held)
         for earlier in self._closing:
-            # From here on the names of the key mean members of this one.
+            # From here on the names of this key refer to members of the new stream.
             if earlier.key == key and isinstance(earlier, AckStream) and not self._settings.seat_seconds:
                 earlier.cut_short()
         self._pending_events.open(key, stream.group.members)
@@ -314,7 +314,7 @@ class SharedStreamManager:
             else:
                 self._log.warning(
                     "the seat of a trigger in its shared stream has ended before the trigger is back; the stream "
-                    "begins again without it",
+                    "starts again without it",
                     key=key,
                     trigger_id=name,
                 )
@@ -328,8 +328,8 @@ class SharedStreamManager:
                 for name, one in stream.subscriptions.items():
                     self._stranded[stream.key, name] = now if one.end.failed_at is None else one.end.failed_at
             if error is not None and isinstance(stream, AckStream) and self._settings.seat_seconds > 0:
-                # All that take part will be back, unless the manager is told otherwise.
-                until = self._seat_end()
+                # All subscribers will be back, unless the manager is told otherwise.
+                until = self._compute_seat_end()
                 self._seats[stream.key] = stream.group.seats() | dict.fromkeys(stream.subscriptions, until)
         self._closing[stream] = None
 
@@ -339,7 +339,7 @@ class SharedStreamManager:
             self._pending_events.close(stream.key, stream.group.members)
 
 
-def _acknowledged(cls: type[BaseEventTrigger]) -> bool:
+def _is_acknowledged(cls: type[BaseEventTrigger]) -> bool:
     """Tell whether a class, or any that it inherits from, overrides `create_shared_stream_producer`."""
     found = cls.create_shared_stream_producer
     return getattr(found, "__func__", found) is not getattr(

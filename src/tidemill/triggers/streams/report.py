@@ -1,4 +1,4 @@
-"""What a shared stream says of itself, for those who look from outside."""
+"""The report about a shared stream."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class StreamReport:
     """What a shared stream is doing.
 
     Attributes:
-        key: Which.
-        subscribers: The trigger ids that take part, those that have failed and not left yet included.
-        failed: Those that were forced to fail and have not left yet, and when.
+        key: The key of the stream.
+        subscribers: The trigger ids that take part, including those that have failed and not left yet.
+        failed: Those that were forced to fail and have not left yet, with the time.
         outstanding: How many events are not advanced; 0 for a stream that is not acknowledged.
         full_since: Since when the producer is not pulled because of `max_outstanding`; None: it is pulled.
         lanes: What each lane waits for, by whom and since when, in seconds of the manager's clock.

@@ -31,7 +31,7 @@ class Routed:
 
 
 def route(manager: SharedStreamManager, trigger_id: Any, trigger: BaseTrigger) -> Routed:
-    """Start a trigger where it belongs: on the shared stream of its key, or by itself when it has none.
+    """Start a trigger: on the shared stream of its key, or by itself if it has none.
 
     A key function that raises, or returns what cannot be a key, is logged, and the trigger runs by itself. After the
     events have ended, for whatever reason, unsubscribe the trigger from its key.

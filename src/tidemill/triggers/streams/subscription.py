@@ -1,11 +1,11 @@
 """A subscriber's end of a shared stream: the async iterator that its filter pulls raw events from.
 
-To pull is to have moved past the event before; nothing else is asked of a filter. What there is to read is taken from
-the log without a switch to the loop; only when nothing is there does a pull wait. After a failure every pull raises it
+Pulling an event moves past the one before; nothing else is required of a filter. What is there to be read is taken
+from the log without a switch to the loop; a pull waits only when nothing is there. After a failure every pull raises it
 again; after leaving, the iterator has ended; `stop_all` ends nothing: a pull then waits until it is cancelled.
 
-`__anext__` is a coroutine per delivery, the price of an iterator that any task may drive; so it does as little as it
-can, and the rest is in `_next`.
+`__anext__` is a coroutine per delivery, the price of an iterator that any task may drive; so it does as little as
+possible, and the rest is in `_next`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class End:
     __slots__ = ("_future", "_traceback", "error", "failed_at", "left")
 
     def __init__(self) -> None:
-        """Be alive."""
+        """Start open."""
         self._future: asyncio.Future[None] | None = None
         self._traceback: TracebackType | None = None
         self.error: BaseException | None = None
@@ -37,27 +37,27 @@ class End:
         self.left = False
 
     def fail(self, error: BaseException) -> None:
-        """Let every pull raise an error from now on; the first one counts."""
+        """Make every pull raise an error from now on; the first error counts."""
         if self.error is None:
             self.error = error
             self._traceback = error.__traceback__
             self.wake()
 
     def leave(self) -> None:
-        """Let every pull say that there is nothing more."""
+        """Make every pull end the iteration."""
         self.left = True
         self.wake()
 
     def check(self) -> None:
-        """Raise how it ended, if it has."""
+        """Raise the error, or end the iteration, if the subscription has ended."""
         if self.error is not None:
-            # Raised in many tasks, and maybe often: each time from the traceback that it came with.
+            # It is raised in many tasks, maybe often: each time with its original traceback.
             raise self.error.with_traceback(self._traceback)
         if self.left:
             raise StopAsyncIteration
 
     def wake(self) -> None:
-        """Let the pull that waits, if there is one, look again."""
+        """Let a waiting pull look again."""
         future = self._future
         if future is not None and not future.done():
             future.set_result(None)
@@ -74,7 +74,7 @@ class End:
 
 
 class Subscription(Protocol):
-    """What the group needs of a subscription of either kind."""
+    """What both kinds of subscription have in common."""
 
     @property
     def end(self) -> End:
@@ -92,9 +92,9 @@ class FastSubscription:
     """A subscriber of a stream that is not acknowledged.
 
     Args:
-        reader: Its place in the log.
+        reader: Its position in the log.
         more: `Fanout.more` of that log.
-        waiting: Where it puts itself, to be woken by the next event.
+        waiting: It adds itself here to be woken by the next event.
     """
 
     __slots__ = ("_from", "_more", "_unread", "_waiting", "end", "reader")
@@ -102,7 +102,7 @@ class FastSubscription:
     def __init__(
         self, reader: LogReader[Any], more: Callable[[LogReader[Any]], bool], waiting: dict[Subscription, None]
     ) -> None:
-        """Read nothing yet."""
+        """Start at the current position."""
         self.reader = reader
         self._unread = reader.unread
         self.end = End()
@@ -116,7 +116,7 @@ class FastSubscription:
         return self.reader.position - self._from
 
     def fail_held(self, error: str | None) -> None:
-        """Fail nothing: there is nothing to acknowledge."""
+        """Do nothing: nothing is acknowledged here."""
         return
 
     def __aiter__(self) -> FastSubscription:
@@ -140,7 +140,7 @@ class FastSubscription:
         return next(self._unread)
 
     def drop(self) -> None:
-        """Forget what is unread."""
+        """Discard what is unread."""
         self._unread = iter(())
 
 
@@ -148,10 +148,10 @@ class AckSubscription:
     """A subscriber of a stream that is acknowledged.
 
     Args:
-        member: It, in the group.
+        member: Its member of the group.
         group: The group.
-        waiting: Where it puts itself, to be woken by the next event.
-        pump: What to tell that it moved.
+        waiting: It adds itself here to be woken by the next event.
+        pump: Rung when it has moved.
     """
 
     __slots__ = ("_from", "_group", "_pump", "_waiting", "bind", "end", "member")
@@ -163,14 +163,14 @@ class AckSubscription:
         waiting: dict[Subscription, None],
         pump: Bell,
     ) -> None:
-        """Read nothing yet."""
+        """Start at the current position."""
         self.member = member
         self.end = End()
         self._group = group
         self._waiting = waiting
         self._pump = pump
         self._from = member.position
-        #: Let the event that it is on wait for what was derived from it; see `PendingEvents.bind_pending_event`.
+        #: Makes the event that it is on wait for what was derived from it; see `PendingEvents.bind_pending_event`.
         self.bind: Callable[[], int | None] = partial(group.bind, member)
 
     @property
@@ -189,7 +189,7 @@ class AckSubscription:
             if member.newest:
                 member.carry()
             member.window = sent
-            # The task that drives the filter now, and the tasks that it starts from here, can reject this event.
+            # The task that drives the filter, and the tasks that it starts from here, can reject this event.
             _set_current((self, sent))
             if not self._pump.rung:
                 self._pump.ring()
@@ -209,7 +209,7 @@ class AckSubscription:
         return sent.event
 
     def fail_held(self, error: str | None) -> None:
-        """Fail the event that it is on, now; what it moved past is acked once stored, and fails if that is refused.
+        """Fail the event that it is on, at once; what it moved past is acked once stored, and fails if that is refused.
 
         Args:
             error: Why; None: it was interrupted through no fault of its own.
@@ -225,6 +225,6 @@ class AckSubscription:
 
 
 #: The subscription that the running filter reads from, and the event that it is on; a task that it started keeps those
-#: of its start. A pair in one variable costs less than two variables, and all that this costs is a sixth of a delivery.
+#: of its start. A pair in one variable costs less than two variables; all of it costs a sixth of a delivery.
 CURRENT: ContextVar[tuple[AckSubscription, Sent[Any, Any, Any]] | None] = ContextVar("tidemill_event", default=None)
 _set_current = CURRENT.set

@@ -1,20 +1,26 @@
-"""The stop of an engine, by one deadline: drain, commit, release everything, leave the group.
+"""Giving partitions up in good order: some of them at a rebalance, all of them when the engine stops.
 
-The deadline is the drain timeout and `END_SECONDS`, counted from the request to stop, whatever is unreachable by then:
-what does not end in time is left to the end of the process. What is not finished or not committed is redelivered.
+At a rebalance, `core.pipeline.handover` decides what of a partition is dropped and what is waited for; the engine's
+other partitions go on, and the source waits within the rebalance callback and meanwhile commits what it is told.
+
+Both have one deadline for all their steps. That of a revoke is the revoke timeout and, with transactions, the time for
+the last one. That of a stop is the drain timeout and `END_SECONDS`, counted from the request to stop, whatever is
+unreachable by then: what does not end in time is left to the end of the process. What is not finished or not committed
+is redelivered.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.intake import Intake
 from tidemill.pipeline.partition import call_partition_hook
 from tidemill.pipeline.services import Services
+from tidemill.runtime.deadline import Deadline
 from tidemill.runtime.kept_warden import KeptWarden
-from tidemill.sources.base import Source
+from tidemill.sources.base import Source, TopicPartition, name_of
 
 #: Beyond the drain timeout. The driver needs the rest of 5 s to end Spark.
 END_SECONDS = 2.5
@@ -26,6 +32,42 @@ HOOK_SECONDS = 1.0
 UNRETURNED_SECONDS = 1.0
 #: A step that comes too late still gets this long.
 LATE_SECONDS = 0.3
+
+
+async def hand_over(
+    context: EngineContext, intake: Intake, partitions: Sequence[TopicPartition]
+) -> Mapping[TopicPartition, int]:
+    """Drop what has not started of revoked partitions, finish what runs, and give them up.
+
+    Returns:
+        What is to be committed of them.
+    """
+    revoked = [intake.partitions[partition] for partition in partitions if partition in intake.partitions]
+    for owned in revoked:
+        intake.hand_over(owned)
+    context.log.info(
+        "partitions revoked",
+        partitions=[name_of(partition) for partition in partitions],
+        messages_finishing=sum(owned.finishing for owned in revoked),
+        messages_left_to_the_next_owner=sum(owned.unresolved - owned.finishing for owned in revoked),
+    )
+    seconds, last_seconds = context.settings.revoke_timeout_seconds, context.mode.last_commit_seconds
+    deadline = Deadline(seconds + last_seconds)
+    try:
+        async with deadline.before(last_seconds).limit():
+            for owned in revoked:
+                await owned.finish()
+    except TimeoutError:
+        context.log.warning(
+            f"tasks of revoked partitions did not finish within {seconds:g} s (kafka.revoke_timeout_seconds); "
+            "their messages are redelivered to the next owner",
+            messages=sum(owned.finishing for owned in revoked),
+        )
+    offsets = await context.mode.surrender(context.commits, [owned.partition for owned in revoked], deadline)
+    for owned in revoked:
+        intake.forget(owned)
+    context.hooks.submit(call_partition_hook, context, "on_revoke", partitions)
+    return offsets
 
 
 class Stopping:
@@ -60,9 +102,8 @@ class Stopping:
         self._warden = warden
         self._is_failed = is_failed
         self._subscribed = subscribed
-        self._loop = asyncio.get_running_loop()
-        self._drained_by = self._loop.time() + context.settings.executor.drain_timeout_seconds
-        self._ended_by = self._drained_by + END_SECONDS
+        self._deadline = Deadline(context.settings.executor.drain_timeout_seconds + END_SECONDS)
+        self._drain_deadline = self._deadline.before(END_SECONDS)
 
     @property
     def _in_group(self) -> bool:
@@ -93,15 +134,12 @@ class Stopping:
         if self._warden is not None:
             self._warden.close()
         if self._subscribed:
-            seconds = self._left() - LATE_SECONDS / 3
+            seconds = max(LATE_SECONDS, self._deadline.left_seconds) - LATE_SECONDS / 3
             await self._tried("consumer", self._source.close(leave=not self._is_failed(), seconds=seconds))
-
-    def _left(self) -> float:
-        return max(LATE_SECONDS, self._ended_by - self._loop.time())
 
     async def _tried(self, what: str, step: Awaitable[None]) -> None:
         try:
-            async with asyncio.timeout(self._left()):
+            async with self._deadline.limit(least_seconds=LATE_SECONDS):
                 await step
         except TimeoutError:
             self._context.log.warning("a step of the stop did not end in time and is left", step=what)
@@ -112,7 +150,7 @@ class Stopping:
         self._intake.stop()
         self._source.stop_fetching()
         try:
-            async with asyncio.timeout_at(self._drained_by):
+            async with self._drain_deadline.limit():
                 await self._intake.idle()
         except TimeoutError:
             left = sum(owned.unresolved for owned in self._intake.partitions.values())
@@ -122,21 +160,21 @@ class Stopping:
                 messages=left,
                 **({"hooks": unreturned} if unreturned else {}),
             )
-        await self._context.outbox.flush(max(0.0, self._drained_by - self._loop.time()))
+        await self._context.outbox.flush(self._drain_deadline.left_seconds)
 
     async def _end_work(self) -> None:
         try:
-            async with asyncio.timeout(HOOK_SECONDS):
+            async with self._deadline.before(CLOSE_SECONDS).limit(HOOK_SECONDS, least_seconds=LATE_SECONDS / 3):
                 await self._context.hooks.close()
         except TimeoutError:
             self._context.log.warning("hooks did not end when they were cancelled, and are left")
-        seconds = max(0.0, self._left() - CLOSE_SECONDS)
+        seconds = self._deadline.before(CLOSE_SECONDS).left_seconds
         await self._context.pool.close(min(self._context.settings.executor.term_grace_seconds, seconds))
 
     async def _last_commit(self) -> None:
         context = self._context
         try:
-            async with asyncio.timeout_at(self._ended_by - CLOSE_SECONDS):
+            async with self._deadline.before(CLOSE_SECONDS).limit():
                 await context.commits.finish()
         except TimeoutError:
             context.commits.give_up()

@@ -1,8 +1,8 @@
-"""Walks below one folder, so that no link leads out of it, not even one that is put there at the last moment.
+"""Opens files below one folder so that no link leads out of it, not even one that is created at the last moment.
 
-Each step of a path is opened relative to the folder before it, and never through a link. A link is read, and followed
-only if what it names is below the base folder at that moment; then its target is walked in the same way. Invariant:
-what is opened or created lies in a folder that was reached from the base folder without a link.
+Each part of a path is opened relative to the folder before it, and never through a link. A link is read, and followed
+only if its target is below the base folder at that moment; the target is then walked in the same way. Invariant: what
+is opened or created is in a folder that was reached from the base folder without a link.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class OutsideError(Exception):
     """A path leads out of the base folder."""
 
 
-class Base:
-    """A folder, as it is now.
+class BaseFolder:
+    """A folder, by its descriptor.
 
     Args:
         path: Its real path, without links.
@@ -33,41 +33,41 @@ class Base:
     """
 
     def __init__(self, path: bytes) -> None:
-        """Open it."""
+        """Open the folder."""
         self.path = path
         self._descriptor = os.open(path, _FOLDER)
-        self._identity = _identity(os.fstat(self._descriptor))
+        self._identity = _identify(os.fstat(self._descriptor))
 
-    def is_there(self) -> bool:
-        """Tell whether its path still leads to this very folder.
+    def is_current(self) -> bool:
+        """Return whether its path still leads to this folder.
 
         Raises:
-            OSError: It does not lead to any folder.
+            OSError: It does not lead to a folder.
         """
         there = os.stat(self.path, follow_symlinks=False)  # noqa: PTH116 - once per batch, by bytes
         if not stat.S_ISDIR(there.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        return _identity(there) == self._identity
+        return _identify(there) == self._identity
 
     def close(self) -> None:
-        """Forget it."""
+        """Close its descriptor."""
         os.close(self._descriptor)
 
     @contextlib.contextmanager
-    def parent_of(self, path: bytes, *, fsync: bool = False) -> Iterator[tuple[int, bytes]]:
-        """Reach the folder of a file, making the folders on the way; yield its descriptor and the file's name in it.
+    def open_parent(self, path: bytes, *, fsync: bool = False) -> Iterator[tuple[int, bytes]]:
+        """Open the folder of a file, creating missing folders; yield its descriptor and the file's name in it.
 
         Args:
             path: Relative to this folder, without '..'.
-            fsync: Wait until folders that are made are on the disk.
+            fsync: Wait until created folders are on disk.
 
         Raises:
             OutsideError: A link on the way leads out of the base folder.
-            OSError: There is no such way.
+            OSError: The folder cannot be opened or created.
         """
         descriptor = os.dup(self._descriptor)
         walked: list[bytes] = []
-        todo = _parts(path)[::-1]
+        todo = _split(path)[::-1]
         links = 0
         try:
             while todo:
@@ -76,12 +76,12 @@ class Base:
                     links += 1
                     if links > MAX_LINKS:
                         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-                    todo += self._target(b"/".join([*walked, name]))[::-1]
+                    todo += self._resolve_link(b"/".join([*walked, name]))[::-1]
                     walked.clear()
                     os.close(descriptor)
                     descriptor = os.dup(self._descriptor)
                 elif todo:
-                    below = _folder(name, descriptor, fsync)
+                    below = _open_folder(name, descriptor, fsync)
                     os.close(descriptor)
                     descriptor = below
                     walked.append(name)
@@ -92,17 +92,17 @@ class Base:
         finally:
             os.close(descriptor)
 
-    def _target(self, link: bytes) -> list[bytes]:
+    def _resolve_link(self, link: bytes) -> list[bytes]:
         """Return the parts of the path that a link leads to, relative to the base folder."""
         real = os.path.realpath(os.path.join(self.path, link))  # noqa: PTH118
         root = self.path.rstrip(b"/") + b"/"
         if not real.startswith(root):
-            raise OutsideError(f"path {os.fsdecode(link)!r} leads out of the base path by a link")
-        return _parts(real[len(root) :])
+            raise OutsideError(f"path {os.fsdecode(link)!r} leads outside the base path through a link")
+        return _split(real[len(root) :])
 
 
 def sync_folder(descriptor: int) -> None:
-    """Wait until the names in a folder are on the disk."""
+    """Wait until the entries of a folder are on disk."""
     readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=descriptor)
     try:
         os.fsync(readable)
@@ -110,11 +110,11 @@ def sync_folder(descriptor: int) -> None:
         os.close(readable)
 
 
-def _identity(status: os.stat_result) -> tuple[int, int]:
+def _identify(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _parts(path: bytes) -> list[bytes]:
+def _split(path: bytes) -> list[bytes]:
     return [part for part in path.split(b"/") if part not in (b"", b".")]
 
 
@@ -126,8 +126,8 @@ def _is_link(name: bytes, folder: int) -> bool:
     return stat.S_ISLNK(status.st_mode)
 
 
-def _folder(name: bytes, folder: int, fsync: bool) -> int:
-    """Open a folder in a folder; make it where it is missing."""
+def _open_folder(name: bytes, folder: int, fsync: bool) -> int:
+    """Open a folder inside a folder; create it if it is missing."""
     try:
         return os.open(name, _FOLDER, dir_fd=folder)
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Puts a whole file in place of another: written beside it, then renamed.
+"""Replaces a whole file: the new one is written next to it, then renamed.
 
-Invariants: a reader has the old file or the new one, never a part; a write that failed leaves nothing behind, and what
-a process left that was killed is removed by the next one that replaces a file in that folder.
+Invariants: readers see the old file or the new one, never a part; a failed write leaves nothing behind, and what a
+killed process left is removed by the next one that replaces a file in that folder.
 """
 
 from __future__ import annotations
@@ -13,39 +13,39 @@ import os
 import secrets
 import stat
 
-from tidemill.sinks.beneath import sync_folder
+from tidemill.sinks.base_folder import sync_folder
 
-#: The name under which a file is written begins like this.
-BESIDE = ".tidemill-"
+#: Prefix of the name under which a new file is written.
+TEMPORARY = ".tidemill-"
 
 
 def replace(folder: int, name: bytes, content: bytes, *, fsync: bool) -> None:
-    """Replace a file, or make it.
+    """Replace or create a file.
 
     Args:
         folder: The descriptor of its folder.
         name: Its name there.
-        content: What it is to have.
-        fsync: Wait until content and name are on the disk.
+        content: Its new content.
+        fsync: Wait until content and name are on disk.
 
     Raises:
         OSError: It is not a regular file, or cannot be written.
     """
     with contextlib.suppress(FileNotFoundError):
         check_regular(os.stat(name, dir_fd=folder, follow_symlinks=False))
-    beside = BESIDE + secrets.token_hex(8)
+    temporary = TEMPORARY + secrets.token_hex(8)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(beside, flags, 0o644, dir_fd=folder)
+    descriptor = os.open(temporary, flags, 0o644, dir_fd=folder)
     try:
-        # Tells `remove_left_over` that somebody writes it.
+        # Tells `remove_left_over` that it is being written.
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         write_whole(descriptor, content)
         if fsync:
             os.fsync(descriptor)
-        os.rename(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
+        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(beside, dir_fd=folder)
+            os.unlink(temporary, dir_fd=folder)
         raise
     finally:
         os.close(descriptor)
@@ -54,19 +54,19 @@ def replace(folder: int, name: bytes, content: bytes, *, fsync: bool) -> None:
 
 
 def remove_left_over(folder: int) -> int:
-    """Remove what killed processes left in a folder; return how many files."""
+    """Remove the files that killed processes left in a folder; return how many."""
     try:
         readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
-    except OSError:  # it may be written, but not read
+    except OSError:  # the folder is writable, but not readable
         return 0
     try:
-        names = [name for name in os.listdir(readable) if name.startswith(BESIDE)]
+        names = [name for name in os.listdir(readable) if name.startswith(TEMPORARY)]
     finally:
         os.close(readable)
-    return sum(_removed(folder, name) for name in names)
+    return sum(_remove(folder, name) for name in names)
 
 
-def _removed(folder: int, name: str) -> bool:
+def _remove(folder: int, name: str) -> bool:
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except OSError:
@@ -82,13 +82,13 @@ def _removed(folder: int, name: str) -> bool:
 
 
 def check_regular(status: os.stat_result) -> None:
-    """Refuse what is not a regular file."""
+    """Raise OSError if it is not a regular file."""
     if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "is no regular file")
+        raise OSError(errno.EINVAL, "is not a regular file")
 
 
 def write_whole(descriptor: int, data: bytes) -> None:
-    """Write everything: the kernel may take a part only, when the disk is nearly full."""
+    """Write everything: when the disk is nearly full, the kernel may write only a part at a time."""
     written = os.write(descriptor, data)
     if written < len(data):
         view = memoryview(data)

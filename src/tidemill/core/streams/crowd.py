@@ -1,0 +1,82 @@
+"""Finds what every member of a group has moved past, by one reader that stays behind all of them.
+
+Invariant: an event is counted down once for the crowd, when the last member that was present for it has moved past.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from itertools import islice
+from typing import Generic, TypeVar
+
+from tidemill.core.ledger import Ledger
+from tidemill.core.streams.fanout import Fanout, LogReader
+from tidemill.core.streams.lazy_min import LazyMin
+from tidemill.core.streams.members import Member, Sent
+
+LaneT = TypeVar("LaneT", bound=Hashable)
+EventT = TypeVar("EventT")
+PayloadT = TypeVar("PayloadT")
+
+
+class Crowd(Generic[LaneT, PayloadT, EventT]):
+    """All members of a group as one.
+
+    Args:
+        fanout: What they read from.
+        ledger: Where their events are.
+    """
+
+    __slots__ = ("_closed", "_fanout", "_laggards", "_ledger", "_reader")
+
+    def __init__(
+        self,
+        fanout: Fanout[Sent[LaneT, PayloadT, EventT], Member[LaneT, PayloadT, EventT]],
+        ledger: Ledger[LaneT, PayloadT],
+    ) -> None:
+        """Start without members, at the end of the log."""
+        self._fanout = fanout
+        self._ledger = ledger
+        self._laggards: LazyMin[Member[LaneT, PayloadT, EventT], int] = LazyMin(_find_position)
+        self._reader: LogReader[Sent[LaneT, PayloadT, EventT]] = LogReader("the crowd")
+        self._closed = False
+        fanout.follow(self._reader)
+
+    def add(self, member: Member[LaneT, PayloadT, EventT]) -> None:
+        """Add a member that is present."""
+        self._laggards.add(member)
+
+    def note_out(self) -> None:
+        """Note that a member is no longer present."""
+        self._laggards.note_out()
+
+    def move(self, end: int) -> None:
+        """Resolve what every member has moved past.
+
+        Args:
+            end: The position of the next event.
+        """
+        if self._closed:
+            return
+        last = self._laggards.top()
+        until = end if last is None else last.moved
+        reader = self._reader
+        noted = None
+        while (left := until - reader.position) > 0:
+            for sent in islice(reader.unread, left):
+                sent.pending = pending = sent.pending - 1
+                # Only the first of a lane can be its head.
+                if not pending and sent.line is not noted:
+                    noted = sent.line
+                    self._ledger.note_resolved(sent)
+            if reader.position < until and not self._fanout.more(reader):
+                # What is left are events that nobody was present for.
+                break
+
+    def close(self) -> None:
+        """Never move again."""
+        self._closed = True
+
+
+def _find_position(member: Member[LaneT, PayloadT, EventT]) -> int | None:
+    return member.moved if member.present else None

@@ -1,0 +1,97 @@
+"""Knows which member of a group has held which event for the longest, without looking at all of them.
+
+A member holds an event that it has not moved past, and one that something is bound to that is not confirmed as stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable
+from typing import Generic, TypeVar
+
+from tidemill.core.ledger import Ledger, LedgerEntry
+from tidemill.core.streams.lazy_min import LazyMin
+from tidemill.core.streams.members import LaneReport, Member, Sent
+
+LaneT = TypeVar("LaneT", bound=Hashable)
+EventT = TypeVar("EventT")
+PayloadT = TypeVar("PayloadT")
+
+
+class HoldTimes(Generic[LaneT, PayloadT, EventT]):
+    """Who holds what in one group, and since when.
+
+    Attributes:
+        unconfirmed: The members for whom something is unconfirmed, or was.
+    """
+
+    __slots__ = ("_timed", "unconfirmed")
+
+    def __init__(self) -> None:
+        """Start without members."""
+        # Members that can be too late, the one that is last in the log first.
+        self._timed: LazyMin[Member[LaneT, PayloadT, EventT], int] = LazyMin(_find_position)
+        self.unconfirmed: LazyMin[Member[LaneT, PayloadT, EventT], float] = LazyMin(_find_oldest)
+
+    def add(self, member: Member[LaneT, PayloadT, EventT]) -> None:
+        """Let the ack timeout apply to a member; an exempt one changes nothing."""
+        self._timed.add(member)
+
+    def note_out(self) -> None:
+        """Note that a member is no longer present."""
+        self._timed.note_out()
+
+    def find_longest(self) -> tuple[Member[LaneT, PayloadT, EventT], Sent[LaneT, PayloadT, EventT]] | None:
+        """Return the event that somebody has held for the longest, and who; None when nobody holds anything."""
+        found = None
+        last = self._timed.top()
+        if last is not None and (sent := last.next_held()) is not None:
+            found = last, sent
+        holder = self.unconfirmed.top()
+        if holder is not None:
+            sent = next(iter(holder.carried.values()))
+            if found is None or holder.held_since(sent) < found[0].held_since(found[1]):
+                found = holder, sent
+        return found
+
+    def find_holders(
+        self, sent: LedgerEntry[LaneT, PayloadT], members: Iterable[Member[LaneT, PayloadT, EventT]]
+    ) -> tuple[Hashable, ...]:
+        """Return the names of those who hold an event, each once. This looks at all members."""
+        on_it = [member for member in members if member.moved <= sent.position]
+        unconfirmed = [m for m in self.unconfirmed.members if any(one is sent for one in m.carried.values())]
+        return tuple(dict.fromkeys(member.name for member in (*on_it, *unconfirmed)))
+
+    @property
+    def any_unconfirmed(self) -> bool:
+        """Whether anything waits to be confirmed as stored."""
+        return self.unconfirmed.top() is not None
+
+    def has_moved_past(self, end: int) -> bool:
+        """Return whether every member that can be too late has moved past all events before a position."""
+        last = self._timed.top()
+        return last is None or last.moved >= end
+
+
+def report_lanes(
+    ledger: Ledger[LaneT, PayloadT],
+    hold_times: HoldTimes[LaneT, PayloadT, EventT],
+    members: Collection[Member[LaneT, PayloadT, EventT]],
+) -> list[LaneReport[LaneT]]:
+    """Return what each lane of a group waits for, and by whom. This looks at all members."""
+    reports = []
+    for lane in ledger.lanes():
+        head = ledger.head(lane)
+        assert isinstance(head, Sent)
+        holders = hold_times.find_holders(head, members) if head.pending else ()
+        reports.append(LaneReport(lane, ledger.outstanding(lane), head.position, head.at, holders))
+    return reports
+
+
+def _find_position(member: Member[LaneT, PayloadT, EventT]) -> int | None:
+    return member.moved if member.present and not member.exempt else None
+
+
+def _find_oldest(member: Member[LaneT, PayloadT, EventT]) -> float | None:
+    for sent in member.carried.values():
+        return member.held_since(sent)
+    return None

@@ -1,0 +1,63 @@
+"""Which offsets of one lane are read and done: its commit floor, and what is done above it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from tidemill.core.intervals import Intervals
+from tidemill.core.streams.redelivery_items import Commit, Delivery
+
+LaneT = TypeVar("LaneT", bound=Hashable)
+HeldT = TypeVar("HeldT")
+
+
+@dataclass(slots=True)
+class LaneOffsets(Generic[LaneT, HeldT]):
+    """One assigned lane.
+
+    Attributes:
+        past: What was last committed of it, where that is known.
+        read: The next offset to read; -1 until the first one tells where the lane begins.
+        floor: The first offset that is not done.
+        clean: What is done above the floor.
+        open: The deliveries of offsets that are not done.
+        failures: How often offsets that are not done have failed.
+    """
+
+    past: Commit[LaneT] | None = None
+    read: int = -1
+    floor: int = -1
+    clean: Intervals = field(default_factory=Intervals)
+    open: dict[int, Delivery[LaneT, HeldT]] = field(default_factory=dict)
+    failures: dict[int, int] = field(default_factory=dict)
+    # Offsets whose failures a past commit recorded and that were not read yet, the first one last.
+    _recorded: list[int] = field(default_factory=list)
+
+    def begin(self, offset: int) -> None:
+        """Begin at the first offset that is read."""
+        self.read = self.floor = offset
+        if self.past is None or offset < self.past.floor:
+            return  # never committed, or the log was created again: what was known is about other messages
+        for start, end in self.past.clean:
+            self.mark_done(start, end)
+        self.failures = {at: n for at, n in self.past.failures if at >= self.floor and at not in self.clean}
+        self._recorded = sorted(self.failures, reverse=True)
+
+    def reach(self, offset: int) -> None:
+        """Read an offset; those that were skipped before it do not exist."""
+        while self._recorded and self._recorded[-1] <= offset:
+            at = self._recorded.pop()
+            if at < offset:
+                del self.failures[at]
+        if offset > self.read:
+            self.mark_done(self.read, offset)
+        self.read = offset + 1
+
+    def mark_done(self, start: int, end: int) -> None:
+        """Note that the offsets of [start, end) are done."""
+        if start > self.floor:
+            self.clean.add(start, end)
+        else:
+            self.floor = self.clean.absorb(max(self.floor, end))

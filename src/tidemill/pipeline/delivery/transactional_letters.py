@@ -1,0 +1,84 @@
+"""Dead letters under `kafka.exactly_once`: they are staged, and written in the transaction that commits their messages.
+
+Invariant: a letter is committed together with the offsets of its messages, or neither is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from tidemill.config.settings import Settings
+from tidemill.core.delivery.pending_records import StagedState
+from tidemill.deadletters.letter import Letter, encode_letter
+from tidemill.deadletters.writer import RECORD_OVERHEAD_BYTES, prepare_letter_topic
+from tidemill.pipeline.delivery.transaction_buffer import StagedRecord, TransactionBuffer
+from tidemill.runtime.kafka_client import client_config
+from tidemill.runtime.log import limited
+from tidemill.sources.base import Outgoing
+
+log = structlog.get_logger(__name__)
+
+
+class TransactionalDeadLetters:
+    """Dead letters that go out with the offsets of the messages they are about.
+
+    Args:
+        settings: The pipeline's settings.
+        stage: Where they wait for their transaction.
+    """
+
+    def __init__(self, settings: Settings, stage: TransactionBuffer) -> None:
+        """Prepare; nothing is connected before `open`."""
+        self._topic = settings.dlq_topic
+        self._admin_config = client_config(settings.kafka, settings.dlq_brokers, {})
+        self._stage = stage
+        self._limit = 1_000_000
+        self._failing: str | None = None
+        self.written = 0
+        self.dropped = 0  # always 0: a letter is committed with the offsets, or neither is
+
+    async def open(self) -> None:
+        """Check that the topic exists, or create it.
+
+        Raises:
+            ConfigError: It does not exist and may not be created.
+            RemoteError: The brokers do not answer.
+        """
+        limit = await asyncio.to_thread(prepare_letter_topic, self._topic, self._admin_config)
+        if limit is not None:
+            self._limit = limit
+            self._stage.limits.append(limit)
+
+    def put(self, letter: Letter, done: Callable[[], None]) -> None:
+        """Stage a letter; `done` is called in a later turn of the loop."""
+        body = encode_letter(letter, self._limit - RECORD_OVERHEAD_BYTES)
+        self._stage.put(letter.sources, Outgoing(self._topic, None, body, self, letter))
+        asyncio.get_running_loop().call_soon(done)
+
+    def committed(self, count: int) -> None:
+        """Count what went out."""
+        self.written += count
+        self._failing = None
+
+    def refused(self, records: Sequence[StagedRecord]) -> None:
+        """Send letters again without end, smaller if their size was refused."""
+        for staged in records:
+            record = staged.result
+            self._failing = record.error
+            limited(log, 10.0).error("a dead letter is not taken; trying again", topic=self._topic, error=record.error)
+            if record.oversize and record.value is not None:
+                before = record.size_bytes
+                record.value = encode_letter(record.ref, len(record.value) * 3 // 4)
+                self._stage.charge(staged.lane, record.size_bytes - before)
+            if staged.state is StagedState.UNDECIDED:
+                self._stage.again(staged)
+
+    def stalled(self) -> str | None:
+        """Return why letters wait; None while none do."""
+        return None if self._failing is None else f"letters wait for topic {self._topic}: {self._failing}"
+
+    async def close(self) -> None:
+        """Do nothing: there is nothing of its own to close."""
