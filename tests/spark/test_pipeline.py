@@ -264,7 +264,7 @@ class Demanding(Nothing):
         (Holding, r"attribute 'connection' of Holding \(a lock\) cannot be pickled.*on_ready"),
         (Raising, "Raising.on_startup raised LookupError: no such thing"),
         (Spoiling, "Spoiling.on_startup returned a dict"),
-        (Demanding, "Demanding cannot be made without arguments"),
+        (Demanding, "Demanding cannot be created without arguments"),
         (object(), "object is not a handler"),
     ],
 )
