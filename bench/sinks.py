@@ -29,7 +29,7 @@ from redis import asyncio as aioredis
 from tests.sinks.servers import MongoServer, ValkeyServer, wait_for_port
 from tests.store.server import PostgresServer
 
-from tidemill.core.delivery.sql_plan import Operation, Shape, statement
+from tidemill.core.delivery.sql_plan import Operation, Shape, build_statement
 from tidemill.runtime.broker import free_port
 from tidemill.sinks.kafka import KafkaSink
 from tidemill.sinks.mongo import MongoSink
@@ -93,7 +93,7 @@ class Postgres(Target):
         shape = Shape(Operation.UPSERT, "lines", ("id", "line"), ("id",))
         for batch in batches(rows, PostgresSink.max_batch_count):
             values = [value for name, line in batch for value in (name, line.decode())]
-            await connection.execute(statement(shape, len(batch)), *values)
+            await connection.execute(build_statement(shape, len(batch)), *values)
         await connection.close()
 
     async def stored(self) -> int:

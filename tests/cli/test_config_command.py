@@ -97,6 +97,17 @@ def test_check_names_every_problem_but_no_secret(tidemill: Run, tmp_path: Path) 
     assert "hunter2" not in done.stdout + done.stderr
 
 
+def test_check_names_what_the_kafka_client_does_not_take(tidemill: Run, tmp_path: Path) -> None:
+    path = tmp_path / "tidemill.yaml"
+    path.write_text("kafka: {source_topic: t, client_config: {no.such.key: 1, sasl.password: hunter2}}\n")
+    done = tidemill("config", "check", str(path))
+    assert done.returncode == 2
+    assert "bad client configuration" in done.stderr
+    assert "no.such.key" in done.stderr
+    assert "correct kafka.client_config" in done.stderr
+    assert "hunter2" not in done.stderr
+
+
 def test_the_schema_is_json(tidemill: Run) -> None:
     schema = json.loads(tidemill("config", "schema").stdout)
 

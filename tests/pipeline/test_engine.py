@@ -1144,8 +1144,13 @@ class Panic(BaseException):
 
 @pytest.mark.parametrize(
     "error",
-    [KeyboardInterrupt("mine"), GeneratorExit("mine"), asyncio.CancelledError("mine"), Panic("mine")]
-    + [BaseExceptionGroup("mine", [SystemExit(3)])],
+    [
+        KeyboardInterrupt("mine"),
+        GeneratorExit("mine"),
+        asyncio.CancelledError("mine"),
+        Panic("mine"),
+        BaseExceptionGroup("mine", [SystemExit(3)]),
+    ],
     ids=lambda error: type(error).__name__,
 )
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import pytest
 import structlog.testing
 
+from tidemill.config.settings import Settings
 from tidemill.core.errors import HandlerError
 from tidemill.pipeline.handler.base import Handler
-from tidemill.spark.preflight import make_handler
+from tidemill.spark.preflight import StartUp, log, make_handler
 
 
 class Good(Handler[str, str]):
@@ -85,3 +87,23 @@ def test_hooks_behind_decorators_are_taken() -> None:
             return []
 
     assert isinstance(make_handler(Decorated), Decorated)
+
+
+def test_an_on_startup_that_does_not_return_is_named_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Waiting(Handler[Any, Any]):
+        async def arrange(self, messages: Any, pending: Any) -> list[Any]:
+            return []
+
+        async def on_startup(self, config: Settings) -> None:
+            while not told:
+                await asyncio.sleep(0.01)
+
+    told: list[Any] = []
+    monkeypatch.setattr("tidemill.spark.preflight.STARTUP_SECONDS", 0.05)
+    monkeypatch.setattr(log, "warning", lambda event, **details: told.append((event, details)), raising=False)
+    StartUp(Waiting(), Settings()).run()
+    ((event, details),) = told
+    assert event == "a hook has not returned"
+    assert details["hook"] == "Waiting.on_startup"

@@ -22,6 +22,7 @@ from tidemill.core.errors import RemoteError
 from tidemill.pipeline.handler.base import Handler
 from tidemill.runtime.broker import EmbeddedBroker
 from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.folders import OwnedFolder
 from tidemill.runtime.java import find_java
 from tidemill.spark.foreground import StartStoppedError, unless_stopped
 from tidemill.spark.foreground import running as starting
@@ -111,6 +112,20 @@ def test_ctrl_c_on_a_terminal_ends_the_start_of_spark(
         seconds = ended(process, {ExitCode.OK if command == "run" else ExitCode.STOPPED})
     print(f"ended in {seconds:.2f} s")
     assert seconds < end_seconds()
+
+
+@pytest.mark.parametrize("moment", [0.5, 1.5])
+def test_a_driver_that_is_killed_while_spark_starts_leaves_no_jvm_whatever_starts_next(
+    moment: float, arguments: Arguments, env: dict[str, str], tmp_path: Path
+) -> None:
+    with running(arguments("run"), env, tmp_path) as process:
+        process.until_said('"starting Spark"')
+        after(process, time.monotonic() - process.started_at + moment)
+        process.process.send_signal(signal.SIGKILL)
+        process.process.wait(30)
+        # As the next start does: it removes the folders of those that are gone.
+        OwnedFolder("tidemill-spark-").cleanup()
+        process.until_alone(60)
 
 
 @pytest.mark.parametrize("answers", [True, False], ids=["in the launcher", "asked for its version"])

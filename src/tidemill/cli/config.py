@@ -24,8 +24,10 @@ def check(config: ConfigPath = None) -> None:
     """Check a configuration (file and environment); every problem is reported with its place."""
     with reporting():
         from tidemill.config.loading import NO_TOPIC, describe_source, load_settings
+        from tidemill.spark.preflight import check_client_config
 
         settings = load_settings(config)
+        check_client_config(settings)
         typer.echo(f"ok: {describe_source(config)}")
         if "source_topic" not in settings.kafka.model_fields_set:
             typer.echo(f"warning: {NO_TOPIC.format(topic=settings.kafka.source_topic)}", err=True)

@@ -23,7 +23,7 @@ from tidemill.runtime.kept_warden import KeptWarden
 from tidemill.sources.base import Source, TopicPartition, name_of
 
 #: Beyond the drain timeout. The driver needs the rest of 5 s to end Spark.
-END_SECONDS = 2.5
+END_SECONDS = 2.0
 #: Of that, what closing sinks and leaving the group may take when commits took all the time before.
 CLOSE_SECONDS = 0.8
 #: Hooks may take this long to end once they are cancelled.
@@ -187,4 +187,5 @@ class Stopping:
 
     async def _gave_up(self) -> None:
         if self._intake.partitions:
-            await call_partition_hook(self._context, "on_revoke", list(self._intake.partitions))
+            async with self._deadline.before(CLOSE_SECONDS).limit(least_seconds=LATE_SECONDS):
+                await call_partition_hook(self._context, "on_revoke", list(self._intake.partitions))

@@ -83,6 +83,11 @@ class OwnedFolder:
         self.path = Path(self._folder.name)
         self._lock = lock_file(self.path / _OWNER)
 
+    @property
+    def lock(self) -> int:
+        """The descriptor that holds the lock; a process that inherits it owns the folder, too, until it ends."""
+        return self._lock
+
     def cleanup(self) -> None:
         """Remove it; a second call does nothing."""
         self._folder.cleanup()

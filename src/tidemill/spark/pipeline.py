@@ -40,6 +40,7 @@ from tidemill.spark.live.jobs import make_engine_error
 from tidemill.spark.live.supervisor import Supervisor
 from tidemill.spark.preflight import (
     StartUp,
+    check_client_config,
     choose_engine_count,
     look_up_partitions,
     make_handler,
@@ -151,6 +152,7 @@ class Pipeline:
         refuse_letter_files(settings)
         if problem := find_revoke_problem(settings):
             raise ConfigError(problem)
+        check_client_config(settings)
         warn_without_topic(configured, settings)
         # What no engine could build is refused before any of them starts.
         build_sinks(settings)

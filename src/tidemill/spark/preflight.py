@@ -9,6 +9,7 @@ import inspect
 import os
 import re
 import struct
+import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,14 +31,16 @@ from tidemill.core.errors import (
 )
 from tidemill.pipeline.handler.base import HOOKS, SYNCHRONOUS_HOOKS, Handler, overrides
 from tidemill.runtime.identity import Identity
-from tidemill.runtime.kafka_client import TopicAdmin, client_config
+from tidemill.runtime.kafka_client import LibraryLog, TopicAdmin, client_config, reason, scrubbed
 from tidemill.runtime.lock import GroupInUseError
 from tidemill.runtime.topics import TopicReader
-from tidemill.sources.membership import find_other_topics
+from tidemill.sources.membership import consumer_config, find_other_topics
 
 log = structlog.get_logger(__name__)
 
 ResultT = TypeVar("ResultT")
+#: An `on_startup` that has not returned after this long is named in the log.
+STARTUP_SECONDS = 10.0
 _LOCAL = re.compile(r"local\[(\d+)(?:,\s*\d+)?\]")
 
 
@@ -125,12 +128,22 @@ class StartUp:
             ConfigError: It made the configuration invalid.
         """
         name = f"{type(self._handler).__name__}.on_startup"
+        watch = threading.Timer(
+            STARTUP_SECONDS,
+            log.warning,
+            ("a hook has not returned",),
+            {"hook": name, "seconds": STARTUP_SECONDS, "waits_for_it": "the start of the pipeline"},
+        )
+        watch.daemon = True
+        watch.start()
         try:
             changed = _run_to_completion(self._call)
         except TidemillError:
             raise
         except Exception as error:
             raise HandlerError(f"{name} raised {type(error).__name__}: {error}") from error
+        finally:
+            watch.cancel()
         if changed is None:
             return self._settings
         if not isinstance(changed, Settings):
@@ -192,6 +205,21 @@ def refuse_no_sinks(settings: Settings) -> None:
             "no sink is configured, so nothing could be delivered; add one to the section sinks, for example "
             "sinks.filesystem.out.base_path: out"
         )
+
+
+def check_client_config(settings: Settings) -> None:
+    """Check what librdkafka says of `kafka.client_config`, without a connection.
+
+    Raises:
+        ConfigError: It has keys or values that librdkafka does not take; every engine would fail.
+    """
+    config = consumer_config(settings, "check")
+    try:
+        ck.Consumer(config, logger=LibraryLog()).close()
+    except (ck.KafkaException, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"bad client configuration: {scrubbed(reason(error), config)}; correct kafka.client_config"
+        ) from None
 
 
 def look_up_partitions(settings: Settings) -> int:

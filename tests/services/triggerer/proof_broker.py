@@ -14,7 +14,7 @@ from typing import Any
 from tidemill.config.settings import Settings
 from tidemill.core.errors import RemoteError
 from tidemill.core.retry import Backoff
-from tidemill.core.streams.offset_metadata import decode_note
+from tidemill.core.streams.offset_metadata import decode_metadata
 from tidemill.core.streams.redelivery_items import RedeliveryLimits
 from tidemill.deadletters.letter import Letter
 from tidemill.runtime.messages import SourceMessage
@@ -84,7 +84,7 @@ class Broker:
         before, _ = self.committed[lane]
         assert before <= floor <= self.ends[lane], f"the floor of {lane} moves from {before} to {floor}"
         self.committed[lane] = (floor, note)
-        past = decode_note(lane, note)
+        past = decode_metadata(lane, note)
         assert not note or past is not None, f"a note cannot be read: {note!r}"
         clean = past.clean if past is not None else ()
         tick, new = self.tick(), []

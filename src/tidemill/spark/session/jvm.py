@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +48,16 @@ def is_given() -> bool:
     return _PORT in os.environ
 
 
-def launch(conf: Mapping[str, str], connection_file: Path, quiet: threading.Event) -> subprocess.Popen[bytes]:
+def launch(
+    conf: Mapping[str, str], connection_file: Path, quiet: threading.Event, inherited: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
     """Start Spark's launcher, which becomes the JVM; returns at once.
 
     Args:
         conf: Spark's whole configuration.
         connection_file: Where the JVM writes its address; see `gateway_to`.
         quiet: Set when it and its descendants can write only noise about its end.
+        inherited: Descriptors that the JVM holds open until it ends, such as the lock of the folder of that file.
     """
     from pyspark.find_spark_home import _find_spark_home
 
@@ -68,6 +71,7 @@ def launch(conf: Mapping[str, str], connection_file: Path, quiet: threading.Even
             stdin=subprocess.PIPE,
             stderr=standard_error,
             env=environ,
+            pass_fds=inherited,
         )
 
 

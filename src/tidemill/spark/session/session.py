@@ -144,7 +144,7 @@ class Spark:
         with self._lock:
             if self._stopping.is_set():
                 raise JvmEndedError("it was stopped")
-            self._jvm = launch(self._conf, connection_file, self._quiet)
+            self._jvm = launch(self._conf, connection_file, self._quiet, [self._folder.lock])
 
     def _describe_failure(self, error: Exception) -> str:
         master = self._conf["spark.master"]
