@@ -151,6 +151,12 @@ class Slot:
     @property
     def due(self) -> float | None:
         """When the next `Tick` is wanted, unless something happens before; None: never."""
+        due = self._due
+        return None if due is None else due + self._stood_seconds
+
+    @property
+    def _due(self) -> float | None:
+        """The same by the clock that stood still with this process."""
         if self._finished or (self._job is None and self._start_at is None):
             return None
         limits = self._limits
@@ -167,7 +173,7 @@ class Slot:
             times.append(self._said_at + limits.hello_seconds)
         if self._drained_at is not None:
             times.append(self._drained_at + limits.drain_seconds)
-        return min(times) + self._stood_seconds
+        return min(times)
 
     def feed(self, event: Input, now: float) -> list[Effect]:
         """Take one input and return what to do about it, in order.
@@ -176,13 +182,16 @@ class Slot:
             event: What happened.
             now: Seconds on a clock that never goes back.
         """
-        due = self.due
+        wanted, due = self._due, self.due
         if due is not None and now > due + self._limits.late_seconds:
             self._stood_seconds += now - due
             if self._connected:
                 # It may have stood still as well, and needs time until its next heartbeat.
                 self._heard_at = now - self._stood_seconds
         self._fed_at = now - self._stood_seconds
+        if wanted is not None and due is not None and now >= due:
+            # A rounding error must not miss what is due: the next tick would be wanted at once, again and again.
+            self._fed_at = max(self._fed_at, wanted)
         return self._take(event, self._fed_at)
 
     def _take(self, event: Input, now: float) -> list[Effect]:
