@@ -595,8 +595,11 @@ class SlotUnderRandomEvents(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([15.0, 60.0]))
     def the_supervisor_stands_still(self, seconds: float) -> None:
+        # What was due within the next look anyway may happen: another try to cancel, the end of the time for a drain.
+        healthy = self.slot.state is SlotState.RUNNING and not self.drain_asked
         self.now += seconds
-        assert not any(isinstance(effect, CancelJob) for effect in self.feed(Tick()))
+        cancelled = any(isinstance(effect, CancelJob) for effect in self.feed(Tick()))
+        assert not (healthy and cancelled)
 
     @rule()
     def the_clock_reaches_what_is_due(self) -> None:

@@ -189,7 +189,7 @@ class Slot:
                 # It may have stood still as well, and needs time until its next heartbeat.
                 self._heard_at = now - self._stood_seconds
         self._fed_at = now - self._stood_seconds
-        if wanted is not None and due is not None and now >= due:
+        if wanted is not None and due is not None and due <= now <= due + self._limits.late_seconds:
             # A rounding error must not miss what is due: the next tick would be wanted at once, again and again.
             self._fed_at = max(self._fed_at, wanted)
         return self._take(event, self._fed_at)
