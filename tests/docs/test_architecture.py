@@ -1,0 +1,29 @@
+"""The architecture page: its walks lead over files that exist, and its picture shows the rooms that CI checks."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from tests.docs.house import PICTURE, draw_house
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/explanation/architecture.md").read_text()
+WALKS = re.findall(r"^\*\*(A [^*]+)\*\*\n\n((?:\d+\. .*\n(?:   .*\n)*)+)", PAGE, re.MULTILINE)
+
+
+def test_there_are_three_walks() -> None:
+    assert [name for name, _ in WALKS] == ["A Kafka message", "A trigger event", "A dead letter"]
+
+
+@pytest.mark.parametrize(("name", "steps"), WALKS, ids=[name for name, _ in WALKS])
+def test_a_walk_leads_over_files_that_exist_and_visits_none_twice(name: str, steps: str) -> None:
+    files = re.findall(r"^\d+\. `([^`]+)`", steps, re.MULTILINE)
+    assert len(files) == len(set(files))
+    for file in re.findall(r"`([a-z_/]+\.py)`", steps):
+        assert (ROOT / "src/tidemill" / file).is_file(), file
+
+
+def test_the_picture_of_the_house_is_the_one_of_the_rooms() -> None:
+    assert PICTURE.read_text() == draw_house(), "draw it again: python -m tests.docs.house"
