@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import resource
@@ -34,6 +35,15 @@ def make(environ: dict[str, str] | None = None, **settings: Any) -> Executor:
 
 def open_fds() -> set[str]:
     return set(os.listdir("/proc/self/fd"))
+
+
+def spare_fds() -> int:
+    """Return how many descriptors may come and go: Kafka clients of other tests open pipes when they reconnect."""
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):  # it has ended
+            if Path(f"/proc/self/task/{thread}/comm").read_text().startswith("rdk:"):
+                return 6
+    return 0
 
 
 def processes_with(marker: str) -> list[int]:
@@ -69,7 +79,7 @@ def nothing_is_left() -> Iterator[None]:
     before, others = open_fds(), children()
     yield
     assert children() <= others  # no child of ours, dead or alive
-    assert len(open_fds()) <= len(before) + 1  # one for the listing itself
+    assert len(open_fds()) <= len(before) + 1 + spare_fds()  # one for the listing itself
 
 
 async def run(
@@ -537,7 +547,8 @@ async def run_many(count: int) -> None:
         "timeout": hundreds // 2,
     }
     assert executor.running == 0
-    assert open_fds() == before
+    # One that was left by each task of a kind would be more.
+    assert open_fds() == before or len(open_fds()) <= len(before) + min(spare_fds(), hundreds // 2)
     executor.close()
 
 
