@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import defaultdict
 from typing import Any
 
@@ -1136,6 +1137,35 @@ async def test_sys_exit_in_a_hook_costs_its_message_and_not_the_engine(rig, wher
     await run.committed(1)
     assert len(run.letters.letters) == 1
     assert "3" in run.letters.letters[0].error
+
+
+async def test_an_on_revoke_that_never_returns_leaves_the_stop_its_deadline(rig):
+    class Keeping(Handler[Any, Any]):
+        async def arrange(self, messages, pending):
+            return [known(f"t{m.offset}", m.offset) for m in messages]
+
+        async def on_revoke(self, partitions):
+            await asyncio.Event().wait()
+
+    run = rig(Keeping(), [message(0)], executor={"drain_timeout_seconds": 1})
+    await run.committed(1)
+    started = time.monotonic()
+    assert (await run.end()).reason == "drained"
+    # The driver kills an engine 3 s after its drain timeout.
+    assert time.monotonic() - started < 1 + 3
+
+
+async def test_a_hook_that_has_not_returned_is_named_when_the_drain_timeout_is_over(rig):
+    class Keeping(Handler[Any, Any]):
+        async def arrange(self, messages, pending):
+            await asyncio.Event().wait()
+
+    run = rig(Keeping(), [message(0)], executor={"drain_timeout_seconds": 1.5})
+    await run.until(lambda: run.engine.context.hooks.running)
+    with structlog.testing.capture_logs() as logs:
+        await run.end()
+    (line,) = [line for line in logs if line["event"].startswith("the drain timeout is over")]
+    assert "has not returned" in line["hooks"]["arrange of t/0"]
 
 
 class Panic(BaseException):

@@ -30,7 +30,8 @@ from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.identity import worker_name
 from tidemill.runtime.lock import WorkerLock
 from tidemill.runtime.processes import find_marked
-from tidemill.spark.pipeline import Pipeline
+from tidemill.spark.pipeline import Pipeline, lag_fields
+from tidemill.spark.progress import PipelineProgress
 
 HERE = Path(__file__).parent
 PYTHONPATH = f"{HERE.parent.parent / 'src'}:{HERE}"
@@ -335,3 +336,11 @@ def test_every_public_name_can_be_imported_and_the_package_itself_is_cheap() -> 
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(AttributeError, match="Handlr"):
         _ = tidemill.Handlr  # type: ignore[attr-defined]
+
+
+def test_a_lag_that_no_engine_knows_is_not_logged_as_0() -> None:
+    assert lag_fields(PipelineProgress()) == {"lag": None}
+    assert lag_fields(PipelineProgress(partitions=["t/0", "t/1"])) == {"lag": None, "partitions_without_lag": 2}
+    some = PipelineProgress(partitions=["t/0", "t/1"], lag={"t/0": 3})
+    assert lag_fields(some) == {"lag": 3, "partitions_without_lag": 1}
+    assert lag_fields(PipelineProgress(partitions=["t/0"], lag={"t/0": 0})) == {"lag": 0}

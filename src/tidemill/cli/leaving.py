@@ -1,6 +1,6 @@
 """How the process of a command goes once there is nothing left for it to do.
 
-Python waits for threads that are no daemons, for those of executors and for what was registered to run at the exit. A
+Python waits for threads that are not daemons, for those of executors and for what was registered to run at the exit. A
 handler whose start was ended may have left any of them behind, and they must not keep the process.
 """
 
