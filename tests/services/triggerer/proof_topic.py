@@ -103,7 +103,7 @@ class Trio:
         return {
             (name, number)
             for name, kwargs in self.entries.items()
-            for number in range(0, self.count, kwargs.get("modulo", 1))
+            for number in range(0, PARTITIONS * max(below.values()), kwargs.get("modulo", 1))
             if number // PARTITIONS < below[number % PARTITIONS]
         }
 

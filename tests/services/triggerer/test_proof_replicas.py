@@ -82,7 +82,14 @@ class Machine:
 
 
 class Feeding:
-    """Writes the messages little by little, from a thread."""
+    """Writes messages little by little, from a thread, for as long as the hosts need: on a busy machine that is long.
+
+    Args:
+        topic: Where to.
+        count: How many there are in the end, at least.
+        per_second: How many a second.
+        start: How many there are already.
+    """
 
     def __init__(self, topic: NumberedTopic, count: int, per_second: int, start: int = 0) -> None:
         self.topic, self.count, self.per_second = topic, count, per_second
@@ -92,16 +99,18 @@ class Feeding:
         self._thread.start()
 
     def _run(self) -> None:
-        while self.fed < self.count and not self._over.wait(0.1):
-            more = min(max(1, self.per_second // 10), self.count - self.fed)
+        while not self._over.wait(0.1):
+            more = max(1, self.per_second // 10)
             self.topic.feed(more, self.fed)
             self.fed += more
 
-    def finish(self) -> None:
-        """Write what is left at once."""
-        self._over.set()
-        self._thread.join()
-        self.topic.feed(self.count - self.fed, self.fed)
+    def finish(self) -> int:
+        """Write what is missing at once, and return how many there are."""
+        self.end()
+        more = max(0, self.count - self.fed)
+        self.topic.feed(more, self.fed)
+        self.fed += more
+        return self.fed
 
     def end(self) -> None:
         self._over.set()
@@ -115,7 +124,7 @@ class Pair:
         folder: Where.
         url: Of an empty database.
         broker: A real one.
-        count: How many messages there are in the end.
+        count: How many messages there are in the end, at least.
         lease: How long a host may be silent, in seconds.
     """
 
@@ -252,7 +261,7 @@ def test_each_event_is_stored_once_or_dead_lettered_for_a_failure_on_it_while_ho
     pair.check_now()
     pair.until_stored_by(other, 20, 20)  # it need not wait for the lease to pass
 
-    pair.feeding.finish()
+    pair.trio.count = pair.feeding.finish()
     pair.until(lambda: pair.committed() == pair.trio.count, 240)
     seconds = time.monotonic() - began
     other.signal(signal.SIGTERM)
@@ -306,8 +315,8 @@ def test_a_host_that_cannot_reach_the_store_leaves_the_stream_to_the_one_that_ha
         waited = owner.said("another host runs this list")
         between.up()
         pair.until(lambda: owner.said("another host runs this list") > waited)
-        pair.feeding.finish()
-        pair.until(lambda: pair.committed() == 600)
+        pair.trio.count = pair.feeding.finish()
+        pair.until(lambda: pair.committed() == pair.trio.count)
         assert other.fenced() == 0
         for machine in (owner, other):
             machine.signal(signal.SIGTERM)
