@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sys
@@ -155,6 +154,8 @@ def _show_streams(report: dict[str, Any]) -> None:
 
 def _read_pages(specs: Path, config: Path | None, page: Callable[[Connection, int | None], Page[T]]) -> Iterator[T]:
     """Yield the rows of all pages of a list, over one connection to the store."""
+    import asyncio
+
     from tidemill.config.loading import load_settings
     from tidemill.store.opening import open_reader, store_url
 
