@@ -21,6 +21,7 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.exitcode import ExitCode, find_exit_code
 from tidemill.runtime.identity import worker_name
+from tidemill.runtime.log_writer import tell_repeats
 from tidemill.services.triggerer.control import control_server
 from tidemill.services.triggerer.host import TriggerHost
 from tidemill.services.triggerer.list_lock import ListLock
@@ -108,6 +109,7 @@ def end_anyway(code: ExitCode) -> threading.Timer:
     """
 
     def end() -> None:
+        tell_repeats()
         with contextlib.suppress(OSError, ValueError):
             print("something of a trigger does not end; the process ends without it", file=sys.stderr, flush=True)
         os._exit(code)
