@@ -47,7 +47,7 @@ def complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     ("line", "values"),
     [
         ("tidemill dlq list --kind ta", ["task"]),
-        ("tidemill dlq list c.yaml --sink ", ["results", "kafka.results", "files", "filesystem.files"]),
+        ("tidemill dlq list c.yaml --sink ", ["files", "filesystem.files", "results", "kafka.results"]),
         ("tidemill dlq redrive c.yaml --sink file", ["files", "filesystem.files"]),
         ("tidemill dlq redrive c.yaml --to ", ["source", "sink", "orders", "orders_dlq", "results-topic"]),
         ("tidemill dlq redrive missing.yaml --to s", ["source", "sink"]),

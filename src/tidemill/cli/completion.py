@@ -61,7 +61,8 @@ def complete_triggers(ctx: typer.Context, incomplete: str) -> list[str]:
     with contextlib.suppress(Exception):
         from tidemill.services.triggerer.trigger_list import read_entries
 
-        names = [spec.name for _, spec in read_entries(Path(ctx.params["specs"]))]
+        if (path := _find_file(ctx, "specs")) is not None:
+            names = [spec.name for _, spec in read_entries(path)]
     return [name for name in names if name.startswith(incomplete)]
 
 
@@ -77,7 +78,17 @@ def _list_topics(ctx: typer.Context) -> list[str]:
 def _load_settings(ctx: typer.Context) -> Settings:
     from tidemill.config.loading import load_settings
 
-    return load_settings(ctx.params.get("config"))
+    return load_settings(_find_file(ctx, "config"))
+
+
+def _find_file(ctx: typer.Context, argument: str) -> Path | None:
+    """Return the file that was typed for an argument.
+
+    While an option has no value yet, nothing of the line is assigned to arguments.
+    """
+    typed = ctx.params.get(argument)
+    names = [str(typed)] if typed is not None else ctx.args
+    return next((path for path in map(Path, names) if path.suffix in (".yaml", ".yml")), None)
 
 
 def _find_handlers(folder: Path) -> Iterator[str]:

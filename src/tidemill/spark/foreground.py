@@ -221,7 +221,7 @@ class Foreground:
             self.error = error
         except Exception as error:
             self.error = error
-            log.exception(f"the {self._what} failed; this is a fault of tidemill, please report it")
+            log.exception(f"the {self._what} failed; this is a bug in tidemill, please report it")
         return find_exit_code(self.error)
 
     def configure_logs(self, settings: Settings, worker: str) -> None:
