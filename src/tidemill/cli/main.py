@@ -54,7 +54,8 @@ def _options(
 def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Keep everything running until Ctrl-C.")] = False,
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="The folder for everything that it writes; default: demo-output.")
+        Path | None,
+        typer.Option("--dir", metavar="DIR", help="The folder for everything it writes; default: demo-output."),
     ] = None,
 ) -> None:
     """Process a real access log with a real Kafka and Spark on this machine, and check the result."""
