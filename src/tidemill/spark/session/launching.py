@@ -18,7 +18,7 @@ from typing import Any
 import structlog
 
 from tidemill.runtime.folders import OwnedFolder
-from tidemill.runtime.jars import spark_home
+from tidemill.runtime.jar_resolver import spark_home
 from tidemill.runtime.java import find_java
 from tidemill.spark.session.archive import ArchiveMaker
 from tidemill.spark.session.jvm import JvmEndedError, close_stdin, gateway_to, is_given, launch, submit_arguments
