@@ -96,7 +96,7 @@ def test_another_list_in_the_same_sqlite_file_is_refused_and_told_what_to_do(odd
     (odd.folder / "other.yaml").write_text("[]")
     second = odd.ask("run", "other.yaml")
     assert second.returncode == ExitCode.CONFIG
-    assert f"is written by process {first.pid}" in second.stderr
+    assert f"is in use by process {first.pid}" in second.stderr
     assert "store.url" in second.stderr
 
 

@@ -156,9 +156,9 @@ def _show_streams(report: dict[str, Any]) -> None:
 def _read_pages(specs: Path, config: Path | None, page: Callable[[Connection, int | None], Page[T]]) -> Iterator[T]:
     """Yield the rows of all pages of a list, over one connection to the store."""
     from tidemill.config.loading import load_settings
-    from tidemill.store.opening import open_reader, store_url
+    from tidemill.store.opening import choose_store_url, open_reader
 
-    url = store_url(load_settings(config).store.url, specs.resolve().parent)
+    url = choose_store_url(load_settings(config).store.url, specs.resolve().parent)
     with asyncio.Runner() as runner:
         database = runner.run(open_reader(url))
         try:

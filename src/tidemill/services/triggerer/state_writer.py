@@ -85,7 +85,7 @@ class StateWriter:
                     if error.retryable:
                         failures += 1
                         limited(log, 10.0).warning("the store cannot be written; reports wait", error=str(error))
-                        await asyncio.sleep(self._backoff.delay(failures, random.getrandbits(JITTER_BITS)))
+                        await asyncio.sleep(self._backoff.compute_delay(failures, random.getrandbits(JITTER_BITS)))
                         continue
                     if len(chunk) > 1:
                         continue
