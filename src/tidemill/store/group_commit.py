@@ -206,7 +206,7 @@ class EventStore:
         if error.retryable:
             self._machine.note_unreachable(now, random.getrandbits(JITTER_BITS))
             limited(log, _LOG_SECONDS).warning(
-                "the store cannot be written; events wait", events=self._machine.pending, error=str(error)
+                "the store cannot be written to; events wait", events=self._machine.pending, error=str(error)
             )
             return
         alone = self._machine.note_refused(now)
@@ -240,7 +240,7 @@ class EventStore:
             self._down_since = self._loop.time()
         elif before is Standing.DOWN:
             seconds = round(self._loop.time() - self._down_since, 3)
-            log.info("the store can be written again", after_seconds=seconds)
+            log.info("the store can be written to again", after_seconds=seconds)
         if self._on_standing is not None:
             self._on_standing(standing)
 

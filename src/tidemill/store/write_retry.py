@@ -46,5 +46,5 @@ async def write_patiently(database: Database, work: Callable[[Connection], T], b
         except RemoteError as error:
             if not error.retryable:
                 raise
-            limited(log, 10.0).warning("the store cannot be written; a report waits", error=str(error))
+            limited(log, 10.0).warning("the store cannot be written to; a report waits", error=str(error))
         await asyncio.sleep(backoff.compute_delay(attempt, random.getrandbits(JITTER_BITS)))
