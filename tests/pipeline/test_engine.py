@@ -1003,7 +1003,7 @@ class Stubborn(Handler[Any, Any]):
 async def test_a_fenced_engine_delivers_nothing_of_what_waits_for_a_sink(rig):
     run = rig(Stubborn(), [message(0), message(1)], executor={"term_grace_seconds": 0.5})
     run.files.open.clear()
-    await run.until(lambda: run.engine.outbox.stats and run.engine.counters.tasks_done == 1)
+    await run.until(lambda: run.engine.outbox.statistics().sinks and run.engine.counters.tasks_done == 1)
     run.source.feed(message(2))
     await run.until(lambda: run.engine.counters.tasks_done == 2)
     await run.settled()

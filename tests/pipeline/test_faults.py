@@ -105,7 +105,7 @@ async def test_a_sink_that_is_down_leaves_no_dead_letter_with_defaults(place, lo
     await site.outbox.flush(30.0)
     site.assert_all_there(300)
     assert site.letters.letters == []
-    assert site.outbox.stats["sinks.kafka.faulty"].breaker_opened == 1
+    assert site.outbox.statistics().sinks["sinks.kafka.faulty"].breaker_opened == 1
     assert site.outbox.stalled() == {}
 
 
@@ -121,7 +121,7 @@ async def test_a_sink_that_resets_connections_gets_everything_in_the_end(place) 
     await site.outbox.flush(20.0)
     site.assert_all_there(300)
     assert site.letters.letters == []
-    assert site.outbox.stats["sinks.kafka.faulty"].error_count > 0
+    assert site.outbox.statistics().sinks["sinks.kafka.faulty"].error_count > 0
 
 
 async def test_a_slow_sink_delays_only_what_waits_for_it(place, long_run: bool) -> None:
@@ -233,7 +233,7 @@ async def test_a_sink_that_refuses_everything_for_good_leaves_every_payload_in_a
     assert sorted(letter.sources[0].offset for letter in site.letters.letters) == list(range(200))
     assert sorted(site.released) == list(range(200))
     assert [payload.data for payload in site.good.payloads] == list(range(200))
-    assert site.outbox.stats["sinks.kafka.faulty"].breaker_opened == 0, "a sink that answers is not down"
+    assert site.outbox.statistics().sinks["sinks.kafka.faulty"].breaker_opened == 0, "a sink that answers is not down"
 
 
 async def test_what_is_down_for_too_long_is_asked_about(place) -> None:
@@ -343,10 +343,10 @@ async def test_tasks_do_not_start_while_too_much_waits_for_a_sink(rig) -> None:
     )
     run.files.open.clear()
     lane = await owned(run)
-    await run.until(lambda: lane.parked and not run.engine.context.pool.running)
+    await run.until(lambda: lane.parked and not run.engine.context.pool.statistics().running)
     # What runs, and what ended and had no hook yet, may come on top: a hook begins up to three turns of the loop later.
     assert lane.undelivered_bytes <= limit + 4 * 2 * 100_100
-    assert run.engine.progress().tasks_queued == len(lane.parked) + run.engine.context.pool.queued > 30
+    assert run.engine.progress().tasks_queued == len(lane.parked) + run.engine.context.pool.statistics().queued > 30
     run.files.open.set()
     await run.committed(60)
 

@@ -124,7 +124,7 @@ async def test_the_scope_pipeline_runs_in_slot_0_only(slot, ran):
     handler = Scoped()
     runner = PeriodicRunner(handler, slot)
     runner.start()
-    await until(lambda: runner.runs >= 10)
+    await until(lambda: runner.statistics().runs >= 10)
     await runner.stop()
     assert set(handler.ran) == ran
 

@@ -184,15 +184,15 @@ async def test_a_server_that_fails_over_every_payload_opens_the_breaker(
             routed = outbox.route(CollectResult(http=[HttpPayload(data=number)]))
             outbox.submit(routed, Origin([]), lambda number=number: released.append(number))
             await asyncio.sleep(0.002)
-            if outbox.stats["sinks.http.api"].breaker_opened:
+            if outbox.statistics().sinks["sinks.http.api"].breaker_opened:
                 break
-        assert outbox.stats["sinks.http.api"].breaker_opened == 1
+        assert outbox.statistics().sinks["sinks.http.api"].breaker_opened == 1
         assert released == []
         http_double.judge = lambda request: OK
         while len(released) <= number:
             await asyncio.sleep(0.002)
     await outbox.close()
-    assert outbox.stats["sinks.http.api"].delivered_payloads == number + 1
+    assert outbox.statistics().sinks["sinks.http.api"].delivered_payloads == number + 1
 
 
 async def test_one_payload_that_the_server_fails_over_holds_up_no_other_with_concurrency(

@@ -76,7 +76,7 @@ async def test_a_pipeline_delivers_to_a_sink_of_another_package(tmp_path: Path) 
     run = Run(ToLines(), 100, sinks={"custom": {"lines": {"out": options}}})
     await run.to_end()
     assert len(path.read_text().splitlines()) == 100
-    assert run.outbox.stats["sinks.custom.lines.out"].delivered_payloads == 100
+    assert run.outbox.statistics().sinks["sinks.custom.lines.out"].delivered_payloads == 100
     with pytest.raises(SinkNotConfiguredError, match=r"sinks\.custom\.other\.<name>"):
         run.outbox.route(CollectResult(custom=[CustomPayload(type="other")]))
     with pytest.raises(SinkNotConfiguredError, match=r"sinks\.custom\.lines\.in is not configured; there is out"):

@@ -104,7 +104,7 @@ class Place:
         def total() -> int:
             ends: Counter[Any] = Counter()
             for engine in self.engines:
-                for partition, offset in engine.commits.committed.items():
+                for partition, offset in engine.commits.statistics().committed.items():
                     ends[partition] = max(ends[partition], offset)
             return sum(ends.values())
 
@@ -168,7 +168,7 @@ async def test_each_result_is_seen_once_and_in_order_and_offsets_follow(place):
     engine = place.start(Copy())
     await place.committed(4_000)
     place.assert_exactly_once(4_000)
-    assert engine.outbox.delivered == 4_000
+    assert engine.outbox.statistics().delivered == 4_000
     assert [summary.reason for summary in await place.end()] == [StopReason.DRAINED]
     place.start(Copy())
     place.feed(4_000, 100)
@@ -255,7 +255,7 @@ async def test_what_the_topic_refuses_is_decided_about_and_the_rest_goes_out_onc
     letters = picky.letters()
     if answer is DeliveryAction.SKIP:
         assert letters == []
-        assert engine.outbox.skipped == 3
+        assert engine.outbox.statistics().skipped == 3
     else:
         assert sorted(letter.sources[0].offset * 4 + letter.sources[0].partition for letter in letters) == [3, 7, 50]
         kinds = {letter.sources[0].offset * 4 + letter.sources[0].partition: letter.kind for letter in letters}
@@ -340,7 +340,7 @@ async def test_letters_go_out_with_the_offsets_of_their_messages(place):
 async def test_rebalances_in_a_row_under_load_repeat_nothing(place):
     place.feed(0, 2_000)
     first = place.start(Copy(), "w1")
-    await place.until(lambda: first.commits.committed)
+    await place.until(lambda: first.commits.statistics().committed)
     second = place.start(Copy(), "w2")
     await place.until(lambda: second.intake.partitions)
     place.feed(2_000, 2_000)
@@ -356,13 +356,13 @@ async def test_rebalances_in_a_row_under_load_repeat_nothing(place):
 async def test_a_replacement_fences_the_zombie_and_nothing_is_seen_twice(place):
     place.feed(0, 1_000)
     zombie = place.start(Copy())
-    await place.until(lambda: zombie.commits.committed)
+    await place.until(lambda: zombie.commits.statistics().committed)
     place.feed(1_000, 3_000)
     replacement = place.start(Copy())
     summary = await asyncio.wait_for(place.tasks[0], 30)
     assert summary.reason is StopReason.FENCED
     place.feed(4_000, 400)
-    await place.until(lambda: replacement.commits.committed)
+    await place.until(lambda: replacement.commits.statistics().committed)
     await place.committed(4_400)
     place.assert_exactly_once(4_400)
 
@@ -468,7 +468,7 @@ async def test_an_engine_that_waits_for_its_transactions_can_be_stopped(own_kafk
     engine = place.start(Copy())
     await place.until(lambda: engine.intake.partitions)
     place.feed(0, 100)
-    await place.until(lambda: engine.commits.committed)
+    await place.until(lambda: engine.commits.statistics().committed)
     broker.kill()
     (summary,) = await place.end()
     assert summary.reason is StopReason.DRAINED

@@ -101,7 +101,7 @@ class Place:
         def total() -> int:
             ends: Counter[Any] = Counter()
             for engine in self.engines:
-                for partition, offset in engine.commits.committed.items():
+                for partition, offset in engine.commits.statistics().committed.items():
                     ends[partition] = max(ends[partition], offset)
             return sum(ends.values())
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import confluent_kafka as ck
+import msgspec
 import structlog
 
 from tidemill.config.settings import Settings
@@ -32,22 +33,30 @@ RECORD_OVERHEAD_BYTES = 512
 _LEAST_LETTER_BYTES = 1_000
 
 
-class DeadLetters(Protocol):
-    """Where letters go.
+class LetterStatistics(msgspec.Struct, frozen=True):
+    """What became of letters.
 
     Attributes:
-        written: Letters that the broker confirmed.
+        written: Letters that were confirmed.
         dropped: Letters that were given up because their topic refused them.
     """
 
     written: int
-    dropped: int
+    dropped: int = 0
+
+
+class DeadLetters(Protocol):
+    """Where letters go."""
 
     async def open(self) -> None:
         """Connect, and check that letters can be written."""
 
     def put(self, letter: Letter, done: Callable[[], None]) -> None:
         """Write a letter; `done` is called once it is confirmed or dropped, on the loop, never inside this call."""
+
+    def statistics(self) -> LetterStatistics:
+        """Return what became of letters so far."""
+        ...
 
     def stalled(self) -> str | None:
         """Return why letters wait; None while none do."""
@@ -96,8 +105,8 @@ class KafkaDeadLetters:
         self._timers: set[asyncio.TimerHandle] = set()
         self._producer: LoopProducer | None = None
         self._closed = False
-        self.written = 0
-        self.dropped = 0
+        self._written = 0
+        self._dropped = 0
 
     async def open(self) -> None:
         """Check that the topic exists, or create it.
@@ -135,7 +144,7 @@ class KafkaDeadLetters:
             if self._closed:
                 return
             if error is None:
-                self.written += 1
+                self._written += 1
                 self._settle(done)
                 return
             smaller = len(body) * 3 // 4 if too_large(error) else limit
@@ -147,7 +156,7 @@ class KafkaDeadLetters:
         self._producer.send(self._topic, [(None, body)]).add_done_callback(answered)
 
     def _drop(self, letter: Letter, error: ck.KafkaError, done: Callable[[], None]) -> None:
-        self.dropped += 1
+        self._dropped += 1
         # The only trace of the message that is left: each is logged with its position.
         log.error(
             "a dead letter is dropped: its topic does not take it",
@@ -178,6 +187,10 @@ class KafkaDeadLetters:
         delay = self._backoff.delay(attempt, random.getrandbits(32))
         timer = asyncio.get_running_loop().call_later(delay, due)
         self._timers.add(timer)
+
+    def statistics(self) -> LetterStatistics:
+        """Return what became of letters so far."""
+        return LetterStatistics(self._written, self._dropped)
 
     def stalled(self) -> str | None:
         """Return how many letters wait, for how long and why; None while none do."""

@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Callable, Hashable, MutableMapping, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from tidemill.config.redaction import redact_text
 from tidemill.core.errors import TooManyFailuresError, describe_error
 from tidemill.core.pipeline.brake import TRIAL_SECONDS, Again, Brake, Effect, Hold, Off, On, TakeOne, Write
@@ -73,6 +75,16 @@ class Case:
         self.write = write
 
 
+class BrakeStatistics(msgspec.Struct, frozen=True):
+    """What the brake holds.
+
+    Attributes:
+        held: How many messages.
+    """
+
+    held: int
+
+
 class EngineBrake:
     """The brake of one engine.
 
@@ -108,10 +120,9 @@ class EngineBrake:
         #: Whether the engine fails when the brake comes on, instead of waiting.
         self.fails = False
 
-    @property
-    def held(self) -> int:
-        """How many messages are held."""
-        return self._brake.held
+    def statistics(self) -> BrakeStatistics:
+        """Return what is held now."""
+        return BrakeStatistics(self._brake.held)
 
     # -- what windows tell ------------------------------------------------------------------------------------
 
@@ -166,7 +177,7 @@ class EngineBrake:
 
     def release(self) -> None:
         """Dead-letter what is held, and start over; without effect while the brake is off."""
-        held = self.held
+        held = self._brake.held
         if self._brake.is_on:
             self._log.warning("the brake is released by a user; what was held is dead-lettered", held=held)
             self._apply(self._brake.release())
@@ -175,15 +186,16 @@ class EngineBrake:
         """Return what failed and how often; None while the brake is off."""
         if not self._brake.is_on:
             return None
-        text = f"{self._describe()}; {self.held} message{'s' if self.held != 1 else ''} held"
+        held = self._brake.held
+        text = f"{self._describe()}; {held} message{'s' if held != 1 else ''} held"
         if self._brake.due is not None:
             text += f", the next is tried in {max(0.0, self._brake.due - self._now()):.0f} s"
         return f"{text} (tidemill release dead-letters them)"
 
     def close(self) -> None:
         """Stop trying; what is held is left uncommitted."""
-        if self.held:
-            self._log.warning("messages that the brake held are left for the next run", held=self.held)
+        if held := self._brake.held:
+            self._log.warning("messages that the brake held are left for the next run", held=held)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -30,10 +30,9 @@ from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.hooks import HookRunner, call_hook
 from tidemill.pipeline.intake import Intake
 from tidemill.pipeline.leaving import Stopping, hand_over
-from tidemill.pipeline.partition import call_partition_hook, name_partitions
-from tidemill.pipeline.reports.counters import Counters, Overridden, Slowest, process_usage
+from tidemill.pipeline.reports.counters import Counters, Overridden, Slowest
 from tidemill.pipeline.reports.report import Report as Report
-from tidemill.pipeline.reports.snapshots import Snapshots
+from tidemill.pipeline.reports.snapshots import ReportingParts, Snapshots
 from tidemill.pipeline.services import Services
 from tidemill.pipeline.tasks.pool import TaskPool
 from tidemill.pipeline.tasks.process import TaskExecutor
@@ -42,7 +41,7 @@ from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.kept_warden import KeptWarden
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason, brake_name
-from tidemill.sources.base import CommitStatus, Fatal, Source, TopicPartition
+from tidemill.sources.base import CommitStatus, Fatal, Source, TopicPartition, name_partitions
 
 log = structlog.get_logger(__name__)
 
@@ -99,7 +98,7 @@ class Engine:
         self.intake.attach(self.context)
         self.services = Services(settings, handler, identity, self.tasks, hooks.calls)
         outbox.mode.attach(self._charge, self.context.commits.send_soon)
-        self._snapshots = Snapshots(source, self.context.commits, self.intake, self._count)
+        self._snapshots = Snapshots(self._list_parts(), self._find_stalled)
         self._subscribed = False
         self._stop = asyncio.Event()
         self._fatal: tuple[StopReason, str] | None = None
@@ -151,6 +150,21 @@ class Engine:
             self.intake.take_one,
             self.fail,
             has_window_hook=overridden.on_window_complete,
+        )
+
+    def _list_parts(self) -> ReportingParts:
+        context = self.context
+        return ReportingParts(
+            self.source,
+            self.intake,
+            context.pool,
+            self.outbox,
+            self.letters,
+            context.commits,
+            self.services,
+            context.brake,
+            context.counters,
+            context.slowest,
         )
 
     @property
@@ -262,7 +276,7 @@ class Engine:
             self.context.log.info("partitions assigned", partitions=name_partitions(partitions))
         for partition in partitions:
             self.intake.assign(partition)
-        self.context.hooks.submit(call_partition_hook, self.context, "on_assign", partitions)
+        self.context.hooks.submit(self.context.call_partition_hook, "on_assign", partitions)
 
     async def on_revoked(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         """Finish what runs of the partitions; return what is to be committed of them."""
@@ -275,7 +289,7 @@ class Engine:
         for partition in partitions:
             if partition in self.intake.partitions:
                 self.intake.forget(self.intake.partitions[partition])
-        self.context.hooks.submit(call_partition_hook, self.context, "on_revoke", partitions)
+        self.context.hooks.submit(self.context.call_partition_hook, "on_revoke", partitions)
 
     def on_committed(self, offsets: Mapping[TopicPartition, int], status: CommitStatus) -> None:
         """Advance the watermark, or offer the same prefix again."""
@@ -301,40 +315,11 @@ class Engine:
 
     def progress(self) -> EngineProgress:
         """Return a whole snapshot."""
-        return self._snapshots.whole()
+        return self._snapshots.take_whole()
 
     def beat(self, *, whole: bool) -> Beat:
-        """Return the next beat for the driver; see `Snapshots.beat`."""
-        return self._snapshots.beat(whole=whole)
-
-    def _count(self) -> EngineProgress:
-        context, outbox = self.context, self.outbox
-        counters, pool = context.counters, context.pool
-        cpu_seconds, rss_bytes = process_usage()
-        return EngineProgress(
-            consumed=counters.consumed,
-            messages_done=counters.messages_done,
-            tasks_running=pool.running,
-            tasks_queued=pool.queued + self.intake.held_back,
-            tasks_retrying=pool.retrying,
-            tasks_done=counters.tasks_done,
-            tasks_failed=counters.tasks_failed,
-            delivered=outbox.delivered,
-            dead_lettered=self.letters.written,
-            letters_dropped=self.letters.dropped,
-            skipped=counters.skipped + outbox.skipped,
-            warnings=counters.warnings,
-            held=context.brake.held if context.brake is not None else 0,
-            gap=self.source.gap,
-            stalled=self._find_stalled(),
-            cpu_seconds=cpu_seconds,
-            rss_bytes=rss_bytes,
-            slowest=context.slowest.rows(),
-            in_flight=counters.in_flight,
-            uncommitted=context.commits.failed,
-            sinks=outbox.stats,
-            **self.services.counts(),
-        )
+        """Return the next beat for the driver; see `Snapshots.take_beat`."""
+        return self._snapshots.take_beat(whole=whole)
 
     def _find_stalled(self) -> dict[str, str]:
         """Return what the engine waits for, and why."""

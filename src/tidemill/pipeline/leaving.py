@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.intake import Intake
-from tidemill.pipeline.partition import call_partition_hook
 from tidemill.pipeline.services import Services
 from tidemill.runtime.deadline import Deadline
 from tidemill.runtime.kept_warden import KeptWarden
@@ -66,7 +65,7 @@ async def hand_over(
     offsets = await context.mode.surrender(context.commits, [owned.partition for owned in revoked], deadline)
     for owned in revoked:
         intake.forget(owned)
-    context.hooks.submit(call_partition_hook, context, "on_revoke", partitions)
+    context.hooks.submit(context.call_partition_hook, "on_revoke", partitions)
     return offsets
 
 
@@ -177,10 +176,10 @@ class Stopping:
             async with self._deadline.before(CLOSE_SECONDS).limit():
                 await context.commits.finish()
         except TimeoutError:
-            context.commits.give_up()
+            failed = context.commits.give_up()
             context.log.warning(
                 "the last commits failed; finished messages will be reprocessed",
-                messages=context.commits.failed,
+                messages=failed,
                 reason=self._source.stalled() or "no answer from the brokers",
             )
         context.commits.close()
@@ -188,4 +187,4 @@ class Stopping:
     async def _gave_up(self) -> None:
         if self._intake.partitions:
             async with self._deadline.before(CLOSE_SECONDS).limit(least_seconds=LATE_SECONDS):
-                await call_partition_hook(self._context, "on_revoke", list(self._intake.partitions))
+                await self._context.call_partition_hook("on_revoke", list(self._intake.partitions))

@@ -15,16 +15,12 @@ from tidemill.deadletters.letter import Letter, LetterKind
 from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.delivery.routing import encode_payloads
 from tidemill.pipeline.handler.models import ExecutorError, ExecutorResult, ExecutorTask
-from tidemill.pipeline.hooks import call_hook
 from tidemill.pipeline.key_order import OrderedTasks
-from tidemill.pipeline.reports.report import FinishedMessage
+from tidemill.pipeline.reports.finished import make_finished_message
 from tidemill.pipeline.tasks.pool import TaskRun
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sinks.payloads import CollectResult
 from tidemill.sources.base import TopicPartition, name_of
-
-#: How many partitions a log line names.
-MAX_NAMES = 20
 
 
 class OwnedPartition:
@@ -356,40 +352,3 @@ class OwnedPartition:
         if context.brake is not None:
             context.brake.abandon(self)
             self.held.clear()
-
-
-def make_finished_message(
-    message: SourceMessage,
-    runs: Sequence[TaskRun] = (),
-    started_at: float | None = None,
-    rejected: str | None = None,
-) -> FinishedMessage:
-    """Return what is reported of a message; see `OwnedPartition.resolve`."""
-    results, errors, attempts = [], [], 0
-    for run in runs:
-        attempts += run.attempts
-        if run.result is not None:
-            results.append(run.result)
-        if run.error is not None and not run.replaced:
-            errors.append(run.error)
-    return FinishedMessage(message, started_at, len(runs), attempts, results, errors, rejected)
-
-
-def name_partitions(partitions: Sequence[TopicPartition], most: int = MAX_NAMES) -> list[str]:
-    """Return names for a log line, which must not grow with the topic."""
-    names = [name_of(partition) for partition in partitions[:most]]
-    if len(partitions) > most:
-        names.append(f"and {len(partitions) - most} more")
-    return names
-
-
-async def call_partition_hook(context: EngineContext, hook: str, partitions: Sequence[TopicPartition]) -> None:
-    """Call `on_assign` or `on_revoke`; what it raises is logged."""
-    try:
-        await call_hook(getattr(context.handler, hook)(partitions), context.hooks.calls, hook, _locate, partitions)
-    except Exception as error:
-        context.log.warning("a hook raised", hook=hook, exc_info=error)
-
-
-def _locate(partitions: Sequence[TopicPartition]) -> tuple[str, str]:
-    return ", ".join(name_partitions(partitions[:10])), ""

@@ -18,20 +18,35 @@ from concurrent.futures import ThreadPoolExecutor
 from types import CodeType
 from typing import Any
 
+import msgspec
 import structlog
 
 from tidemill.config.settings import Settings
 from tidemill.core.blocking import Cause
 from tidemill.core.errors import HandlerError
 from tidemill.pipeline.handler.base import HOOKS, Handler
-from tidemill.pipeline.handler.cache import Cache
-from tidemill.pipeline.handler.periodic import PeriodicRunner, periodic_hooks
+from tidemill.pipeline.handler.cache import NO_CACHE_STATISTICS, Cache, CacheStatistics
+from tidemill.pipeline.handler.periodic import PeriodicRunner, PeriodicStatistics, periodic_hooks
 from tidemill.pipeline.hooks import Calls, latest
 from tidemill.runtime.blockwatch import Block, BlockWatch
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity
 
 log = structlog.get_logger(__name__)
+
+
+class ServiceStatistics(msgspec.Struct, frozen=True):
+    """What a handler did with its services.
+
+    Attributes:
+        periodic: The runs of its periodic hooks.
+        cache: The uses of its cache; zeros without one.
+        loop_blocks: How often something blocked the event loop for too long.
+    """
+
+    periodic: PeriodicStatistics
+    cache: CacheStatistics
+    loop_blocks: int
 
 
 class Services:
@@ -101,17 +116,13 @@ class Services:
         cache = self._cache.stalled() if self._cache is not None else None
         return found if cache is None else {**found, "cache": cache}
 
-    def counts(self) -> dict[str, Any]:
-        """Return the numbers for a snapshot of the engine, by their names there."""
-        cache = self._cache
-        return {
-            "periodic_runs": self._periodic.runs,
-            "periodic_errors": self._periodic.errors,
-            "cache_hits": cache.hits if cache else 0,
-            "cache_misses": cache.misses if cache else 0,
-            "cache_entries": cache.entries if cache else 0,
-            "loop_blocks": self._watch.blocks if self._watch else 0,
-        }
+    def statistics(self) -> ServiceStatistics:
+        """Return what the handler did with its services so far."""
+        return ServiceStatistics(
+            self._periodic.statistics(),
+            self._cache.statistics() if self._cache is not None else NO_CACHE_STATISTICS,
+            self._watch.blocks if self._watch is not None else 0,
+        )
 
 
 class Offload:

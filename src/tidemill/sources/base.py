@@ -17,6 +17,9 @@ from tidemill.runtime.messages import SourceMessage
 
 TopicPartition = tuple[str, int]
 
+#: How many partitions a log line names.
+MAX_NAMES = 20
+
 
 def name_of(partition: TopicPartition) -> str:
     """Return a partition as one text.
@@ -26,6 +29,14 @@ def name_of(partition: TopicPartition) -> str:
         'orders/3'
     """
     return f"{partition[0]}/{partition[1]}"
+
+
+def name_partitions(partitions: Sequence[TopicPartition], most: int = MAX_NAMES) -> list[str]:
+    """Return names for a log line, which must not grow with the topic."""
+    names = [name_of(partition) for partition in partitions[:most]]
+    if len(partitions) > most:
+        names.append(f"and {len(partitions) - most} more")
+    return names
 
 
 class Outgoing(msgspec.Struct, eq=False):
@@ -89,6 +100,19 @@ class Fatal(enum.Enum):
     FAILED = "failed"
 
 
+class SourceStatistics(msgspec.Struct, frozen=True):
+    """How far a source is behind, and what it missed.
+
+    Attributes:
+        gap: Messages that were deleted at the source before they were read.
+        lag: The end of each partition minus what is committed of it, where that is known; another mapping whenever
+            the source has looked again.
+    """
+
+    gap: int
+    lag: Mapping[TopicPartition, int]
+
+
 class SourceEvents(Protocol):
     """The engine, as a source sees it."""
 
@@ -129,12 +153,9 @@ class Source(Protocol):
     def stop_fetching(self) -> None:
         """Fetch nothing more and forget what is buffered; commits still work."""
 
-    @property
-    def gap(self) -> int:
-        """How many messages were deleted at the source before they were read."""
-
-    def lag(self) -> Mapping[TopicPartition, int]:
-        """Return the end of each partition minus what is committed of it, where that is known."""
+    def statistics(self) -> SourceStatistics:
+        """Return how far it is behind, and what it missed."""
+        ...
 
     def stalled(self) -> str | None:
         """Why no messages arrive, if the source knows."""

@@ -27,7 +27,7 @@ import structlog
 from tidemill.config.settings import REVOKE_MARGIN_SECONDS, Settings
 from tidemill.runtime.kafka_client import LibraryLog
 from tidemill.runtime.messages import Header, SourceMessage
-from tidemill.sources.base import CommitStatus, Fatal, Records, SourceEvents, TopicPartition
+from tidemill.sources.base import CommitStatus, Fatal, Records, SourceEvents, SourceStatistics, TopicPartition
 from tidemill.sources.broker_watch import BrokerWatch
 from tidemill.sources.buffer import Buffer
 from tidemill.sources.flow_control import FlowControl
@@ -135,14 +135,9 @@ class KafkaSource:
         """Let the thread pause everything and drop what it has."""
         self._fetching = False
 
-    def lag(self) -> Mapping[TopicPartition, int]:
-        """Return the end minus what is committed, per owned partition for which the brokers have answered."""
-        return self._lag.lag
-
-    @property
-    def gap(self) -> int:
-        """How many messages the broker had deleted before they were read."""
-        return self._gap
+    def statistics(self) -> SourceStatistics:
+        """Return what the brokers had deleted, and the lag of owned partitions for which they have answered."""
+        return SourceStatistics(self._gap, self._lag.lag)
 
     def stalled(self) -> str | None:
         """Say why nothing comes, while the brokers are unreachable."""

@@ -55,7 +55,8 @@ async def test_what_was_set_is_read_back_at_once_and_after_a_restart(tmp_path: P
     await cache.close()
     cache = await opened(tmp_path)
     assert await cache.get("order-7") is None
-    assert (cache.hits, cache.misses) == (0, 1)
+    statistics = cache.statistics()
+    assert (statistics.hits, statistics.misses) == (0, 1)
     await cache.close()
 
 
@@ -65,14 +66,14 @@ async def test_what_left_the_memory_is_read_from_the_file(tmp_path: Path) -> Non
         cache.set(str(n), n)
     assert [await cache.get(str(n)) for n in range(100)] == list(range(100)), "before anything could be written"
     await until(lambda: len(rows(tmp_path)) == 100)
-    assert cache.entries == 10
+    assert cache.statistics().entries == 10
     assert cache.peek("3", "not in memory") == "not in memory"
     assert "3" not in cache
     assert await asyncio.gather(*[cache.get(str(n)) for n in range(100)]) == list(range(100))
     assert await cache.get("100") is None
     await cache.close()
     cache = await opened(tmp_path, max_memory_entries=10)
-    assert cache.entries == 10
+    assert cache.statistics().entries == 10
     assert [await cache.get(str(n)) for n in range(100)] == list(range(100))
     await cache.close()
 
@@ -174,7 +175,7 @@ async def test_what_cannot_be_kept_is_refused_where_it_is_set(
     cache = await opened(tmp_path)
     with pytest.raises(error, match=text):
         cache.set(key, value, ttl)
-    assert cache.entries == 0
+    assert cache.statistics().entries == 0
     await cache.close()
 
 

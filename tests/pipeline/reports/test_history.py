@@ -15,7 +15,7 @@ import pytest
 from tests.until import until
 
 from tidemill.pipeline.handler.models import ErrorKind, ExecutorError, ExecutorTask
-from tidemill.pipeline.partition import make_finished_message
+from tidemill.pipeline.reports.finished import make_finished_message
 from tidemill.pipeline.reports import history
 from tidemill.pipeline.reports.history import HistoryStatus, HistoryWriter
 from tidemill.runtime.identity import Identity

@@ -19,6 +19,7 @@ from pathlib import Path
 from tidemill.core.errors import RemoteError, describe_error
 from tidemill.deadletters.files import LetterFile, LetterRow, LettersPlace, check_letters_folder, make_row
 from tidemill.deadletters.letter import Letter
+from tidemill.deadletters.writer import LetterStatistics
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.sources.base import TopicPartition
 
@@ -61,8 +62,7 @@ class FileDeadLetters:
         self.error: str | None = None
         #: The names of the files that were published.
         self.published: list[str] = []
-        self.written = 0
-        self.dropped = 0
+        self._written = 0
 
     async def open(self) -> None:
         """Make sure that letters can be written.
@@ -94,7 +94,7 @@ class FileDeadLetters:
 
     def _confirm(self, done: Callable[[], None]) -> None:
         if self.error is None:
-            self.written += 1
+            self._written += 1
             done()
 
     async def _write(self) -> None:
@@ -133,6 +133,10 @@ class FileDeadLetters:
 
     def _note_error(self, error: Exception) -> None:
         self.error = f"RemoteError: dead letters cannot be written to {self._path}: {describe_error(error)}"
+
+    def statistics(self) -> LetterStatistics:
+        """Return how many letters were confirmed; none is ever dropped."""
+        return LetterStatistics(self._written)
 
     def stalled(self) -> str | None:
         """Return how many letters wait for the disk, and for how long; None while none do."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import structlog
@@ -34,13 +34,24 @@ from tidemill.sinks.payloads import CollectResult
 from tidemill.sinks.sending.sender import Sender, connect_sender
 from tidemill.sinks.sending.submission import DeliveryLane, Entry, Failure, Question, Submission
 
-if TYPE_CHECKING:
-    pass
-
 log = structlog.get_logger(__name__)
 
 CONNECT_SECONDS = 30.0
 DeliveryHook = Callable[[DeliveryError], Awaitable[DeliveryAction]]
+
+
+class OutboxStatistics(msgspec.Struct, frozen=True):
+    """What happened to payloads.
+
+    Attributes:
+        delivered: Payloads that a sink confirmed.
+        skipped: Payloads that the hook chose to skip.
+        sinks: What happened at each sink, by its place in the configuration (`sinks.<type>.<name>`).
+    """
+
+    delivered: int
+    skipped: int
+    sinks: dict[str, SinkStats]
 
 
 class Outbox:
@@ -93,22 +104,16 @@ class Outbox:
     def _make_sender(self, sink: Sink) -> Sender:
         return self.mode.make_sender(sink, self._settings, self._ask, self._gave_up, self._changed)
 
-    # -- counts ------------------------------------------------------------------------------------------------
+    # -- reports -----------------------------------------------------------------------------------------------
 
-    @property
-    def stats(self) -> dict[str, SinkStats]:
-        """What happened, by the sink's place in the configuration (`sinks.<type>.<name>`)."""
-        return {sender.label: msgspec.structs.replace(sender.stats) for sender in self._all}
-
-    @property
-    def delivered(self) -> int:
-        """Payloads that a sink confirmed."""
-        return sum(sender.stats.delivered_payloads for sender in self._all)
-
-    @property
-    def skipped(self) -> int:
-        """Payloads that the hook chose to skip."""
-        return sum(sender.stats.skipped for sender in self._all)
+    def statistics(self) -> OutboxStatistics:
+        """Return what happened to payloads so far."""
+        sinks = {sender.label: msgspec.structs.replace(sender.stats) for sender in self._all}
+        return OutboxStatistics(
+            sum(stats.delivered_payloads for stats in sinks.values()),
+            sum(stats.skipped for stats in sinks.values()),
+            sinks,
+        )
 
     @property
     def pg_pool(self) -> Any:

@@ -13,7 +13,7 @@ import structlog
 from tidemill.config.settings import Settings
 from tidemill.core.delivery.pending_records import StagedState
 from tidemill.deadletters.letter import Letter, encode_letter
-from tidemill.deadletters.writer import RECORD_OVERHEAD_BYTES, prepare_letter_topic
+from tidemill.deadletters.writer import RECORD_OVERHEAD_BYTES, LetterStatistics, prepare_letter_topic
 from tidemill.pipeline.delivery.transaction_buffer import StagedRecord, TransactionBuffer
 from tidemill.runtime.kafka_client import client_config
 from tidemill.runtime.log import limited
@@ -37,8 +37,7 @@ class TransactionalDeadLetters:
         self._stage = stage
         self._limit = 1_000_000
         self._failing: str | None = None
-        self.written = 0
-        self.dropped = 0  # always 0: a letter is committed with the offsets, or neither is
+        self._written = 0
 
     async def open(self) -> None:
         """Check that the topic exists, or create it.
@@ -60,7 +59,7 @@ class TransactionalDeadLetters:
 
     def committed(self, count: int) -> None:
         """Count what went out."""
-        self.written += count
+        self._written += count
         self._failing = None
 
     def refused(self, records: Sequence[StagedRecord]) -> None:
@@ -75,6 +74,10 @@ class TransactionalDeadLetters:
                 self._stage.charge(staged.lane, record.size_bytes - before)
             if staged.state is StagedState.UNDECIDED:
                 self._stage.again(staged)
+
+    def statistics(self) -> LetterStatistics:
+        """Return how many letters were committed; none is ever dropped."""
+        return LetterStatistics(self._written)
 
     def stalled(self) -> str | None:
         """Return why letters wait; None while none do."""

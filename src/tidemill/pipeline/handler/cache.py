@@ -35,6 +35,24 @@ log = structlog.get_logger(__name__)
 LAST_FLUSH_SECONDS = 15.0
 
 
+class CacheStatistics(msgspec.Struct, frozen=True):
+    """What a cache was good for.
+
+    Attributes:
+        hits: Reads that found a value.
+        misses: Reads that did not.
+        entries: How many values are in memory.
+    """
+
+    hits: int
+    misses: int
+    entries: int
+
+
+#: Where there is no cache.
+NO_CACHE_STATISTICS = CacheStatistics(0, 0, 0)
+
+
 class Cache:
     """Values by key, for the hooks of one engine, on its event loop.
 
@@ -61,9 +79,8 @@ class Cache:
         self._flusher: asyncio.Task[NoReturn] | None = None
         self._writing: asyncio.Future[None] | None = None
         self._open = False
-        #: Reads that found a value, and those that did not.
-        self.hits = 0
-        self.misses = 0
+        self._hits = 0
+        self._misses = 0
 
     # -- for hooks --------------------------------------------------------------------------------------------
 
@@ -87,9 +104,9 @@ class Cache:
             finally:
                 found = self._known.loaded(load, entry, time.time())
         if isinstance(found, Known):
-            self.misses += 1
+            self._misses += 1
             return default
-        self.hits += 1
+        self._hits += 1
         return msgspec.msgpack.decode(found)
 
     def set(self, key: str, value: Any, ttl: float | None = None) -> None:
@@ -140,10 +157,9 @@ class Cache:
             self._failed("read", error)
         self._flusher = self._tasks.keep("the flushes of the cache", self._flush_regularly())
 
-    @property
-    def entries(self) -> int:
-        """How many values are in memory."""
-        return len(self._known)
+    def statistics(self) -> CacheStatistics:
+        """Return how it was used so far, and how many values are in memory now."""
+        return CacheStatistics(self._hits, self._misses, len(self._known))
 
     def stalled(self) -> str | None:
         """Return that the file is not written, and what that means; None while it is."""

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import msgspec
 import structlog
 
 from tidemill.core.errors import HandlerError, describe_error
@@ -92,6 +93,18 @@ def periodic_hooks(handler: object) -> dict[str, Periodic]:
     return found
 
 
+class PeriodicStatistics(msgspec.Struct, frozen=True):
+    """What periodic hooks did.
+
+    Attributes:
+        runs: Runs that began.
+        errors: Those that raised.
+    """
+
+    runs: int
+    errors: int
+
+
 class PeriodicRunner:
     """Runs a handler's periodic hooks in one engine.
 
@@ -114,8 +127,12 @@ class PeriodicRunner:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         #: Hooks that an exception has ended for good, and its text.
         self.stopped: dict[str, str] = {}
-        self.runs = 0
-        self.errors = 0
+        self._runs = 0
+        self._errors = 0
+
+    def statistics(self) -> PeriodicStatistics:
+        """Return what the hooks did so far."""
+        return PeriodicStatistics(self._runs, self._errors)
 
     def start(self) -> None:
         """Start their first waits."""
@@ -137,13 +154,13 @@ class PeriodicRunner:
     async def _repeat(self, name: str, hook: Periodic, step: Sleep) -> None:
         while True:
             await asyncio.sleep(step.seconds)
-            self.runs += 1
+            self._runs += 1
             try:
                 await call_hook(getattr(self._handler, name)(), self._calls, name)
                 outcome = PeriodicOutcome.RETURNED
             except Exception as error:
                 outcome = PeriodicOutcome.RAISED
-                self.errors += 1
+                self._errors += 1
                 log.exception("a periodic hook raised", hook=name, then=hook.on_error.value)
                 if hook.on_error is OnError.STOP:
                     self.stopped[name] = describe_error(error)

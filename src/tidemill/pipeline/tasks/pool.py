@@ -11,6 +11,7 @@ import heapq
 import itertools
 from typing import Protocol
 
+import msgspec
 import structlog
 
 from tidemill.config.executor_settings import ExecutorSettings
@@ -95,6 +96,20 @@ class TaskRun:
         self.timer: asyncio.TimerHandle | None = None
 
 
+class PoolStatistics(msgspec.Struct, frozen=True):
+    """How many tasks are where.
+
+    Attributes:
+        running: Processes that run.
+        queued: Tasks that wait for a slot.
+        retrying: Tasks that wait for their next try.
+    """
+
+    running: int
+    queued: int
+    retrying: int
+
+
 class TaskPool:
     """Runs tasks in the engine's slots.
 
@@ -119,20 +134,9 @@ class TaskPool:
         self._dispatching = False
         self._closed = False
 
-    @property
-    def queued(self) -> int:
-        """How many tasks wait for a slot."""
-        return len(self._queue)
-
-    @property
-    def running(self) -> int:
-        """How many processes run."""
-        return len(self._running)
-
-    @property
-    def retrying(self) -> int:
-        """How many tasks wait for their next try."""
-        return len(self._retrying)
+    def statistics(self) -> PoolStatistics:
+        """Return how many tasks are where now."""
+        return PoolStatistics(len(self._running), len(self._queue), len(self._retrying))
 
     def submit(self, run: TaskRun) -> None:
         """Queue a task; it starts as soon as it is the oldest and a slot is free, unless its group is leaving."""
