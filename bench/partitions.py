@@ -96,7 +96,7 @@ async def measure(partitions: int) -> None:
     def send_beat() -> int:
         """Take a beat in which one partition moved to the other side of the link; return its size."""
         nonlocal seen
-        engine.commits.committed_up_to(("t", 0), MESSAGES)
+        engine.commits.note_committed(("t", 0), MESSAGES)
         encoded = msgspec.msgpack.encode(engine.beat(whole=False))
         seen = apply_beat(msgspec.msgpack.decode(encoded, type=Beat), seen)
         return len(encoded)

@@ -230,7 +230,7 @@ async def test_the_topic_is_created_once_and_letters_are_confirmed(embedded_kafk
 
 
 @pytest.mark.kafka
-async def test_a_letter_larger_than_the_topic_takes_is_shrunk_and_others_are_not(
+async def test_a_letter_larger_than_the_topic_accepts_is_shrunk_and_others_are_not(
     embedded_kafka: EmbeddedBroker,
 ) -> None:
     topic = embedded_kafka.create_topic(unique_name("dlq"), config={"max.message.bytes": "10000"})
@@ -316,7 +316,7 @@ async def test_closing_gives_up_letters_that_wait(own_kafka: Callable[..., Embed
 
 
 @pytest.mark.kafka
-async def test_on_demand_letters_that_are_not_taken_are_dropped_counted_and_logged(
+async def test_on_demand_letters_that_are_refused_are_dropped_counted_and_logged(
     own_kafka: Callable[..., EmbeddedBroker],
 ) -> None:
     broker = own_kafka()

@@ -30,7 +30,7 @@ QUICK: dict[str, Any] = {
 
 
 class Place:
-    """An outbox with one sink behind a proxy, and one that is always well."""
+    """An outbox with one sink behind a proxy, and one that always works."""
 
     def __init__(self, hook: Any = None, **delivery: Any) -> None:
         self.server = LineServer()
@@ -137,7 +137,7 @@ async def test_a_slow_sink_delays_only_what_waits_for_it(place, long_run: bool) 
     assert site.letters.letters == []
 
 
-async def test_a_sink_that_hangs_times_out_and_is_tried_again(place) -> None:
+async def test_a_sink_that_hangs_times_out_and_is_retried(place) -> None:
     site = place(timeout_seconds=0.2)
     await site.outbox.connect()
     site.proxy.hang()
@@ -236,7 +236,7 @@ async def test_a_sink_that_refuses_everything_for_good_leaves_every_payload_in_a
     assert site.outbox.statistics().sinks["sinks.kafka.faulty"].breaker_opened == 0, "a sink that answers is not down"
 
 
-async def test_what_is_down_for_too_long_is_asked_about(place) -> None:
+async def test_what_is_down_for_too_long_is_a_question(place) -> None:
     asked: list[str] = []
 
     async def hook(error: DeliveryError) -> DeliveryAction:
@@ -307,7 +307,7 @@ class Large(Handler[Any, Any]):
         return CollectResult(files=[FilePayload(path="out", data="x" * 100_000)])
 
 
-async def test_what_waits_for_a_dead_sink_is_bounded_in_bytes_and_goes_on_when_it_is_back(rig) -> None:
+async def test_what_waits_for_a_dead_sink_is_bounded_in_bytes_and_continues_when_it_is_back(rig) -> None:
     limit = 2_000_000
     run = rig(
         Large(),
@@ -319,7 +319,7 @@ async def test_what_waits_for_a_dead_sink_is_bounded_in_bytes_and_goes_on_when_i
     await run.until(lambda: lane.undelivered_bytes >= limit)
     await run.settled()
     high = run.settings.executor.max_executors * run.settings.executor.backpressure_high_multiplier
-    assert lane.undelivered_bytes <= limit + high * 100_100, "what was in hand may come on top, and nothing more"
+    assert lane.undelivered_bytes <= limit + high * 100_100, "what was in flight may come on top, and nothing more"
     assert run.source.buffered(P0) > 150, "it went on reading"
     assert run.engine.progress().paused == ["t/0"]
     run.files.open.set()

@@ -58,7 +58,7 @@ async def test_a_drain_waits_for_what_runs_although_a_held_message_waits_for_a_k
 
 
 class Deaf(Handler[Any, Any]):
-    """Takes no notice of being cancelled."""
+    """Ignores being cancelled."""
 
     ends = False
 

@@ -147,7 +147,9 @@ async def test_a_key_that_cannot_be_hashed_is_that_payloads_refusal(key: Any) ->
     letters, outbox = await delivered(sink, [of(1), of(2, key=key), of(3)])
     assert letters == [2]
     assert sink.written == [1, 3]
-    assert "is not hashable; use text or a tuple" in (outbox.statistics().sinks["sinks.custom.writer.out"].last_error or "")
+    assert "is not hashable; use text or a tuple" in (
+        outbox.statistics().sinks["sinks.custom.writer.out"].last_error or ""
+    )
 
 
 @pytest.mark.parametrize("made", [None, (1, 2, 3), Encoded("k", b"", "many")])  # type: ignore[arg-type]
@@ -194,7 +196,7 @@ class Redrive:
     def __init__(self, sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(redrive_sinks, "build_sinks", lambda settings: {"writer": {"out": sink}})
         monkeypatch.setattr(redrive_sinks, "_BACKOFF", redrive_sinks.Backoff(0.001, 0.01))
-        monkeypatch.setattr(redrive_sinks, "PATIENCE_SECONDS", 0.5)
+        monkeypatch.setattr(redrive_sinks, "GIVE_UP_SECONDS", 0.5)
         self.cursor = Cursor()
         self.target = SinkTarget(Settings.model_validate({}), self.cursor)  # type: ignore[arg-type]
 

@@ -47,7 +47,7 @@ class TestHttpContract(JsonSinkContract):
         self.between = proxy(http_double.port)
 
         def judge(request: Request) -> Answer:
-            return (422, {}, b"hunter2 is no order") if request.body == b'{"n":666}' else OK
+            return (422, {}, b"hunter2 is not an order") if request.body == b'{"n":666}' else OK
 
         http_double.judge = judge
 
@@ -74,7 +74,7 @@ class TestHttpContract(JsonSinkContract):
         return [request.body for request in self.server.requests if request.body != b'{"n":666}']
 
     # One after the other, nothing is sent behind a payload that is refused before that is decided.
-    async def test_a_payload_that_the_target_refuses_takes_no_other_down(self) -> None:
+    async def test_a_payload_that_the_target_refuses_makes_no_other_fail(self) -> None:
         sink = self.make()
         await sink.connect()
         answers = await deliver(sink, [self.payload({"n": 1}), self.refused_payload(), self.payload({"n": 2})])
@@ -118,7 +118,7 @@ async def test_requests_have_method_path_headers_and_json_and_share_a_connection
 
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504, 599])
-async def test_what_may_pass_is_sent_again_with_the_same_idempotency_key(
+async def test_what_may_pass_is_retried_with_the_same_idempotency_key(
     http_double: HttpDouble, connected: Callable[..., Any], status: int
 ) -> None:
     scripted(http_double, (status, {}, b""), None, (status, {}, b""))
@@ -205,7 +205,7 @@ async def test_one_payload_that_the_server_fails_over_holds_up_no_other_with_con
     assert answers[3].retryable
 
 
-async def test_without_concurrency_nothing_overtakes_a_payload_that_is_tried_again(
+async def test_without_concurrency_nothing_overtakes_a_payload_that_is_retried(
     http_double: HttpDouble, connected: Callable[..., Any]
 ) -> None:
     scripted(http_double, OK, *[(500, {}, b"")] * 2)

@@ -102,7 +102,7 @@ def test_without_a_model_a_sink_gets_its_section_without_what_all_sinks_have() -
         ("lines", {"path": "x", "password": "hunter2"}, r"sinks\.custom\.lines\.out: password: Extra"),
     ],
 )
-def test_what_cannot_be_made_is_told_by_its_place(kind: str, options: dict[str, Any], text: str) -> None:
+def test_what_cannot_be_created_is_told_by_its_place(kind: str, options: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text) as caught:
         build_sinks(config(kind, **options))
     assert "hunter2" not in str(caught.value)

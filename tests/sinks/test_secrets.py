@@ -222,7 +222,13 @@ async def test_sinks_that_go_away_or_refuse_are_told_without_their_passwords(
     said = [encode_letter(letter).decode() for letter in run.letters.letters]
     logs = logged.getvalue()
     assert all(f"sinks.{kind}.out" in logs for kind in KINDS)
-    for text in (*said, *stats, *(str(each.last_error) for each in run.outbox.statistics().sinks.values()), str(summary), logs):
+    for text in (
+        *said,
+        *stats,
+        *(str(each.last_error) for each in run.outbox.statistics().sinks.values()),
+        str(summary),
+        logs,
+    ):
         assert SECRET not in text
     assert SECRET not in unmasked.getvalue()
 

@@ -211,7 +211,7 @@ class ToHttp(Known):
         return CollectResult(http=[HttpPayload(data="window")])
 
 
-async def test_requests_have_the_same_keys_when_the_same_messages_are_worked_on_again(http_double: HttpDouble) -> None:
+async def test_requests_have_the_same_keys_when_the_same_messages_are_reprocessed(http_double: HttpDouble) -> None:
     async def keys(**config: Any) -> Counter[str]:
         http_double.requests.clear()
         sinks = {"http": {"api": {"url": f"http://127.0.0.1:{http_double.port}/"}}}

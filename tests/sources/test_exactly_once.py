@@ -13,6 +13,7 @@ from typing import Any
 import confluent_kafka as ck
 import pytest
 from tests.sources.kafka_proxy import END_TXN, TXN_OFFSET_COMMIT, Fault, When, proxied_broker
+from tests.sources.member import Copy
 from tests.until import LIMIT_SECONDS, until
 
 from tidemill.config.loading import load_settings
@@ -22,33 +23,13 @@ from tidemill.deadletters.letter import LetterKind, decode_letter
 from tidemill.pipeline.build import build_engine
 from tidemill.pipeline.engine import Engine
 from tidemill.pipeline.handler.base import Handler
-from tidemill.pipeline.handler.models import DeliveryAction, ExecutorTask, PrecomputedResult
+from tidemill.pipeline.handler.models import DeliveryAction
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.progress import EngineSummary, StopReason
 from tidemill.sinks.payloads import CollectResult, KafkaPayload
 from tidemill.testing.kafka import consume
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120)]
-
-
-class Copy(Handler[Any, Any]):
-    """Every message into the topic, after a moment."""
-
-    async def arrange(self, messages, pending):
-        return [
-            ExecutorTask(
-                f"{m.partition}-{m.offset}",
-                source_offsets=[m.offset],
-                metadata={"value": m.value.decode(), "partition": m.partition},
-                precomputed=PrecomputedResult(),
-            )
-            for m in messages
-        ]
-
-    async def on_task_complete(self, result):
-        await asyncio.sleep(0.001)
-        data = result.task.metadata["value"].encode()
-        return CollectResult(kafka=[KafkaPayload(key=str(result.task.metadata["partition"]), data=data)])
 
 
 class Place:
@@ -311,7 +292,7 @@ async def test_headers_partition_and_timestamp_go_out_with_the_transaction_and_a
     place.start(Whole())
     await place.committed(40)
     assert sorted(int(value) for value in place.visible()) == [n for n in range(40) if n != 5]
-    # Each transaction leaves a marker, which is no message.
+    # Each transaction leaves a marker, which is not a message.
     for each in consume(place.broker.bootstrap, place.out, 39):
         number = int(each.value())
         assert each.partition() == number % 2

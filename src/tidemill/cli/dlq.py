@@ -241,7 +241,7 @@ def _read_all(box: Letters, criteria: Criteria, *, garbage: bool = False) -> Ite
     ranges = box.ranges()
     starts = {number: low for number, (low, _) in ranges.items()}
     if criteria.since is not None:
-        starts = box.offsets_at(criteria.since, ranges)
+        starts = box.find_offsets_at(criteria.since, ranges)
     yield from _read_matching(box, criteria, starts, {number: end for number, (_, end) in ranges.items()}, garbage)
 
 

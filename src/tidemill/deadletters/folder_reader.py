@@ -33,7 +33,7 @@ class _File(msgspec.Struct):
         mark: What distinguishes it from another file of the same name.
         rows: How many rows it has; 1 if it cannot be read.
         groups: Of each row group its first row and when its last letter was written, in seconds since the epoch.
-        began: When its first letter was written, likewise.
+        began: When its first letter was written, in seconds since the epoch.
         problem: Why it cannot be read.
     """
 
@@ -52,7 +52,7 @@ class FolderReader:
         path: The folder.
 
     Attributes:
-        path: Likewise, absolute.
+        path: The absolute path of the folder.
         place: Where that is, for messages.
     """
 
@@ -121,10 +121,10 @@ class FolderReader:
         try:
             named = read_letters_name(folder / origin.outcome) if there == origin.outcomes_id else None
         except (OSError, pa.ArrowException):
-            return True  # it may count: better shown twice than never
+            return True  # it may count: better to show a letter twice than never
         return counts(name, origin.outcomes_id, there, named)
 
-    def offsets_at(self, seconds: float, ranges: Mapping[int, tuple[int, int]]) -> dict[int, int]:
+    def find_offsets_at(self, seconds: float, ranges: Mapping[int, tuple[int, int]]) -> dict[int, int]:
         """Return where to start to find every letter of a time or later; see `LetterReader.offsets_at`."""
         return {
             number: next((row for row, newest in file.groups if newest >= seconds), 0 if file.problem else file.rows)
@@ -158,7 +158,7 @@ class FolderReader:
                         yield from self._read_group(opened, index, number, file.name, range(first, after), start, end)
         except OSError as error:
             raise RemoteError(
-                f"dlq: {self.path / file.name} cannot be read any more: {error.strerror or error}"
+                f"dlq: {self.path / file.name} can no longer be read: {error.strerror or error}"
             ) from None
 
     @staticmethod
@@ -170,7 +170,7 @@ class FolderReader:
         except (OSError, pa.ArrowException) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
-            # Arrow has no number for what is wrong with the bytes themselves.
+            # Arrow has no error number for damaged bytes.
             text = f"{len(rows)} rows of {name} are damaged: {' '.join(str(error).split())}"
             yield Found(number, max(start, rows.start), None, text, file=name)
             return

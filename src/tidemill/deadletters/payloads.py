@@ -1,4 +1,4 @@
-"""Payloads in letters: what a hook returned as readable JSON, and back again as the sink is to get it.
+"""Payloads in letters: what a hook returned as readable JSON, and back to what the sink is to receive.
 
 Any payload has a JSON form; what JSON cannot express is kept beside it, in the field `_types`: by JSON pointer, which
 values were times, decimals or bytes, and which data has no JSON form at all and is only shown. Invariant: what is
@@ -140,8 +140,8 @@ def restore_fields(payload: str, *, typed: bool) -> dict[str, Any]:
 
     Args:
         payload: From `encode_payload`.
-        typed: Give times, decimals and the like in `data` back as such (for SQL and MongoDB), not as JSON has them; in
-            other fields (headers, say) they always come back as such.
+        typed: Restore times, decimals and the like in `data` as such (for SQL and MongoDB), not as JSON has them; in
+            other fields (headers, say) they are always restored as such.
 
     Raises:
         PayloadLostError: The payload was too large for its letter, or has no JSON form.

@@ -93,7 +93,7 @@ class EngineBrake:
         log: The engine's.
         has_window_hook: Whether the handler has `on_window_complete`.
         braked: Called with True when nothing new is to be taken, with False when messages are taken again.
-        take_one: Called when one new message is to be taken all the same; `taken` is told which.
+        take_one: Called when one new message is to be taken nevertheless; `taken` is told which.
         fail: Ends the engine.
     """
 
@@ -124,7 +124,7 @@ class EngineBrake:
         """Return what is held now."""
         return BrakeStatistics(self._brake.held)
 
-    # -- what windows tell ------------------------------------------------------------------------------------
+    # -- called by windows ------------------------------------------------------------------------------------
 
     def failed(self, cause: str, text: str, case: Case) -> None:
         """Take a failure that would be dead-lettered: it is written or held.
@@ -153,7 +153,7 @@ class EngineBrake:
         if cause is _RELEASED:
             return
         if self._brake.is_on and is_alone and self._has_window_hook:
-            return  # nobody waits for others here: it is tried with its window
+            return  # it is tried together with its window
         self._apply(self._brake.finished((partition, offset), cause, self._now()))
 
     def window_ended(self, partition: HoldingPartition, offset: int) -> None:

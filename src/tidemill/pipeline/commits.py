@@ -16,7 +16,7 @@ import msgspec
 from tidemill.core.ledger import Batch, Ledger, LedgerEntry
 from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.pipeline.delivery.modes import DeliveryMode
-from tidemill.sources.base import CommitStatus, Source, TopicPartition, name_of
+from tidemill.sources.base import CommitStatus, Source, TopicPartition, name_partition
 
 #: Commits are collected for this long.
 COLLECT_SECONDS = 0.1
@@ -73,7 +73,7 @@ class Commits:
         if self._timer is None:
             self.send_soon()
 
-    def unresolved(self, partition: TopicPartition) -> list[int]:
+    def find_unresolved(self, partition: TopicPartition) -> list[int]:
         """Return the offsets of a partition's messages that did not leave the pipeline."""
         queue = self._ledger.lines.get(partition)
         return [] if queue is None else [entry.item for entry in queue.entries if entry.pending]
@@ -108,13 +108,13 @@ class Commits:
         for partition, offset in offsets.items():
             batch = self._in_flight.get(partition)
             if batch is None or batch.entries[-1].item + 1 != offset:
-                continue  # of an earlier ownership
+                continue  # from an earlier ownership
             del self._in_flight[partition]
             if status is CommitStatus.DONE:
                 self._failures = 0
                 self._ledger.settle(batch)
                 self._mode.committed(partition)
-                self.committed_up_to(partition, offset)
+                self.note_committed(partition, offset)
                 self._settled(partition, len(batch.entries))
             else:
                 self._ledger.retry(batch)
@@ -137,12 +137,12 @@ class Commits:
         for partition in theirs:
             self.abandon(partition)
         for partition, offset in last.items():
-            self.committed_up_to(partition, offset)
+            self.note_committed(partition, offset)
         return last
 
-    def committed_up_to(self, partition: TopicPartition, offset: int) -> None:
+    def note_committed(self, partition: TopicPartition, offset: int) -> None:
         """Note the next offset of a partition, for snapshots."""
-        name = name_of(partition)
+        name = name_partition(partition)
         self._committed[name] = self._moved[name] = offset
 
     def take_moved(self) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """What the partitions and windows of an engine share: its parts, and what it did and can do.
 
-Everything here is below partitions and windows; it names neither. What they tell the parts above them goes through
-the two callables.
+Everything here is below partitions and windows; it names neither. They call the parts above them through the two
+callables.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class EngineContext:
         hooks: Runs them.
         pool: Runs tasks.
         outbox: Delivers results.
-        mode: How they get out.
+        mode: How results are delivered: at least once or exactly once.
         letters: Writes dead letters.
         commits: The ledger, and what is committed of it.
         load: How much each partition has in flight, against its share.
@@ -96,7 +96,7 @@ class EngineContext:
             self.log.warning("a hook raised", hook=hook, exc_info=error)
 
     def warn(self, text: str, **details: object) -> None:
-        """Count something wrong but harmless that the handler did, and log it now and then."""
+        """Count a harmless mistake of the handler, and log it at a limited rate."""
         self.counters.warnings += 1
         limited(self.log, WARN_SECONDS).warning(text, **details)
 

@@ -45,10 +45,10 @@ from tidemill.sources.base import CommitStatus, Fatal, Source, TopicPartition, n
 
 log = structlog.get_logger(__name__)
 
-#: Results that wait for sinks, per engine, beyond which it reads no more: several times what a sink takes at once.
-#: Many more of them make nothing faster, and leave the processor's caches before they are confirmed.
+#: Results that wait for sinks, per engine, beyond which it reads no more: several times what a sink accepts at once.
+#: More of them would make nothing faster, and would leave the processor's caches before they are confirmed.
 MAX_UNDELIVERED = 4_000
-#: A reason for waiting is told up to this length, which is four times a second.
+#: A reason for waiting is reported up to this length, four times a second.
 MAX_STALLED_CHARS = 2_000
 
 
@@ -201,7 +201,7 @@ class Engine:
         if self._warden is not None:
             self._warden.start()
         self.executor.open()
-        # Both end here, whatever becomes of them.
+        # Both are over when this returns.
         starting = asyncio.ensure_future(self._start(may_subscribe))
         stopped = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -244,7 +244,7 @@ class Engine:
         self.services.start_periodic()
 
     def fail(self, text: str) -> None:
-        """End at once, without a drain: a part of the engine is gone."""
+        """End at once, without a drain: a part of the engine has failed."""
         self.on_fatal(Fatal.FAILED, text)
 
     def drain(self) -> None:
@@ -252,7 +252,7 @@ class Engine:
         self._stop.set()
 
     def pause(self) -> None:
-        """Take no new messages until `resume`; what is in flight goes on."""
+        """Take no new messages until `resume`; what is in flight continues."""
         self.intake.pause()
 
     def resume(self) -> None:
@@ -260,11 +260,11 @@ class Engine:
         self.intake.resume()
 
     def release(self) -> None:
-        """Release the brake, as a user wants it: what it holds is dead-lettered."""
+        """Release the brake on a user's request: what it holds is dead-lettered."""
         if self.brake is not None:
             self.brake.release()
 
-    # -- what the source tells --------------------------------------------------------------------------------
+    # -- called by the source ---------------------------------------------------------------------------------
 
     def on_messages(self, partitions: Collection[TopicPartition]) -> None:
         """Take what arrived."""
@@ -283,7 +283,7 @@ class Engine:
         return await hand_over(self.context, self.intake, partitions)
 
     def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
-        """Stop at once what belongs to somebody else by now."""
+        """Stop at once what belongs to another engine by now."""
         names = name_partitions(partitions)
         self.context.log.error("partitions lost to the group; their work is dropped here", partitions=names)
         for partition in partitions:
@@ -302,7 +302,7 @@ class Engine:
             owned.charge(size_bytes)
 
     def on_fatal(self, fatal: Fatal, text: str) -> None:
-        """End: the place in the group is lost, or a part of the engine is gone."""
+        """End: the place in the group is lost, or a part of the engine has failed."""
         if self._fatal is None:
             fenced = fatal is Fatal.FENCED
             self._fatal = (StopReason.FENCED if fenced else StopReason.FAILED, sound(text))
@@ -337,5 +337,5 @@ class Engine:
 
 
 def _unexpected(error: BaseException) -> BaseException | None:
-    """Return an error whose traceback tells more than its text: everything but what the outside world did."""
+    """Return an error whose traceback says more than its text: any but those that the outside world caused."""
     return None if isinstance(error, (ConfigError, RemoteError)) else error

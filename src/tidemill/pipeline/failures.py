@@ -1,7 +1,7 @@
-"""What goes wrong with the messages of a window, and what becomes of it: a dead letter, unless the brake holds it.
+"""Turns failures of a window's tasks and hooks into dead letters, unless the brake holds them.
 
-Invariants: a failure is written once or held; what comes after it (a task is terminal, a message is over) happens when
-its letter is handed over, never while it is held; only the step that failed is run again.
+Invariants: a failure is written once or held; what follows it (a task is terminal, a message is done) happens when
+its letter is handed over, never while it is held; only the step that failed is repeated.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def name_hook(of: Hooked) -> str:
 
 
 class FailingWindow(Protocol):
-    """A window, as far as its failures concern it; see `WindowRun`."""
+    """What a failure needs of its window; see `WindowRun`."""
 
     context: EngineContext
     partition: OwnedPartition
@@ -69,7 +69,7 @@ async def ask_on_error(
             context.log,
             "on_error",
             raised,
-            "on_error raised, or returned no ErrorAction and no list of tasks; the task is dead-lettered",
+            "on_error raised, or returned neither an ErrorAction nor tasks; the task is dead-lettered",
             task_id=run.task.task_id,
         )
         return ErrorAction.DLQ

@@ -34,7 +34,7 @@ class _PartitionIntake:
         arrange_again: Lets a window of it wait for `arrange`.
         windowing: Collects messages into windows.
         waiting: Windows that wait for `arrange`, which is serial per partition.
-        arranging: Whether a job works on these.
+        arranging: Whether a job is working on these.
         arranged: The window that it calls `arrange` for.
         linger: Closes the open window when its time is over.
     """
@@ -177,7 +177,7 @@ class Intake:
         self._pump_soon()
         self._idle.set()
 
-    async def idle(self) -> None:
+    async def wait_until_idle(self) -> None:
         """Wait until nothing that was taken is left to do; the caller bounds the time."""
         while any(owned.busy for owned in self.partitions.values()):
             self._idle.clear()

@@ -1,8 +1,8 @@
-"""What an engine offers to its handler beside hooks: cache, periodic hooks, threads for blocking calls, and a watch
-over the event loop that names the hook which blocks it.
+"""What an engine offers its handler besides hooks: cache, periodic hooks, threads for blocking calls, and a watch
+over the event loop that names the hook that blocks it.
 
 Opened before `on_ready` and closed after the last `on_revoke`, so that every hook of an engine has them. Invariants:
-nothing that a handler does with them can end the engine; the handler is given back as it came.
+nothing that a handler does with them can end the engine; the handler is left as it was.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tidemill.core.blocking import Cause
 from tidemill.core.errors import HandlerError
 from tidemill.pipeline.handler.base import HOOKS, Handler
 from tidemill.pipeline.handler.cache import NO_CACHE_STATISTICS, Cache, CacheStatistics
-from tidemill.pipeline.handler.periodic import PeriodicRunner, PeriodicStatistics, periodic_hooks
+from tidemill.pipeline.handler.periodic import PeriodicRunner, PeriodicStatistics, find_periodic_hooks
 from tidemill.pipeline.hooks import Calls, latest
 from tidemill.runtime.blockwatch import Block, BlockWatch
 from tidemill.runtime.engine_tasks import EngineTasks
@@ -57,7 +57,7 @@ class Services:
         handler: The handler, which finds them as its own attributes while they are open.
         identity: Who the engine is.
         tasks: Where their tasks run.
-        calls: Where hooks are noted while they run.
+        calls: Where hooks are registered while they run.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Offload:
     async def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a function in one of the threads."""
         context = contextvars.copy_context()
-        call = functools.partial(context.run, _guarded, function, *args, **kwargs)
+        call = functools.partial(context.run, _call_guarded, function, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
     def close(self) -> None:
@@ -143,10 +143,10 @@ class Offload:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _guarded(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _call_guarded(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     try:
         return function(*args, **kwargs)
-    except StopIteration as error:  # no future can carry it: the caller would wait for ever
+    except StopIteration as error:  # a future cannot carry it: the caller would wait forever
         raise HandlerError(f"an offloaded call raised StopIteration({error.value!r})") from error
 
 
@@ -155,13 +155,13 @@ class HookWatch:
 
     Args:
         handler: Whose hooks.
-        seconds: What a hook may take of the loop in one go.
+        seconds: How long a hook may occupy the loop without a break.
     """
 
     def __init__(self, handler: Handler[Any, Any], seconds: float) -> None:
         """Collect the hooks' code objects."""
         self._names: dict[CodeType, str] = {}
-        for name in (*HOOKS, *periodic_hooks(handler)):
+        for name in (*HOOKS, *find_periodic_hooks(handler)):
             method: Any = getattr(handler, name)
             while method is not None:  # a decorated hook is found by any of its layers
                 with contextlib.suppress(AttributeError):
@@ -188,9 +188,9 @@ class HookWatch:
         self._hook = self._running_hook() if block.stack else self._latest_hook()
         self.blocks += 1
         log.warning(
-            "a hook holds up the event loop; use self.offload for blocking calls"
+            "a hook blocks the event loop; use self.offload for blocking calls"
             if self._hook
-            else "something holds up the event loop",
+            else "something blocks the event loop",
             hook=self._hook,
             task=block.task,
             seconds=round(block.seconds, 3),
@@ -199,7 +199,7 @@ class HookWatch:
 
     def _on_over(self, block: Block) -> None:
         if block.cause is not Cause.STARVED:
-            log.warning("the event loop goes on", hook=self._hook, seconds=round(block.seconds, 3))
+            log.warning("the event loop continues", hook=self._hook, seconds=round(block.seconds, 3))
 
     def _latest_hook(self) -> str | None:
         return self._names.get(getattr(latest[0], "cr_code", None))  # type: ignore[arg-type]

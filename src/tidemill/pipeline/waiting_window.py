@@ -1,7 +1,7 @@
 """One window that waits for `arrange`, until it has tasks, is split, or its only message is dead-lettered or held.
 
-Invariant: a message that `arrange` cannot take, or that cannot be parsed, is found by splitting its window, and keeps
-no other message of it back.
+Invariant: a message that `arrange` cannot take, or that cannot be parsed, is found by splitting its window, and holds
+back no other message of it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.failures import write_or_hold
 from tidemill.pipeline.handler.models import PendingContext
 from tidemill.pipeline.hooks import LOG_SECONDS, call_hook
-from tidemill.pipeline.key_order import Place
+from tidemill.pipeline.key_order import KeptPlace
 from tidemill.pipeline.partition import OwnedPartition
 from tidemill.pipeline.window import WindowRun
 from tidemill.runtime.log import kind_of, limited
@@ -71,7 +71,7 @@ class WaitingWindow:
         self._arrived = arrived
         self._arrange_again = arrange_again
         self._is_parsed = is_parsed
-        self._place: Place | None = None
+        self._place: KeptPlace | None = None
         self._causes: dict[int, str] | None = None
 
     async def arrange(self) -> Sequence[WaitingWindow]:

@@ -22,7 +22,7 @@ from tidemill.pipeline.delivery.routing import Origin, Routed
 from tidemill.pipeline.failures import Hooked, name_hook
 from tidemill.pipeline.handler.models import ErrorAction, ExecutorError, ExecutorResult, ExecutorTask
 from tidemill.pipeline.hooks import call_hook
-from tidemill.pipeline.key_order import Place
+from tidemill.pipeline.key_order import KeptPlace
 from tidemill.pipeline.partition import OwnedPartition
 from tidemill.pipeline.reports.finished import make_message_group
 from tidemill.pipeline.tasks.pool import TaskRun
@@ -83,7 +83,7 @@ class WindowRun:
 
     # -- tasks ------------------------------------------------------------------------------------------------
 
-    def start(self, tasks: list[ExecutorTask], place: Place | None) -> None:
+    def start(self, tasks: list[ExecutorTask], place: KeptPlace | None) -> None:
         """Launch the tasks of the window, each when its turn comes.
 
         Args:

@@ -73,7 +73,7 @@ class BoundedSource:
         #: Everything was read.
         self.ended = False
         #: Called on the loop when `ended` is set.
-        self.on_end: Callable[[], None] = _nothing
+        self.on_end: Callable[[], None] = _do_nothing
         #: The next offset of each partition, as far as the engine is done with it.
         self.committed: dict[TopicPartition, int] = {}
 
@@ -194,5 +194,5 @@ class BoundedSource:
                 self._room.wait(1.0)
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass

@@ -27,7 +27,7 @@ from tidemill.core.supervision.slot_group import RunFinished
 from tidemill.pipeline.handler.base import Handler
 from tidemill.runtime.engine_link import RECONNECT_SECONDS
 from tidemill.runtime.exitcode import ExitCode
-from tidemill.runtime.identity import Identity, worker_name
+from tidemill.runtime.identity import Identity, find_worker_name
 from tidemill.runtime.link_messages import LinkAddress
 from tidemill.runtime.lock import WorkerLock
 from tidemill.runtime.pipeline_socket import pipeline_socket
@@ -142,7 +142,7 @@ class Pipeline:
         settings = self._settings or load_settings(self._config_path)
         # `on_startup` may change them; users find this run by the configured ones.
         self._found_by = settings.kafka
-        worker = worker_name(settings)
+        worker = find_worker_name(settings)
         foreground.configure_logs(settings, worker)
         handler = make_handler(self._handler)
         startup, configured = StartUp(handler, settings), settings

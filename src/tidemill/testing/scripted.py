@@ -10,7 +10,7 @@ from typing import Any
 from tidemill.deadletters.letter import Letter
 from tidemill.deadletters.writer import LetterStatistics
 from tidemill.runtime.messages import SourceMessage
-from tidemill.sinks.base import Encoded, Refusal, Sink, encoded, to_json
+from tidemill.sinks.base import Encoded, Refusal, Sink, encode_checked, to_json
 from tidemill.sinks.fields import check_choices
 from tidemill.sources.base import CommitStatus, Fatal, Outgoing, Records, SourceEvents, SourceStatistics, TopicPartition
 
@@ -177,7 +177,7 @@ class ScriptedSink(Sink):
     def encode(self, payload: Any) -> Encoded:
         """Check that the payload can be encoded, by the real sink if there is one, and return it unchanged."""
         if self.real is not None:
-            ready = encoded(self.real, payload)
+            ready = encode_checked(self.real, payload)
             return Encoded(ready.key, payload, ready.size_bytes)
         check_choices(payload)
         key = getattr(payload, "key", None) or getattr(payload, "path", None)

@@ -148,7 +148,7 @@ async def test_names_are_resolved_before_anything_is_delivered() -> None:
     assert outbox.route(CollectResult()) == []
 
 
-async def test_a_refused_payload_is_tried_again_and_later_ones_of_its_key_wait() -> None:
+async def test_a_refused_payload_is_retried_and_later_ones_of_its_key_wait() -> None:
     fixture = Fixture()
     fixture.script = {"a1": [AGAIN, AGAIN], "b1": [AGAIN]}
     await fixture.outbox.connect()
@@ -180,7 +180,7 @@ async def test_a_payload_that_only_waited_for_another_is_not_counted_as_refused(
 
 
 @pytest.mark.parametrize("failure", [RemoteError("sink down"), OSError("sink down"), TimeoutError("sink down")])
-async def test_a_sink_that_fails_is_tried_again_with_everything_in_order(failure: Exception) -> None:
+async def test_a_sink_that_fails_is_retried_with_everything_in_order(failure: Exception) -> None:
     fixture = Fixture(retry_backoff={"initial_seconds": 0.05, "max_seconds": 0.05}, breaker={"failures": 100})
     fixture.script = {"*": [failure] * 8}
     await fixture.outbox.connect()
@@ -288,7 +288,7 @@ async def test_a_hook_that_raises_or_answers_nonsense_means_dead_letter(answer: 
     await fixture.outbox.close()
 
 
-async def test_other_keys_go_on_while_a_hook_thinks() -> None:
+async def test_other_keys_continue_while_a_hook_thinks() -> None:
     decide = asyncio.Event()
 
     async def hook(error: DeliveryError) -> DeliveryAction:
@@ -421,7 +421,7 @@ async def test_a_wrong_configuration_stays_one(tmp_path: Path) -> None:
         await Outbox({"filesystem": {"out": sink}}, ScriptedDeadLetters()).connect()
 
 
-async def test_a_release_that_raises_stops_nobody_else() -> None:
+async def test_a_release_that_raises_affects_nothing_else() -> None:
     fixture = Fixture()
     await fixture.outbox.connect()
     routed = fixture.outbox.route(CollectResult(kafka=[KafkaPayload(data="a")]))
@@ -514,7 +514,7 @@ async def test_a_broker_outage_delays_results_but_loses_none_and_keeps_their_ord
 
 
 @pytest.mark.kafka
-async def test_a_result_that_the_topic_does_not_take_is_dead_lettered_with_its_size(
+async def test_a_result_that_the_topic_refuses_is_dead_lettered_with_its_size(
     embedded_kafka: EmbeddedBroker,
 ) -> None:
     topic = embedded_kafka.create_topic(unique_name("small"), config={"max.message.bytes": "5000"})

@@ -20,7 +20,7 @@ from tidemill.core.deadletters.redrive_record import RedriveRecord, decode_recor
 from tidemill.core.errors import RemoteError
 from tidemill.deadletters.opening import Letters
 from tidemill.deadletters.reader import Found, LetterReader, extract_facts
-from tidemill.runtime.kafka_client import CALL_SECONDS, LibraryLog, client_config, reason, scrubbed
+from tidemill.runtime.kafka_client import CALL_SECONDS, LibraryLog, make_client_config, reason, scrub
 
 if TYPE_CHECKING:
     from tidemill.deadletters.folder_reader import FolderReader
@@ -90,7 +90,7 @@ def _read_journals(letters: FolderReader) -> RedriveHistory:
 
 
 def _read_groups(settings: Settings, partitions: Iterable[int]) -> RedriveHistory:
-    config = client_config(settings.kafka, settings.dlq_brokers, {})
+    config = make_client_config(settings.kafka, settings.dlq_brokers, {})
     quiet: dict[str, Any] = {**config, "error_cb": lambda error: None}
     client = AdminClient(quiet, logger=LibraryLog())
     records: dict[int, list[RedriveRecord]] = {}
@@ -100,7 +100,7 @@ def _read_groups(settings: Settings, partitions: Iterable[int]) -> RedriveHistor
             if record is not None:
                 records.setdefault(saved.partition, []).append(record)
     except (ck.KafkaException, TimeoutError) as error:
-        text = scrubbed(reason(error), config) or "no answer"
+        text = scrub(reason(error), config) or "no answer"
         raise RemoteError(f"dlq: what was redriven cannot be looked up at {settings.dlq_brokers}: {text}") from None
     return RedriveHistory(records)
 

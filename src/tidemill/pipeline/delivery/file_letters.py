@@ -26,7 +26,7 @@ from tidemill.sources.base import TopicPartition
 #: Letters are written when this many, or this many bytes of them, wait; what is written together is read together.
 GROUP_LETTERS = 1_000
 GROUP_BYTES = 8 * 1024 * 1024
-#: A write that takes longer than this is reported.
+#: A write that takes longer than this is reported as stalled.
 STALLED_SECONDS = 1.0
 
 
@@ -57,7 +57,7 @@ class FileDeadLetters:
         #: Where its writes run; an engine sets its own.
         self.tasks = EngineTasks()
         #: Called with the error when a write fails.
-        self.on_error: Callable[[str], None] = _ignored
+        self.on_error: Callable[[str], None] = _ignore
         #: Why a write failed; None while none has.
         self.error: str | None = None
         #: The names of the files that were published.
@@ -196,5 +196,5 @@ def _split(rows: Sequence[LetterRow]) -> Iterator[list[LetterRow]]:
     yield group
 
 
-def _ignored(text: str) -> None:
+def _ignore(text: str) -> None:
     pass

@@ -59,7 +59,7 @@ class Outbox:
 
     Args:
         sinks: Instances by type and name.
-        letters: Where payloads go that no sink takes.
+        letters: Where payloads go that their sink refuses.
         on_delivery_error: Decides about refused payloads; None: dead letters.
         settings: How long to retry, and what a circuit breaker does.
         mode: How results get out; None: at least once.
@@ -94,7 +94,7 @@ class Outbox:
         self._names = any(sender.sink.takes_idempotency_key for sender in self._all)
         #: Where its tasks run; an engine sets its own.
         self.tasks = EngineTasks()
-        #: Where its hook is noted while it runs; an engine sets its own.
+        #: Where its hook is registered while it runs; an engine sets its own.
         self.calls: Calls | None = None
         self._hooks: set[asyncio.Task[None]] = set()
         self._letters_open = 0
@@ -226,7 +226,7 @@ class Outbox:
             self._drop(sender, question, action)
 
     def _drop(self, sender: Sender, question: Question, action: DeliveryAction) -> None:
-        # What was abandoned meanwhile is up to the engine that owns the partition now.
+        # What was abandoned meanwhile is the business of the engine that owns the partition now.
         items = [item for item in question.items if not item.gone]
         sender.decided(question, Decision.DROP)
         if action is DeliveryAction.SKIP:

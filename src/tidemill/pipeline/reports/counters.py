@@ -126,7 +126,8 @@ class ProcessStatistics(msgspec.Struct, frozen=True):
 def measure_process() -> ProcessStatistics:
     """Return what this process uses."""
     own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
-    with open("/proc/self/statm", "rb", buffering=0) as statm:  # four times a second: a Path would cost more than the rest
+    # Four times a second: going through a Path would cost more than the rest.
+    with open("/proc/self/statm", "rb", buffering=0) as statm:
         pages = int(statm.read().split()[1])
     cpu_seconds = own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
     return ProcessStatistics(cpu_seconds, pages * _PAGE_BYTES)

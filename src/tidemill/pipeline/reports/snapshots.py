@@ -22,7 +22,7 @@ from tidemill.pipeline.services import Services
 from tidemill.pipeline.tasks.pool import TaskPool
 from tidemill.runtime.beats import Beat, PartitionChanges, whole_beat
 from tidemill.runtime.progress import EngineProgress
-from tidemill.sources.base import Source, SourceStatistics, TopicPartition, name_of
+from tidemill.sources.base import Source, SourceStatistics, TopicPartition, name_partition
 
 
 class PartitionStatistics(msgspec.Struct, frozen=True):
@@ -157,7 +157,7 @@ class Snapshots:
     def _name_lag(self, lag: Mapping[TopicPartition, int]) -> dict[str, int]:
         """Return the lag by names; a source looks at it about once a second, a snapshot is taken more often."""
         if lag is not self._lag[0]:
-            self._lag = lag, {name_of(partition): count for partition, count in lag.items()}
+            self._lag = lag, {name_partition(partition): count for partition, count in lag.items()}
         return self._lag[1]
 
 

@@ -87,7 +87,7 @@ class Pipes:
             written = os.write(run.stdin_fd, data)
         except BlockingIOError:
             return
-        except BrokenPipeError:  # it does not want the rest, which is its right
+        except BrokenPipeError:  # it may close its input without having read all of it
             written = len(data)
         if written < len(data):
             run.stdin = memoryview(data)[written:]

@@ -31,15 +31,15 @@ class TaskGroup(Protocol):
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """Its name, for logs."""
 
     @property
     def closed(self) -> bool:
-        """Whether its outcomes are no longer wanted."""
+        """Whether its outcomes no longer matter."""
 
     @property
     def leaving(self) -> bool:
-        """Whether nothing more of it starts; what runs is finished."""
+        """Whether no more of its tasks start; running ones may finish."""
 
     @property
     def may_start(self) -> bool:
@@ -202,7 +202,7 @@ class TaskPool:
         self._running.discard(run)
         run.process = None
         if run.owner.group.closed or self._closed:
-            pass  # the work is somebody else's by now, and so is its result
+            pass  # another engine owns the work by now
         elif outcome.kind is None and outcome.exit_code is None:
             self._cannot_spawn(run, outcome)
         elif outcome.kind is None:
@@ -219,7 +219,7 @@ class TaskPool:
                 ),
             )
         else:
-            run.owner.failed(run, _error(run.task, outcome, outcome.kind))
+            run.owner.failed(run, _make_error(run.task, outcome, outcome.kind))
         if self._queue:
             self._dispatch()
 
@@ -278,7 +278,7 @@ class TaskPool:
         self._executor.close()
 
 
-def _error(task: ExecutorTask, outcome: ProcessOutcome, kind: ErrorKind) -> ExecutorError:
+def _make_error(task: ExecutorTask, outcome: ProcessOutcome, kind: ErrorKind) -> ExecutorError:
     return ExecutorError(
         task,
         outcome.exit_code,

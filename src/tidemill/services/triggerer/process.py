@@ -20,7 +20,7 @@ import structlog
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.exitcode import ExitCode, find_exit_code
-from tidemill.runtime.identity import worker_name
+from tidemill.runtime.identity import find_worker_name
 from tidemill.services.triggerer.control import control_server
 from tidemill.services.triggerer.host import TriggerHost
 from tidemill.services.triggerer.list_lock import ListLock
@@ -134,7 +134,7 @@ async def _run(
         if database is None:
             return ExitCode.OK
         try:
-            ownership = Ownership(database, name, name=worker_name(settings), lock=lock, pace=pace)
+            ownership = Ownership(database, name, name=find_worker_name(settings), lock=lock, pace=pace)
             replica = Replica(
                 ownership,
                 lambda: TriggerHost(database, settings.triggerer, ownership),
