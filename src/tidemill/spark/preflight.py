@@ -214,6 +214,7 @@ def check_client_config(settings: Settings) -> None:
         ConfigError: It has keys or values that librdkafka does not take; every engine would fail.
     """
     config = make_consumer_config(settings, "check")
+    del config["bootstrap.servers"]
     try:
         ck.Consumer(config, logger=LibraryLog()).close()
     except (ck.KafkaException, TypeError, ValueError) as error:
