@@ -74,7 +74,7 @@ class TestHttpContract(JsonSinkContract):
         return [request.body for request in self.server.requests if request.body != b'{"n":666}']
 
     # One after the other, nothing is sent behind a payload that is refused before that is decided.
-    async def test_a_payload_that_the_target_refuses_makes_no_other_fail(self) -> None:
+    async def test_a_payload_that_the_target_refuses_takes_no_other_down(self) -> None:
         sink = self.make()
         await sink.connect()
         answers = await deliver(sink, [self.payload({"n": 1}), self.refused_payload(), self.payload({"n": 2})])

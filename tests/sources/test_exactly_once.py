@@ -6,45 +6,35 @@ import asyncio
 import json
 import time
 import uuid
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import confluent_kafka as ck
 import pytest
+from tests.sources.engines import Engines
 from tests.sources.kafka_proxy import END_TXN, TXN_OFFSET_COMMIT, Fault, When, proxied_broker
 from tests.sources.member import Copy
-from tests.until import LIMIT_SECONDS, until
 
 from tidemill.config.loading import load_settings
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError
 from tidemill.deadletters.letter import LetterKind, decode_letter
-from tidemill.pipeline.build import build_engine
-from tidemill.pipeline.engine import Engine
-from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import DeliveryAction
-from tidemill.runtime.identity import Identity
-from tidemill.runtime.progress import EngineSummary, StopReason
+from tidemill.runtime.progress import StopReason
 from tidemill.sinks.payloads import CollectResult, KafkaPayload
 from tidemill.testing.kafka import consume
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120)]
 
 
-class Place:
+class Place(Engines):
     """A source topic, a result topic, and the engines between them."""
 
     def __init__(self, broker: Any, partitions: int = 4, out_partitions: int = 2, **topic_config: str) -> None:
-        self.broker = broker
-        self.partitions = partitions
+        super().__init__(broker, f"eos-{uuid.uuid4().hex[:8]}", partitions)
         self.session_timeout_ms = 6_000
-        self.topic = f"eos-{uuid.uuid4().hex[:8]}"
         self.out = f"{self.topic}-out"
-        broker.create_topic(self.topic, partitions=partitions)
         broker.create_topic(self.out, partitions=out_partitions, config=topic_config or None)
-        self.tasks: list[asyncio.Task[EngineSummary]] = []
-        self.engines: list[Engine] = []
 
     def settings(self, **more: Any) -> Settings:
         return Settings.model_validate(
@@ -67,34 +57,6 @@ class Place:
         for n in range(start, start + count):
             producer.produce(self.topic, b"%d" % n, partition=n % self.partitions)
         assert producer.flush(20) == 0
-
-    def start(self, handler: Handler[Any, Any], worker: str = "w", **more: Any) -> Engine:
-        engine = build_engine(self.settings(**more), handler, Identity(worker, 0, uuid.uuid4().hex, self.topic, 1))
-
-        async def at_once() -> None:
-            pass
-
-        self.engines.append(engine)
-        self.tasks.append(asyncio.ensure_future(engine.run(at_once)))
-        return engine
-
-    async def until(self, condition: Any, seconds: float = LIMIT_SECONDS) -> None:
-        await until(condition, seconds)
-
-    async def committed(self, count: int, seconds: float = 30.0) -> None:
-        def total() -> int:
-            ends: Counter[Any] = Counter()
-            for engine in self.engines:
-                for partition, offset in engine.commits.statistics().committed.items():
-                    ends[partition] = max(ends[partition], offset)
-            return sum(ends.values())
-
-        await self.until(lambda: total() == count, seconds)
-
-    async def end(self) -> list[EngineSummary]:
-        for engine in self.engines:
-            engine.drain()
-        return await asyncio.wait_for(asyncio.gather(*self.tasks), 60)
 
     def visible(self, topic: str | None = None, isolation: str = "read_committed") -> list[bytes]:
         """Return what a consumer sees of a topic from its beginning to its end."""

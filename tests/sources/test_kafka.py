@@ -15,18 +15,16 @@ from typing import Any
 import confluent_kafka as ck
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
-from tests.until import LIMIT_SECONDS, until
+from tests.sources.engines import Engines
+from tests.until import until
 
 from tidemill.config.settings import Settings
 from tidemill.core.delivery.transaction import End
 from tidemill.deadletters.letter import decode_letter
-from tidemill.pipeline.build import build_engine
-from tidemill.pipeline.engine import Engine
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ExecutorTask, PrecomputedResult
-from tidemill.runtime.identity import Identity
 from tidemill.runtime.messages import SourceMessage
-from tidemill.runtime.progress import EngineSummary, StopReason
+from tidemill.runtime.progress import StopReason
 from tidemill.sinks.payloads import CollectResult, FilePayload, KafkaPayload
 from tidemill.sources.base import CommitStatus
 from tidemill.sources.kafka import KafkaSource
@@ -52,17 +50,12 @@ class Copy(Handler[Any, Any]):
         return CollectResult(files=[FilePayload(path="out", data=result.task.metadata)])
 
 
-class Place:
+class Place(Engines):
     """One topic and the engines that read it."""
 
     def __init__(self, broker: Any, folder: Path, partitions: int = 4) -> None:
-        self.broker = broker
+        super().__init__(broker, f"s-{uuid.uuid4().hex[:8]}", partitions)
         self.folder = folder
-        self.topic = f"s-{uuid.uuid4().hex[:8]}"
-        self.partitions = partitions
-        broker.create_topic(self.topic, partitions=partitions)
-        self.tasks: list[asyncio.Task[EngineSummary]] = []
-        self.engines: list[Engine] = []
 
     def settings(self, **more: Any) -> Settings:
         config: dict[str, Any] = {
@@ -84,37 +77,9 @@ class Place:
             producer.produce(self.topic, value, partition=n % self.partitions, **record)
         assert producer.flush(20) == 0
 
-    def start(self, handler: Handler[Any, Any], worker: str = "w", **more: Any) -> Engine:
-        engine = build_engine(self.settings(**more), handler, Identity(worker, 0, uuid.uuid4().hex, self.topic, 1))
-
-        async def at_once() -> None:
-            pass
-
-        self.engines.append(engine)
-        self.tasks.append(asyncio.ensure_future(engine.run(at_once)))
-        return engine
-
-    async def until(self, condition: Any, seconds: float = LIMIT_SECONDS) -> None:
-        await until(condition, seconds)
-
-    async def committed(self, count: int) -> None:
-        def total() -> int:
-            ends: Counter[Any] = Counter()
-            for engine in self.engines:
-                for partition, offset in engine.commits.statistics().committed.items():
-                    ends[partition] = max(ends[partition], offset)
-            return sum(ends.values())
-
-        await self.until(lambda: total() == count)
-
     def lines(self) -> Counter[str]:
         text = (self.folder / "out").read_text() if (self.folder / "out").exists() else ""
         return Counter(json.loads(line)["value"] for line in text.splitlines())
-
-    async def end(self) -> list[EngineSummary]:
-        for engine in self.engines:
-            engine.drain()
-        return await asyncio.wait_for(asyncio.gather(*self.tasks), 40)
 
     def committed_at_the_broker(self, partitions: list[Any]) -> dict[Any, int]:
         consumer = ck.Consumer({"bootstrap.servers": self.broker.bootstrap, "group.id": self.topic})
