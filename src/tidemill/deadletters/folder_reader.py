@@ -72,11 +72,11 @@ class FolderReader:
     ) -> None:
         """Do nothing: no file stays open."""
 
-    def ranges(self) -> dict[int, tuple[int, int]]:
-        """Return the rows of each file, by its number; see `LetterReader.ranges`."""
-        return {number: (0, file.rows) for number, file in enumerate(self._files())}
+    def find_ranges(self) -> dict[int, tuple[int, int]]:
+        """Return the rows of each file, by its number; see `LetterReader.find_ranges`."""
+        return {number: (0, file.rows) for number, file in enumerate(self._list_files())}
 
-    def _files(self) -> list[_File]:
+    def _list_files(self) -> list[_File]:
         if self._known is None:
             try:
                 names = sorted(entry.name for entry in self.path.iterdir() if entry.is_file())
@@ -109,11 +109,11 @@ class FolderReader:
             return _File(name, _UNREADABLE, 1, problem=f"{name} cannot be read: {error.strerror or error}")
         except (pa.ArrowException, msgspec.MsgspecError, KeyError, StopIteration, AttributeError):
             return _File(name, _UNREADABLE, 1, problem=f"{name} is not a file of dead letters, or is damaged")
-        if not self._counts(name, origin):
+        if not self._is_counted(name, origin):
             return None
         return _File(name, origin.engine_id, metadata.num_rows, groups, began)
 
-    def _counts(self, name: str, origin: FileOrigin) -> bool:
+    def _is_counted(self, name: str, origin: FileOrigin) -> bool:
         folder = Path(origin.outcomes)
         if origin.outcomes not in self._outcomes_ids:
             self._outcomes_ids[origin.outcomes] = read_outcomes_id(folder)
@@ -128,18 +128,18 @@ class FolderReader:
         """Return where to start to find every letter of a time or later; see `LetterReader.offsets_at`."""
         return {
             number: next((row for row, newest in file.groups if newest >= seconds), 0 if file.problem else file.rows)
-            for number, file in enumerate(self._files())
+            for number, file in enumerate(self._list_files())
             if number in ranges
         }
 
     def identify(self, number: int) -> tuple[str, str]:
         """Return the name of a file, and what distinguishes it from another file of the same name."""
-        file = self._files()[number]
+        file = self._list_files()[number]
         return file.name, file.mark
 
     def stream(self, starts: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[Found | Reached | None]:
         """Yield the letters of one file after the other, the oldest first; see `LetterReader.stream`."""
-        files = self._files()
+        files = self._list_files()
         for number in sorted(ends):
             start, end = starts.get(number, 0), ends[number]
             if start < end:

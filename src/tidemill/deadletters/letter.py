@@ -268,7 +268,7 @@ def _shrink_value(value: str | Blob | None) -> str | Blob | None:
     if isinstance(value, Blob):
         if value.base64 is None or len(value.base64) <= 100:
             return value
-        return make_digest(value.data())
+        return make_digest(value.to_bytes())
     return make_digest(value.encode("utf-8", "replace"))
 
 

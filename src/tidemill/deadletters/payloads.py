@@ -60,7 +60,7 @@ class Blob(msgspec.Struct, omit_defaults=True):
         """Whether the bytes were dropped."""
         return self.base64 is None and self.text is None
 
-    def data(self) -> bytes:
+    def to_bytes(self) -> bytes:
         """Return the bytes; b'' if they were dropped."""
         if self.base64 is not None:
             return base64.b64decode(self.base64)
@@ -169,7 +169,7 @@ def _restore_bytes(name: str, value: dict[str, Any]) -> bytes:
     blob = msgspec.convert(value, Blob)
     if blob.dropped:
         raise PayloadLostError(f"its {name} of {blob.length} bytes was too large for the letter")
-    return blob.data()
+    return blob.to_bytes()
 
 
 def _convert_at(fields: dict[str, Any], place: str, kind: str) -> None:
@@ -211,7 +211,7 @@ def drop_body(payload: str) -> str:
             if blob.dropped:
                 kept[name] = raw
                 continue
-            body = blob.data()
+            body = blob.to_bytes()
         types = {other: kind for other, kind in types.items() if other.split("/")[0] != place}
         kept[name] = make_digest(body)
     if types:

@@ -63,7 +63,7 @@ class LetterReader:
 
     Args:
         settings: The pipeline's settings.
-        group: The consumer group whose committed offsets `committed` returns.
+        group: The consumer group whose committed offsets `read_committed` returns.
 
     Raises:
         ConfigError: librdkafka rejects the configuration.
@@ -104,7 +104,7 @@ class LetterReader:
         """Close the client."""
         self._consumer.close()
 
-    def ranges(self) -> dict[int, tuple[int, int]]:
+    def find_ranges(self) -> dict[int, tuple[int, int]]:
         """Return the first offset and the end of each partition.
 
         Raises:
@@ -138,7 +138,7 @@ class LetterReader:
             raise self._make_error(error) from None
         return {each.partition: each.offset if each.offset >= 0 else ranges[each.partition][1] for each in answers}
 
-    def committed(self, ranges: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, str]]:
+    def read_committed(self, ranges: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, str]]:
         """Return the group's committed offsets and their metadata, without partitions that have none."""
         wanted = [ck.TopicPartition(self.topic, number) for number in ranges]
         try:

@@ -67,7 +67,7 @@ def restore_message(source: LetterSource, read: Read) -> SourceMessage:
 
 def _decode(value: str | Blob | None) -> bytes | None:
     if isinstance(value, Blob):
-        return value.data()
+        return value.to_bytes()
     return value.encode() if value is not None else None
 
 

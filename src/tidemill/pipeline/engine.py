@@ -211,7 +211,8 @@ class Engine:
         if not starting.cancelled() and (error := starting.exception()) is not None:
             reason = StopReason.CONFIG if isinstance(error, ConfigError) else StopReason.FAILED
             self._fatal = (reason, describe_error(error))
-            self.context.log.error("the engine cannot start", error=describe_error(error), exc_info=_unexpected(error))
+            unexpected = _find_unexpected(error)
+            self.context.log.error("the engine cannot start", error=describe_error(error), exc_info=unexpected)
         elif self._subscribed:
             await stopped
         stopped.cancel()
@@ -336,6 +337,6 @@ class Engine:
         return {name: sound(text)[:MAX_STALLED_CHARS] for name, text in stalled.items()}
 
 
-def _unexpected(error: BaseException) -> BaseException | None:
+def _find_unexpected(error: BaseException) -> BaseException | None:
     """Return an error whose traceback says more than its text: any but those that the outside world caused."""
     return None if isinstance(error, (ConfigError, RemoteError)) else error

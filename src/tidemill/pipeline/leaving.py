@@ -120,7 +120,7 @@ class Stopping:
         # What was committed does not wait for what is killed.
         await asyncio.gather(
             self._try("hooks and tasks", self._end_work()),
-            self._try("last commit", self._last_commit()) if self._in_group else asyncio.sleep(0),
+            self._try("last commit", self._commit_last()) if self._in_group else asyncio.sleep(0),
         )
         if self._in_group:
             await self._try("on_revoke", self._tell_handler())
@@ -170,7 +170,7 @@ class Stopping:
         seconds = self._deadline.before(CLOSE_SECONDS).left_seconds
         await self._context.pool.close(min(self._context.settings.executor.term_grace_seconds, seconds))
 
-    async def _last_commit(self) -> None:
+    async def _commit_last(self) -> None:
         context = self._context
         try:
             async with self._deadline.before(CLOSE_SECONDS).limit():

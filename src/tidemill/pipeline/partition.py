@@ -100,7 +100,7 @@ class OwnedPartition:
 
     # -- tasks ------------------------------------------------------------------------------------------------
 
-    def pending_tasks(self) -> Iterator[ExecutorTask]:
+    def list_pending_tasks(self) -> Iterator[ExecutorTask]:
         """Yield the tasks that have no terminal outcome yet."""
         return (run.task for run in self.pending.values())
 

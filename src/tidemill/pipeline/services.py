@@ -185,7 +185,7 @@ class HookWatch:
         """Log which hook it is; on the watching thread and while it lasts, if that could run."""
         if block.cause is Cause.STARVED:
             return
-        self._hook = self._running_hook() if block.stack else self._latest_hook()
+        self._hook = self._find_running_hook() if block.stack else self._find_latest_hook()
         self.blocks += 1
         log.warning(
             "a hook blocks the event loop; use self.offload for blocking calls"
@@ -201,10 +201,10 @@ class HookWatch:
         if block.cause is not Cause.STARVED:
             log.warning("the event loop continues", hook=self._hook, seconds=round(block.seconds, 3))
 
-    def _latest_hook(self) -> str | None:
+    def _find_latest_hook(self) -> str | None:
         return self._names.get(getattr(latest[0], "cr_code", None))  # type: ignore[arg-type]
 
-    def _running_hook(self) -> str | None:
+    def _find_running_hook(self) -> str | None:
         frame = sys._current_frames().get(self._ident)
         found = None
         while frame is not None:

@@ -86,14 +86,14 @@ class WaitingWindow:
         started_at = time.time()
         try:
             # A copy: what the handler does to its list must not change ours.
-            hook = context.handler.arrange(list(self.messages), PendingContext(partition.pending_tasks))
+            hook = context.handler.arrange(list(self.messages), PendingContext(partition.list_pending_tasks))
             returned = await call_hook(hook, context.hooks.calls, "arrange", place_of, self.messages)
             tasks = check_tasks("arrange", returned)
         except Exception as error:
             if partition.closed or partition.leaving:
                 return ()
             if len(self.messages) > 1:
-                return self._halves()
+                return self._split()
             self._cannot_arrange(error)
         else:
             if not partition.closed and not partition.leaving:
@@ -112,7 +112,7 @@ class WaitingWindow:
         self._is_parsed = True
         return True
 
-    def _halves(self) -> Sequence[WaitingWindow]:
+    def _split(self) -> Sequence[WaitingWindow]:
         half = len(self.messages) // 2
         return [
             WaitingWindow(

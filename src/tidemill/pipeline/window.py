@@ -159,11 +159,11 @@ class WindowRun:
     def failed(self, run: TaskRun, error: ExecutorError) -> None:
         """Take a failure and decide about it, by `on_error` or by the default."""
         if self.context.overridden.on_error:
-            self.context.hooks.submit(self._error_hook, run, error)
+            self.context.hooks.submit(self._call_error_hook, run, error)
         else:
             self._retry(run, error)
 
-    async def _error_hook(self, run: TaskRun, error: ExecutorError) -> None:
+    async def _call_error_hook(self, run: TaskRun, error: ExecutorError) -> None:
         if self.partition.closed:
             return
         action = await failures.ask_on_error(self.context, run, error, self._locate)

@@ -64,9 +64,9 @@ class Place:
         """Return where to each letter was sent, by the value of its message."""
         with open_letters(self.settings) as letters:
             history = read_history(self.settings, letters)
-            ends = {number: end for number, (_, end) in letters.ranges().items()}
+            ends = {number: end for number, (_, end) in letters.find_ranges().items()}
             found = [each for each in letters.stream({}, ends) if getattr(each, "letter", None) is not None]
-            return {each.letter.sources[0].value: [sent.to for sent in history.of(each)] for each in found}
+            return {each.letter.sources[0].value: [sent.to for sent in history.list_redriven(each)] for each in found}
 
 
 @pytest.fixture
@@ -264,7 +264,7 @@ def test_a_dry_run_sends_saves_and_locks_nothing(place: Place) -> None:
 def test_a_letter_that_goes_away_while_it_is_read_ends_the_redrive(place: Place) -> None:
     place.write(range(4))
     with open_letters(place.settings) as letters:
-        ends = {number: end for number, (_, end) in letters.ranges().items()}
+        ends = {number: end for number, (_, end) in letters.find_ranges().items()}
         (place.letters / "letters-r1-part-0.parquet").unlink()
         with pytest.raises(RemoteError, match=r"letters-r1-part-0\.parquet can no longer be read: .*No such file"):
             list(letters.stream({}, ends))

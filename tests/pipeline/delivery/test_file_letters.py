@@ -26,7 +26,6 @@ from tidemill.pipeline.bounded import BoundedEngine, make_bounded_settings
 from tidemill.pipeline.delivery import file_letters
 from tidemill.pipeline.delivery.file_letters import FileDeadLetters
 from tidemill.pipeline.handler.base import Handler
-from tidemill.pipeline.handler.models import ExecutorTask, PrecomputedResult
 from tidemill.pipeline.reports.outcomes import OutcomeFile, Outcomes, find_finished_ranges
 from tidemill.runtime.broker import free_port
 from tidemill.runtime.identity import Identity, new_engine_id
@@ -81,7 +80,7 @@ class Run:
 
 def found_in(folder: Path) -> list[Found]:
     with FolderReader(str(folder)) as letters:
-        ends = {number: end for number, (_, end) in letters.ranges().items()}
+        ends = {number: end for number, (_, end) in letters.find_ranges().items()}
         return [each for each in letters.stream({}, ends) if isinstance(each, Found)]
 
 
@@ -187,17 +186,6 @@ async def test_letters_outlive_their_outcomes_and_a_run_into_a_folder_of_the_sam
 
 class StuckAndRefusing(Copy):
     """Refuses each third message of ten, and waits forever at one."""
-
-    async def arrange(self, messages, pending):
-        return [
-            ExecutorTask(
-                f"{m.partition}-{m.offset}",
-                source_offsets=(m.offset,),
-                precomputed=PrecomputedResult(),
-                metadata={"at": [m.partition, m.offset]},
-            )
-            for m in messages
-        ]
 
     async def on_task_complete(self, result):
         at = tuple(result.task.metadata["at"])

@@ -136,7 +136,7 @@ class KafkaCursor(RedriveProducer):
 
     def read(self, ranges: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, str]]:
         """Return the committed offsets of the group and their metadata; see `RedriveCursor.read`."""
-        return self._letters.committed(ranges)
+        return self._letters.read_committed(ranges)
 
     def _make_own(self) -> ck.Producer:
         milliseconds = int(TRANSACTION_SECONDS * 1000)

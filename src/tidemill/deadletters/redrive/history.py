@@ -52,7 +52,7 @@ class RedriveHistory:
         """Keep the records."""
         self._records = records
 
-    def of(self, found: Found) -> list[Redriven]:
+    def list_redriven(self, found: Found) -> list[Redriven]:
         """Return when and where to a letter was sent again, the oldest first; only the last time of each redrive."""
         if found.letter is None:
             return []
@@ -71,7 +71,7 @@ def read_history(settings: Settings, letters: Letters) -> RedriveHistory:
         RemoteError: The brokers do not answer, or do not let us see consumer groups.
     """
     if isinstance(letters, LetterReader):
-        return _read_groups(settings, letters.ranges())
+        return _read_groups(settings, letters.find_ranges())
     return _read_journals(letters)
 
 
@@ -80,7 +80,7 @@ def _read_journals(letters: FolderReader) -> RedriveHistory:
 
     records: dict[int, list[RedriveRecord]] = {}
     for entries in read_journals(letters.path):
-        for number in letters.ranges():
+        for number in letters.find_ranges():
             name, mark = letters.identify(number)
             entry = entries.get(name)
             record = decode_record(entry.note) if entry is not None and entry.mark == mark else None

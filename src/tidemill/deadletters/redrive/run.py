@@ -125,7 +125,7 @@ class Redrive:
             RemoteError: Brokers or a sink do not answer; the next run continues after what was sent.
         """
         with open_letters(self._settings, self.name) as box:
-            ranges = box.ranges()
+            ranges = box.find_ranges()
             cursor = self._make_cursor(box)
             target = self._make_target(cursor)
             try:

@@ -308,12 +308,12 @@ class Executor:
                 self._poll(run)
                 nearest = now + POLL_SECONDS
             if run.deadline <= now:
-                self._overdue(run, now)
+                self._end_overdue(run, now)
             nearest = min(nearest, run.deadline)
         if nearest < math.inf:
             self._arm(nearest, now)
 
-    def _overdue(self, run: Run, now: float) -> None:
+    def _end_overdue(self, run: Run, now: float) -> None:
         if run.ended:
             self._give_up_outputs(run)
         elif run.failure is None and self._grace_seconds > 0:

@@ -94,7 +94,7 @@ class Output:
         self.chunks: list[bytes] = []
         self.size = 0
 
-    def value(self) -> bytes:
+    def join(self) -> bytes:
         """Return all of it."""
         return self.chunks[0] if len(self.chunks) == 1 else b"".join(self.chunks)
 
@@ -172,7 +172,7 @@ def signal_group(run: Run, number: signal.Signals) -> None:
 def make_outcome(run: Run) -> ProcessOutcome:
     """Return how a run ended that is over."""
     kind, exception = run.failure or (None, None)
-    exit_code, stderr = run.exit_code, run.stderr.value()
+    exit_code, stderr = run.exit_code, run.stderr.join()
     if run.failure is None and exit_code != 0:
         kind = ErrorKind.EXIT
         if exit_code is None:
@@ -181,7 +181,7 @@ def make_outcome(run: Run) -> ProcessOutcome:
         exit_code, stderr = -1, b"task timed out"
     elif kind is None and run.failure is not None:
         exit_code = None
-    return ProcessOutcome(exit_code, run.stdout.value(), stderr, run.duration, run.pid, kind, exception)
+    return ProcessOutcome(exit_code, run.stdout.join(), stderr, run.duration, run.pid, kind, exception)
 
 
 def format_number(seconds: float) -> str:
