@@ -51,12 +51,12 @@ def run(specs: Specs, config: Config = None) -> None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
         from tidemill.config.loading import load_settings
-        from tidemill.runtime.identity import worker_name
+        from tidemill.runtime.identity import find_worker_name
         from tidemill.runtime.log import configure
         from tidemill.services.triggerer.process import end_anyway, run_host
 
         settings = load_settings(config)
-        configure(settings.logging, worker_id=worker_name(settings))
+        configure(settings.logging, worker_id=find_worker_name(settings))
         code = run_host(settings, specs)
         end_anyway(code)
         raise typer.Exit(code)

@@ -23,10 +23,10 @@ from tidemill.config.loading import load_settings
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.ranges import Chunk, check_order, choose_piece_size, group_pieces, parse_position, split
-from tidemill.pipeline.bounded import bounded_settings
+from tidemill.pipeline.bounded import make_bounded_settings
 from tidemill.pipeline.handler.base import Handler
 from tidemill.runtime.exitcode import ExitCode
-from tidemill.runtime.identity import worker_name
+from tidemill.runtime.identity import find_worker_name
 from tidemill.runtime.link_messages import LinkAddress
 from tidemill.spark.bounded.letter_run import LetterRun, check_letters, letter_run
 from tidemill.spark.bounded.plan import Folder, Plan, check_still_there, format_now, look_up, refuse_unordered
@@ -188,11 +188,11 @@ class Backfill:
         if self._range_messages is not None and self._range_messages < 1:
             raise ConfigError(f"a range cannot have {self._range_messages} messages; give 1 or more")
         settings = self._settings or load_settings(self._config_path)
-        self._foreground.configure_logs(settings, worker_name(settings))
+        self._foreground.configure_logs(settings, find_worker_name(settings))
         handler = make_handler(self._handler)
         self._startup = StartUp(handler, settings)
-        settings = bounded_settings(with_full_paths(self._startup.run()))
-        self._foreground.configure_logs(settings, worker_name(settings))
+        settings = make_bounded_settings(with_full_paths(self._startup.run()))
+        self._foreground.configure_logs(settings, find_worker_name(settings))
         refuse_no_sinks(settings)
         check_letters(settings)
         refuse_unordered(settings, whole=self._whole_partitions)
@@ -292,7 +292,7 @@ class Backfill:
 
     def _collect(self, context: SparkContext, address: LinkAddress, todo: _Work) -> list[bytes]:
         settings, folder = todo.settings, str(self._folder.path)
-        worker, log_context = f"{worker_name(settings)}.backfill", self._foreground.log_context
+        worker, log_context = f"{find_worker_name(settings)}.backfill", self._foreground.log_context
         job = EngineJob(0, 0, worker, address, settings, todo.packed, log_context, import_path=list_own_folders())
         job = todo.letters.of(job)
 
