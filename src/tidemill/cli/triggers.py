@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -173,6 +172,8 @@ def _read_pages(
     specs: Path, config: Path | None, page: Callable[[Connection, int | None], Page[T]]
 ) -> Iterator[Sequence[T]]:
     """Yield the rows of each page of a list, over one connection to the store."""
+    import asyncio
+
     from tidemill.config.loading import load_settings
     from tidemill.services.triggerer.trigger_list import require_list
     from tidemill.store.opening import choose_store_url, open_reader

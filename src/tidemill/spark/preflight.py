@@ -264,7 +264,7 @@ def refuse_shared_group(settings: Settings, worker: str) -> None:
     try:
         others = find_other_topics(settings, own_prefix)
     except (ck.KafkaException, struct.error, UnicodeDecodeError) as error:
-        log.info("the members of the consumer group cannot be looked at", error=describe_error(error))
+        log.info("cannot look up the members of the consumer group", error=describe_error(error))
         return
     if others:
         topic, members = min(others.items())
