@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from tidemill.spark.progress import PipelineProgress
     from tidemill.spark.run_state import RunState
 
+#: The time left is estimated from the rate over this long; ranges end and begin meanwhile.
+_RATE_SECONDS = 20.0
 _WHERE = "an offset, a time with its zone (2026-05-01T00:00:00Z), earliest or latest"
 
 
@@ -72,7 +74,9 @@ def backfill(
         def describe(rate: float, width: int) -> str:
             return format_backfill(run.state(), run.progress(), rate, width)
 
-        with watch(describe, lambda: (run.state(), run.progress()), list_fields, plain=plain):
+        with watch(
+            describe, lambda: (run.state(), run.progress()), list_fields, plain=plain, rate_seconds=_RATE_SECONDS
+        ):
             code = run.run()
         if run.error is None:
             typer.echo(summarize(run.progress(), run.gap, run.state().work_seconds), err=True)

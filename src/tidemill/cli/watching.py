@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 #: Without a terminal: an entry this often, and one at each change of state, looked for this often.
 PLAIN_SECONDS = 10.0
 _LOOK_SECONDS = 0.5
+#: A shorter span is jumpy, a longer one hides a standstill.
+RATE_SECONDS = 3.0
 
 
 @contextlib.contextmanager
@@ -30,6 +32,7 @@ def watch(
     fields: Callable[[RunState, PipelineProgress, float], dict[str, Any]],
     *,
     plain: bool,
+    rate_seconds: float = RATE_SECONDS,
 ) -> Iterator[None]:
     """Show a run while the block runs.
 
@@ -38,13 +41,14 @@ def watch(
         moment: Returns what the run does now.
         fields: Returns what an entry of the log says of a moment.
         plain: Show no status line, even on a terminal.
+        rate_seconds: Over how long the line's messages per second are counted.
     """
     from tidemill.spark.rate import Rate
 
     if not plain and sys.stderr.isatty():
         from tidemill.cli.status_line import StatusLine
 
-        rate = Rate()
+        rate = Rate(rate_seconds)
 
         def draw(width: int) -> str:
             return text(rate.add(time.monotonic(), moment()[1].messages_done), width)
