@@ -51,7 +51,7 @@ def test_progress_counts_what_was_done_before_what_runs_and_what_is_done(run: Bo
     assert (now.passed, now.messages_done, now.dead_lettered, now.parts_done, now.parts) == (110, 50, 2, 1, 2)
 
 
-def test_an_engine_that_dies_is_not_done_and_its_part_counts_anew(run: BoundedRun) -> None:
+def test_an_engine_that_dies_is_not_done_and_its_part_is_counted_again(run: BoundedRun) -> None:
     run.on_hello(1, hello(1))
     run.on_beat(1, EngineProgress(messages_done=30))
     run.on_closed(1)

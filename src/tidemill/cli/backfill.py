@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from tidemill.cli.leaving import LEAVE_SECONDS, leave_within
+from tidemill.cli.options import ConfigPath, HandlerName
 from tidemill.cli.reporting import reporting
 from tidemill.runtime.exitcode import ExitCode
 
@@ -22,9 +23,7 @@ _WHERE = "an offset, a time with its zone (2026-05-01T00:00:00Z), earliest or la
 
 
 def backfill(
-    handler: Annotated[
-        str, typer.Option("--handler", metavar="MODULE:CLASS", help="The handler, for example handler:LogHandler.")
-    ],
+    handler: HandlerName,
     start: Annotated[str, typer.Option("--from", metavar="TIME|OFFSET", help=f"Where to begin: {_WHERE}.")],
     outcomes: Annotated[
         Path,
@@ -32,13 +31,10 @@ def backfill(
             "--outcomes", metavar="DIR", help="A folder for the outcomes; the folder of a stopped backfill resumes it."
         ),
     ],
-    config: Annotated[
-        Path | None,
-        typer.Argument(metavar="[CONFIG]", help="The YAML file; default: what TIDEMILL_CONFIG names."),
-    ] = None,
+    config: ConfigPath = None,
     end: Annotated[str, typer.Option("--to", metavar="TIME|OFFSET", help="Where to end, in the same form.")] = "latest",
     range_messages: Annotated[
-        int | None, typer.Option("--range-messages", min=1, help="The most messages in a range.")
+        int | None, typer.Option("--range-messages", metavar="N", min=1, help="The most messages in a range.")
     ] = None,
     whole_partitions: Annotated[
         bool, typer.Option("--whole-partitions", help="Do not split partitions, so that each is processed in order.")

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from tidemill.cli import backfill, broker, config, dlq, doctor, init, release, run, status, triggers
+from tidemill.cli import backfill, broker, config, consume, dlq, doctor, init, release, run, send, status, triggers
 from tidemill.cli.reporting import reporting
 
 EXIT_CODES = (
@@ -54,7 +54,8 @@ def _options(
 def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Keep everything running until Ctrl-C.")] = False,
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="The folder for everything that it writes; default: demo-output.")
+        Path | None,
+        typer.Option("--dir", metavar="DIR", help="The folder for everything it writes; default: demo-output."),
     ] = None,
 ) -> None:
     """Process a real access log with a real Kafka and Spark on this machine, and check the result."""
@@ -74,6 +75,8 @@ app.add_typer(triggers.app, name="triggers")
 app.add_typer(dlq.app, name="dlq", epilog=EXIT_CODES)
 app.command()(doctor.doctor)
 app.command()(broker.broker)
+app.command()(send.send)
+app.command()(consume.consume)
 
 
 def main() -> None:

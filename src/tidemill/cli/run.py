@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tidemill.cli.leaving import LEAVE_SECONDS, leave_within
+from tidemill.cli.options import ConfigPath, HandlerName
 from tidemill.cli.reporting import reporting
 
 
 def run(
-    handler: Annotated[
-        str, typer.Option("--handler", metavar="MODULE:CLASS", help="The handler, for example handler:LogHandler.")
-    ],
-    config: Annotated[
-        Path | None,
-        typer.Argument(metavar="[CONFIG]", help="The YAML file; default: what TIDEMILL_CONFIG names."),
-    ] = None,
+    handler: HandlerName,
+    config: ConfigPath = None,
     plain: Annotated[bool, typer.Option("--plain", help="Log a line every 10 s, even on a terminal.")] = False,
 ) -> None:
     """Run a pipeline until it is stopped.
