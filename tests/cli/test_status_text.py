@@ -177,6 +177,9 @@ def test_the_summary_has_messages_tasks_letters_and_sinks() -> None:
         "kafka.out       12,000 delivered, 3 refused",
         "left over       2 messages, redelivered to the next run",
     ]
+    assert "missing" not in format_summary(pipeline(engine), 61.0)
+    missing = "missing         7 messages, deleted by the broker before it could be read"
+    assert format_summary(pipeline(engine), 61.0, 7).endswith(missing)
 
 
 def test_sums_are_over_ended_engines_too() -> None:

@@ -54,7 +54,7 @@ def backfill(
 
         instance = load_handler(handler)
         from tidemill.cli.status_text import format_backfill
-        from tidemill.cli.watching import watch
+        from tidemill.cli.watching import show_summary, watch
         from tidemill.spark.bounded.backfill import Backfill
 
         run = Backfill(
@@ -73,28 +73,13 @@ def backfill(
         with watch(
             describe, lambda: (run.state(), run.progress()), list_fields, plain=plain, rate_seconds=_RATE_SECONDS
         ):
-            code = run.run()
-        if run.error is None:
-            typer.echo(summarize(run.progress(), run.gap, run.state().work_seconds), err=True)
+            code = run.run(tell=False)
+        if run.error is None or run.progress().messages_done:
+            show_summary(run.progress(), run.state().work_seconds, run.gap)
+        run.tell_failure()
         if code is ExitCode.STOPPED and not run.progress().parts:  # the start was ended
             leave_within(LEAVE_SECONDS, code)
         raise typer.Exit(code)
-
-
-def summarize(progress: BoundedProgress, gap: int, seconds: float) -> str:
-    """Describe what a run did.
-
-    Args:
-        progress: The sums over its engines, at the end.
-        gap: How many of the offsets the broker had deleted before they were read.
-        seconds: How long engines could work.
-    """
-    from tidemill.cli.status_text import format_summary
-
-    lines = [format_summary(progress, seconds)]
-    if gap:
-        lines.append(f"{gap:,} offsets were deleted by the broker before they could be read")
-    return "\n".join(lines)
 
 
 def list_fields(state: RunState, progress: PipelineProgress, rate: float) -> dict[str, Any]:

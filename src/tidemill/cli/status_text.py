@@ -207,12 +207,13 @@ def _draw_bar(share: float, width: int) -> str:
     return f"[{'#' * full}{'.' * (width - full)}]"
 
 
-def format_summary(progress: PipelineProgress, seconds: float) -> str:
+def format_summary(progress: PipelineProgress, seconds: float, gap: int = 0) -> str:
     """Describe what a run did, in a few lines.
 
     Args:
         progress: The sums over its engines, at the end.
         seconds: How long engines could work.
+        gap: How many messages the broker had deleted before they were read.
     """
     done = progress.messages_done
     rate = f", {done / seconds:,.0f}/s" if seconds >= 1.0 and done else ""
@@ -232,6 +233,8 @@ def format_summary(progress: PipelineProgress, seconds: float) -> str:
         rows.append((place.removeprefix("sinks."), told))
     if progress.in_flight:
         rows.append(("left over", f"{count(progress.in_flight, 'message')}, redelivered to the next run"))
+    if gap:
+        rows.append(("missing", f"{count(gap, 'message')}, deleted by the broker before it could be read"))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name.ljust(width)}  {text}" for name, text in rows)
 

@@ -158,14 +158,14 @@ def list_fields(state: RunState, progress: PipelineProgress, rate: float) -> dic
     }
 
 
-def show_summary(progress: PipelineProgress, seconds: float) -> None:
-    """Show what a run did: as text where logs are for people, else as an entry of the log."""
+def show_summary(progress: PipelineProgress, seconds: float, gap: int = 0) -> None:
+    """Show what a run did: as text where logs are for people, else as an entry of the log; see `format_summary`."""
     import structlog
 
     from tidemill.runtime.log import is_for_people
 
     if is_for_people():
-        print(format_summary(progress, seconds), file=sys.stderr, flush=True)
+        print(format_summary(progress, seconds, gap), file=sys.stderr, flush=True)
         return
     structlog.get_logger(__name__).info(
         "summary",
@@ -177,6 +177,7 @@ def show_summary(progress: PipelineProgress, seconds: float) -> None:
         tasks_retried=progress.tasks_retried,
         dead_letters=progress.letter_kinds,
         letters_dropped=progress.letters_dropped,
+        gap=gap,
         sinks={
             place: {
                 "delivered": sink.delivered_payloads,

@@ -209,24 +209,31 @@ class Foreground:
         self.log_context: dict[str, Any] = {}
         self.states = RunStates()
 
-    def run(self, work: Callable[[], ExitCode]) -> ExitCode:
+    def run(self, work: Callable[[], ExitCode], *, tell: bool = True) -> ExitCode:
         """Run in this thread, signals noted, and turn errors into an exit code; they are reported, and kept in `error`.
 
         Args:
             work: What runs; returns the exit code of a run without an error.
+            tell: Whether to report an error here; False: the caller does, with `tell_failure`.
         """
         try:
             with note_signals(lambda: self.wakes.put(Wake.SIGNAL)):
                 return work()
         except TidemillError as error:
             self.error = error
-            tell_failure(f"the {self._what} failed", error)
+            if tell:
+                self.tell_failure()
         except KeyboardInterrupt as error:
             self.error = error
         except Exception as error:
             self.error = error
             log.exception(f"the {self._what} failed; this is a bug in tidemill, please report it")
         return find_exit_code(self.error)
+
+    def tell_failure(self) -> None:
+        """Report why the run failed, if that was not a bug; that has been logged with its traceback."""
+        if isinstance(self.error, TidemillError):
+            tell_failure(f"the {self._what} failed", self.error)
 
     def configure_logs(self, settings: Settings, worker: str) -> None:
         """Send this process's logs where the settings say, with the context that every line carries."""

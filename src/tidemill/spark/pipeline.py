@@ -110,16 +110,23 @@ class Pipeline:
         """Why the run failed; None if it did not, or has not ended."""
         return self._foreground.error
 
-    def run(self) -> ExitCode:
+    def run(self, *, tell: bool = True) -> ExitCode:
         """Run until drained, stopped or failed; say which by an exit code.
 
         In the main thread, SIGTERM and SIGINT are handled: the first one ends the start, or drains; a second one stops
         at once. What went wrong is logged, and is `error` afterwards.
 
+        Args:
+            tell: Whether to report an error at once; False: the caller does, with `tell_failure`.
+
         Returns:
             OK after a drain; else why not, see `ExitCode`.
         """
-        return self._foreground.run(self._run)
+        return self._foreground.run(self._run, tell=tell)
+
+    def tell_failure(self) -> None:
+        """Report why the run failed, if it did."""
+        self._foreground.tell_failure()
 
     def drain(self) -> None:
         """Ask for a clean end; returns at once, from any thread."""
