@@ -34,7 +34,7 @@ from tidemill.runtime.lock import WorkerLock
 from tidemill.sinks.build import build_sinks
 from tidemill.sources.membership import find_present_members, reap_member
 from tidemill.spark.engine.process import ABANDONED_SECONDS, DEFAULT_FACTORY, EngineJob
-from tidemill.spark.foreground import LEFT_OVER, Foreground, StartStoppedError, Wake
+from tidemill.spark.foreground import LEFT_OVER, Foreground, StartStoppedError, Wake, take
 from tidemill.spark.live.control_desk import ControlDesk
 from tidemill.spark.live.group_monitor import GroupWatch
 from tidemill.spark.live.jobs import make_engine_error
@@ -258,7 +258,7 @@ class Pipeline:
     def _supervise(self, live: Supervisor, drain_seconds: float) -> ExitCode:
         signals = 0
         while True:
-            wake = self._foreground.wakes.get()
+            wake = take(self._foreground.wakes)
             if wake is Wake.SIGNAL:
                 signals += 1
                 wake = Wake.DRAIN if signals == 1 else Wake.STOP

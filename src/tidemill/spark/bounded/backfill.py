@@ -34,7 +34,7 @@ from tidemill.spark.bounded.run import BoundedProgress, BoundedRun
 from tidemill.spark.bounded.schema import outcomes_frame
 from tidemill.spark.bounded.task import ChunkResult, run_ranges
 from tidemill.spark.engine.process import EngineJob
-from tidemill.spark.foreground import Foreground, StartStoppedError, Wake
+from tidemill.spark.foreground import Foreground, StartStoppedError, Wake, take
 from tidemill.spark.preflight import StartUp, look_up_partitions, make_handler, refuse_no_sinks, with_full_paths
 from tidemill.spark.run_state import Phase, RunState
 from tidemill.spark.session.conf import bounded_conf
@@ -281,7 +281,7 @@ class Backfill:
 
         thread = InheritableThread(target=work, name="tidemill-backfill", daemon=True)
         thread.start()
-        while self._foreground.wakes.get() is Wake.SIGNAL:
+        while take(self._foreground.wakes) is Wake.SIGNAL:
             if not self._stopped:
                 self._stopped = True
                 log.info("stopping: what is in flight is finished; a second signal stops at once")
