@@ -44,9 +44,10 @@ def run(
             return format_status(pipeline.state(), pipeline.progress(), rate, width)
 
         with watch(describe, lambda: (pipeline.state(), pipeline.progress()), list_fields, plain=plain):
-            code = pipeline.run()
+            code = pipeline.run(tell=False)
         if pipeline.progress().engines:
             show_summary(pipeline.progress(), pipeline.state().work_seconds)
         elif pipeline.error is None:  # the start was ended
             leave_within(LEAVE_SECONDS, code)
+        pipeline.tell_failure()
         raise typer.Exit(code)

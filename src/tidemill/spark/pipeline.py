@@ -36,7 +36,7 @@ from tidemill.runtime.lock import WorkerLock
 from tidemill.sinks.build import build_sinks
 from tidemill.sources.membership import find_present_members, reap_member
 from tidemill.spark.engine.process import ABANDONED_SECONDS, DEFAULT_FACTORY, EngineJob
-from tidemill.spark.foreground import LEFT_OVER, Foreground, StartStoppedError, Wake
+from tidemill.spark.foreground import LEFT_OVER, Foreground, StartStoppedError, Wake, take
 from tidemill.spark.live.control_desk import ControlDesk
 from tidemill.spark.live.group_monitor import GroupWatch
 from tidemill.spark.live.jobs import make_engine_error
@@ -115,16 +115,23 @@ class Pipeline:
         """Why the run failed; None if it did not, or has not ended."""
         return self._foreground.error
 
-    def run(self) -> ExitCode:
+    def run(self, *, tell: bool = True) -> ExitCode:
         """Run until drained, stopped or failed; say which by an exit code.
 
         In the main thread, SIGTERM and SIGINT are handled: the first one ends the start, or drains; a second one stops
         at once. What went wrong is logged, and is `error` afterwards.
 
+        Args:
+            tell: Whether to report an error at once; False: the caller does, with `tell_failure`.
+
         Returns:
             OK after a drain; else why not, see `ExitCode`.
         """
-        return self._foreground.run(self._run)
+        return self._foreground.run(self._run, tell=tell)
+
+    def tell_failure(self) -> None:
+        """Report why the run failed, if it did."""
+        self._foreground.tell_failure()
 
     def drain(self) -> None:
         """Ask for a clean end; returns at once, from any thread."""
@@ -264,7 +271,7 @@ class Pipeline:
     def _supervise(self, live: Supervisor, drain_seconds: float) -> ExitCode:
         signals = 0
         while True:
-            wake = self._foreground.wakes.get()
+            wake = take(self._foreground.wakes)
             if wake is Wake.SIGNAL:
                 signals += 1
                 wake = Wake.DRAIN if signals == 1 else Wake.STOP

@@ -34,6 +34,7 @@ from tidemill.runtime.identity import Identity
 from tidemill.runtime.kafka_client import LibraryLog, TopicAdmin, make_client_config, reason, scrub
 from tidemill.runtime.lock import GroupInUseError
 from tidemill.runtime.topics import TopicReader
+from tidemill.runtime.user_code import locate_error
 from tidemill.sources.membership import find_other_topics, make_consumer_config
 
 log = structlog.get_logger(__name__)
@@ -141,7 +142,9 @@ class StartUp:
         except TidemillError:
             raise
         except Exception as error:
-            raise HandlerError(f"{name} raised {type(error).__name__}: {error}") from error
+            where = locate_error(error)
+            at = f" ({where})" if where else ""
+            raise HandlerError(f"{name} raised {type(error).__name__}: {error}{at}") from error
         finally:
             watch.cancel()
         if changed is None:
