@@ -11,18 +11,22 @@ from typing import Annotated
 
 import typer
 
-from tidemill.cli import backfill, broker, config, dlq, doctor, init, release, run, triggers
+from tidemill.cli import backfill, broker, config, dlq, doctor, init, release, run, status, triggers
 from tidemill.cli.help import App
 from tidemill.cli.reporting import reporting
 
-EXIT_CODES = """\
-0  done, or drained after a first SIGTERM or SIGINT
-1  an error inside tidemill
-2  wrong configuration or command line
-3  wrong handler
-4  a broker, Spark or a sink failed; doctor, dlq redrive: problems found, or something is left to do
-5  another process uses the same worker name, or runs the same redrive
-130  stopped at once by a second signal"""
+EXIT_CODES = "\n".join(
+    (
+        "0  done, or drained after a first SIGTERM or SIGINT",
+        "1  an error inside tidemill",
+        "2  wrong configuration or command line",
+        "3  wrong handler",
+        "4  a broker, Spark or a sink failed; doctor: problems found; dlq redrive: something is left to do; status: "
+        "not running, or not healthy",
+        "5  another process uses the same worker name, or runs the same redrive",
+        "130  stopped at once by a second signal",
+    )
+)
 
 app = App(
     name="tidemill",
@@ -67,6 +71,7 @@ def demo(
 
 app.command(epilog=EXIT_CODES)(run.run)
 app.command(epilog=EXIT_CODES)(backfill.backfill)
+app.command(epilog=EXIT_CODES)(status.status)
 app.command(epilog=EXIT_CODES)(release.release)
 app.command()(init.init)
 app.add_typer(config.app, name="config")

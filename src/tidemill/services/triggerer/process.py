@@ -22,6 +22,7 @@ from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.wording import count_of
 from tidemill.runtime.exitcode import ExitCode, find_exit_code
 from tidemill.runtime.identity import worker_name
+from tidemill.runtime.log_writer import tell_repeats
 from tidemill.services.triggerer.checking import add_import_folders, read_checked
 from tidemill.services.triggerer.control import control_server
 from tidemill.services.triggerer.host import TriggerHost
@@ -105,6 +106,7 @@ def end_anyway(code: ExitCode) -> threading.Timer:
     """
 
     def end() -> None:
+        tell_repeats()
         with contextlib.suppress(OSError, ValueError):
             print(
                 "a task or thread of a trigger does not end; the process exits without waiting for it",
