@@ -89,7 +89,7 @@ class App(typer.Typer):
         }
         super().__init__(**{**common, **settings})
 
-    def command(self, name: str | None = None, **settings: Any) -> Callable[[Any], Any]:  # type: ignore[override]
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[Any], Any]:
         """Register a command, as `typer.Typer.command` does."""
         return super().command(name, **{"cls": HelpCommand, **settings})
 
