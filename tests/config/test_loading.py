@@ -156,7 +156,13 @@ def test_a_section_given_as_json_is_merged_and_its_keys_can_be_overridden(load: 
 
 
 def test_variables_that_are_no_settings_are_left_alone() -> None:
-    environ = {"TIDEMILL_OFFLINE": "1", "TIDEMILL_ENGINE_ID": "x", "TIDEMILL_JARS": "/x", "OTHER__X": "1"}
+    environ = {
+        "TIDEMILL_OFFLINE": "1",
+        "TIDEMILL_MAVEN_URL": "x",
+        "TIDEMILL_ENGINE_ID": "x",
+        "TIDEMILL_JARS": "/x",
+        "OTHER__X": "1",
+    }
 
     assert load_settings(None, environ) == Settings()
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from tidemill.cli import backfill, broker, config, dlq, doctor, init, release, run, status, triggers
+from tidemill.cli import backfill, broker, config, consume, dlq, doctor, init, release, run, send, status, triggers
 from tidemill.cli.help import App
 from tidemill.cli.reporting import reporting
 
@@ -79,6 +79,8 @@ app.add_typer(triggers.app, name="triggers")
 app.add_typer(dlq.app, name="dlq", epilog=EXIT_CODES)
 app.command()(doctor.doctor)
 app.command()(broker.broker)
+app.command()(send.send)
+app.command()(consume.consume)
 
 
 def main() -> None:
