@@ -145,7 +145,7 @@ def test_what_cannot_be_read_is_named_with_what_can(text: str, said: str) -> Non
     ],
 )
 def test_an_end_that_is_not_behind_the_start_is_refused(start, end) -> None:
-    with pytest.raises(ConfigError, match="--to is not behind --from"):
+    with pytest.raises(ConfigError, match="--to is not after --from"):
         check_order(start, end)
 
 

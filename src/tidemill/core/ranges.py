@@ -110,7 +110,7 @@ def parse_position(text: str, name: str) -> Position:
     except ValueError:
         raise ConfigError(f"{name} {text!r} is neither an offset nor a time; {wanted}") from None
     if moment.tzinfo is None:
-        raise ConfigError(f"{name} {text!r} has no time zone, so its moment is not known; {wanted}")
+        raise ConfigError(f"{name} {text!r} has no time zone, so it is ambiguous; {wanted}")
     since = moment - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
     if since < datetime.timedelta(0):
         raise ConfigError(f"{name} {text!r} is before 1970; {wanted}")
@@ -137,7 +137,7 @@ def check_order(start: Position, end: Position, names: tuple[str, str] = ("--fro
             pass
         case _:
             return
-    raise ConfigError(f"{names[1]} is not behind {names[0]}: there is nothing between them; swap or change them")
+    raise ConfigError(f"{names[1]} is not after {names[0]}, so there is nothing between them; swap or change them")
 
 
 def span_of(partition: int, start: int, end: int, low: int, high: int) -> Span:

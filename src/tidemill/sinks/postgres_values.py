@@ -84,7 +84,7 @@ def _value(place: str, name: str, value: Any) -> tuple[Any, int, bool]:
         # A json column gets it in this form: what has none is to be found now.
         size = len(to_json(list(value) if isinstance(value, (set, frozenset)) else value))
         return _snapshot(value), size, True
-    raise TypeError(f"{name!r} of {place} is a {type(value).__name__}, which PostgreSQL has no form for")
+    raise TypeError(f"{name!r} of {place} is of type {type(value).__name__}, which PostgreSQL has no form for")
 
 
 def _snapshot(value: Any) -> Any:

@@ -59,7 +59,7 @@ def check_readable(connection: Connection, label: str) -> None:
     """
     found = read_revision(connection)
     if found is None:
-        raise ConfigError(f"the store {label} has no tables; `tidemill triggers run` makes them")
+        raise ConfigError(f"the store {label} has no tables; `tidemill triggers run` creates them")
     if found != HEAD:
         raise ConfigError(
             f"the store {label} has revision {found} and this tidemill reads {HEAD}; use the same version of tidemill "

@@ -70,13 +70,13 @@ def test_a_condition_does_not_hold(where):
 @pytest.mark.parametrize(
     ("where", "error", "said"),
     [
-        (["type"], TypeError, "maps paths"),
-        ({1: "x"}, TypeError, "maps paths"),
-        ({"a": {"above": 1}}, ValueError, "'a' is compared by 'above', which is none of eq, ne, gt"),
-        ({"a": {"in": "abc"}}, TypeError, "`in` takes a list"),
-        ({"a": {"exists": "yes"}}, TypeError, "`exists` takes true or false"),
-        ({"a": {"gt": True}}, TypeError, "`gt` takes a number or a text"),
-        ({"a": {"lt": None}}, TypeError, "`lt` takes a number or a text"),
+        (["type"], TypeError, "must be a mapping of paths"),
+        ({1: "x"}, TypeError, "must be a mapping of paths"),
+        ({"a": {"above": 1}}, ValueError, "'a': unknown comparison 'above'; choose one of eq, ne, gt"),
+        ({"a": {"in": "abc"}}, TypeError, "`in` needs a list"),
+        ({"a": {"exists": "yes"}}, TypeError, "`exists` needs true or false"),
+        ({"a": {"gt": True}}, TypeError, "`gt` needs a number or a string"),
+        ({"a": {"lt": None}}, TypeError, "`lt` needs a number or a string"),
     ],
 )
 def test_a_condition_that_cannot_be_meant_is_refused(where, error, said):

@@ -56,7 +56,7 @@ def address(url: str, path: str = "", query: object = None) -> str:
     added = _encoded_path(path)
     pairs = list(_pairs("query", query)) if query is not None else []
     if said := {name for name, _ in parse_qsl(parts.query, keep_blank_values=True)} & {name for name, _ in pairs}:
-        raise ValueError(f"query has {_shown(min(said))}, which the sink's url says already")
+        raise ValueError(f"query has {_shown(min(said))}, which is already in the sink's url; leave it out")
     more = _encoded("query", pairs, form=False)
     if len(added) + len(more) > MAX_TARGET_CHARACTERS:
         raise ValueError(f"path and query together are longer than {MAX_TARGET_CHARACTERS} characters when encoded")
@@ -146,7 +146,7 @@ def _text(place: str, value: object) -> str:
         return str(value)
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise ValueError(f"{place} is {value}, which is not a number that others read")
+            raise ValueError(f"{place} is {value}, which is not a finite number")
         return repr(value)
     raise TypeError(f"{place} has to be str, int, float, bool or a list of those, not {type(value).__name__}")
 
@@ -178,13 +178,13 @@ def request_headers(given: object, reserved: str) -> dict[str, str]:
             raise ValueError(f"headers are longer than {MAX_HEADER_CHARACTERS} characters together")
         lower = name.lower()
         if not _HEADER_NAME.fullmatch(name):
-            raise ValueError(f"{_shown(name)} is not a name of a header")
+            raise ValueError(f"{_shown(name)} is not a valid header name")
         if lower in _OWNED_HEADERS or lower == reserved.lower():
-            raise ValueError(f"header {name} may not be set here: the client makes it")
+            raise ValueError(f"header {name} may not be set here: the client sets it")
         if lower in headers:
             raise ValueError(f"header {name} is given twice")
         if not _HEADER_VALUE.fullmatch(value):
-            raise ValueError(f"header {name} has a character that a header cannot have, or a blank at its start or end")
+            raise ValueError(f"header {name} has a character that a header cannot have, or a space at either end")
         headers[lower] = value
     return headers
 

@@ -85,14 +85,14 @@ class Shape:
         """
         if not all(_NAME.fullmatch(part) for part in self.table.split(".", 1)):
             raise ValueError(
-                f"table {_shown(self.table)} is no name of a table: letters, digits and _ are allowed, not first a "
-                "digit, up to 63 of them, and one schema before a dot"
+                f"table {_shown(self.table)} is not a valid table name: up to 63 letters, digits and _, not beginning "
+                "with a digit; at most one schema before a dot"
             )
         for name in (*self.columns, *self.conflict, *self.where, *self.nulls):
             if not isinstance(name, str) or not _NAME.fullmatch(name):
                 raise ValueError(
-                    f"column {_shown(name)} of {self.table} is no name of a column: letters, digits and _ are "
-                    "allowed, not first a digit, up to 63 of them"
+                    f"column {_shown(name)} of {self.table} is not a valid column name: up to 63 letters, digits and "
+                    "_, not beginning with a digit"
                 )
         if problem := self._problem():
             raise ValueError(f"{self.operation} of {self.table}: {problem}")
@@ -103,20 +103,20 @@ class Shape:
         if self.operation in (Operation.UPDATE, Operation.DELETE):
             return self._problem_of_change()
         if not self.columns:
-            return "data has no column"
+            return "data has no columns"
         if self.where or self.nulls:
             return "where is for updates and deletes"
         if self.operation is Operation.UPSERT and not self.conflict:
-            return "an upsert needs the columns that decide whether the row is there: conflict"
+            return "set conflict to the columns that decide whether the row exists"
         missing = [name for name in self.conflict if name not in self.columns]
-        return f"data has no {', '.join(missing)}, which conflict names" if missing else None
+        return f"conflict names {', '.join(missing)}, which data does not have" if missing else None
 
     def _problem_of_change(self) -> str | None:
         if self.conflict:
-            return f"it takes where, not conflict; conflict is for {Operation.INSERT} and {Operation.UPSERT}"
+            return f"takes where, not conflict; conflict is for {Operation.INSERT} and {Operation.UPSERT}"
         if bool(self.columns) is (self.operation is Operation.DELETE):
-            return "data has no column" if self.operation is Operation.UPDATE else "it takes where, and no data"
-        return None if self.where or self.nulls else "without where it would concern every row"
+            return "data has no columns" if self.operation is Operation.UPDATE else "takes where, not data"
+        return None if self.where or self.nulls else "without where it would change every row; set where"
 
     @property
     def parameters(self) -> int:

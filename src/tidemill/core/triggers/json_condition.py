@@ -81,7 +81,7 @@ def parse_condition(where: Mapping[str, object]) -> JsonCondition:
         ValueError: A comparison is unknown.
     """
     if not isinstance(where, Mapping) or not all(isinstance(path, str) for path in where):
-        raise TypeError(f"a condition maps paths to what is expected there, got {type(where).__name__}")
+        raise TypeError(f"a condition must be a mapping of paths to expected values, got {type(where).__name__}")
     tests: list[_Test] = []
     for path, expected in where.items():
         steps = tuple(path.split(".")) if path else ()
@@ -111,15 +111,15 @@ def same(one: object, other: object) -> bool:
 def _parse_test(path: str, steps: tuple[str, ...], comparison: str, operand: object) -> _Test:
     if comparison not in COMPARISONS:
         raise ValueError(
-            f"{path!r} is compared by {comparison!r}, which is none of {', '.join(COMPARISONS)}; to expect an object, "
-            f"write {{eq: {{...}}}}"
+            f"{path!r}: unknown comparison {comparison!r}; choose one of {', '.join(COMPARISONS)}; to expect an "
+            f"object, write {{eq: {{...}}}}"
         )
     if comparison == "in" and not isinstance(operand, list):
-        raise TypeError(f"{path!r}: `in` takes a list of values, got {type(operand).__name__}")
+        raise TypeError(f"{path!r}: `in` needs a list of values, got {type(operand).__name__}")
     if comparison == "exists" and not isinstance(operand, bool):
-        raise TypeError(f"{path!r}: `exists` takes true or false, got {type(operand).__name__}")
+        raise TypeError(f"{path!r}: `exists` needs true or false, got {type(operand).__name__}")
     if comparison in _ORDER and (isinstance(operand, bool) or not isinstance(operand, int | float | str)):
-        raise TypeError(f"{path!r}: `{comparison}` takes a number or a text, got {type(operand).__name__}")
+        raise TypeError(f"{path!r}: `{comparison}` needs a number or a string, got {type(operand).__name__}")
     return _Test(steps, comparison, operand)
 
 
