@@ -44,7 +44,7 @@ def create_project(directory: Path) -> list[Path]:
         raise ConfigError(f"{directory} is not a folder; choose another name")
     existing = [str(directory / name) for name in FILES if (directory / name).exists()]
     if existing:
-        raise ConfigError(f"nothing was written, because there already is {', '.join(existing)}; choose another folder")
+        raise ConfigError(f"nothing was written, because these exist: {', '.join(existing)}; choose another folder")
     name = re.sub(r"[^a-z0-9._-]+", "-", directory.resolve().name.lower()).strip("-.") or "pipeline"
     templates = files("tidemill.cli") / "templates"
     created = []
