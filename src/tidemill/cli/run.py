@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,13 @@ def run(
         typer.Argument(metavar="[CONFIG]", help="The YAML file; default: what TIDEMILL_CONFIG names."),
     ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="No live status line, even on a terminal.")] = False,
+    dev: Annotated[
+        bool,
+        typer.Option(
+            "--dev",
+            help="For development: run new code whenever a file is saved, and a Kafka if none answers on this machine.",
+        ),
+    ] = False,
 ) -> None:
     """Run a pipeline until it is stopped.
 
@@ -32,15 +40,26 @@ def run(
 
         # Before anything heavy is imported, so that common mistakes are reported at once.
         settings = load_settings(config)
+        if dev:
+            from tidemill.cli.dev import write_no_bytecode
+
+            write_no_bytecode()
         from tidemill.cli.handlers import load_handler
 
         instance = load_handler(handler)
         from tidemill.cli.status import live_status
         from tidemill.spark.pipeline import Pipeline
 
-        pipeline = Pipeline(instance, settings=settings)
-        with live_status(pipeline.progress, plain=plain):
-            code = pipeline.run()
+        with contextlib.ExitStack() as stack:
+            files = None
+            if dev:
+                from tidemill.cli.dev import DevFiles, dev_broker
+
+                files = DevFiles(handler, config)
+                stack.enter_context(dev_broker(settings))
+            pipeline = Pipeline(instance, settings=settings, files=files)
+            with live_status(pipeline.progress, plain=plain):
+                code = pipeline.run()
         if isinstance(pipeline.error, TidemillError):
             # It was logged as well, but the log may go elsewhere.
             print_error(pipeline.error)

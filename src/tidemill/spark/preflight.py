@@ -20,7 +20,7 @@ import structlog
 
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.config.loading import NO_TOPIC, revalidate
-from tidemill.config.settings import Settings, SparkSettings
+from tidemill.config.settings import Settings, SparkSettings, find_revoke_problem
 from tidemill.core.errors import (
     ConfigError,
     HandlerError,
@@ -34,6 +34,7 @@ from tidemill.runtime.identity import Identity
 from tidemill.runtime.kafka_client import LibraryLog, TopicAdmin, client_config, reason, scrubbed
 from tidemill.runtime.lock import GroupInUseError
 from tidemill.runtime.topics import TopicReader
+from tidemill.sinks.build import build_sinks
 from tidemill.sources.membership import consumer_config, find_other_topics
 
 log = structlog.get_logger(__name__)
@@ -179,6 +180,20 @@ def with_full_paths(settings: Settings) -> Settings:
     if settings.dlq.path:
         settings.dlq.path = str(Path.cwd() / settings.dlq.path)
     return settings
+
+
+def refuse_unrunnable(settings: Settings) -> None:
+    """Refuse a configuration with which no engine of a live pipeline could be built.
+
+    Raises:
+        ConfigError: It is one.
+    """
+    refuse_no_sinks(settings)
+    refuse_letter_files(settings)
+    if problem := find_revoke_problem(settings):
+        raise ConfigError(problem)
+    check_client_config(settings)
+    build_sinks(settings)
 
 
 def refuse_letter_files(settings: Settings) -> None:
