@@ -20,7 +20,7 @@ import structlog
 
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.config.loading import NO_TOPIC, revalidate
-from tidemill.config.settings import Settings, SparkSettings
+from tidemill.config.settings import Settings, SparkSettings, find_revoke_problem
 from tidemill.core.errors import (
     ConfigError,
     HandlerError,
@@ -35,6 +35,7 @@ from tidemill.runtime.kafka_client import LibraryLog, TopicAdmin, make_client_co
 from tidemill.runtime.lock import GroupInUseError
 from tidemill.runtime.topics import TopicReader
 from tidemill.runtime.user_code import locate_error
+from tidemill.sinks.build import build_sinks
 from tidemill.sources.membership import find_other_topics, make_consumer_config
 
 log = structlog.get_logger(__name__)
@@ -184,6 +185,20 @@ def with_full_paths(settings: Settings) -> Settings:
     if settings.dlq.path:
         settings.dlq.path = str(Path.cwd() / settings.dlq.path)
     return settings
+
+
+def refuse_unrunnable(settings: Settings) -> None:
+    """Refuse a configuration with which no engine of a live pipeline could be built.
+
+    Raises:
+        ConfigError: It is one.
+    """
+    refuse_no_sinks(settings)
+    refuse_letter_files(settings)
+    if problem := find_revoke_problem(settings):
+        raise ConfigError(problem)
+    check_client_config(settings)
+    build_sinks(settings)
 
 
 def refuse_letter_files(settings: Settings) -> None:
