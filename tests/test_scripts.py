@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -76,8 +77,24 @@ def test_a_long_last_line_of_a_quiet_command_is_cut() -> None:
     assert max(map(len, output.splitlines())) < 100
 
 
+def test_progress_without_a_terminal_names_whole_packages() -> None:
+    names = ", ".join(f"package-{number}" for number in range(200, 400))
+    lines = {
+        "  Downloading https://index.example/a/b/pip-26.0-py3.whl (1 MB)": "Downloading pip-26.0-py3.whl (1 MB)",
+        "Collecting aiohttp==3.14.5 (from -r requirements.lock (line 7))": "Collecting aiohttp==3.14.5",
+        f"Installing collected packages: {names}": "Installing collected packages: package-200, package-201, ...",
+    }
+    for line, shown in lines.items():
+        _, output = bash(f"printf '%s\\n' {shlex.quote(line)} | shortened")
+        assert output == shown + "\n"
+    flying = "sleep() { SECONDS=$((SECONDS + 20)); command sleep 0.1; }"
+    script = f"show() {{ echo {shlex.quote(line)}; command sleep 1; }}; {flying}; quietly slow show"
+    _, output = bash(script)
+    assert " s: Installing collected packages: package-200," in output
+
+
 def test_the_scripts_can_be_started() -> None:
-    for script in ("install", "demo", "test", "../.ci/run"):
+    for script in ("install", "demo", "test", "lock", "picture", "../.ci/run"):
         path = SCRIPTS / script
         assert os.access(path, os.X_OK), script
         assert subprocess.run(["bash", "-n", path]).returncode == 0
@@ -89,7 +106,7 @@ def test_an_installation_without_python_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "scripts").mkdir()
     for name in ("install", "lib.sh"):
         (tmp_path / "scripts" / name).write_text((SCRIPTS / name).read_text())
-    for name in ("requirements.lock", "requirements-java.lock", "pyproject.toml"):
+    for name in ("requirements-dev.lock", "requirements-java.lock", "pyproject.toml"):
         (tmp_path / name).write_text("")
     done = subprocess.run(
         ["bash", tmp_path / "scripts" / "install"], env={"PATH": str(tmp_path)}, capture_output=True, text=True
