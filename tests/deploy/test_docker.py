@@ -15,12 +15,12 @@ import jsonschema
 import pytest
 import typer
 import yaml
-from tests.deploy.dockerfile import copied, read_stages
+from tests.deploy.dockerfile import copied, exec_form, read_stages
 from tests.packaging.clean import CleanEnvironment
 
 from tidemill.cli.main import app
 from tidemill.config.loading import load_settings
-from tidemill.services.triggerer.trigger_list import read_specs
+from tidemill.services.triggerer.trigger_list import read_entries
 
 ROOT = Path(__file__).parent.parent.parent
 PLACE = ROOT / "deploy" / "docker"
@@ -86,7 +86,7 @@ def test_the_trigger_host_gets_its_list_and_its_database(compose: dict[str, Any]
     }
     settings = load_settings(PLACE / "config" / "host.yaml", environ=environ)
     assert settings.store.url == "postgresql://tidemill:secret@postgres/tidemill"
-    assert read_specs(PLACE / "config" / "triggers.yaml")
+    assert read_entries(PLACE / "config" / "triggers.yaml")
 
 
 def test_a_service_is_stopped_only_after_it_could_drain(compose: dict[str, Any]) -> None:
@@ -104,6 +104,14 @@ def test_the_image_has_two_stages_and_an_ordinary_user() -> None:
     assert any(rest.startswith(f"--from={build.name} ") for rest in final.all_of("COPY"))
     assert int(final.all_of("USER")[-1]) > 0
     assert not [rest for rest in final.all_of("RUN") if "pip" in rest]
+
+
+def test_the_health_check_is_a_command_of_tidemill() -> None:
+    _, final = read_stages(PLACE / "Dockerfile")
+    (check,) = final.all_of("HEALTHCHECK")
+    program, name = exec_form(check)
+    assert program == "tidemill"
+    assert name in typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 
 def test_what_the_image_copies_is_in_the_repository_and_in_its_context() -> None:
