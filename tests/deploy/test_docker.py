@@ -72,11 +72,12 @@ def test_the_commands_of_the_services_are_those_of_tidemill(compose: dict[str, A
     name, *arguments = compose["services"]["pipeline"]["command"]
     parsed = commands[name].make_context(name, arguments).params
     assert parsed["handler"] == "access_log.pipeline:AccessLog"
+    assert f"./config/pipeline.yaml:{parsed['config']}:ro" in compose["services"]["pipeline"]["volumes"]
     assert (ROOT / "examples" / "access_log" / "pipeline.py").is_file()
     group, name, *arguments = compose["services"]["triggers"]["command"]
     parsed = commands[group].commands[name].make_context(name, arguments).params
     mounts = [volume.split(":")[1] for volume in compose["services"]["triggers"]["volumes"]]
-    assert str(parsed["specs"]) in mounts
+    assert sorted(mounts) == [str(parsed["config"]), str(parsed["specs"])]
 
 
 def test_the_trigger_host_gets_its_list_and_its_database(compose: dict[str, Any]) -> None:
@@ -109,9 +110,11 @@ def test_the_image_has_two_stages_and_an_ordinary_user() -> None:
 def test_the_health_check_is_a_command_of_tidemill() -> None:
     _, final = read_stages(PLACE / "Dockerfile")
     (check,) = final.all_of("HEALTHCHECK")
+    # Without a configuration it asks every process of the container.
     program, name = exec_form(check)
     assert program == "tidemill"
     assert name in typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    assert not any("TIDEMILL_CONFIG" in rest for rest in final.all_of("ENV"))
 
 
 def test_what_the_image_copies_is_in_the_repository_and_in_its_context() -> None:

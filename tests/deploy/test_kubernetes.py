@@ -114,7 +114,6 @@ def test_the_pod_is_ready_while_its_image_s_health_check_succeeds() -> None:
     _, final = read_stages(IMAGE / "Dockerfile")
     (check,) = final.all_of("HEALTHCHECK")
     assert container()["readinessProbe"]["exec"]["command"] == exec_form(check)
-    assert dict(pair.split("=") for pair in final.all_of("ENV")[0].split())["TIDEMILL_CONFIG"] == container()["args"][1]
 
 
 def test_python_and_spark_are_where_the_image_has_them(settings: Settings) -> None:
