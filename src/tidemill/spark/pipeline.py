@@ -28,7 +28,7 @@ from tidemill.core.supervision.slot_group import RunFinished
 from tidemill.pipeline.handler.base import Handler
 from tidemill.runtime.engine_link import RECONNECT_SECONDS
 from tidemill.runtime.exitcode import ExitCode
-from tidemill.runtime.identity import Identity, worker_name
+from tidemill.runtime.identity import Identity, find_worker_name
 from tidemill.runtime.link_messages import LinkAddress
 from tidemill.runtime.lock import WorkerLock
 from tidemill.sinks.build import build_sinks
@@ -151,7 +151,7 @@ class Pipeline:
         settings = self._settings or load_settings(self._config_path)
         # `on_startup` may change them; users find this run by the configured ones.
         self._found_by = settings.kafka
-        worker = worker_name(settings)
+        worker = find_worker_name(settings)
         foreground.configure_logs(settings, worker)
         handler = make_handler(self._handler)
         startup, configured = StartUp(handler, settings), settings
