@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
@@ -91,6 +94,32 @@ def test_progress_without_a_terminal_names_whole_packages() -> None:
     script = f"show() {{ echo {shlex.quote(line)}; command sleep 1; }}; {flying}; quietly slow show"
     _, output = bash(script)
     assert " s: Installing collected packages: package-200," in output
+
+
+def test_a_picture_shows_each_line_for_as_long_as_the_terminal_did_and_ends_with_the_last_screen() -> None:
+    spec = importlib.util.spec_from_file_location("picture", SCRIPTS / "picture.py")
+    assert spec is not None
+    assert spec.loader is not None
+    picture = importlib.util.module_from_spec(spec)
+    sys.modules["picture"] = picture  # its dataclass looks for its own module
+    spec.loader.exec_module(picture)
+
+    def show(*texts: str) -> list[object]:
+        return [((0, text, "#fff", False),) if text else () for text in (*texts, *[""] * (picture.ROWS - len(texts)))]
+
+    screens = [(0.0, show("a < b", "one")), (0.5, show("a < b", "one")), (60.0, show("a < b", "two"))]
+    kept = picture.shorten(screens)
+    assert [at for at, _ in kept] == [0.0, picture.PAUSE_SECONDS]
+    versions = picture.list_versions(kept)
+    end = picture.PAUSE_SECONDS + picture.END_SECONDS
+    shown = [(v.row, v.line[0][1], v.since, v.until) for v in versions]
+    assert shown == [(0, "a < b", 0.0, end), (1, "one", 0.0, 1.0), (1, "two", 1.0, end)]
+    svg = ElementTree.fromstring(picture.draw(versions, "a & b"))
+    texts = {"".join(each.itertext()): each.get("class") for each in svg.iter("{http://www.w3.org/2000/svg}text")}
+    assert texts == {"$ a & b": None, "a < b": None, "one": "a1", "two": "a2"}
+    style = "".join(svg.find("{http://www.w3.org/2000/svg}style").itertext())  # type: ignore[union-attr]
+    assert ".a1{animation-name:k1;visibility:hidden}" in style
+    assert ".a2{animation-name:k2}" in style
 
 
 def test_the_scripts_can_be_started() -> None:
