@@ -13,7 +13,7 @@ STEPS = (
     ("consumed", ("from a partition", "of the source topic"), "outside"),
     ("window", ("messages of one", "partition, in order"), "box"),
     ("arrange", ("your hook turns", "them into tasks"), "yours"),
-    ("tasks", ("a subprocess each,", "side by side"), "box"),
+    ("tasks", ("a process each,", "side by side"), "box"),
     ("hooks", ("yours turn results", "into payloads"), "yours"),
     ("sinks", ("each payload is", "confirmed"), "outside"),
     ("commit", ("up to the first that", "is not delivered"), "outside"),
