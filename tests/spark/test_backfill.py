@@ -212,7 +212,7 @@ def test_a_killed_backfill_is_resumed_without_doing_finished_ranges_again(site: 
     seen = site.seen()
     assert set(seen) == set(range(3_000))
     again = {n for n, times in seen.items() if times > 1}
-    assert not again & {row["offset"] * 2 + row["partition"] for row in finished}, "finished ranges were done again"
+    assert not again & {row["offset"] * 2 + row["partition"] for row in finished}, "finished ranges were reprocessed"
     nothing = site.run("Slow", "--from", "earliest")
     assert (nothing.returncode, site.seen()) == (ExitCode.OK, seen)
     other = site.run("Slow", "--from", "7")

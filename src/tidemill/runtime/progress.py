@@ -60,10 +60,12 @@ class EngineProgress(msgspec.Struct):
         tasks_running: Processes that run now.
         tasks_queued: Tasks that wait to run.
         tasks_retrying: Tasks that wait for their next attempt.
+        tasks_retried: Attempts that failed and were followed by another one.
         tasks_done: Tasks that succeeded.
         tasks_failed: Tasks that failed for good.
         delivered: Payloads that a sink confirmed.
         dead_lettered: Letters that the broker confirmed.
+        letter_kinds: The same by kind: parse, task, hook ...
         letters_dropped: Letters that were given up, by `dlq.on_send_failure: drop`.
         skipped: Failures and payloads that a hook chose to skip.
         warnings: Wrong but harmless things that handlers did (a task id twice, foreign offsets).
@@ -93,10 +95,12 @@ class EngineProgress(msgspec.Struct):
     tasks_running: int = 0
     tasks_queued: int = 0
     tasks_retrying: int = 0
+    tasks_retried: int = 0
     tasks_done: int = 0
     tasks_failed: int = 0
     delivered: int = 0
     dead_lettered: int = 0
+    letter_kinds: dict[str, int] = {}
     letters_dropped: int = 0
     skipped: int = 0
     warnings: int = 0

@@ -11,6 +11,7 @@ run.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,13 +31,14 @@ from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.identity import Identity, worker_name
 from tidemill.runtime.link_messages import LinkAddress
 from tidemill.runtime.lock import WorkerLock
-from tidemill.runtime.pipeline_socket import pipeline_socket
 from tidemill.sinks.build import build_sinks
 from tidemill.sources.membership import find_present_members, reap_member
 from tidemill.spark.engine.process import ABANDONED_SECONDS, DEFAULT_FACTORY, EngineJob
 from tidemill.spark.foreground import LEFT_OVER, Foreground, StartStoppedError, Wake
+from tidemill.spark.live.control_desk import ControlDesk
 from tidemill.spark.live.group_monitor import GroupWatch
 from tidemill.spark.live.jobs import make_engine_error
+from tidemill.spark.live.status_report import build_report
 from tidemill.spark.live.supervisor import Supervisor
 from tidemill.spark.preflight import (
     StartUp,
@@ -51,6 +53,7 @@ from tidemill.spark.preflight import (
     with_full_paths,
 )
 from tidemill.spark.progress import PipelineProgress
+from tidemill.spark.run_state import Phase, RunState
 from tidemill.spark.session.conf import is_local
 from tidemill.spark.session.packaging import list_own_folders, pack_handler
 from tidemill.spark.session.session import Spark
@@ -97,6 +100,8 @@ class Pipeline:
         self._limits = limits
         self._foreground = Foreground("pipeline")
         self._live: Supervisor | None = None
+        #: The same while its link is open.
+        self._linked: Supervisor | None = None
         self._finished: RunFinished | None = None
         self._drained_at: float | None = None
 
@@ -128,6 +133,10 @@ class Pipeline:
         """Return the sums over all engines, and how each of them stands; from any thread, at any time."""
         return self._live.progress() if self._live is not None else PipelineProgress()
 
+    def state(self) -> RunState:
+        """Return what the run does, or waits for; from any thread, at any time."""
+        return self._foreground.states.now()
+
     # -- start -----------------------------------------------------------------------------------------------
 
     def _run(self) -> ExitCode:
@@ -146,7 +155,8 @@ class Pipeline:
         foreground.configure_logs(settings, worker)
         handler = make_handler(self._handler)
         startup, configured = StartUp(handler, settings), settings
-        settings = with_full_paths(foreground.unless_stopped(startup.run, startup.cancel))
+        with foreground.states.step(f"{type(handler).__name__}.on_startup is running"):
+            settings = with_full_paths(foreground.unless_stopped(startup.run, startup.cancel))
         foreground.configure_logs(settings, worker)
         refuse_no_sinks(settings)
         refuse_letter_files(settings)
@@ -158,16 +168,30 @@ class Pipeline:
         build_sinks(settings)
         packed = pack_handler(handler)
         kafka = settings.kafka
-        with WorkerLock(
-            kafka.consumer_group,
-            worker,
-            brokers=kafka.brokers,
-            topic=kafka.source_topic,
-            name_env=settings.worker_name_env,
+        with (
+            WorkerLock(
+                kafka.consumer_group,
+                worker,
+                brokers=kafka.brokers,
+                topic=kafka.source_topic,
+                name_env=settings.worker_name_env,
+            ),
+            self._open_desk(settings, worker),
         ):
-            partitions = foreground.unless_stopped(lambda: look_up_partitions(settings))
-            foreground.unless_stopped(lambda: refuse_shared_group(settings, worker))
+            with foreground.wait_for_brokers(kafka.brokers):
+                partitions = foreground.unless_stopped(lambda: look_up_partitions(settings))
+                foreground.unless_stopped(lambda: refuse_shared_group(settings, worker))
             return self._run_on_spark(settings, worker, packed, partitions)
+
+    def _open_desk(self, settings: Settings, worker: str) -> ControlDesk:
+        def report(progress: PipelineProgress, rate: float) -> dict[str, Any]:
+            return build_report(settings, worker, self.state(), progress, rate)
+
+        async def release(request: dict[str, Any]) -> dict[str, Any]:
+            live = self._linked
+            return {"engines": await asyncio.to_thread(live.release) if live is not None else []}
+
+        return ControlDesk(self._found_by, worker, self.progress, report, {"release": release})
 
     def _run_on_spark(self, settings: Settings, worker: str, packed: bytes, partitions: int) -> ExitCode:
         count = choose_engine_count(settings.spark, partitions)
@@ -186,19 +210,17 @@ class Pipeline:
             return EngineJob(slot, job_token, worker, address, settings, packed, log_context, self._factory, folders)
 
         live = Supervisor(spark, worker, count, make_job, self._on_finished, self._choose_limits(settings), partitions)
-        control = pipeline_socket(self._found_by, worker, live.release)
         host = "127.0.0.1" if is_local(settings.spark) else spark.driver_host
         spark.watch(lambda: self._foreground.wakes.put(Wake.SPARK_LOST))
         self._live = live
         try:
             live.start(bind_host=host)
-            live.call(control.start())
-            try:
-                with GroupWatch(settings):
-                    code = self._supervise(live)
-            finally:
-                live.call(control.close())
+            self._linked = live
+            self._foreground.states.enter(Phase.RUNNING)
+            with GroupWatch(settings):
+                code = self._supervise(live, settings.executor.drain_timeout_seconds)
         finally:
+            self._linked = None
             live.close()
             spark.used = live.greeted
         if code is not ExitCode.STOPPED:
@@ -226,7 +248,7 @@ class Pipeline:
 
     # -- while engines run -----------------------------------------------------------------------------------
 
-    def _supervise(self, live: Supervisor) -> ExitCode:
+    def _supervise(self, live: Supervisor, drain_seconds: float) -> ExitCode:
         signals = 0
         while True:
             wake = self._foreground.wakes.get()
@@ -242,6 +264,7 @@ class Pipeline:
                         **lag_fields(now),
                         in_flight=now.in_flight,
                     )
+                    self._foreground.states.enter(Phase.DRAINING, drain_seconds)
                     live.drain()
                 case Wake.STOP:
                     log.warning("stopping at once; what is not committed will be reprocessed by the next run")
@@ -253,6 +276,7 @@ class Pipeline:
                         "were drained: start the pipeline again"
                     )
                     log.error("Spark's JVM is gone; the engines drain")
+                    self._foreground.states.enter(Phase.DRAINING, drain_seconds)
                     live.drain()
                 case Wake.FINISHED:
                     return ExitCode.OK

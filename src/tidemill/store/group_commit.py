@@ -250,4 +250,4 @@ def _call(done: Done, outcome: StoreOutcome) -> None:
         done(outcome)
     except Exception:
         # One that raises must not keep the others from being called.
-        log.exception("the confirmation of an event failed; this is a fault of tidemill")
+        log.exception("the confirmation of an event failed; this is a bug in tidemill")

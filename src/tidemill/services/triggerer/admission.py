@@ -250,6 +250,6 @@ def _describe_refusal(list_name: str, session: SessionRecord, what: list[str]) -
     named = ", ".join(what[:_NAMED]) + (f" and {len(what) - _NAMED} more" if len(what) > _NAMED else "")
     return (
         f"the list {list_name} cannot be run beside the list {session.list}, which process {session.pid} on "
-        f"{session.host} runs: both have {named}; rename or remove that in one of them (and have its host read it "
-        f"again: kill -HUP), give streams a group of their own, or stop process {session.pid}"
+        f"{session.host} runs: both have {named}; rename or remove that in one of them (and have its host "
+        f"reload it: kill -HUP), give its streams a consumer group of their own, or stop process {session.pid}"
     )

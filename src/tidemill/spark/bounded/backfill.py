@@ -36,6 +36,7 @@ from tidemill.spark.bounded.task import ChunkResult, run_ranges
 from tidemill.spark.engine.process import EngineJob
 from tidemill.spark.foreground import Foreground, StartStoppedError, Wake
 from tidemill.spark.preflight import StartUp, look_up_partitions, make_handler, refuse_no_sinks, with_full_paths
+from tidemill.spark.run_state import Phase, RunState
 from tidemill.spark.session.conf import bounded_conf
 from tidemill.spark.session.packaging import list_own_folders, pack_handler, ship_package
 from tidemill.spark.session.session import Spark
@@ -122,6 +123,10 @@ class Backfill:
         run = self._run
         return self._last if run is None else run.progress()
 
+    def state(self) -> RunState:
+        """Return what the run does, or waits for; from any thread, at any time."""
+        return self._foreground.states.now()
+
     def stop(self) -> None:
         """Finish what is in flight, and end; a second time: end at once. From any thread, for `run` only."""
         self._foreground.wakes.put(Wake.SIGNAL)
@@ -192,7 +197,8 @@ class Backfill:
         check_letters(settings)
         refuse_unordered(settings, whole=self._whole_partitions)
         packed = pack_handler(handler)
-        look_up_partitions(settings)
+        with self._foreground.wait_for_brokers(settings.kafka.brokers):
+            look_up_partitions(settings)
         with self._folder.locked():
             plan = self._folder.load(settings.kafka.source_topic, self._start, self._end)
             if plan is None:
@@ -245,6 +251,7 @@ class Backfill:
         with self._foreground.running(spark):
             with BoundedRun(spark.context, todo.sizes, todo.before) as run:
                 self._run = run
+                self._foreground.states.enter(Phase.RUNNING)
                 try:
                     results = self._supervise(spark, run, todo)
                 finally:
@@ -274,6 +281,7 @@ class Backfill:
             if not self._stopped:
                 self._stopped = True
                 log.info("stopping: what is in flight is finished; a second signal stops at once")
+                self._foreground.states.enter(Phase.DRAINING, todo.settings.executor.drain_timeout_seconds)
                 run.drain(lambda: spark.cancel(group))
             else:
                 run.exit_now()
@@ -306,7 +314,7 @@ class Backfill:
         """Refuse a run whose outcomes are not where this process looks for them."""
         incomplete = sorted(set(range(len(todo.parts))) - {result.index for result in results if result.complete})
         if incomplete:
-            raise RemoteError(f"{len(incomplete)} parts of the run were not finished; run the same backfill again")
+            raise RemoteError(f"{len(incomplete)} ranges were not finished; run the same backfill again")
         if left := self._folder.find_left(todo.plan):
             raise ConfigError(
                 f"the outcomes of {len(left)} ranges are not in {self._folder.path}: engines on other hosts wrote them "

@@ -116,7 +116,7 @@ class BoundedRun:
             failures = sorted(self._failures.items(), key=lambda each: each[0] == self._hopeless)
             if failures:
                 index, said = failures[-1]
-                raise make_engine_error(f"part {index} of the run", said) from error
+                raise make_engine_error(f"range {index}", said) from error
             raise TidemillError(f"the Spark job failed: {describe_failure(error)}") from error
         return [msgspec.msgpack.decode(part, type=ChunkResult) for part in encoded]
 
@@ -200,7 +200,7 @@ class BoundedRun:
             self._note_failure(summary.slot, said)
             if said.startswith(TooManyFailuresError.__name__):
                 self._hopeless = summary.slot
-            log.warning("a part of the run failed", part=summary.slot, error=summary.error)
+            log.warning("a range failed", range=summary.slot, error=summary.error)
         elif not self._stopping:
             self._failures.pop(summary.slot, None)
             self._done.add(summary.slot)
@@ -231,8 +231,8 @@ class BoundedRun:
         self._note_failure(hung.part, f"{text}, {hung.times} times" if hung.times > 1 else text)
         log.error(
             "an engine hangs; "
-            + ("the run is given up" if hung.give_up else "it is killed, and Spark starts its part again"),
-            part=hung.part,
+            + ("the run is given up" if hung.give_up else "it is killed, and Spark starts its range again"),
+            range=hung.part,
             host=hello.host,
             process=hello.pid,
             silent_seconds=SILENT_SECONDS,
@@ -251,7 +251,7 @@ class BoundedRun:
                 spark.killTaskAttempt(hello.attempt, True, "its engine hangs")
         except Exception as error:
             log.warning(
-                "the task of an engine that hangs was not killed", part=hello.slot, error=describe_failure(error)
+                "the task of an engine that hangs was not killed", range=hello.slot, error=describe_failure(error)
             )
 
     def _tell_all(self, command: Command) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -129,9 +129,9 @@ class Supervisor:
         """Let engines take messages again."""
         self._soon(lambda: self._set_paused(False))
 
-    def call(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine on the link's loop and wait for its end; not from that loop itself."""
-        self._server.call(coroutine)
+    def release(self) -> list[dict[str, Any]]:
+        """Release the brakes that engines last reported, and return what they hold."""
+        return self._server.call(self._release())
 
     def exit_now(self) -> None:
         """Let every engine's process end now; their wardens clean up. No new one is started."""
@@ -265,8 +265,7 @@ class Supervisor:
     def _pause_or_resume(self) -> Command:
         return Pause() if self._paused or self._group.holding else Resume()
 
-    def release(self) -> list[dict[str, Any]]:
-        """Release the brakes that engines last reported; return what they hold. Only on the link's loop."""
+    async def _release(self) -> list[dict[str, Any]]:
         told = []
         for slot in self._slots:
             if slot.progress is not None and brake_name(slot.number) in slot.progress.stalled:

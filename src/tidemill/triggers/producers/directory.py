@@ -190,7 +190,7 @@ class _Watch:
             except (FileNotFoundError, NotADirectoryError) as error:
                 if self._settings.missing == "fail":
                     raise ConfigError(
-                        f"there is no folder {self._settings.path!r} to watch; create it, or set missing: wait"
+                        f"the folder {self._settings.path!r} does not exist; create it, or set missing: wait"
                     ) from error
             if self._folder is not None:
                 log.warning("a watched folder was removed; waiting for it", path=self._settings.path)
