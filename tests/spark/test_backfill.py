@@ -285,8 +285,8 @@ def test_a_range_between_offsets_reports_gaps_and_leaves_the_live_group_alone(si
     [
         (("--from", "yesterday"), "the start (--from) 'yesterday' is neither an offset nor a time"),
         (("--from", "2026-05-01T00:00:00"), "has no time zone"),
-        (("--from", "10", "--to", "5"), "the end (--to) is not behind the start (--from)"),
-        (("--from", "latest"), "the end (--to) is not behind the start (--from)"),
+        (("--from", "10", "--to", "5"), "the end (--to) is not after the start (--from)"),
+        (("--from", "latest"), "the end (--to) is not after the start (--from)"),
     ],
 )
 def test_positions_that_make_no_sense_are_refused_before_anything_starts(

@@ -175,11 +175,11 @@ def _read_pages(
     """Yield the rows of each page of a list, over one connection to the store."""
     from tidemill.config.loading import load_settings
     from tidemill.services.triggerer.trigger_list import require_list
-    from tidemill.store.opening import open_reader, store_url
+    from tidemill.store.opening import choose_store_url, open_reader
 
     settings = load_settings(config)
     require_list(specs)
-    url = store_url(settings.store.url, specs.resolve().parent)
+    url = choose_store_url(settings.store.url, specs.resolve().parent)
     with asyncio.Runner() as runner:
         database = runner.run(open_reader(url))
         try:

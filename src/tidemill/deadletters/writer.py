@@ -180,7 +180,7 @@ class KafkaDeadLetters:
             self._timers.discard(timer)
             again()
 
-        delay = self._backoff.delay(attempt, random.getrandbits(32))
+        delay = self._backoff.compute_delay(attempt, random.getrandbits(32))
         timer = asyncio.get_running_loop().call_later(delay, due)
         self._timers.add(timer)
 

@@ -31,7 +31,7 @@ from tidemill.services.triggerer.replica import Replica
 from tidemill.services.triggerer.sessions import Ownership, Pace
 from tidemill.services.triggerer.signals import Signals
 from tidemill.store.database import Database
-from tidemill.store.opening import has_one_writer, open_store, store_url
+from tidemill.store.opening import choose_store_url, has_one_writer, open_store
 from tidemill.store.records import TriggerSpec
 from tidemill.store.retention import Retention
 from tidemill.triggers.shared_stream import StreamReport
@@ -90,7 +90,7 @@ def _run_all(loop: asyncio.AbstractEventLoop, host: Coroutine[Any, Any, ExitCode
 
 
 def _find_url(settings: Settings, specs: Path) -> str:
-    return store_url(settings.store.url, specs.resolve().parent)
+    return choose_store_url(settings.store.url, specs.resolve().parent)
 
 
 def list_name(settings: Settings, specs: Path) -> str:

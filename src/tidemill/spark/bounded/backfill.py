@@ -22,7 +22,7 @@ import structlog
 from tidemill.config.loading import load_settings
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.core.ranges import Chunk, check_order, chunks, parse_position, piece_size, split
+from tidemill.core.ranges import Chunk, check_order, choose_piece_size, group_pieces, parse_position, split
 from tidemill.pipeline.bounded import bounded_settings
 from tidemill.pipeline.handler.base import Handler
 from tidemill.runtime.exitcode import ExitCode
@@ -212,9 +212,9 @@ class Backfill:
                 log.info("resuming the backfill", left=sum(piece.size for piece in left), total=plan.total)
                 check_still_there(settings, left)
             self.gap = plan.deleted
-            size = self._range_messages or piece_size(plan.total, self._count_cores(settings))
+            size = self._range_messages or choose_piece_size(plan.total, self._count_cores(settings))
             with letter_run(settings, self._folder.path) as letters:
-                yield _Work(settings, packed, plan, chunks(left, size), letters)
+                yield _Work(settings, packed, plan, group_pieces(left, size), letters)
 
     def _make_plan(self, settings: Settings) -> Plan:
         topic = settings.kafka.source_topic
@@ -231,7 +231,7 @@ class Backfill:
                 log.info("the partition ends before the requested end", partition=where, missing=span.beyond)
         ranges = [span.range for span in spans if span.range.size]
         total = sum(part.size for part in ranges)
-        size = self._range_messages or piece_size(total, self._count_cores(settings))
+        size = self._range_messages or choose_piece_size(total, self._count_cores(settings))
         pieces = sorted(ranges) if self._whole_partitions else split(ranges, size)
         return Plan(topic, self._start, self._end, pieces, sum(span.deleted for span in spans), format_now())
 
