@@ -105,10 +105,10 @@ class TopicViewer:
         """Create the client."""
         import confluent_kafka as ck
 
-        from tidemill.runtime.kafka_client import LibraryLog, client_config, reason, scrubbed
+        from tidemill.runtime.kafka_client import LibraryLog, make_client_config, reason, scrub
 
-        secrets = client_config(kafka, "", {})
-        settings = client_config(
+        secrets = make_client_config(kafka, "", {})
+        settings = make_client_config(
             kafka,
             "",
             {
@@ -127,9 +127,9 @@ class TopicViewer:
         try:
             self._consumer = ck.Consumer(settings, logger=LibraryLog())
         except (ck.KafkaException, TypeError, ValueError) as error:
-            raise ConfigError(f"bad Kafka client configuration: {scrubbed(reason(error), secrets)}") from None
+            raise ConfigError(f"bad Kafka client configuration: {scrub(reason(error), secrets)}") from None
         self._ck = ck
-        self._scrub: Callable[[str], str] = lambda text: scrubbed(text, secrets)
+        self._scrub: Callable[[str], str] = lambda text: scrub(text, secrets)
         self._brokers = kafka.brokers
         self._topic = topic
         self._describe = describe

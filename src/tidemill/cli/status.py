@@ -124,7 +124,7 @@ def describe_report(report: Mapping[str, Any]) -> str:
         lines = _describe_host(report)
     else:
         lines = [f"worker {report.get('worker')} (process {report.get('pid')})"]
-    return "\n".join([*lines, *(f"  PROBLEM       {problem}" for problem in report["problems"])])
+    return "\n".join([*lines, *(f"  PROBLEM: {problem}" for problem in report["problems"])])
 
 
 def _describe_pipeline(report: Mapping[str, Any]) -> list[str]:
@@ -132,7 +132,7 @@ def _describe_pipeline(report: Mapping[str, Any]) -> list[str]:
     running = sum(engine["state"] == "running" for engine in engines)
     lines = [
         f"pipeline {report['consumer_group']} on {report['brokers']}, worker {report['worker']} (process "
-        f"{report['pid']}): {report['state']} for {format_seconds(report['run_seconds'])}"
+        f"{report['pid']}): {report['state']}, started {format_seconds(report['run_seconds'])} ago"
     ]
     if not engines:
         return lines
@@ -149,7 +149,8 @@ def _describe_pipeline(report: Mapping[str, Any]) -> list[str]:
     ]
     if letters["dropped"]:
         rows.append(("DROPPED", count(letters["dropped"], "dead letter")))
-    return lines + [f"  {name.ljust(12)}  {text}" for name, text in rows]
+    width = max(len(name) for name, _ in rows)
+    return lines + [f"  {name.ljust(width)}  {text}" for name, text in rows]
 
 
 def _describe_sink(sink: Mapping[str, Any]) -> str:

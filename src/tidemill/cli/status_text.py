@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 _SEPARATOR = " | "
 #: The narrowest terminal that has to show something useful.
 LEAST_WIDTH = 40
-_BAR_WIDTH = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +84,13 @@ def fit(parts: Sequence[Part], width: int) -> str:
     for place in by_rank[:-1]:
         if count_cells(line()) > width:
             shown.discard(place)
+    # What was shortened before something else was left out may have its room.
+    for place in reversed(by_rank):
+        while place in shown and chosen[place] > 0:
+            chosen[place] -= 1
+            if count_cells(line()) > width:
+                chosen[place] += 1
+                break
     return cut(line(), width)
 
 
@@ -173,11 +179,10 @@ def format_backfill(state: RunState, progress: BoundedProgress, rate: float, wid
     if not progress.total:
         return cut(escape(state.describe_step() or state.phase.value), width)
     share = min(1.0, progress.passed / progress.total)
-    full = round(share * _BAR_WIDTH)
-    percent, bar = f"{share:.0%}", f"[{'#' * full}{'.' * (_BAR_WIDTH - full)}]"
+    percent = f"{share:.0%}"
     of = f"{_short(progress.passed)} of {_short(progress.total)}"
     parts = [
-        Part(9, (f"{bar} {percent}", percent)),
+        Part(9, (f"{_draw_bar(share, 20)} {percent}", f"{_draw_bar(share, 10)} {percent}", percent)),
         Part(6, (f"{progress.passed:,} of {progress.total:,} messages", of)),
     ]
     if state.phase.value == "draining":
@@ -185,8 +190,8 @@ def format_backfill(state: RunState, progress: BoundedProgress, rate: float, wid
     elif rate > 0:
         left = format_seconds(round((progress.total - progress.passed) / rate))
         parts.append(Part(8, (f"{rate:,.0f}/s, {left} left", f"{_short(rate)}/s, {left}")))
-    elif state.step:
-        parts.append(Part(8, (escape(state.describe_step()),)))
+    elif not progress.messages_done and state.phase.value == "running":
+        parts.append(Part(8, (f"the engines are starting ({state.seconds:.0f} s)", "starting")))
     parts.append(Part(2, (f"{progress.parts_done} of {progress.parts} ranges",)))
     if progress.dead_lettered:
         letters = count(progress.dead_lettered, "dead letter")
@@ -197,12 +202,18 @@ def format_backfill(state: RunState, progress: BoundedProgress, rate: float, wid
     return fit(parts, width)
 
 
-def format_summary(progress: PipelineProgress, seconds: float) -> str:
+def _draw_bar(share: float, width: int) -> str:
+    full = round(share * width)
+    return f"[{'#' * full}{'.' * (width - full)}]"
+
+
+def format_summary(progress: PipelineProgress, seconds: float, gap: int = 0) -> str:
     """Describe what a run did, in a few lines.
 
     Args:
         progress: The sums over its engines, at the end.
         seconds: How long engines could work.
+        gap: How many messages the broker had deleted before they were read.
     """
     done = progress.messages_done
     rate = f", {done / seconds:,.0f}/s" if seconds >= 1.0 and done else ""
@@ -222,6 +233,8 @@ def format_summary(progress: PipelineProgress, seconds: float) -> str:
         rows.append((place.removeprefix("sinks."), told))
     if progress.in_flight:
         rows.append(("left over", f"{count(progress.in_flight, 'message')}, redelivered to the next run"))
+    if gap:
+        rows.append(("missing", f"{count(gap, 'message')}, deleted by the broker before it could be read"))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name.ljust(width)}  {text}" for name, text in rows)
 
