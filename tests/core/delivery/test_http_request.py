@@ -1,4 +1,4 @@
-"""Addresses, headers and forms of requests: what is added never leads elsewhere, and nothing becomes two things."""
+"""URLs, headers and forms of requests: a path never leads elsewhere, and a header never becomes two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows and statements: what may share one, and what it says."""
+"""Rows and statements: which rows may share one, and its SQL."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_ranges_cover_all_rows_in_order_and_keep_every_limit(given: list[Row]) -
         part = given[first:last]
         assert len({row.shape for row in part}) == 1
         keys = [row.key for row in part if row.key is not None]
-        # Statements of the configuration are carried out one by one.
+        # Statements from the configuration are executed one by one.
         assert len(keys) == len(set(keys)) or part[0].shape is NAMED
         assert len(part) == 1 or part[0].shape not in (MOVING, NULLS, DELETE_NULLS)
 
