@@ -55,7 +55,7 @@ def test_a_stop_under_load_finishes_commits_leaves_and_exits_0(site, how):
     second = site.start()
     site.wait_all_committed(120)
     again = site.assert_nothing_lost()
-    assert not again, "what had been committed was done again"
+    assert not again, "what had been committed was reprocessed"
     second.signal(signal.SIGTERM)
     assert second.wait() == 0
 

@@ -64,7 +64,7 @@ def test_hangups_from_the_first_moment_on_run_nothing_twice(ticking):
 
     def read_again() -> bool:
         host.send_signal(signal.SIGHUP)
-        return "the list of triggers was read again" in ticking.log
+        return "the list of triggers was reloaded" in ticking.log
 
     ticking.until(read_again)
     ticking.until(lambda: len(ticking.rows("events", "spec.yaml")) >= 15)
@@ -72,7 +72,7 @@ def test_hangups_from_the_first_moment_on_run_nothing_twice(ticking):
     assert host.wait(30) == ExitCode.OK
     rows = ticking.rows("events", "spec.yaml")
     for name in NAMES:
-        assert [row["payload"] for row in rows if row["trigger"] == name] == ["0", "1", "2", "3", "4"]
+        assert [row["payload"] for row in rows if row["trigger"] == name] == [0, 1, 2, 3, 4]
     assert cleanups(ticking) == NAMES
     assert "Traceback" not in ticking.log
 
@@ -88,7 +88,7 @@ def test_a_stop_at_any_moment_of_the_start_ends_the_host_in_good_order(ticking, 
     time.sleep(tenths / 10)  # the moment is what is tested
     host.terminate()
     code = host.wait(30)
-    assert code == ExitCode.OK or (code == -signal.SIGTERM and "the trigger host starts" not in ticking.log)
+    assert code == ExitCode.OK or (code == -signal.SIGTERM and "the trigger host is starting" not in ticking.log)
     assert "Traceback" not in ticking.log
     if (ticking.folder / "cleanups").exists():
         assert cleanups(ticking) == NAMES

@@ -91,7 +91,7 @@ class Site:
         transaction = self.transactions._transaction
         assert transaction is not None
         call = transaction.call
-        end = transaction.answered(self.transactions._ask(lambda: self.transactions._carry_out(call, self.consumer)))
+        end = transaction.note_answer(self.transactions._ask(lambda: self.transactions._carry_out(call, self.consumer)))
         if transaction.call is not call or end is not None:
             self.transactions._call_ended(call)
         return self.transactions._end(end) if end is not None else None

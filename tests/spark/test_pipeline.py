@@ -237,6 +237,8 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise AssertionError("Spark was started")
 
+    # The JVM may be launched by then; it is ended again.
+    monkeypatch.setattr("tidemill.spark.session.launching.JvmLaunch.begin", lambda _: None)
     monkeypatch.setattr("tidemill.spark.session.session.Spark.start", refuse)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -39,9 +40,11 @@ class LetterStatistics(msgspec.Struct, frozen=True):
     Attributes:
         written: Letters that were confirmed.
         dropped: Letters that were given up because their topic refused them.
+        kinds: How many were written of each kind.
     """
 
     written: int
+    kinds: Mapping[str, int]
     dropped: int = 0
 
 
@@ -107,6 +110,7 @@ class KafkaDeadLetters:
         self._closed = False
         self._written = 0
         self._dropped = 0
+        self._kinds: Counter[str] = Counter()
 
     async def open(self) -> None:
         """Check that the topic exists, or create it.
@@ -145,6 +149,7 @@ class KafkaDeadLetters:
                 return
             if error is None:
                 self._written += 1
+                self._kinds[letter.kind.value] += 1
                 self._settle(done)
                 return
             smaller = len(body) * 3 // 4 if is_too_large(error) else limit
@@ -184,13 +189,13 @@ class KafkaDeadLetters:
             self._timers.discard(timer)
             again()
 
-        delay = self._backoff.delay(attempt, random.getrandbits(32))
+        delay = self._backoff.compute_delay(attempt, random.getrandbits(32))
         timer = asyncio.get_running_loop().call_later(delay, due)
         self._timers.add(timer)
 
     def statistics(self) -> LetterStatistics:
         """Return what became of letters so far."""
-        return LetterStatistics(self._written, self._dropped)
+        return LetterStatistics(self._written, self._kinds, self._dropped)
 
     def stalled(self) -> str | None:
         """Return how many letters wait, for how long and why; None while none do."""

@@ -152,6 +152,18 @@ class TopicAdmin:
         except ck.KafkaException as error:
             raise self.refused(f"topic {topic!r} cannot be looked up", error.args[0]) from None
 
+    def names(self) -> list[str]:
+        """Return the names of all topics that may be seen, in order.
+
+        Raises:
+            ConfigError: The brokers deny it.
+            RemoteError: They do not answer.
+        """
+        try:
+            return sorted(self._client.list_topics(timeout=CALL_SECONDS).topics)
+        except ck.KafkaException as error:
+            raise self.refused("topics cannot be listed", error.args[0]) from None
+
     def _describe_topic(self, topic: str) -> ck.KafkaError | None:
         try:
             topics = ck.TopicCollection([topic])

@@ -2,7 +2,9 @@
 
 The order is fixed. Start: configuration, logging, `on_startup`, validation, the handler packed, the worker's
 name locked, the topic looked up, Spark, the link, the engines. Stop: the engines drain, the group is left on
-behalf of those that could not, the link, Spark. Nothing starts before everything that can be checked without it is.
+behalf of those that could not, the link, Spark. Spark's JVM takes a second before it can be used, so it is launched
+first of all; whatever is refused after that ends it, and nothing else starts before everything that can be checked
+without it is.
 
 Signal handlers and other threads only put a wake-up into a queue; the thread that runs the pipeline waits on that
 queue and acts. It is never inside a call that can block, neither during the start (see `foreground`) nor while engines
@@ -11,6 +13,7 @@ run.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,13 +33,14 @@ from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.identity import Identity, find_worker_name
 from tidemill.runtime.link_messages import LinkAddress
 from tidemill.runtime.lock import WorkerLock
-from tidemill.runtime.pipeline_socket import pipeline_socket
 from tidemill.sinks.build import build_sinks
 from tidemill.sources.membership import find_present_members, reap_member
 from tidemill.spark.engine.process import ABANDONED_SECONDS, DEFAULT_FACTORY, EngineJob
 from tidemill.spark.foreground import LEFT_OVER, Foreground, StartStoppedError, Wake
+from tidemill.spark.live.control_desk import ControlDesk
 from tidemill.spark.live.group_monitor import GroupWatch
 from tidemill.spark.live.jobs import make_engine_error
+from tidemill.spark.live.status_report import build_report
 from tidemill.spark.live.supervisor import Supervisor
 from tidemill.spark.preflight import (
     StartUp,
@@ -51,6 +55,7 @@ from tidemill.spark.preflight import (
     with_full_paths,
 )
 from tidemill.spark.progress import PipelineProgress
+from tidemill.spark.run_state import Phase, RunState
 from tidemill.spark.session.conf import is_local
 from tidemill.spark.session.packaging import list_own_folders, pack_handler
 from tidemill.spark.session.session import Spark
@@ -75,6 +80,7 @@ class Pipeline:
         settings: A configuration built elsewhere; then no file is read.
         factory: "module:callable" that builds engines, for tests of the supervision.
         limits: The supervision's times, for tests of it.
+        spark: A Spark that was launched for these settings; None: one is launched in `run`.
 
     Example:
         >>> raise SystemExit(Pipeline(MyHandler, "pipeline.yaml").run())  # doctest: +SKIP
@@ -88,6 +94,7 @@ class Pipeline:
         settings: Settings | None = None,
         factory: str = DEFAULT_FACTORY,
         limits: SlotLimits | None = None,
+        spark: Spark | None = None,
     ) -> None:
         """Start nothing; everything happens in `run`."""
         self._handler = handler
@@ -95,8 +102,11 @@ class Pipeline:
         self._settings = settings
         self._factory = factory
         self._limits = limits
+        self._spark = spark
         self._foreground = Foreground("pipeline")
         self._live: Supervisor | None = None
+        #: The same while its link is open.
+        self._linked: Supervisor | None = None
         self._finished: RunFinished | None = None
         self._drained_at: float | None = None
 
@@ -128,6 +138,10 @@ class Pipeline:
         """Return the sums over all engines, and how each of them stands; from any thread, at any time."""
         return self._live.progress() if self._live is not None else PipelineProgress()
 
+    def state(self) -> RunState:
+        """Return what the run does, or waits for; from any thread, at any time."""
+        return self._foreground.states.now()
+
     # -- start -----------------------------------------------------------------------------------------------
 
     def _run(self) -> ExitCode:
@@ -138,15 +152,21 @@ class Pipeline:
             return ExitCode.STOPPED if stopped.at_once else ExitCode.OK
 
     def _start_and_run(self) -> ExitCode:
-        foreground = self._foreground
         settings = self._settings or load_settings(self._config_path)
         # `on_startup` may change them; users find this run by the configured ones.
         self._found_by = settings.kafka
         worker = find_worker_name(settings)
-        foreground.configure_logs(settings, worker)
+        self._foreground.configure_logs(settings, worker)
+        spark = self._spark or Spark(settings.spark, _name_app(settings), 1)
+        with spark.launching():
+            return self._check_and_run(spark, settings, worker)
+
+    def _check_and_run(self, spark: Spark, configured: Settings, worker: str) -> ExitCode:
+        foreground = self._foreground
         handler = make_handler(self._handler)
-        startup, configured = StartUp(handler, settings), settings
-        settings = with_full_paths(foreground.unless_stopped(startup.run, startup.cancel))
+        startup = StartUp(handler, configured)
+        with foreground.states.step(f"{type(handler).__name__}.on_startup is running"):
+            settings = with_full_paths(foreground.unless_stopped(startup.run, startup.cancel))
         foreground.configure_logs(settings, worker)
         refuse_no_sinks(settings)
         refuse_letter_files(settings)
@@ -158,20 +178,37 @@ class Pipeline:
         build_sinks(settings)
         packed = pack_handler(handler)
         kafka = settings.kafka
-        with WorkerLock(
-            kafka.consumer_group,
-            worker,
-            brokers=kafka.brokers,
-            topic=kafka.source_topic,
-            name_env=settings.worker_name_env,
+        with (
+            WorkerLock(
+                kafka.consumer_group,
+                worker,
+                brokers=kafka.brokers,
+                topic=kafka.source_topic,
+                name_env=settings.worker_name_env,
+            ),
+            self._open_desk(settings, worker),
         ):
-            partitions = foreground.unless_stopped(lambda: look_up_partitions(settings))
-            foreground.unless_stopped(lambda: refuse_shared_group(settings, worker))
-            return self._run_on_spark(settings, worker, packed, partitions)
+            with foreground.wait_for_brokers(kafka.brokers):
+                partitions = foreground.unless_stopped(lambda: look_up_partitions(settings))
+                foreground.unless_stopped(lambda: refuse_shared_group(settings, worker))
+            return self._run_on_spark(spark, settings, worker, packed, partitions)
 
-    def _run_on_spark(self, settings: Settings, worker: str, packed: bytes, partitions: int) -> ExitCode:
+    def _open_desk(self, settings: Settings, worker: str) -> ControlDesk:
+        def report(progress: PipelineProgress, rate: float) -> dict[str, Any]:
+            return build_report(settings, worker, self.state(), progress, rate)
+
+        async def release(request: dict[str, Any]) -> dict[str, Any]:
+            live = self._linked
+            return {"engines": await asyncio.to_thread(live.release) if live is not None else []}
+
+        return ControlDesk(self._found_by, worker, self.progress, report, {"release": release})
+
+    def _run_on_spark(self, spark: Spark, settings: Settings, worker: str, packed: bytes, partitions: int) -> ExitCode:
         count = choose_engine_count(settings.spark, partitions)
-        spark = Spark(settings.spark, f"tidemill {settings.kafka.consumer_group}", count)
+        if not spark.configure(settings.spark, _name_app(settings), count):
+            # The handler changed Spark's settings, or this process's environment, which engines inherit.
+            spark.abandon()
+            spark = Spark(settings.spark, _name_app(settings), count)
         log.info("starting Spark", master=settings.spark.master, engines=count, partitions=partitions)
         with self._foreground.running(spark):
             return self._run_live(spark, settings, worker, packed, count, partitions)
@@ -186,19 +223,17 @@ class Pipeline:
             return EngineJob(slot, job_token, worker, address, settings, packed, log_context, self._factory, folders)
 
         live = Supervisor(spark, worker, count, make_job, self._on_finished, self._choose_limits(settings), partitions)
-        control = pipeline_socket(self._found_by, worker, live.release)
         host = "127.0.0.1" if is_local(settings.spark) else spark.driver_host
         spark.watch(lambda: self._foreground.wakes.put(Wake.SPARK_LOST))
         self._live = live
         try:
             live.start(bind_host=host)
-            live.call(control.start())
-            try:
-                with GroupWatch(settings):
-                    code = self._supervise(live)
-            finally:
-                live.call(control.close())
+            self._linked = live
+            self._foreground.states.enter(Phase.RUNNING)
+            with GroupWatch(settings):
+                code = self._supervise(live, settings.executor.drain_timeout_seconds)
         finally:
+            self._linked = None
             live.close()
             spark.used = live.greeted
         if code is not ExitCode.STOPPED:
@@ -226,7 +261,7 @@ class Pipeline:
 
     # -- while engines run -----------------------------------------------------------------------------------
 
-    def _supervise(self, live: Supervisor) -> ExitCode:
+    def _supervise(self, live: Supervisor, drain_seconds: float) -> ExitCode:
         signals = 0
         while True:
             wake = self._foreground.wakes.get()
@@ -242,6 +277,7 @@ class Pipeline:
                         **lag_fields(now),
                         in_flight=now.in_flight,
                     )
+                    self._foreground.states.enter(Phase.DRAINING, drain_seconds)
                     live.drain()
                 case Wake.STOP:
                     log.warning("stopping at once; what is not committed will be reprocessed by the next run")
@@ -253,6 +289,7 @@ class Pipeline:
                         "were drained: start the pipeline again"
                     )
                     log.error("Spark's JVM is gone; the engines drain")
+                    self._foreground.states.enter(Phase.DRAINING, drain_seconds)
                     live.drain()
                 case Wake.FINISHED:
                     return ExitCode.OK
@@ -277,7 +314,7 @@ class Pipeline:
         try:
             self._foreground.unless_stopped(leave, ignored=LEFT_OVER)
         except StartStoppedError:
-            log.warning("the brokers are not waited for; partitions may stay reserved for the session timeout")
+            log.warning("not waiting for the brokers; partitions may stay reserved for the session timeout")
 
     def _raise_failure(self, settings: Settings, worker: str) -> None:
         """Raise why the run ended, unless it was drained."""
@@ -309,10 +346,14 @@ def lag_fields(progress: PipelineProgress) -> dict[str, int | None]:
     return fields | {"partitions_without_lag": unknown} if unknown else fields
 
 
+def _name_app(settings: Settings) -> str:
+    return f"tidemill {settings.kafka.consumer_group}"
+
+
 def _advise(finished: RunFinished) -> str:
     if "Cannot run program" in (finished.error or ""):
-        return "look whether this user may execute that program, and every folder above it"
-    return "look at how much memory this host has left, and at native libraries that the handler loads"
+        return "check that this user may execute that program and enter every folder above it"
+    return "check how much memory this host has left, and the native libraries that the handler loads"
 
 
 def refuse_uncommitted(done: PipelineProgress) -> None:
@@ -339,7 +380,7 @@ def _leave_for(settings: Settings, worker: str, slots: list[int], seconds: float
     try:
         left_behind = find_present_members(settings, members, min(5.0, seconds)) if members else set()
     except Exception as error:
-        log.warning("the brokers do not say who is left in the group", error=str(error))
+        log.warning("cannot find out which members are left in the group", error=str(error))
         return
 
     def leave(instance_id: str) -> None:

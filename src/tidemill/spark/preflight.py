@@ -71,7 +71,7 @@ def _check_hooks(handler: Handler[Any, Any]) -> None:
         hint = next((f"; is {own!r} meant to be it?" for own, hook in misspelt.items() if hook == "arrange"), "")
         raise HandlerError(f"{name} has no arrange; write `async def arrange(self, messages, pending)`{hint}")
     for own, hook in misspelt.items():
-        log.warning("a method is not a hook and is never called; is its name misspelt?", method=own, nearest_hook=hook)
+        log.warning("not a hook: it will never be called; is its name misspelt?", method=own, nearest_hook=hook)
     for hook in HOOKS:
         if overrides(handler, hook):
             _check_hook(getattr(handler, hook), hook, name)
@@ -264,7 +264,7 @@ def refuse_shared_group(settings: Settings, worker: str) -> None:
     try:
         others = find_other_topics(settings, own_prefix)
     except (ck.KafkaException, struct.error, UnicodeDecodeError) as error:
-        log.info("the members of the consumer group cannot be looked at", error=describe_error(error))
+        log.info("cannot look up the members of the consumer group", error=describe_error(error))
         return
     if others:
         topic, members = min(others.items())

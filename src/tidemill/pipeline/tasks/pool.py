@@ -103,11 +103,13 @@ class PoolStatistics(msgspec.Struct, frozen=True):
         running: Processes that run.
         queued: Tasks that wait for a slot.
         retrying: Tasks that wait for their next try.
+        retried: How often a task that failed was queued again.
     """
 
     running: int
     queued: int
     retrying: int
+    retried: int
 
 
 class TaskPool:
@@ -129,6 +131,8 @@ class TaskPool:
         self._order = itertools.count()
         self._running: set[TaskRun] = set()
         self._retrying: set[TaskRun] = set()
+        #: How many times a task that failed was queued again.
+        self._retried = 0
         self._killing: set[asyncio.Future[None]] = set()
         self._pause: asyncio.TimerHandle | None = None
         self._dispatching = False
@@ -136,7 +140,7 @@ class TaskPool:
 
     def statistics(self) -> PoolStatistics:
         """Return how many tasks are where now."""
-        return PoolStatistics(len(self._running), len(self._queue), len(self._retrying))
+        return PoolStatistics(len(self._running), len(self._queue), len(self._retrying), self._retried)
 
     def submit(self, run: TaskRun) -> None:
         """Queue a task; it starts as soon as it is the oldest and a slot is free, unless its group is leaving."""
@@ -151,6 +155,7 @@ class TaskPool:
         if run.owner.group.leaving:
             run.owner.park(run)
             return
+        self._retried += 1
         self._retrying.add(run)
         run.timer = asyncio.get_running_loop().call_later(delay_seconds, self._again, run)
 

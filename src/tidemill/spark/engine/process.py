@@ -34,6 +34,7 @@ from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity, new_engine_id
 from tidemill.runtime.link_messages import Begin, Command, Drain, Exit, Go, Hello, LinkAddress, Pause, Release, Resume
 from tidemill.runtime.log import configure
+from tidemill.runtime.log_writer import tell_repeats
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason, drop_summary_texts
 
 log = structlog.get_logger(__name__)
@@ -134,13 +135,15 @@ def _run_to_summary(job: EngineJob) -> EngineSummary:
         signal.signal(number, lambda *_: None)
     outlive_stderr()
     try:
-        configure(job.settings.logging, engine=job.slot, **job.log_context)
+        configure(job.settings.logging, relayed=True, engine=job.slot, **job.log_context)
         with asyncio.Runner() as runner:
             return runner.run(EngineProcess(job).run())
     except BaseException as error:
         # SystemExit included: a handler that calls sys.exit() is an engine that failed.
         log.exception("the engine failed")
         return make_failed_summary(job, error)
+    finally:
+        tell_repeats()
 
 
 def make_failed_summary(job: EngineJob, error: BaseException, reason: StopReason = StopReason.FAILED) -> EngineSummary:
@@ -272,7 +275,7 @@ class EngineProcess:
                 raise
             return make_failed_summary(self._job, RemoteError("this engine is no longer supervised"))
         except RemoteError as error:
-            log.error("no link to the driver; this engine does not start", error=str(error))  # noqa: TRY400
+            log.error("cannot connect to the driver; this engine does not start", error=str(error))  # noqa: TRY400
             return make_failed_summary(self._job, error)
         group = self._job.settings.kafka.consumer_group
         identity = Identity(self._job.worker, self._job.slot, engine_id, group, run_token)

@@ -1,0 +1,295 @@
+"""`tidemill consume`: shows the messages of a topic, as they are or as JSON.
+
+Invariants: it joins no consumer group and commits nothing; aborted transactions are not shown; memory stays bounded
+however large the topic is; a partition is at its end when that end was seen, so that offsets without a message
+(compaction, transactions) never keep it waiting.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import select
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tidemill.cli.reporting import reporting
+from tidemill.cli.topic_access import ConfigOption, Topic, load_for_topic, require_topic, stop_on_sigterm
+from tidemill.core.errors import ConfigError, RemoteError, escape_surrogates
+from tidemill.runtime.exitcode import ExitCode
+
+if TYPE_CHECKING:
+    from tidemill.config.kafka_settings import KafkaSettings
+
+_BATCH = 1_000
+_READ_SECONDS = 0.2
+_CALL_SECONDS = 10.0
+#: Without --follow, brokers that are silent for this long end the command.
+_SILENT_SECONDS = 30.0
+
+Format = Callable[[Any], bytes]
+
+
+def consume(
+    topic: Topic,
+    start: Annotated[
+        str,
+        typer.Option("--from", metavar="beginning|end|TIME", help="Where to begin; TIME: 2026-05-01T12:00, or 2h ago."),
+    ] = "beginning",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more messages, until Ctrl-C.")] = False,
+    key: Annotated[str | None, typer.Option("--key", metavar="K", help="Only messages with this key.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="End after this many messages.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per message, with key and headers.")] = False,
+    config: ConfigOption = None,
+) -> None:
+    """Show the messages of a topic: the value of each on a line of its own.
+
+    Ends where the topic ended at the start, unless --follow is given. Joins no consumer group and commits nothing;
+    shows no messages of transactions that are open or were aborted.
+    """
+    with reporting():
+        if start == "end" and not follow:
+            raise ConfigError("--from end shows nothing without --follow, which waits for new messages")
+        since = parse_start(start)
+        settings = load_for_topic(config, topic)
+        stop_on_sigterm()
+        wanted = None if key is None else os.fsencode(key)
+        try:
+            require_topic(settings, topic)
+            viewer = TopicViewer(settings.kafka, topic, choose_format(as_json=as_json), wanted, limit)
+            try:
+                viewer.show(since, follow=follow)
+            finally:
+                viewer.close()
+        except BrokenPipeError:
+            # Whoever read the output has had enough; Python would complain at the exit that it cannot flush.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        except KeyboardInterrupt:
+            raise typer.Exit(ExitCode.OK if follow else ExitCode.STOPPED) from None
+
+
+def parse_start(text: str) -> int:
+    """Return where to begin: milliseconds since the epoch, or librdkafka's -2 (beginning) or -1 (end).
+
+    Raises:
+        ConfigError: It is neither a time nor one of the two words.
+    """
+    if text in ("beginning", "end"):
+        return -2 if text == "beginning" else -1
+    from tidemill.cli.dlq_options import parse_time
+
+    at = parse_time("--from", text)
+    assert at is not None
+    return max(0, int(at * 1000))
+
+
+class TopicViewer:
+    """Reads a topic and writes what it reads to standard output.
+
+    Args:
+        kafka: The `kafka` section.
+        topic: An existing topic.
+        describe: Turns a message into what is written.
+        key: Only messages with this key; None: all.
+        limit: End after this many messages; None: never.
+    """
+
+    def __init__(
+        self, kafka: KafkaSettings, topic: str, describe: Format, key: bytes | None = None, limit: int | None = None
+    ) -> None:
+        """Create the client."""
+        import confluent_kafka as ck
+
+        from tidemill.runtime.kafka_client import LibraryLog, make_client_config, reason, scrub
+
+        secrets = make_client_config(kafka, "", {})
+        settings = make_client_config(
+            kafka,
+            "",
+            {
+                # Never sent to a broker: partitions are assigned by hand.
+                "group.id": "tidemill-consume",
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "enable.partition.eof": True,
+                "isolation.level": "read_committed",
+                "auto.offset.reset": "earliest",
+                "fetch.wait.max.ms": 50,
+                "queued.max.messages.kbytes": 16_384,
+                "error_cb": self._on_error,
+            },
+        )
+        try:
+            self._consumer = ck.Consumer(settings, logger=LibraryLog())
+        except (ck.KafkaException, TypeError, ValueError) as error:
+            raise ConfigError(f"bad Kafka client configuration: {scrub(reason(error), secrets)}") from None
+        self._ck = ck
+        self._scrub: Callable[[str], str] = lambda text: scrub(text, secrets)
+        self._brokers = kafka.brokers
+        self._topic = topic
+        self._describe = describe
+        self._key = key
+        self._left = limit
+        #: Where each partition ends that is still read; empty with --follow.
+        self._ends: dict[int, int] = {}
+        self._down_since: float | None = None
+        self._heard = ""
+        self._stdout = select.poll()
+        self._stdout.register(1, 0)  # the end of a pipe's reader is always reported
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._consumer.close()
+
+    def show(self, start: int, *, follow: bool) -> None:
+        """Write messages until the end of the topic, the limit, or (with `follow`) a signal.
+
+        Args:
+            start: See `parse_start`.
+            follow: Go on at the end.
+
+        Raises:
+            RemoteError: The brokers do not answer, or the topic cannot be read.
+            BrokenPipeError: Standard output is read by nobody.
+        """
+        try:
+            self._assign(start, follow=follow)
+        except self._ck.KafkaException as error:
+            raise self._unreadable(error.args[0]) from None
+        while (follow or self._ends) and self._left != 0:
+            records = self._consumer.consume(_BATCH, _READ_SECONDS)
+            written = [text for record in records if (text := self._take(record, follow=follow)) is not None]
+            if written:
+                sys.stdout.buffer.write(b"".join(written))
+                sys.stdout.buffer.flush()
+            if records:
+                self._down_since = None
+            else:
+                self._check(follow=follow)
+
+    def _assign(self, start: int, *, follow: bool) -> None:
+        place = self._ck.TopicPartition
+        metadata = self._consumer.list_topics(self._topic, timeout=_CALL_SECONDS).topics[self._topic]
+        if metadata.error is not None:
+            raise self._unreadable(metadata.error)
+        partitions = [place(self._topic, number, start) for number in sorted(metadata.partitions)]
+        if start >= 0:
+            partitions = self._consumer.offsets_for_times(partitions, timeout=_CALL_SECONDS)
+        if not follow:
+            for at in partitions:
+                low, end = self._consumer.get_watermark_offsets(at, timeout=_CALL_SECONDS)
+                if at.offset != -1 and max(at.offset, low) < end:
+                    self._ends[at.partition] = end
+            partitions = [at for at in partitions if at.partition in self._ends]
+        self._consumer.assign(partitions)
+
+    def _take(self, record: Any, *, follow: bool) -> bytes | None:
+        if (error := record.error()) is not None:
+            if error.code() == self._ck.KafkaError._PARTITION_EOF:
+                # All that can be read now was read; open transactions may hide the rest.
+                self._finish(record.partition())
+            elif not error.retriable():
+                raise self._unreadable(error)
+            return None
+        if not follow:
+            end = self._ends.get(record.partition())
+            if end is not None and record.offset() + 1 >= end:
+                self._finish(record.partition())
+            if end is None or record.offset() >= end:
+                return None
+        if self._left == 0 or (self._key is not None and record.key() != self._key):
+            return None
+        if self._left is not None:
+            self._left -= 1
+        return self._describe(record)
+
+    def _finish(self, partition: int) -> None:
+        if self._ends.pop(partition, None) is not None:
+            self._consumer.pause([self._ck.TopicPartition(self._topic, partition)])
+
+    def _check(self, *, follow: bool) -> None:
+        if any(flags & (select.POLLERR | select.POLLHUP | select.POLLNVAL) for _, flags in self._stdout.poll(0)):
+            raise BrokenPipeError
+        if self._down_since is not None and not follow and time.monotonic() > self._down_since + _SILENT_SECONDS:
+            raise RemoteError(f"no answer from Kafka at {self._brokers}: {self._heard}; is it up?")
+
+    def _on_error(self, error: Any) -> None:
+        self._heard = self._scrub(error.str())
+        if error.code() == self._ck.KafkaError._ALL_BROKERS_DOWN and self._down_since is None:
+            self._down_since = time.monotonic()
+            typer.echo(f"no answer from Kafka at {self._brokers}: {self._heard}; waiting", err=True)
+
+    def _unreadable(self, error: Any) -> RemoteError:
+        said = self._scrub(error.str())
+        return RemoteError(f"topic {self._topic!r} at {self._brokers} cannot be read: {said}", retryable=False)
+
+
+def choose_format(*, as_json: bool) -> Format:
+    """Return how messages are written: as JSON, escaped for a terminal, or byte for byte."""
+    if as_json:
+        return format_json
+    return format_for_terminal if sys.stdout.isatty() else format_raw
+
+
+def format_raw(record: Any) -> bytes:
+    """Return a message's value byte for byte, and a line break."""
+    return (record.value() or b"") + b"\n"
+
+
+def format_for_terminal(record: Any) -> bytes:
+    """Return a message's value and a line break, without anything that a terminal would obey."""
+    text = (record.value() or b"").decode("utf-8", "backslashreplace")
+    return ("".join(c if c.isprintable() or c == "\t" else ascii(c)[1:-1] for c in text) + "\n").encode()
+
+
+def format_json(record: Any) -> bytes:
+    """Return a message as one line of JSON; bytes that are not UTF-8 are given as base64."""
+    import msgspec
+
+    _, milliseconds = record.timestamp()
+    described = {
+        "topic": record.topic(),
+        "partition": record.partition(),
+        "offset": record.offset(),
+        "timestamp": format_timestamp(milliseconds),
+        "key": to_json(record.key()),
+        "value": to_json(record.value()),
+        "headers": [[escape_surrogates(name), to_json(value)] for name, value in record.headers() or ()],
+    }
+    return msgspec.json.encode(described) + b"\n"
+
+
+def format_timestamp(milliseconds: int) -> str | int | None:
+    """Return a record's timestamp in UTC; None without one, a number where no calendar reaches.
+
+    Example:
+        >>> format_timestamp(1)
+        '1970-01-01T00:00:00.001Z'
+    """
+    if milliseconds < 0:
+        return None
+    try:
+        at = datetime.fromtimestamp(milliseconds / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return milliseconds
+    return at.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
+
+
+def to_json(data: bytes | str | None) -> str | dict[str, str] | None:
+    """Return bytes as text where they are UTF-8, else as base64.
+
+    Example:
+        >>> to_json(b"tide"), to_json(b"\\xff")
+        ('tide', {'base64': '/w=='})
+    """
+    if data is None or isinstance(data, str):
+        return data
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(data).decode()}

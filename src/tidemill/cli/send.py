@@ -1,0 +1,276 @@
+"""`tidemill send`: writes the lines of a file to a topic, one message per line.
+
+Invariants: lines are sent byte for byte, whatever they contain, and memory stays bounded however long the input or a
+line is; every line is either confirmed by the brokers or counted as failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+import typer
+
+from tidemill.cli.reporting import reporting
+from tidemill.cli.topic_access import (
+    ConfigOption,
+    Topic,
+    count_messages,
+    load_for_topic,
+    require_topic,
+    stop_on_sigterm,
+)
+from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.runtime.exitcode import ExitCode
+
+if TYPE_CHECKING:
+    from tidemill.config.kafka_settings import KafkaSettings
+
+#: librdkafka's own default; `message.max.bytes` of kafka.client_config changes it.
+_MAX_BYTES = 1_000_000
+#: What may wait for the brokers; more is not read.
+_QUEUE_KIB = 65_536
+#: Delivery reports are taken after this many lines.
+_POLL_LINES = 500
+#: The longest a call into the client may take before a signal is noticed.
+_CALL_SECONDS = 0.2
+#: What is on its way at Ctrl-C gets this long.
+_LEAVE_SECONDS = 5.0
+#: How many lines that cannot be sent are named.
+_NAMED_LINES = 5
+
+
+def send(
+    topic: Topic,
+    file: Annotated[str, typer.Argument(metavar="[FILE]", help="A file with one message per line; -: stdin.")] = "-",
+    key: Annotated[
+        str | None,
+        typer.Option("--key", metavar="FIELD", help="Each line is a JSON object; this field of it is the key."),
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option("--rate", metavar="N", help="At most this many messages per second.")
+    ] = None,
+    config: ConfigOption = None,
+) -> None:
+    """Send the lines of a file, or of standard input, to a topic.
+
+    Each line is one message, byte for byte; an empty line is an empty message. Ends with exit code 4 if a line was not
+    confirmed by the brokers.
+    """
+    with reporting():
+        if rate is not None and rate <= 0:
+            raise ConfigError(f"--rate {rate:g}: must be above 0")
+        settings = load_for_topic(config, topic)
+        stop_on_sigterm()
+        with _open_lines(file) as lines:
+            require_topic(settings, topic)
+            sender = LineSender(settings.kafka, topic, key, rate)
+            if file == "-" and lines.isatty():
+                typer.echo("one message per line; Ctrl-D ends", err=True)
+            stopped = sender.send_all(lines)
+        typer.echo(sender.describe(), err=True)
+        if stopped:
+            raise typer.Exit(ExitCode.STOPPED)
+        if sender.failed:
+            raise typer.Exit(ExitCode.REMOTE)
+
+
+@contextlib.contextmanager
+def _open_lines(file: str) -> Iterator[BinaryIO]:
+    if file == "-":
+        yield sys.stdin.buffer
+        return
+    try:
+        lines = open(file, "rb")  # noqa: SIM115 - closed below; only its opening is reported here
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
+    with lines:
+        yield lines
+
+
+class LineSender:
+    """Sends lines and counts what became of them.
+
+    Args:
+        kafka: The `kafka` section.
+        topic: An existing topic.
+        key_field: The field of each line, a JSON object, that is its key; None: no keys.
+        rate: Messages per second at most; None: as fast as possible.
+    """
+
+    def __init__(self, kafka: KafkaSettings, topic: str, key_field: str | None, rate: float | None) -> None:
+        """Create the client; it connects at the first message."""
+        import confluent_kafka as ck
+
+        from tidemill.runtime.kafka_client import LibraryLog, reason, scrub
+        from tidemill.runtime.producer import make_producer_config
+
+        self._max_bytes = int(kafka.client_config.get("message.max.bytes", _MAX_BYTES))
+        overrides = {
+            "linger.ms": 5,
+            "message.max.bytes": self._max_bytes,
+            "queue.buffering.max.kbytes": _QUEUE_KIB,
+            "delivery.report.only.error": True,
+            "on_delivery": self._on_failure,
+            "error_cb": self._on_error,
+        }
+        secrets = make_producer_config(kafka, "", {})
+        try:
+            self._producer = ck.Producer(make_producer_config(kafka, "", overrides), logger=LibraryLog())
+        except (ck.KafkaException, TypeError, ValueError) as error:
+            raise ConfigError(f"bad Kafka client configuration: {scrub(reason(error), secrets)}") from None
+        self._scrub: Callable[[str], str] = lambda text: scrub(text, secrets)
+        self._errors = (ck.KafkaException, BufferError)
+        self._topic = topic
+        self._brokers = kafka.brokers
+        self._key_field = key_field
+        self._rate = rate
+        self._handed_over = 0
+        self._lines = 0
+        self._failures: Counter[str] = Counter()
+        self._heard = ""
+
+    @property
+    def failed(self) -> int:
+        """How many lines were not sent, or not confirmed."""
+        return self._failures.total()
+
+    @property
+    def sent(self) -> int:
+        """How many messages the brokers confirmed, once `send_all` has returned."""
+        return self._lines - self.failed
+
+    def send_all(self, lines: BinaryIO) -> bool:
+        """Send all lines and wait until they are confirmed or have failed.
+
+        Returns:
+            Whether it was stopped by a signal; what was on its way then got a few seconds.
+
+        Raises:
+            RemoteError: The client failed as a whole.
+        """
+        stopped = False
+        try:
+            self._send_lines(lines)
+        except KeyboardInterrupt:
+            stopped = True
+        try:
+            self._flush(_LEAVE_SECONDS if stopped else None)
+        except KeyboardInterrupt:
+            stopped = True
+        if waiting := len(self._producer):
+            self._failures["not confirmed when it was stopped"] += waiting
+        return stopped
+
+    def describe(self) -> str:
+        """Return in one line what was sent, and why the rest was not."""
+        text = f"sent {count_messages(self.sent)} to {self._topic}"
+        if self.failed:
+            reasons = "; ".join(f"{count:,}: {why}" for why, count in self._failures.most_common())
+            text += f"; {self.failed:,} failed ({reasons})"
+        return text
+
+    def _send_lines(self, lines: BinaryIO) -> None:
+        started = time.monotonic()
+        poll, key_field, rate, limit = self._producer.poll, self._key_field, self._rate, self._max_bytes + 2
+        while line := lines.readline(limit):
+            self._lines += 1
+            if line[-1] == 10:
+                line = line[:-1]
+            elif len(line) == limit:
+                self._skip_rest(lines)
+                self._refuse(f"longer than {self._max_bytes:,} bytes (kafka.client_config message.max.bytes)")
+                continue
+            key = None
+            if key_field is not None:
+                try:
+                    key = read_key(line, key_field)
+                except ValueError as error:
+                    self._refuse(str(error))
+                    continue
+            if rate is not None:
+                self._wait_until(started + self._handed_over / rate)
+            self._hand_over(line, key)
+            if not self._handed_over % _POLL_LINES:
+                poll(0)
+
+    def _hand_over(self, line: bytes, key: bytes | None) -> None:
+        while True:
+            try:
+                self._producer.produce(self._topic, line, key)
+            except BufferError:
+                self._producer.poll(_CALL_SECONDS)
+            except self._errors as error:
+                self._refuse_record(error.args[0])
+                return
+            else:
+                self._handed_over += 1
+                return
+
+    def _refuse_record(self, error: Any) -> None:
+        from tidemill.runtime.producer import is_too_large
+
+        if error.fatal() or not is_too_large(error):
+            raise RemoteError(f"the Kafka client failed: {self._scrub(error.str())}; run the command again")
+        self._refuse(f"longer than {self._max_bytes:,} bytes (kafka.client_config message.max.bytes)")
+
+    def _wait_until(self, due: float) -> None:
+        while (left := due - time.monotonic()) > 0:
+            self._producer.poll(min(left, _CALL_SECONDS))
+
+    def _flush(self, seconds: float | None) -> None:
+        deadline = None if seconds is None else time.monotonic() + seconds
+        # Without a deadline: each message has its own, delivery.timeout.ms.
+        while self._producer.flush(_CALL_SECONDS) and (deadline is None or time.monotonic() < deadline):
+            pass
+
+    def _skip_rest(self, lines: BinaryIO) -> None:
+        while (part := lines.readline(self._max_bytes)) and part[-1] != 10:
+            pass
+
+    def _refuse(self, why: str) -> None:
+        if self.failed < _NAMED_LINES:
+            typer.echo(f"line {self._lines} was not sent: {why}", err=True)
+        self._failures[why] += 1
+
+    def _on_failure(self, error: Any, message: Any) -> None:
+        if error is not None:
+            heard = f" ({self._heard})" if self._heard else ""
+            self._failures[f"{self._scrub(error.str())}{heard}"] += 1
+
+    def _on_error(self, error: Any) -> None:
+        self._heard = self._scrub(error.str())
+
+
+def read_key(line: bytes, field: str) -> bytes | None:
+    """Return the key of a line, a JSON object: text as UTF-8, anything else as it is written; null is no key.
+
+    Raises:
+        ValueError: It is not a JSON object, or has no such field.
+
+    Example:
+        >>> read_key(b'{"user": "ann", "n": 1.50}', "user"), read_key(b'{"user": "ann", "n": 1.50}', "n")
+        (b'ann', b'1.50')
+    """
+    import msgspec
+
+    try:
+        fields = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise ValueError("it is not a JSON object, so it has no key") from None
+    raw = fields.get(field)
+    if raw is None:
+        raise ValueError(f"it has no field {field!r} for its key")
+    written = bytes(raw).strip()
+    if written == b"null":
+        return None
+    if written.startswith(b'"'):
+        try:
+            return msgspec.json.decode(written, type=str).encode()
+        except (msgspec.DecodeError, UnicodeError):
+            raise ValueError(f"its field {field!r} is not valid UTF-8") from None
+    return written

@@ -1,0 +1,88 @@
+"""What `tidemill send` and `tidemill consume` share: the `--config` option, finding the topic, and how they stop."""
+
+from __future__ import annotations
+
+import difflib
+import signal
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidemill.core.errors import ConfigError, RemoteError
+
+if TYPE_CHECKING:
+    from tidemill.config.settings import Settings
+
+#: Brokers that have not answered by then are named while they are waited for.
+NOTICE_SECONDS = 1.0
+
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="CONFIG",
+        help="The YAML file that names the brokers; default: what TIDEMILL_CONFIG names, else localhost:9092.",
+    ),
+]
+
+
+def load_for_topic(config: Path | None, topic: str) -> Settings:
+    """Return the configuration, once the topic's name is known to be valid.
+
+    Raises:
+        ConfigError: The name or the configuration is wrong.
+    """
+    from tidemill.config.kafka_names import check_topic
+    from tidemill.config.loading import load_settings
+
+    try:
+        check_topic(topic)
+    except ValueError as error:
+        raise ConfigError(f"TOPIC {topic!r} {error}") from None
+    return load_settings(config)
+
+
+def require_topic(settings: Settings, topic: str) -> None:
+    """Make sure that the brokers have the topic; says so on standard error if they do not answer at once.
+
+    Raises:
+        ConfigError: The brokers deny access, or librdkafka rejects the configuration.
+        RemoteError: They do not answer, or have no such topic.
+    """
+    from tidemill.runtime.kafka_client import CALL_SECONDS, TopicAdmin, make_client_config
+
+    brokers = settings.kafka.brokers
+    text = f"no answer from Kafka at {brokers} yet; waiting up to {CALL_SECONDS:g} s"
+    notice = threading.Timer(NOTICE_SECONDS, typer.echo, [text], {"err": True})
+    notice.daemon = True
+    notice.start()
+    try:
+        admin = TopicAdmin(make_client_config(settings.kafka, "", {}), "kafka")
+        names = admin.names()
+        notice.cancel()
+        # The list of topics may be older than a topic that was just created.
+        if topic in names or admin.exists(topic):
+            return
+    finally:
+        notice.cancel()
+    near = difflib.get_close_matches(topic, names, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else "create it, or check the name and kafka.brokers"
+    raise RemoteError(f"there is no topic {topic!r} at {brokers}; {hint}", retryable=False)
+
+
+def stop_on_sigterm() -> None:
+    """Treat SIGTERM like Ctrl-C: both raise KeyboardInterrupt."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def count_messages(count: int) -> str:
+    """Return a number of messages in words.
+
+    Example:
+        >>> count_messages(1), count_messages(2000)
+        ('1 message', '2,000 messages')
+    """
+    return f"{count:,} message{'s' if count != 1 else ''}"

@@ -1,0 +1,214 @@
+"""`tidemill consume`: shows what a topic has, and leaves no trace in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from tests.until import wait_until
+
+from tidemill.cli.consume import format_for_terminal, format_timestamp, parse_start
+from tidemill.core.errors import ConfigError
+from tidemill.runtime.exitcode import ExitCode
+from tidemill.testing.kafka import produce, unique_name
+
+if TYPE_CHECKING:
+    from tidemill.runtime.broker import EmbeddedBroker
+
+MAIN = "from tidemill.cli.main import main; main()"
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture
+def show(tmp_path: Path, embedded_kafka: EmbeddedBroker) -> Callable[..., subprocess.CompletedProcess[bytes]]:
+    """Run the command to its end; the output is bytes."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            [sys.executable, "-c", MAIN, "consume", *arguments],
+            cwd=tmp_path, env=environment(embedded_kafka), capture_output=True, timeout=60, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    return run
+
+
+def environment(broker: EmbeddedBroker) -> dict[str, str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("TIDEMILL_")}
+    return {**clean, "TIDEMILL_KAFKA__BROKERS": broker.bootstrap}
+
+
+@contextmanager
+def following(broker: EmbeddedBroker, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", MAIN, "consume", "--follow", *arguments],
+        env=environment(broker), stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        for stream in (process.stdout, process.stderr):
+            assert stream is not None
+            stream.close()
+
+
+def test_values_are_shown_byte_for_byte_up_to_the_end(show: Callable[..., Any], embedded_kafka: EmbeddedBroker) -> None:
+    topic = embedded_kafka.create_topic(unique_name(), partitions=3)
+    produce(embedded_kafka.bootstrap, topic, [b"tide", b"\xff\x00", b"", None], partition=1)
+
+    done = show(topic)
+
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout == b"tide\n\xff\x00\n\n\n"
+
+
+def test_an_empty_topic_shows_nothing(show: Callable[..., Any], embedded_kafka: EmbeddedBroker) -> None:
+    topic = embedded_kafka.create_topic(unique_name())
+
+    done = show(topic)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+def test_json_has_everything_and_bytes_that_are_not_text_as_base64(
+    show: Callable[..., Any], embedded_kafka: EmbeddedBroker
+) -> None:
+    topic = embedded_kafka.create_topic(unique_name())
+    producer = Producer({"bootstrap.servers": embedded_kafka.bootstrap})
+    producer.produce(
+        topic, b"caf\xc3\xa9", b"\xff", timestamp=1_000, headers=[("h", b"1"), ("h", None), ("b", b"\xfe")]
+    )
+    producer.produce(topic, None, None, timestamp=2_000)
+    producer.flush(30)
+
+    first, second = [json.loads(line) for line in show(topic, "--json").stdout.splitlines()]
+
+    assert first == {
+        "topic": topic,
+        "partition": 0,
+        "offset": 0,
+        "timestamp": "1970-01-01T00:00:01.000Z",
+        "key": {"base64": "/w=="},
+        "value": "caf\u00e9",
+        "headers": [["h", "1"], ["h", None], ["b", {"base64": "/g=="}]],
+    }
+    assert (second["key"], second["value"], second["headers"]) == (None, None, [])
+
+
+def test_a_key_a_time_and_a_limit_choose_messages(show: Callable[..., Any], embedded_kafka: EmbeddedBroker) -> None:
+    topic = embedded_kafka.create_topic(unique_name(), partitions=2)
+    producer = Producer({"bootstrap.servers": embedded_kafka.bootstrap})
+    for n in range(6):
+        producer.produce(topic, str(n), "even" if n % 2 == 0 else "odd", partition=0, timestamp=1_000 * (n + 1))
+    producer.flush(30)
+
+    assert show(topic, "--key", "odd").stdout == b"1\n3\n5\n"
+    assert show(topic, "--from", "1970-01-01T00:00:05").stdout == b"4\n5\n"
+    assert show(topic, "--from", "1s").stdout == b""  # a second ago: nothing is that new
+    assert show(topic, "--limit", "2").stdout == b"0\n1\n"
+
+
+def test_messages_of_open_and_aborted_transactions_are_not_shown_and_not_waited_for(
+    show: Callable[..., Any], embedded_kafka: EmbeddedBroker
+) -> None:
+    topic = embedded_kafka.create_topic(unique_name(), partitions=3)
+
+    def transaction(partition: int, value: str) -> Producer:
+        name = f"{topic}-{partition}-{value}"
+        producer = Producer({"bootstrap.servers": embedded_kafka.bootstrap, "transactional.id": name})
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        producer.produce(topic, value, partition=partition)
+        producer.flush(30)
+        return producer
+
+    transaction(0, "committed").commit_transaction(30)
+    transaction(1, "aborted").abort_transaction(30)
+    still_open = transaction(2, "open")
+
+    done = show(topic)
+
+    still_open.abort_transaction(30)
+    assert (done.returncode, done.stdout) == (0, b"committed\n")
+
+
+def test_it_joins_no_group_and_commits_nothing(show: Callable[..., Any], embedded_kafka: EmbeddedBroker) -> None:
+    topic = embedded_kafka.create_topic(unique_name())
+    produce(embedded_kafka.bootstrap, topic, [b"tide"])
+
+    assert show(topic).stdout == show(topic).stdout == b"tide\n"
+
+    groups = AdminClient({"bootstrap.servers": embedded_kafka.bootstrap}).list_consumer_groups().result(30).valid
+    assert not [group for group in groups if "consume" in group.group_id]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_following_shows_new_messages_until_a_signal(embedded_kafka: EmbeddedBroker, number: signal.Signals) -> None:
+    topic = embedded_kafka.create_topic(unique_name())
+    produce(embedded_kafka.bootstrap, topic, [b"old"])
+
+    with following(embedded_kafka, topic) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"old\n"
+        produce(embedded_kafka.bootstrap, topic, [b"new"])
+        assert process.stdout.readline() == b"new\n"
+        process.send_signal(number)
+        assert process.wait(30) == ExitCode.OK
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+
+
+def test_a_reader_that_has_had_enough_ends_it_quietly_even_while_nothing_comes(embedded_kafka: EmbeddedBroker) -> None:
+    topic = embedded_kafka.create_topic(unique_name())
+    produce(embedded_kafka.bootstrap, topic, [b"one", b"two"])
+
+    with following(embedded_kafka, topic) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"one\n"
+        process.stdout.close()  # as `head -1` does
+        wait_until(lambda: process.poll() is not None, what="the command ends")
+        assert process.stderr is not None
+        assert (process.returncode, process.stderr.read()) == (0, b"")
+
+
+def test_a_topic_that_does_not_exist_and_a_start_that_shows_nothing_are_refused(
+    show: Callable[..., Any], embedded_kafka: EmbeddedBroker
+) -> None:
+    done = show("no-such-topic-anywhere")
+    assert done.returncode == ExitCode.REMOTE
+    assert b"there is no topic 'no-such-topic-anywhere'" in done.stderr
+
+    done = show("t", "--from", "end")
+    assert done.returncode == ExitCode.CONFIG
+    assert b"--follow" in done.stderr
+
+
+def test_times_are_read_as_everywhere() -> None:
+    assert parse_start("beginning") == -2
+    assert parse_start("end") == -1
+    assert parse_start("1970-01-01T00:00:01") == 1_000
+    with pytest.raises(ConfigError, match="--from noon"):
+        parse_start("noon")
+
+
+def test_a_terminal_gets_nothing_that_it_would_obey() -> None:
+    record = SimpleNamespace(value=lambda: b"a\x1b[31m\xff\tcaf\xc3\xa9\r")
+
+    assert format_for_terminal(record).decode() == "a\\x1b[31m\\xff\tcaf\u00e9\\r\n"
+
+
+def test_timestamps_beyond_any_calendar_are_numbers() -> None:
+    assert format_timestamp(-1) is None
+    assert format_timestamp(10**17) == 10**17
