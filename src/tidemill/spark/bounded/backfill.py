@@ -34,7 +34,7 @@ from tidemill.spark.bounded.run import BoundedProgress, BoundedRun
 from tidemill.spark.bounded.schema import outcomes_frame
 from tidemill.spark.bounded.task import ChunkResult, run_ranges
 from tidemill.spark.engine.process import EngineJob
-from tidemill.spark.foreground import Foreground, StartStoppedError, Wake
+from tidemill.spark.foreground import Foreground, StartStoppedError, Wake, take
 from tidemill.spark.preflight import StartUp, look_up_partitions, make_handler, refuse_no_sinks, with_full_paths
 from tidemill.spark.run_state import Phase, RunState
 from tidemill.spark.session.conf import bounded_conf
@@ -131,16 +131,20 @@ class Backfill:
         """Finish what is in flight, and end; a second time: end at once. From any thread, for `run` only."""
         self._foreground.wakes.put(Wake.SIGNAL)
 
-    def run(self) -> ExitCode:
+    def run(self, *, tell: bool = True) -> ExitCode:
         """Run with a Spark of its own until all is done, or stopped; say which by an exit code.
 
         In the main thread, a first SIGTERM or SIGINT lets what is in flight finish, a second one stops at once; run the
-        same backfill again for the rest.
+        same backfill again for the rest. The exit code is OK if all is done, and STOPPED if it was stopped.
 
-        Returns:
-            OK if all is done; STOPPED if it was stopped; else why not, see `ExitCode`.
+        Args:
+            tell: Whether to report an error at once; False: the caller does, with `tell_failure`.
         """
-        return self._foreground.run(self._run_to_end)
+        return self._foreground.run(self._run_to_end, tell=tell)
+
+    def tell_failure(self) -> None:
+        """Report why the run failed, if it did."""
+        self._foreground.tell_failure()
 
     def run_in(self, session: SparkSession) -> DataFrame:
         """Run in an existing session, in this thread, and return the outcomes.
@@ -277,7 +281,7 @@ class Backfill:
 
         thread = InheritableThread(target=work, name="tidemill-backfill", daemon=True)
         thread.start()
-        while self._foreground.wakes.get() is Wake.SIGNAL:
+        while take(self._foreground.wakes) is Wake.SIGNAL:
             if not self._stopped:
                 self._stopped = True
                 log.info("stopping: what is in flight is finished; a second signal stops at once")
