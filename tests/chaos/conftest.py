@@ -116,7 +116,7 @@ class Site:
         wait_until(lambda: sum(self.committed().values()) == self.fed, seconds, what=f"{self.fed} offsets committed")
 
     def assert_nothing_lost(self) -> Counter[int]:
-        """Every message fed has a result; returns how often each was done again."""
+        """Every message fed has a result; returns how often each was reprocessed."""
         seen = self.seen()
         assert set(seen) == set(range(self.fed))
         return Counter({n: times - 1 for n, times in seen.items() if times > 1})

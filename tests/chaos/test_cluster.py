@@ -45,7 +45,7 @@ def test_a_live_pipeline_has_engines_on_both_workers_and_survives_the_loss_of_on
     site.feed(400)
     site.wait_all_committed(150)
     again = site.assert_nothing_lost()
-    print("done again", sum(again.values()))
+    print("reprocessed", sum(again.values()))
     wait_until(lambda: site.shares() == [2, 2], 90, what="two engines on the worker that is left")
     assert cluster.busy() == 1 or len(cluster.alive()) == 2, "the master has not noticed yet"
     pipeline.process.terminate()

@@ -100,7 +100,7 @@ def of_key(numbers: Iterable[int], key: int) -> list[int]:
 
 
 def assert_in_order(name: str, numbers: list[int], expected: set[int]) -> int:
-    """Each key's numbers follow one another without a gap, save that some are done again from further back.
+    """Each key's numbers follow one another without a gap, save that some are reprocessed from further back.
 
     Returns:
         How often something was begun again.
@@ -178,8 +178,8 @@ def test_every_message_is_in_every_sink_or_in_the_dead_letters_while_engines_are
         assert set(numbers) == expected, f"lost, or made up, in {name}"
         begun_again = assert_in_order(name, numbers, expected)
         again = len(numbers) - len(set(numbers))
-        print(name, "done again", again, "in", begun_again, "runs")
-        assert again <= (kills + 2) * 2 * MAX_UNCOMMITTED, "more was done again than could be uncommitted"
+        print(name, "reprocessed", again, "in", begun_again, "runs")
+        assert again <= (kills + 2) * 2 * MAX_UNCOMMITTED, "more was reprocessed than could be uncommitted"
     for name, values in every_sink.latest().items():
         expected = set(range(site.fed)) - bad - (refused if name == "postgres" else set())
         assert values == {f"k{key}": max(of_key(expected, key)) for key in range(KEYS)}, name

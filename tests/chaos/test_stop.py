@@ -36,7 +36,7 @@ def partitions_within(site, seconds: float) -> float:
         consumer.close()
 
 
-@pytest.mark.parametrize("how", ["sigterm", "ctrl-c"])
+@pytest.mark.parametrize("how", ["sigterm", pytest.param("ctrl-c", marks=pytest.mark.long)])
 def test_a_stop_under_load_finishes_commits_leaves_and_exits_0(site, how):
     site.feed(6_000, sleep=0.02, slow_every=3)
     pipeline = site.start()
@@ -55,7 +55,7 @@ def test_a_stop_under_load_finishes_commits_leaves_and_exits_0(site, how):
     second = site.start()
     site.wait_all_committed(120)
     again = site.assert_nothing_lost()
-    assert not again, "what had been committed was done again"
+    assert not again, "what had been committed was reprocessed"
     second.signal(signal.SIGTERM)
     assert second.wait() == 0
 
@@ -74,7 +74,9 @@ def test_what_does_not_finish_within_the_drain_timeout_is_redelivered(site):
     assert len(site.rows()) == 40, "a late result was delivered"
 
 
-@pytest.mark.parametrize("signals", [1, 2], ids=["one signal", "two signals"])
+@pytest.mark.parametrize(
+    "signals", [pytest.param(1, id="one signal"), pytest.param(2, id="two signals", marks=pytest.mark.long)]
+)
 def test_a_hook_that_holds_up_the_loop_for_good_does_not_delay_a_stop(site, signals):
     site.feed(40, sleep=0.02)
     site.feed(1, bad=True)
@@ -100,6 +102,7 @@ def test_a_hook_that_holds_up_the_loop_for_good_does_not_delay_a_stop(site, sign
     site.assert_nothing_lost()
 
 
+@pytest.mark.long  # test_pipeline.py has it of a script
 def test_a_second_signal_stops_at_once(site):
     site.feed(8, sleep=60)
     pipeline = site.start()
@@ -147,7 +150,7 @@ def test_a_signal_while_spark_starts_is_not_lost(site):
     assert not pipeline.marked()
 
 
-@pytest.mark.parametrize("how", ["gone", "silent"])
+@pytest.mark.parametrize("how", [pytest.param("gone", marks=pytest.mark.long), "silent"])
 def test_a_stop_while_the_broker_is_away_keeps_its_deadline_and_says_what_is_reprocessed(tmp_path, own_kafka, how):
     broker = own_kafka()
     site = Site(tmp_path, broker.bootstrap, broker.create_topic)

@@ -113,10 +113,10 @@ class Site:
         self.hosts.append(process)
         return process
 
-    def ask(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def ask(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-c", MAIN, "triggers", *words],
-            cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=60,
+            cwd=self.folder, env={**self.env, **env}, capture_output=True, text=True, timeout=60,
         )  # fmt: skip
 
     def rows(self, *words: str) -> list[dict[str, object]]:

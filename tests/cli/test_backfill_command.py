@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import io
-import sys
-import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tidemill.cli.backfill import show_progress, summarize
+from tidemill.cli.backfill import list_fields, summarize
 from tidemill.runtime.link_messages import Hello
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
 from tidemill.spark.bounded.run import BoundedProgress, BoundedRun
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+from tidemill.spark.progress import PipelineProgress
+from tidemill.spark.run_state import Phase, RunState
 
 
 class Server:
@@ -57,7 +51,7 @@ def test_progress_counts_what_was_done_before_what_runs_and_what_is_done(run: Bo
     assert (now.passed, now.messages_done, now.dead_lettered, now.parts_done, now.parts) == (110, 50, 2, 1, 2)
 
 
-def test_an_engine_that_dies_is_not_done_and_its_part_counts_anew(run: BoundedRun) -> None:
+def test_an_engine_that_dies_is_not_done_and_its_part_is_counted_again(run: BoundedRun) -> None:
     run.on_hello(1, hello(1))
     run.on_beat(1, EngineProgress(messages_done=30))
     run.on_closed(1)
@@ -80,25 +74,31 @@ def test_an_engine_begins_at_once_and_is_refused_when_the_run_is_being_stopped(r
     assert server.sent[-1] == (3, "Drain")
 
 
-def test_a_bar_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    progress = BoundedProgress(
-        total=1_000, passed=250, parts=4, parts_done=1, dead_lettered=3, stalled={"kafka": "gone"}
-    )
-    for stream, plain, expected in (
-        (Terminal(), False, True),
-        (Terminal(), True, False),
-        (io.StringIO(), False, False),
-    ):
-        monkeypatch.setattr(sys, "stderr", stream)
-        with show_progress(lambda: progress, plain=plain):
-            deadline = time.monotonic() + (10 if expected else 0)
-            while "250/1000" not in stream.getvalue() and time.monotonic() < deadline:
-                time.sleep(0.02)
-        shown = stream.getvalue()
-        assert ("250/1000" in shown and "part 1 of 4, 3 dead letters" in shown) is expected
-
-
 def test_the_summary_names_a_gap_only_if_there_is_one() -> None:
-    progress = BoundedProgress(messages_done=1_500, dead_lettered=2)
-    assert summarize(progress, 0) == "1,500 messages done, 2 dead letters"
-    assert summarize(progress, 7).endswith(", 7 offsets were deleted by the broker before they could be read")
+    progress = BoundedProgress(messages_done=1_500, dead_lettered=2, letter_kinds={"task": 2})
+    assert summarize(progress, 0, 10.0).splitlines() == [
+        "messages      1,500 in 10 s, 150/s",
+        "tasks         0 done, 0 failed, 0 retried",
+        "dead letters  2 (2 task)",
+    ]
+    assert summarize(progress, 7, 10.0).endswith("\n7 offsets were deleted by the broker before they could be read")
+
+
+def test_without_a_terminal_an_entry_says_how_far_it_is_and_how_long_the_rest_takes() -> None:
+    progress = BoundedProgress(total=1_000, passed=250, parts=4, parts_done=1, stalled={"kafka": "gone"})
+    fields = list_fields(RunState(Phase.RUNNING), progress, 50.0)
+    assert fields == {
+        "state": "running",
+        "passed": 250,
+        "total": 1_000,
+        "per_second": 50,
+        "left_seconds": 15,
+        "ranges_done": 1,
+        "ranges": 4,
+        "stalled": {"kafka": "gone"},
+    }
+    starting = RunState(step="Spark is starting", step_seconds=2.0)
+    assert list_fields(starting, PipelineProgress(), 0.0) == {
+        "state": "starting",
+        "waits_for": "Spark is starting (2 s)",
+    }

@@ -108,6 +108,42 @@ def test_check_names_what_the_kafka_client_does_not_take(tidemill: Run, tmp_path
     assert "hunter2" not in done.stderr
 
 
+def test_check_finds_what_a_run_would_refuse(tidemill: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "c.yaml").write_text(
+        "kafka: {source_topic: t, client_config: {no.such.key: 1}}\n"
+        "sinks: {filesystem: {out: {base_path: file}}}\n"
+        "cache: {enabled: true, path: file}\nhistory: {path: file/below}\n"
+    )
+
+    done = tidemill("config", "check", "c.yaml", "--json", env={"WORKER_ID": "a b"})
+
+    assert done.returncode == ExitCode.CONFIG
+    said = json.loads(done.stdout)
+    assert (said["ok"], said["config"], said["warnings"]) == (False, "c.yaml", [])
+    for problem, words in zip(
+        said["problems"],
+        ("bad client configuration", "'a b'", "change sinks.filesystem.out.base_path", "history.path", "cache.path"),
+        strict=True,
+    ):
+        assert words in problem
+    text = tidemill("config", "check", "c.yaml", env={"WORKER_ID": "a b"}).stderr
+    assert text.startswith("error: the configuration is wrong:\n  bad client")
+    assert len(text.splitlines()) == 6
+
+
+def test_check_gives_programs_the_problems_of_the_file_as_well(tidemill: Run, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("kafka: {brokers: 'a:b', nope: 1}\n")
+
+    wrong = json.loads(tidemill("config", "check", "c.yaml", "--json").stdout)
+    right = tidemill("config", "check", "--json")
+
+    assert [problem.split(": ")[1] for problem in wrong["problems"]] == ["kafka.brokers", "kafka.nope"]
+    assert right.returncode == 0
+    assert json.loads(right.stdout)["ok"] is True
+    assert len(json.loads(right.stdout)["warnings"]) == 2
+
+
 def test_the_schema_is_json(tidemill: Run) -> None:
     schema = json.loads(tidemill("config", "schema").stdout)
 

@@ -172,12 +172,12 @@ def test_show_has_everything_and_no_control_characters(dlq: Dlq) -> None:
         assert part in delivery
     (as_json,) = dlq.json("show", letters[2].letter_id)
     assert as_json["original_payloads"] == letters[2].original_payloads
-    assert "there is no letter 'ffffx'" in dlq("show", "ffffx", code=ExitCode.CONFIG).stderr
+    assert "no letter 'ffffx'" in dlq("show", "ffffx", code=ExitCode.CONFIG).stderr
 
 
 def test_show_asks_for_more_where_several_letters_begin_so(dlq: Dlq) -> None:
     dlq.write(dlq.letter(0, letter_id="abc1"), dlq.letter(1, letter_id="abc2"), dlq.letter(2, letter_id="abc"))
-    assert "several letters begin with 'ab'" in dlq("show", "ab", code=ExitCode.CONFIG).stderr
+    assert "several ids begin with 'ab'" in dlq("show", "ab", code=ExitCode.CONFIG).stderr
     assert "abc2" in dlq("show", "abc2").stdout
 
 
@@ -192,7 +192,7 @@ def test_stats_count_by_kind_sink_error_and_day(dlq: Dlq) -> None:
     assert counts["by_day"] == {each.timestamp[:10]: 1 + (each is letters[0]) for each in letters}
     assert (counts["oldest"], counts["newest"]) == (letters[0].timestamp, letters[2].timestamp)
     text = dlq("stats", "--kind", "task").stdout
-    assert "2 letters about 2 messages" in text
+    assert "2 dead letters, 2 messages" in text
     assert "by error\n         2  exit code 1" in text
 
 
@@ -213,7 +213,7 @@ def test_redrive_goes_on_and_says_what_it_did(dlq: Dlq) -> None:
     (first,) = dlq.json("redrive", "--limit", "2")
     assert (first["ended"], first["letters_sent"], first["resumed"], first["records_left"]) == ("limit", 2, False, 4)
     second = dlq("redrive", code=ExitCode.REMOTE).stderr
-    assert "3 letters sent, 3 messages (going on where it ended before)" in second
+    assert "3 letters sent, 3 messages (continued from where the last run ended)" in second
     assert "1 not sent: max_redrives" in second
     assert "sent again 3 times already" in second
     assert set(dlq.sent(5).values()) == {1}
@@ -237,17 +237,17 @@ def test_list_and_show_say_what_was_redriven_when_and_where_to(dlq: Dlq) -> None
     assert "REDRIVEN" in dlq("list").stdout
     assert f"UTC to {other}" in dlq("show", letters[0].letter_id).stdout
     assert "--max-redrives 4" in dlq("show", letters[4].letter_id).stdout
-    assert "1 letters sent" in dlq("redrive", "--id", letters[4].letter_id, "--max-redrives", "4").stderr
+    assert "1 letter sent" in dlq("redrive", "--id", letters[4].letter_id, "--max-redrives", "4").stderr
 
 
 def test_messages_that_a_letter_had_no_room_for_are_counted_and_named(dlq: Dlq) -> None:
     whole, part = dlq.letter(0), dlq.letter(1, sources_dropped=1_200)
     dlq.write(whole, part)
     dry = dlq("redrive", "--dry-run").stderr
-    assert "1,200 messages are lost for a redrive" in dry
+    assert "1,200 messages cannot be redriven" in dry
     done = dlq("redrive", code=ExitCode.REMOTE)
     assert "2 letters sent, 2 messages" in done.stderr
-    assert f"{part.letter_id}: the others of its messages, not these 1,200" in done.stderr
+    assert f"{part.letter_id}: sent, except 1,200 of its messages" in done.stderr
     (result,) = dlq.json("redrive", "--restart", code=ExitCode.REMOTE)
     assert (result["letters_sent"], result["messages_lost"]) == (2, 1_200)
     assert result["sent_in_part"] == [{"letter_id": part.letter_id, "messages_lost": 1_200}]
@@ -256,9 +256,9 @@ def test_messages_that_a_letter_had_no_room_for_are_counted_and_named(dlq: Dlq) 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["list", "--kind", "tsk"], "there is no such kind; the kinds are parse, tombstone"),
-        (["list", "--from", "yesterday"], "--from yesterday: this is not a time; write 2026-05-01T12:00 (UTC), or 2h"),
-        (["redrive", "--from", "2h"], "a redrive takes times with a date"),
+        (["list", "--kind", "tsk"], "unknown kind; choose one of parse, tombstone"),
+        (["list", "--from", "yesterday"], "--from yesterday: not a valid time; write 2026-05-01T12:00 (UTC), or 2h"),
+        (["redrive", "--from", "2h"], "a redrive needs a time with a date"),
         (["redrive", "--to", "no/topic"], "write source, sink or the name of a topic"),
         (["redrive", "--to", "nowhere"], "topic 'nowhere' does not exist"),
         (
@@ -288,7 +288,7 @@ def test_a_missing_topic_and_brokers_that_are_not_there_are_named(
         assert f"no answer from Kafka at 127.0.0.1:{port}" in dlq(command, code=ExitCode.REMOTE).stderr
 
 
-def test_ctrl_c_ends_after_what_is_in_hand_and_the_same_command_goes_on(dlq: Dlq) -> None:
+def test_ctrl_c_ends_after_what_is_in_flight_and_the_same_command_continues(dlq: Dlq) -> None:
     dlq.write(*(dlq.letter(n) for n in range(60)))
     process = dlq.start("--rate", "30")
     try:
@@ -298,8 +298,8 @@ def test_ctrl_c_ends_after_what_is_in_hand_and_the_same_command_goes_on(dlq: Dlq
     finally:
         process.kill()
     assert process.returncode == 0, output
-    assert "records are left; run the same command again to continue" in output
-    left = int(re.findall(r"(\d+) records are left", output)[0])
+    assert "records left; run the same command again to continue" in output
+    left = int(re.findall(r"(\d+) records left", output)[0])
     assert 0 < left < 60
     dlq("redrive")
     assert dlq.sent(60) == Counter(b"value-%d" % n for n in range(60))
@@ -333,7 +333,7 @@ def test_a_huge_topic_is_streamed(dlq: Dlq, long_run: bool) -> None:
         "sys.argv = ['tidemill', 'dlq', 'stats', 'tidemill.yaml', '--json', *sys.argv[1:]]\n"
         "from tidemill.cli.main import main\n"
         "try: main()\n"
-        # What the kernel says of a process begins with whoever started it; of its memory it does not.
+        # What the kernel says of a process depends on who started it; of its memory it does not.
         "except SystemExit:\n"
         "    status = Path('/proc/self/status').read_text()\n"
         "    print(int(re.search(r'VmHWM:\\s+(\\d+)', status)[1]) // 1024)\n"

@@ -116,9 +116,9 @@ def test_what_is_wrong_is_said_in_one_line(dlq: Dlq) -> None:
     assert f"there is no folder '{dlq.letters}'" in dlq("list", code=2).stderr
     write(dlq.letters, [letter(1)])
     (dlq.letters / "letters-damaged.parquet").write_bytes(b"PAR1")
-    assert f"there is no letter 'nope' in folder '{dlq.letters}'" in dlq("show", "nope", code=2).stderr
+    assert f"no letter 'nope' in folder '{dlq.letters}'" in dlq("show", "nope", code=2).stderr
     assert "letters-damaged.parquet is not a file of dead letters, or is damaged" in dlq("list").stdout
-    assert "1 records are not letters" in dlq("stats").stdout
+    assert "not dead letters: 1 record" in dlq("stats").stdout
     assert "1 not sent: no letter" in dlq("redrive", "--to", "sink", "--kind", "delivery").stderr
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import time
@@ -11,8 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tidemill.cli.checks import check_letter_folder, check_program, run_check
+from tidemill.cli.checks import check_program, run_check
+from tidemill.cli.folder_checks import Folder, check_folder, list_folders
 from tidemill.config.executor_settings import ExecutorSettings
+from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.exitcode import ExitCode
 from tidemill.testing.kafka import unique_name
@@ -46,7 +49,7 @@ def test_everything_well_is_said_part_by_part(tidemill: Run, tmp_path: Path, emb
 
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
-    assert all(line.startswith("ok ") for line in lines)
+    assert all(line.startswith("ok  ") for line in lines)
     text = done.stdout
     assert "Java: version " in text
     assert "Spark: pyspark 4." in text
@@ -55,8 +58,8 @@ def test_everything_well_is_said_part_by_part(tidemill: Run, tmp_path: Path, emb
     assert f"source topic: topic {source}, 3 partitions" in text
     assert f"dead letters: topic {source}_dlq, will be created at the start" in text
     assert f"sinks.kafka.out: topic {results}, 1 partition" in text
-    assert f"sinks.filesystem.files: {tmp_path / 'out'}, will be created at the start" in text
-    assert "handler handlers_for_doctor:Good" in text
+    assert f"sinks.filesystem.files.base_path: {tmp_path / 'out'}, will be created at the start" in text
+    assert "handler: handlers_for_doctor:Good\n" in text
     assert not (tmp_path / "out").exists()
 
 
@@ -73,15 +76,15 @@ def test_what_is_missing_says_what_to_do(tidemill: Run, tmp_path: Path, embedded
 
     assert done.returncode == ExitCode.REMOTE
     text = done.stdout
-    assert "TO DO  worker name: " in text
-    assert "TO DO  source topic: there is no topic not-there" in text
+    assert "FAIL  worker name: " in text
+    assert "FAIL  source topic: topic not-there does not exist" in text
     assert "create it or change kafka.source_topic" in text
-    assert "TO DO  sinks.kafka.out: there is no topic neither" in text
+    assert "FAIL  sinks.kafka.out: topic neither does not exist" in text
     assert "change sinks.kafka.out.topic" in text
-    assert "TO DO  sinks.filesystem.files: " in text
-    assert "TO DO  handler handlers_for_doctor:Unpicklable" in text
+    assert "FAIL  sinks.filesystem.files.base_path: " in text
+    assert "FAIL  handler: handlers_for_doctor:Unpicklable cannot be sent" in text
     assert "on_ready" in text
-    assert "5 things to do" in done.stderr
+    assert "5 problems found" in done.stderr
 
 
 def test_a_broker_that_does_not_answer_is_given_up_on_in_time(tidemill: Run, tmp_path: Path) -> None:
@@ -97,7 +100,7 @@ def test_a_broker_that_does_not_answer_is_given_up_on_in_time(tidemill: Run, tmp
         seconds = time.monotonic() - started
 
     assert done.returncode == ExitCode.REMOTE
-    assert f"TO DO  Kafka: no answer from {address}" in done.stdout
+    assert f"FAIL  Kafka: no answer from {address}" in done.stdout
     assert "change kafka.brokers" in done.stdout
     assert "hunter2" not in done.stdout + done.stderr
     # Five checks need this broker; it is asked once.
@@ -123,7 +126,7 @@ def test_sinks_that_are_down_are_named_once_with_what_to_do(tidemill: Run, tmp_p
         (("http.c", "url"), ("mongo.b", "uri"), ("postgres.a", "dsn"), ("redis.d", "url")),
         strict=True,
     ):
-        assert line.startswith(f"TO DO  sinks.{place}: ")
+        assert line.startswith(f"FAIL  sinks.{place}: ")
         assert line.count("sinks.") == 1
         assert line.endswith(f"; check that it runs and can be reached, or correct {setting}")
 
@@ -134,16 +137,16 @@ def test_a_wrong_configuration_is_one_finding_among_others(tidemill: Run, tmp_pa
     done = tidemill("doctor", "c.yaml")
 
     assert done.returncode == ExitCode.REMOTE
-    assert "TO DO  configuration: the configuration is wrong" in done.stdout
-    assert "ok     Java" in done.stdout
+    assert "FAIL  configuration: the configuration is wrong" in done.stdout
+    assert "ok    Java" in done.stdout
 
 
 def test_a_pipeline_without_sinks_is_told_so(tidemill: Run) -> None:
     done = tidemill("doctor", env={"TIDEMILL_KAFKA__BROKERS": "127.0.0.1:1"})
 
-    assert "TO DO  sinks: none is configured" in done.stdout
-    assert "TO DO  Kafka: no answer from 127.0.0.1:1" in done.stdout
-    assert "TO DO  source topic: not known, because 127.0.0.1:1 did not answer" in done.stdout
+    assert "FAIL  sinks: none is configured" in done.stdout
+    assert "FAIL  Kafka: no answer from 127.0.0.1:1" in done.stdout
+    assert "FAIL  source topic: unknown, because 127.0.0.1:1 did not answer" in done.stdout
     assert "defaults and environment" in done.stdout
 
 
@@ -152,7 +155,7 @@ def test_a_file_that_the_environment_names_is_said(tidemill: Run, tmp_path: Path
 
     done = tidemill("doctor", env={"TIDEMILL_CONFIG": "c.yaml"})
 
-    assert "ok     configuration: c.yaml (named by TIDEMILL_CONFIG)" in done.stdout
+    assert "ok    configuration: c.yaml (named by TIDEMILL_CONFIG)" in done.stdout
 
 
 def test_a_wrong_client_property_is_said_in_words(tidemill: Run, tmp_path: Path) -> None:
@@ -160,7 +163,7 @@ def test_a_wrong_client_property_is_said_in_words(tidemill: Run, tmp_path: Path)
 
     done = tidemill("doctor", "c.yaml")
 
-    assert 'TO DO  Kafka: bad client configuration: No such configuration property: "sasl.mechanismm"' in done.stdout
+    assert 'FAIL  Kafka: bad client configuration: No such configuration property: "sasl.mechanismm"' in done.stdout
 
 
 def test_the_program_is_looked_for_where_tasks_find_it(tmp_path: Path) -> None:
@@ -168,7 +171,7 @@ def test_the_program_is_looked_for_where_tasks_find_it(tmp_path: Path) -> None:
     program.write_text("#!/bin/sh\n")
     settings = ExecutorSettings(binary_path="my-program", env={"PATH": str(tmp_path)})
 
-    with pytest.raises(ConfigError, match="no program 'my-program' that can be run; install it or change executor"):
+    with pytest.raises(ConfigError, match="no executable program 'my-program' was found; install it or change"):
         check_program(settings)
     program.chmod(0o755)
     assert check_program(settings) == str(program)
@@ -198,14 +201,47 @@ def test_a_check_that_fails_itself_is_a_finding_without_secrets() -> None:
     assert "hunter2" not in finding.text
 
 
-def test_the_folder_for_dead_letters_is_looked_at(tmp_path: Path) -> None:
-    assert (
-        check_letter_folder(str(tmp_path / "new"))
-        == f"{tmp_path / 'new'}, will be created at the start (bounded runs only)"
-    )
+def test_folders_that_cannot_be_written_are_named_with_their_setting(tmp_path: Path) -> None:
+    said = check_folder(Folder("history.path", str(tmp_path / "new"), " (bounded runs only)"))
+    assert said == f"{tmp_path / 'new'}, will be created at the start (bounded runs only)"
+    assert not (tmp_path / "new").exists()
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"is not a folder; remove it or change dlq\.path"):
-        check_letter_folder(str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match=r"file is a file, not a folder; remove it or change cache\.path"):
+        check_folder(Folder("cache.path", str(tmp_path / "file")))
+    with pytest.raises(ConfigError, match=r"is a file, not a folder"):
+        check_folder(Folder("cache.path", str(tmp_path / "file" / "below")))
+    with pytest.raises(RemoteError, match=r"/proc cannot be written to: .*; change its permissions or cache\.path"):
+        check_folder(Folder("cache.path", "/proc"))
+    with pytest.raises(ConfigError, match="File name too long; change cache"):
+        check_folder(Folder("cache.path", str(tmp_path / ("x" * 300))))
+
+
+def test_only_folders_that_are_used_here_are_looked_at() -> None:
+    values = {
+        "sinks": {"filesystem": {"out": {"base_path": "a"}}},
+        "dlq": {"path": "b"},
+        "history": {"path": "c"},
+        "cache": {"enabled": True, "path": "d"},
+    }
+    here = [folder.setting for folder in list_folders(Settings.model_validate(values))]
+    assert here == ["dlq.path", "sinks.filesystem.out.base_path", "history.path", "cache.path"]
+    elsewhere = Settings.model_validate({**values, "spark": {"master": "spark://there:7077"}})
+    assert [folder.setting for folder in list_folders(elsewhere)] == ["dlq.path"]
+    assert list(list_folders(Settings())) == []
+
+
+def test_programs_get_one_document(tidemill: Run, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("kafka: {brokers: localhost}\n")
+
+    done = tidemill("doctor", "c.yaml", "--json")
+
+    assert done.returncode == ExitCode.REMOTE
+    said = json.loads(done.stdout)
+    assert said["ok"] is False
+    checks = {check["name"]: check for check in said["checks"]}
+    assert checks["Java"]["ok"] is True
+    assert checks["configuration"]["ok"] is False
+    assert "'localhost' has no port; write host:port, for example localhost:9092" in checks["configuration"]["text"]
 
 
 def test_a_cache_folder_that_cannot_be_written_is_told_with_the_one_that_is_used(tidemill: Run, tmp_path: Path) -> None:

@@ -123,11 +123,30 @@ def test_a_module_that_raises_says_what_and_where(module: Write, tmp_path: Path,
 def test_a_class_that_is_no_handler_is_refused(module: Write, tmp_path: Path) -> None:
     module(GOOD)
 
-    assert "must be a class that inherits from tidemill.Handler" in refused("my_handlers:NoHandler", tmp_path)
+    assert "name a class that inherits from tidemill.Handler" in refused("my_handlers:NoHandler", tmp_path)
 
 
-@pytest.mark.parametrize("name", ["NeedsMore", "Raises"])
-def test_a_class_that_cannot_be_made_says_why(module: Write, tmp_path: Path, name: str) -> None:
+def test_a_class_that_requires_arguments_is_named_with_its_place_and_what_to_do(module: Write, tmp_path: Path) -> None:
     module(GOOD)
 
-    assert "cannot be created without arguments" in refused(f"my_handlers:{name}", tmp_path)
+    message = refused("my_handlers:NeedsMore", tmp_path)
+
+    assert f"cannot be created, because its __init__ requires size ({tmp_path}/my_handlers.py:4)" in message
+    assert "give them defaults, or create an instance in the module" in message
+    assert "(--handler my_handlers:my_instance)" in message
+    assert "handlers.py:" not in message.replace("my_handlers.py:", "")
+
+
+def test_a_class_whose_init_raises_is_blamed_on_the_line_that_raised(module: Write, tmp_path: Path) -> None:
+    module(GOOD)
+
+    message = refused("my_handlers:Raises", tmp_path)
+
+    assert f"its __init__ raised RuntimeError: no ({tmp_path}/my_handlers.py:7); correct it" in message
+
+
+def test_a_class_that_cannot_be_created_for_another_reason_is_blamed_on_itself(module: Write, tmp_path: Path) -> None:
+    module(GOOD + "class Odd(Handler):\n    __init__ = 3\n")
+
+    assert "raised TypeError: 'int' object is not callable" in refused("my_handlers:Odd", tmp_path)
+    assert f"({tmp_path}/my_handlers.py:10); correct it" in refused("my_handlers:Odd", tmp_path)

@@ -109,6 +109,16 @@ def test_a_new_project_does_its_work_and_ends_cleanly(
     assert "hunter2" not in log
     assert "Traceback" not in log
     assert "the pipeline is drained" in log
+    entries = [json.loads(line) for line in log.splitlines()]
+    summary = entries[-1]
+    assert (summary["event"], summary["messages_done"], summary["sinks"]["sinks.filesystem.results"]["delivered"]) == (
+        "summary",
+        2,
+        2,
+    )
+    states = [entry["state"] for entry in entries if entry["event"] == "status"]
+    assert states[0] == "starting"
+    assert "running" in states
     assert "incubator" not in log
     topic = env["TIDEMILL_KAFKA__SOURCE_TOPIC"]
     assert sum(max(0, offset) for offset in committed_offsets(embedded_kafka.bootstrap, topic, topic).values()) == 2
@@ -130,15 +140,21 @@ def test_a_second_run_of_the_same_name_is_refused_at_once(project: Path, env: di
 
 
 @pytest.mark.kafka
-def test_a_broker_that_is_not_there_ends_the_run_with_one_line(project: Path, env: dict[str, str]) -> None:
+def test_a_broker_that_is_not_there_is_named_after_a_second_and_its_error_is_told_once(
+    project: Path, env: dict[str, str]
+) -> None:
     with running(project, {**env, "TIDEMILL_KAFKA__BROKERS": "127.0.0.1:1"}) as process:
         assert process.wait(90) == ExitCode.REMOTE
 
     log = (project / "log.txt").read_text()
-    assert "\nerror: " in log
-    assert "127.0.0.1:1" in log
     assert "hunter2" not in log
     assert "Traceback" not in log
+    entries = [json.loads(line) for line in log.splitlines()]
+    waiting = [(entry["event"], entry["brokers"]) for entry in entries if entry["level"] == "warning"]
+    assert waiting == [("no broker yet; still trying", "127.0.0.1:1")]
+    assert any(entry.get("waits_for", "").startswith("no broker at 127.0.0.1:1 yet (") for entry in entries)
+    failed = [entry for entry in entries if "no answer from Kafka at 127.0.0.1:1" in json.dumps(entry)]
+    assert [(entry["event"], entry["kind"]) for entry in failed] == [("the pipeline failed", "RemoteError")]
 
 
 def test_a_pipeline_without_sinks_is_refused_before_spark(project: Path) -> None:
@@ -148,4 +164,6 @@ def test_a_pipeline_without_sinks_is_refused_before_spark(project: Path) -> None
     with running(project, clean) as process:
         assert process.wait(60) == ExitCode.CONFIG
 
-    assert "error: no sink is configured" in (project / "log.txt").read_text()
+    log = (project / "log.txt").read_text()
+    assert log.count("no sink is configured") == 1
+    assert json.loads(log.splitlines()[-1])["kind"] == "SinkNotConfiguredError"

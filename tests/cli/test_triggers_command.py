@@ -22,13 +22,20 @@ def test_a_host_stores_events_that_can_be_listed_while_it_runs_and_after_it(site
         "late": ("running", 2),
     }
     rows = site.rows("events", "spec.yaml", "--trigger", "fires", "--after", "0", "--limit", "1")
-    assert [(row["sequence"], row["payload"]) for row in rows] == [(1, '{"n":1}')]
+    assert [(row["sequence"], row["payload"]) for row in rows] == [(1, {"n": 1})]
     host.terminate()
     assert host.wait(30) == ExitCode.OK
     assert (site.folder / "cleaned-fires").exists()
     assert not (site.folder / "killed").exists()
     assert [row["reason"] for row in site.rows("list", "spec.yaml")] == ["shutdown", "shutdown"]
-    assert site.ask("events", "spec.yaml").stdout.startswith("id\ttrigger\tsequence")
+    header, first, *_ = site.ask("events", "spec.yaml").stdout.splitlines()
+    assert header.split() == ["ID", "TRIGGER", "SEQ", "AGE", "PAYLOAD"]
+    assert first.endswith('{"n":0}')
+    assert header.index("PAYLOAD") == first.index('{"n":0}')
+    lines = [json.loads(line) for line in site.log.splitlines() if '"event stored"' in line]
+    assert sorted((line["trigger"], line["sequence"]) for line in lines) == [
+        ("fires", 0), ("fires", 1), ("fires", 2), ("late", 0), ("late", 1)
+    ]  # fmt: skip
     assert "Traceback" not in site.log
 
 
@@ -44,10 +51,13 @@ def test_a_hangup_reads_the_list_again_and_a_wrong_list_changes_nothing(site):
     site.until(lambda: "triggers started" in site.log)
     site.write("name: gone, classpath: mine.Fires", "nam: typo, classpath: mine.Fires")
     host.send_signal(signal.SIGHUP)
-    site.until(lambda: "the list of triggers is wrong; the old one goes on" in site.log)
+    site.until(lambda: site.log.count("the list of triggers is wrong; the old one stays in effect") == 1)
+    site.write("name: gone, classpath: mine.Fires", "name: typo, classpath: mine.Fire")
+    host.send_signal(signal.SIGHUP)
+    site.until(lambda: site.log.count("the list of triggers is wrong; the old one stays in effect") == 2)
     site.write("name: stays, classpath: mine.Fires", "name: new, classpath: mine.Fires")
     host.send_signal(signal.SIGHUP)
-    site.until(lambda: "the list of triggers was read again" in site.log)
+    site.until(lambda: "the list of triggers was reloaded" in site.log)
     assert (site.folder / "killed").exists()
     states = {row["name"]: (row["state"], row["reason"]) for row in site.rows("list", "spec.yaml")}
     assert states == {"gone": ("cancelled", "user"), "stays": ("running", None), "new": ("running", None)}
@@ -56,7 +66,7 @@ def test_a_hangup_reads_the_list_again_and_a_wrong_list_changes_nothing(site):
 def test_a_blocked_loop_is_named_with_its_trigger_and_stack(site):
     site.write("name: the-culprit, classpath: mine.Fires, kwargs: {then: block}")
     site.host(TIDEMILL_TRIGGERER__BLOCK_THRESHOLD_SECONDS="0.3")
-    site.until(lambda: "the event loop goes on" in site.log)
+    site.until(lambda: "the event loop is running again" in site.log)
     [line] = [json.loads(line) for line in site.log.splitlines() if "blocks the event loop" in line]
     assert (line["trigger"], line["cause"]) == ("the-culprit", "waiting")
     assert "time.sleep(1.5)" in line["stack"]
@@ -71,7 +81,12 @@ def test_streams_shows_who_holds_what(site):
     text = site.ask("streams", "spec.yaml").stdout
     assert f"process {host.pid}: 2 triggers, store open" in text
     assert "'upstream': 2 subscribers, 1 outstanding" in text
-    assert "held by holds, holds-too" in text
+    table = text.splitlines()[2:]
+    assert table[0].split() == ["LANE", "OUTSTANDING", "OLDEST", "AGE", "HELD", "BY"]
+    assert table[1].endswith("holds, holds-too")
+    narrow = site.ask("streams", "spec.yaml", COLUMNS="40").stdout.splitlines()
+    assert max(map(len, narrow)) <= 40
+    assert narrow[-1].strip() == "holds, holds-too"
     [report] = site.rows("streams", "spec.yaml")
     assert report["streams"][0]["lanes"][0]["age_seconds"] > 0  # type: ignore[index]
 
@@ -82,7 +97,7 @@ def test_a_second_host_of_a_list_is_refused_and_told_what_to_do(site):
     site.until(lambda: "triggers started" in site.log)
     second = site.ask("run", "spec.yaml")
     assert second.returncode == ExitCode.CONFIG
-    assert f"is run by process {first.pid} on this machine" in second.stderr
+    assert f"is already run by process {first.pid} on this machine" in second.stderr
     first.kill()
     first.wait()
     third = site.host()  # one that was killed is in nobody's way
@@ -106,14 +121,25 @@ def test_a_host_removes_events_that_are_old_enough(site):
 def test_asyncio_s_own_debugging_is_left_on(site):
     site.write("name: debugged, classpath: mine.Debugged, restart: never")
     assert site.host(PYTHONASYNCIODEBUG="1").wait(30) == ExitCode.OK
-    assert [row["payload"] for row in site.rows("events", "spec.yaml")] == ["true"]
+    assert [row["payload"] for row in site.rows("events", "spec.yaml")] == [True]
 
 
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("run", "nothing.yaml"), ExitCode.CONFIG, "nothing.yaml cannot be read"),
+        (("run", "nothing.yaml"), ExitCode.CONFIG, "the list of triggers nothing.yaml does not exist"),
         (("run", "wrong.yaml"), ExitCode.CONFIG, "unknown key 'nam'; did you mean 'name'?"),
+        (
+            ("run", "misspelt.yaml"),
+            ExitCode.CONFIG,
+            "misspelt.yaml:1: entry 1 (x): the module 'mine' has no 'Fire'",
+        ),
+        (("check", "misspelt.yaml"), ExitCode.CONFIG, "did you mean mine.Fires?"),
+        (("check", "nothing.yaml"), ExitCode.CONFIG, "nothing.yaml does not exist"),
+        (("list", "nothing.yaml"), ExitCode.CONFIG, "nothing.yaml does not exist"),
+        (("events", "nothing.yaml"), ExitCode.CONFIG, "nothing.yaml does not exist"),
+        (("streams", "nothing.yaml"), ExitCode.CONFIG, "nothing.yaml does not exist"),
+        (("run",), ExitCode.CONFIG, "Missing argument 'SPEC'"),
         (("streams", "spec.yaml"), ExitCode.REMOTE, "start one: tidemill triggers run spec.yaml"),
         (("list", "spec.yaml"), ExitCode.CONFIG, "tidemill triggers run"),
         (("events", "spec.yaml"), ExitCode.CONFIG, "tidemill triggers run"),
@@ -124,10 +150,24 @@ def test_asyncio_s_own_debugging_is_left_on(site):
 def test_what_a_careless_user_does_is_answered_with_what_to_do(site, words, code, said):
     site.write()
     (site.folder / "wrong.yaml").write_text("- {nam: x, classpath: a.B}")
+    (site.folder / "misspelt.yaml").write_text("- {name: x, classpath: mine.Fire}")
     done = site.ask(*words)
     assert done.returncode == code
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_list_is_checked_without_being_run(site):
+    site.write("name: fires, classpath: mine.Fires, kwargs: {count: 5}", "name: holds, classpath: mine.Holds")
+    good = site.ask("check", "spec.yaml")
+    assert (good.returncode, good.stdout) == (0, "ok: spec.yaml, 2 triggers\n")
+    assert not (site.folder / "tidemill.db").exists()
+    site.write("name: fires, classpath: mine.Fires, kwargs: {conut: 5}")
+    bad = site.ask("check", "spec.yaml", "--json")
+    assert bad.returncode == ExitCode.CONFIG
+    assert json.loads(bad.stdout)["problems"] == [
+        "spec.yaml:1: entry 1 (fires): mine.Fires has no argument 'conut'; did you mean count?"
+    ]
 
 
 def test_an_unknown_trigger_is_said_to_be_unknown(site):
@@ -143,9 +183,12 @@ def test_a_table_has_one_line_of_plain_text_for_each_row_and_stops_when_nobody_r
     site.host().wait(30)
 
     header, row = site.ask("list", "spec.yaml").stdout.splitlines()
-    error = dict(zip(header.split("\t"), row.split("\t"), strict=True))["error"]
+    error = row[header.index("REASON OR ERROR") :]
     assert error.startswith("KeyError: 'lastlast")
     assert len(error) < 300
+    narrow = site.ask("list", "spec.yaml", COLUMNS="40").stdout.splitlines()
+    assert max(map(len, narrow)) <= 40
+    assert narrow[0].split() == ["NAME", "STATE", "EVENTS", "AGE"]
     assert "\x1b" not in site.ask("events", "spec.yaml", "--limit", "3").stdout
 
     command = [sys.executable, "-c", MAIN, "triggers", "events", "spec.yaml"]
@@ -160,5 +203,5 @@ def test_a_table_has_one_line_of_plain_text_for_each_row_and_stops_when_nobody_r
 def test_a_task_that_a_trigger_left_behind_cannot_exit_the_host(site):
     site.write("name: leaves, classpath: mine.Leaves, restart: never")
     assert site.host().wait(30) == ExitCode.OK
-    assert [row["payload"] for row in site.rows("events", "spec.yaml")] == ['"went on"']
+    assert [row["payload"] for row in site.rows("events", "spec.yaml")] == ["went on"]
     assert site.log.count("called sys.exit") == 2

@@ -99,7 +99,7 @@ def quick(site: Site, lease: float = LEASE) -> subprocess.Popen[bytes]:
 
 def pids(site: Site) -> list[int]:
     """The processes that stored events, in the order of these."""
-    return [json.loads(str(row["payload"])) for row in site.rows("events", "spec.yaml")]
+    return [row["payload"] for row in site.rows("events", "spec.yaml")]
 
 
 def running(site: Site) -> None:
@@ -136,8 +136,8 @@ def test_a_host_that_waits_ends_at_once_when_it_is_told_to_and_reads_its_list_wh
     waiting(other)
     other.write(TICKS, "name: more, classpath: mine.Fires")
     second.send_signal(signal.SIGHUP)
-    other.until(lambda: "the list of triggers was read again" in other.log)
-    other.until(lambda: "has other content in it" in other.log)
+    other.until(lambda: "the list of triggers was reloaded" in other.log)
+    other.until(lambda: "runs other triggers" in other.log)
     second.terminate()
     assert second.wait(8) == ExitCode.OK
     assert first.poll() is None

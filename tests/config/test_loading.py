@@ -73,11 +73,11 @@ def test_levels_may_be_written_small(load: Load) -> None:
 
 def test_the_environment_wins_over_the_file_key_by_key(load: Load) -> None:
     settings = load(
-        "kafka: {brokers: a, source_topic: b}\nexecutor: {max_executors: 2}",
+        "kafka: {brokers: 'a:1', source_topic: b}\nexecutor: {max_executors: 2}",
         {"TIDEMILL_KAFKA__SOURCE_TOPIC": "c", "TIDEMILL_EXECUTOR__MAX_EXECUTORS": "8"},
     )
 
-    assert (settings.kafka.brokers, settings.kafka.source_topic) == ("a", "c")
+    assert (settings.kafka.brokers, settings.kafka.source_topic) == ("a:1", "c")
     assert settings.executor.max_executors == 8
 
 
@@ -156,7 +156,13 @@ def test_a_section_given_as_json_is_merged_and_its_keys_can_be_overridden(load: 
 
 
 def test_variables_that_are_no_settings_are_left_alone() -> None:
-    environ = {"TIDEMILL_OFFLINE": "1", "TIDEMILL_ENGINE_ID": "x", "TIDEMILL_JARS": "/x", "OTHER__X": "1"}
+    environ = {
+        "TIDEMILL_OFFLINE": "1",
+        "TIDEMILL_MAVEN_URL": "x",
+        "TIDEMILL_ENGINE_ID": "x",
+        "TIDEMILL_JARS": "/x",
+        "OTHER__X": "1",
+    }
 
     assert load_settings(None, environ) == Settings()
 
@@ -208,7 +214,7 @@ def test_a_variable_that_is_not_yaml_is_named(load: Load) -> None:
 
 
 def test_an_unknown_key_is_named_with_place_and_nearest_key(load: Load) -> None:
-    message = refused(load, "kafka:\n  brokers: a\n  source_topics: b\n")
+    message = refused(load, "kafka:\n  brokers: a:1\n  source_topics: b\n")
 
     assert "tidemill.yaml:3: kafka.source_topics: unknown key; did you mean source_topic?" in message
 
@@ -320,7 +326,7 @@ def test_client_properties_of_tidemill_are_refused_with_what_to_use(load: Load, 
 def test_all_problems_are_said_at_once(load: Load) -> None:
     message = refused(
         load,
-        "kafka:\n  brokers: a\n  brokers: b\n  max_poll_records: x\nnope: 1\nsinks: {kafka: {o: {}}}\n",
+        "kafka:\n  brokers: a:1\n  brokers: b:1\n  max_poll_records: x\nnope: 1\nsinks: {kafka: {o: {}}}\n",
         {"TIDEMILL_A__B": "1"},
     )
 

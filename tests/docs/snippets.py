@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
 
-#: The two commands of the first screen, which the whole of CI runs.
+#: Commands that the whole of CI runs.
 RUN_BY_CI = ("scripts/demo", "scripts/test", "scripts/bench")
 
 _FENCE = re.compile(

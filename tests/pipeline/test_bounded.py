@@ -15,7 +15,7 @@ from tests.until import until
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import HandlerError
-from tidemill.core.ranges import OffsetRange, remaining
+from tidemill.core.ranges import OffsetRange, find_remaining
 from tidemill.pipeline.bounded import BoundedEngine, bounded_settings
 from tidemill.pipeline.build import build_history
 from tidemill.pipeline.handler.base import Handler
@@ -175,13 +175,13 @@ async def test_an_engine_that_is_drained_tells_of_what_it_did_and_the_rest_is_le
     engine.drain()
     await asyncio.wait_for(running, 20)
     assert not engine.complete
-    left = remaining(ranges, finished_ranges(place.names()))
+    left = find_remaining(ranges, finished_ranges(place.names()))
     assert left == [OffsetRange(0, 150, 300)]
     assert Counter((row["partition"], row["offset"]) for row in place.told()) == Counter(
         {(0, n) for n in range(150)} | {(1, n) for n in range(40)}
     )
     await finish(place.over_ranges(Copy(), *left))
-    assert remaining(ranges, finished_ranges(place.names())) == []
+    assert find_remaining(ranges, finished_ranges(place.names())) == []
     assert set(first_lines(place)) == {(0, n) for n in range(300)} | {(1, n) for n in range(40)}
 
 

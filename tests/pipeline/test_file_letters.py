@@ -17,7 +17,7 @@ from tests.until import until
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError
-from tidemill.core.ranges import OffsetRange, remaining
+from tidemill.core.ranges import OffsetRange, find_remaining
 from tidemill.deadletters.files import LettersPlace, ensure_outcomes_id
 from tidemill.deadletters.folder_reader import FolderReader
 from tidemill.deadletters.letter import Letter, decode_letter
@@ -230,7 +230,7 @@ async def test_a_range_done_in_part_has_the_letters_of_what_it_tells_and_the_res
     await until(lambda: engine.progress().committed.items() >= {f"{TOPIC}/0": 150, f"{TOPIC}/1": 40}.items())
     engine.drain()
     await asyncio.wait_for(running, 20)
-    left = remaining(ranges, finished_ranges(path.name for path in run.outcomes.iterdir()))
+    left = find_remaining(ranges, finished_ranges(path.name for path in run.outcomes.iterdir()))
     assert left == [OffsetRange(0, 150, 300)]
     done = refused(OffsetRange(0, 0, 150)) | refused(OffsetRange(1, 0, 40))
     assert Counter(messages_of(run.found())) == Counter(done)

@@ -339,7 +339,7 @@ async def test_a_hook_that_keeps_the_interpreter_to_itself_is_named_when_it_is_o
     with structlog.testing.capture_logs() as logs:
         run = rig(Greedy(), [message(0, b"greedy"), message(1)], executor={"block_seconds": 0.1})
         await run.committed(2)
-        await run.until(lambda: any(entry["event"] == "the event loop goes on" for entry in logs))
+        await run.until(lambda: any(entry["event"] == "the event loop is running again" for entry in logs))
         await run.end()
     (block,) = [entry for entry in logs if "holds up the event loop" in entry["event"]]
     assert block["hook"] == "on_message_complete"
@@ -356,13 +356,13 @@ async def test_a_hook_that_blocks_the_loop_is_named_with_its_stack(rig, value, h
     with structlog.testing.capture_logs() as logs:
         run = rig(Sleepy(), [message(0, value), message(1)], executor={"block_seconds": 0.1})
         await run.committed(2)
-        await run.until(lambda: any(entry["event"] == "the event loop goes on" for entry in logs))
+        await run.until(lambda: any(entry["event"] == "the event loop is running again" for entry in logs))
         summary = await run.end()
     (block,) = [entry for entry in logs if "holds up the event loop" in entry["event"]]
     assert block["hook"] == hook
     assert "time.sleep" in block["stack"]
     assert "self.offload" in block["event"]
-    (over,) = [entry for entry in logs if entry["event"] == "the event loop goes on"]
+    (over,) = [entry for entry in logs if entry["event"] == "the event loop is running again"]
     assert over["hook"] == hook
     assert 0.3 < over["seconds"] < 10
     assert summary.progress.loop_blocks == 1

@@ -82,15 +82,18 @@ async def test_every_driver_of_a_pipeline_releases_its_brakes_and_others_do_not(
     kafka = KafkaSettings(brokers="one:9092", consumer_group="g")
     released = []
 
-    def releasing(name: str) -> list[dict[str, Any]]:
-        released.append(name)
-        return [{"slot": 0, "held": 3}]
+    def releasing(name: str) -> dict[str, Any]:
+        def release(request: dict[str, Any]) -> dict[str, Any]:
+            released.append(name)
+            return {"engines": [{"slot": 0, "held": 3}]}
+
+        return {"release": release}
 
     other = KafkaSettings(brokers="two:9092", consumer_group="g")
     servers = [
-        pipeline_socket(kafka, "a", lambda: releasing("a")),
-        pipeline_socket(kafka, "b", lambda: releasing("b")),
-        pipeline_socket(other, "c", lambda: releasing("c")),
+        pipeline_socket(kafka, "a", releasing("a")),
+        pipeline_socket(kafka, "b", releasing("b")),
+        pipeline_socket(other, "c", releasing("c")),
     ]
     for server in servers:
         await server.start()
@@ -110,7 +113,7 @@ async def test_every_driver_of_a_pipeline_releases_its_brakes_and_others_do_not(
 def test_a_driver_that_does_not_answer_is_named(folder, monkeypatch) -> None:
     monkeypatch.setattr(control_socket, "ANSWER_SECONDS", 0.1)
     kafka = KafkaSettings(consumer_group="g")
-    prefix = pipeline_socket(kafka, "a", list)._prefix
+    prefix = pipeline_socket(kafka, "a", {})._prefix
     folder.mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(folder / f"{prefix}00000000.sock"))

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import structlog
+from tests.until import wait_until
 
 from tidemill.config.settings import LoggingSettings
 from tidemill.runtime import log as log_module
-from tidemill.runtime.log import configure, limited, version
+from tidemill.runtime.log import RELAY_VARIABLE, configure, configured_for_people, limited, relay, version
+from tidemill.runtime.log_writer import LogWriter, tell_repeats
 
 LOG = structlog.get_logger("tidemill.test")
 
@@ -30,6 +32,11 @@ def logging_as_before() -> Iterator[None]:
 @pytest.fixture
 def stream() -> io.StringIO:
     return io.StringIO()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def lines(stream: io.StringIO) -> list[dict[str, Any]]:
@@ -126,9 +133,7 @@ def test_console_lines_have_no_colours_without_a_terminal(stream: io.StringIO) -
 
     LOG.info("hello", n=1)
 
-    assert "\x1b" not in stream.getvalue()
-    assert "hello" in stream.getvalue()
-    assert "worker_id=w" in stream.getvalue()
+    assert stream.getvalue()[8:] == " info    hello n=1\n"
 
 
 def test_lines_go_to_standard_error_as_it_is_when_they_are_written(capsys: pytest.CaptureFixture[str]) -> None:
@@ -216,3 +221,116 @@ def test_what_py4j_logs_of_an_ended_jvm_is_left_out_since_it_raises_the_same(str
             logging.getLogger().handle(record)
 
     assert [line["event"] for line in lines(stream)] == [f"/lib/other.py {level}" for level in (20, 40)]
+
+
+@pytest.mark.parametrize(("form", "is_json"), [("auto", False), ("console", False), ("json", True)])
+def test_on_a_terminal_logs_are_for_people_unless_json_is_configured(
+    form: Any, is_json: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = Terminal()
+    configure(LoggingSettings(format=form), stream=terminal)
+
+    LOG.info("hello")
+
+    assert terminal.getvalue().startswith("{") is is_json
+    assert ("\x1b[" in terminal.getvalue()) is not is_json
+
+
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_no_colors_are_used_where_nobody_wants_them(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, value)
+    terminal = Terminal()
+    configure(LoggingSettings(), stream=terminal)
+
+    LOG.error("hello", n=1)
+
+    assert terminal.getvalue()[8:] == " error   hello n=1\n"
+
+
+def test_equal_entries_are_counted_and_the_count_is_written_without_another_entry(stream: io.StringIO) -> None:
+    configure(LoggingSettings(), stream=stream)
+
+    for _ in range(5):
+        LOG.warning("no broker", address="b:1")
+    LOG.warning("no broker", address="b:2")
+
+    assert [line["address"] for line in lines(stream)] == ["b:1", "b:2"]
+    wait_until(lambda: len(lines(stream)) == 3)
+    assert (lines(stream)[2]["address"], lines(stream)[2]["repeated"]) == ("b:1", 4)
+
+
+def test_a_process_that_ends_writes_its_counts_before(stream: io.StringIO) -> None:
+    configure(LoggingSettings(), stream=stream)
+    for _ in range(3):
+        logging.getLogger("lib").warning("slow")
+
+    tell_repeats()
+
+    assert [line.get("repeated") for line in lines(stream)] == [None, 2]
+
+
+def test_after_a_fork_nothing_of_the_parent_is_held_or_told_again(stream: io.StringIO) -> None:
+    writer = LogWriter(lambda entry: str(entry["event"]), stream)
+    writer.write({"event": "a"})
+    writer.write({"event": "a"})
+
+    writer._changed.acquire()  # as a thread of the parent may have done
+    writer.reset_after_fork()
+    writer.tell_all()
+
+    assert stream.getvalue() == "a\n"
+
+
+def test_entries_of_engines_are_shown_as_those_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(RELAY_VARIABLE, "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    pipe = io.StringIO()
+    configure(LoggingSettings(format="console"), stream=pipe, relayed=True, engine=1, worker_id="w")
+    LOG.warning("slow", seconds=3)
+    said = pipe.getvalue()
+    assert json.loads(said)["engine"] == 1
+
+    terminal = Terminal()
+    configure(LoggingSettings(), stream=terminal, worker_id="w")
+    assert relay(said)
+    assert relay(said.replace('"engine": 1', '"engine": 2'))
+    assert not relay("a line of the JVM\n")
+    assert not relay('{"timestamp": half\n')
+    tell_repeats()
+    assert [line[9:] for line in terminal.getvalue().splitlines()] == [
+        "warning slow seconds=3 engine=1",
+        "warning slow seconds=3 engine=2 repeated=1",
+    ]
+
+    configure(LoggingSettings(), stream=io.StringIO())
+    assert not relay(said)  # it is JSON already
+
+
+def test_a_run_of_a_handler_logs_for_people_and_leaves_logging_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+    structlog.reset_defaults()
+    with configured_for_people(LoggingSettings(level="WARNING")):
+        LOG.info("no")
+        try:
+            secret = "hunter" + "2"
+            raise LookupError("no table")
+        except LookupError:
+            LOG.exception("failed", n=1)
+    del secret
+
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "error   failed n=1\n  LookupError: no table\n" in said.err
+    assert "hunter2" not in said.err
+    assert not structlog.is_configured()
+    with structlog.testing.capture_logs() as logs, configured_for_people(LoggingSettings(level="ERROR")):
+        LOG.info("captured")
+    assert [line["event"] for line in logs] == ["captured"]
+    configure(LoggingSettings(format="json"))
+    with configured_for_people(LoggingSettings()):
+        LOG.info("for people")
+    LOG.info("for machines")
+    people, machines = capsys.readouterr().err.splitlines()
+    assert people.endswith(" info    for people")
+    assert json.loads(machines)["event"] == "for machines"

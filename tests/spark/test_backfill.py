@@ -212,7 +212,7 @@ def test_a_killed_backfill_is_resumed_without_doing_finished_ranges_again(site: 
     seen = site.seen()
     assert set(seen) == set(range(3_000))
     again = {n for n, times in seen.items() if times > 1}
-    assert not again & {row["offset"] * 2 + row["partition"] for row in finished}, "finished ranges were done again"
+    assert not again & {row["offset"] * 2 + row["partition"] for row in finished}, "finished ranges were reprocessed"
     nothing = site.run("Slow", "--from", "earliest")
     assert (nothing.returncode, site.seen()) == (ExitCode.OK, seen)
     other = site.run("Slow", "--from", "7")
@@ -285,8 +285,8 @@ def test_a_range_between_offsets_reports_gaps_and_leaves_the_live_group_alone(si
     [
         (("--from", "yesterday"), "the start (--from) 'yesterday' is neither an offset nor a time"),
         (("--from", "2026-05-01T00:00:00"), "has no time zone"),
-        (("--from", "10", "--to", "5"), "the end (--to) is not behind the start (--from)"),
-        (("--from", "latest"), "the end (--to) is not behind the start (--from)"),
+        (("--from", "10", "--to", "5"), "the end (--to) is not after the start (--from)"),
+        (("--from", "latest"), "the end (--to) is not after the start (--from)"),
     ],
 )
 def test_positions_that_make_no_sense_are_refused_before_anything_starts(

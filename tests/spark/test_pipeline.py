@@ -153,6 +153,7 @@ def test_a_second_sigterm_stops_at_once(start: Callable[..., Driver]) -> None:
     driver.until_alone(5.0)
 
 
+@pytest.mark.long  # test_kill.py has it of a command
 def test_a_killed_driver_leaves_no_process_behind(start: Callable[..., Driver]) -> None:
     driver = start(DRAIN_SECONDS="0.5")
     engines = driver.engines()
@@ -175,6 +176,7 @@ def test_engines_of_a_killed_driver_that_do_not_drain_end_at_their_deadline(
     print(f"alone {seconds:.2f} s after SIGKILL of the driver, with a drain timeout of 2 s")
 
 
+@pytest.mark.long  # test_kill.py has it of a command
 def test_engines_drain_when_spark_dies_and_the_run_fails(start: Callable[..., Driver]) -> None:
     driver = start(DRAIN_SECONDS="0.5")
     driver.engines()

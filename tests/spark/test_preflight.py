@@ -7,13 +7,14 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import confluent_kafka as ck
 import pytest
 import structlog.testing
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import HandlerError
 from tidemill.pipeline.handler.base import Handler
-from tidemill.spark.preflight import StartUp, log, make_handler
+from tidemill.spark.preflight import StartUp, check_client_config, log, make_handler
 
 
 class Good(Handler[str, str]):
@@ -107,3 +108,23 @@ def test_an_on_startup_that_does_not_return_is_named_in_the_log(
     ((event, details),) = told
     assert event == "a hook has not returned"
     assert details["hook"] == "Waiting.on_startup"
+
+
+def test_the_clients_configuration_is_checked_without_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[dict[str, Any]] = []
+
+    class Consumer:
+        def __init__(self, config: dict[str, Any], **_: Any) -> None:
+            made.append(config)
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(ck, "Consumer", Consumer)
+
+    check_client_config(
+        Settings.model_validate({"kafka": {"source_topic": "t", "client_config": {"fetch.min.bytes": 7}}})
+    )
+
+    [config] = made
+    assert config["fetch.min.bytes"] == 7
+    assert "bootstrap.servers" not in config  # else the client connects at once, and may log that nobody answers

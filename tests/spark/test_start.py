@@ -102,7 +102,7 @@ def after(command: Command, seconds: float) -> bool:
     return False
 
 
-@pytest.mark.parametrize("command", ["run", "backfill"])
+@pytest.mark.parametrize("command", ["run", pytest.param("backfill", marks=pytest.mark.long)])
 def test_ctrl_c_on_a_terminal_ends_the_start_of_spark(
     command: str, arguments: Arguments, env: dict[str, str], tmp_path: Path
 ) -> None:
@@ -114,7 +114,7 @@ def test_ctrl_c_on_a_terminal_ends_the_start_of_spark(
     assert seconds < end_seconds()
 
 
-@pytest.mark.parametrize("moment", [0.5, 1.5])
+@pytest.mark.parametrize("moment", [pytest.param(0.5, marks=pytest.mark.long), 1.5])
 def test_a_driver_that_is_killed_while_spark_starts_leaves_no_jvm_whatever_starts_next(
     moment: float, arguments: Arguments, env: dict[str, str], tmp_path: Path
 ) -> None:
@@ -168,7 +168,7 @@ def test_a_second_signal_ends_the_start_at_once(arguments: Arguments, env: dict[
     ],
     ids=["an executor's", "a thread"],
 )
-@pytest.mark.parametrize("command", ["run", "backfill"])
+@pytest.mark.parametrize("command", ["run", pytest.param("backfill", marks=pytest.mark.long)])
 def test_threads_that_a_handler_started_do_not_keep_the_start_from_ending(
     command: str, work: str, arguments: Arguments, env: dict[str, str], tmp_path: Path
 ) -> None:

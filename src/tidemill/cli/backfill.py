@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from tidemill.cli.leaving import LEAVE_SECONDS, leave_within
-from tidemill.cli.reporting import print_error, reporting
-from tidemill.core.errors import TidemillError
+from tidemill.cli.options import ConfigPath, HandlerName
+from tidemill.cli.reporting import reporting
 from tidemill.runtime.exitcode import ExitCode
 
 if TYPE_CHECKING:
     from tidemill.spark.bounded.run import BoundedProgress
+    from tidemill.spark.progress import PipelineProgress
+    from tidemill.spark.run_state import RunState
 
-_REFRESH_SECONDS = 0.25
 _WHERE = "an offset, a time with its zone (2026-05-01T00:00:00Z), earliest or latest"
 
 
 def backfill(
-    handler: Annotated[
-        str, typer.Option("--handler", metavar="MODULE:CLASS", help="The handler, for example handler:LogHandler.")
-    ],
+    handler: HandlerName,
     start: Annotated[str, typer.Option("--from", metavar="TIME|OFFSET", help=f"Where to begin: {_WHERE}.")],
     outcomes: Annotated[
         Path,
@@ -34,18 +29,15 @@ def backfill(
             "--outcomes", metavar="DIR", help="A folder for the outcomes; the folder of a stopped backfill resumes it."
         ),
     ],
-    config: Annotated[
-        Path | None,
-        typer.Argument(metavar="[CONFIG]", help="The YAML file; default: what TIDEMILL_CONFIG names."),
-    ] = None,
+    config: ConfigPath = None,
     end: Annotated[str, typer.Option("--to", metavar="TIME|OFFSET", help="Where to end, in the same form.")] = "latest",
     range_messages: Annotated[
-        int | None, typer.Option("--range-messages", min=1, help="The most messages in a range.")
+        int | None, typer.Option("--range-messages", metavar="N", min=1, help="The most messages in a range.")
     ] = None,
     whole_partitions: Annotated[
         bool, typer.Option("--whole-partitions", help="Do not split partitions, so that each is processed in order.")
     ] = False,
-    plain: Annotated[bool, typer.Option("--plain", help="No progress bar, even on a terminal.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Log a line every 10 s, even on a terminal.")] = False,
 ) -> None:
     """Run a handler over the existing messages of a topic.
 
@@ -59,6 +51,8 @@ def backfill(
         from tidemill.cli.handlers import load_handler
 
         instance = load_handler(handler)
+        from tidemill.cli.status_text import format_backfill
+        from tidemill.cli.watching import watch
         from tidemill.spark.bounded.backfill import Backfill
 
         run = Backfill(
@@ -70,67 +64,48 @@ def backfill(
             range_messages=range_messages,
             whole_partitions=whole_partitions,
         )
-        with show_progress(run.progress, plain=plain):
+
+        def describe(rate: float, width: int) -> str:
+            return format_backfill(run.state(), run.progress(), rate, width)
+
+        with watch(describe, lambda: (run.state(), run.progress()), list_fields, plain=plain):
             code = run.run()
-        if isinstance(run.error, TidemillError):
-            # It was logged as well, but the log may go elsewhere.
-            print_error(run.error)
-        else:
-            typer.echo(summarize(run.progress(), run.gap), err=True)
+        if run.error is None:
+            typer.echo(summarize(run.progress(), run.gap, run.state().work_seconds), err=True)
         if code is ExitCode.STOPPED and not run.progress().parts:  # the start was ended
             leave_within(LEAVE_SECONDS, code)
         raise typer.Exit(code)
 
 
-def summarize(progress: BoundedProgress, gap: int) -> str:
-    """Describe in one line what a run did."""
-    parts = [f"{progress.messages_done:,} messages done", f"{progress.dead_lettered:,} dead letters"]
-    if gap:
-        parts.append(f"{gap:,} offsets were deleted by the broker before they could be read")
-    return ", ".join(parts)
-
-
-@contextlib.contextmanager
-def show_progress(progress: Callable[[], BoundedProgress], *, plain: bool = False) -> Iterator[None]:
-    """Show a bar while the block runs, if standard error is a terminal.
+def summarize(progress: BoundedProgress, gap: int, seconds: float) -> str:
+    """Describe what a run did.
 
     Args:
-        progress: Returns the run's progress; called from a thread.
-        plain: Show nothing.
+        progress: The sums over its engines, at the end.
+        gap: How many of the offsets the broker had deleted before they were read.
+        seconds: How long engines could work.
     """
-    if plain or not sys.stderr.isatty():
-        yield
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from tidemill.cli.status_text import format_summary
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    ended = threading.Event()
-    # Log lines go through sys.stderr, which the display replaces: they appear above the bar.
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("starting Spark and the engines", total=None)
-
-        def refresh() -> None:
-            while not ended.wait(_REFRESH_SECONDS):
-                # A failing display must not make the run fail.
-                with contextlib.suppress(Exception):
-                    now = progress()
-                    if now.total:
-                        bar.update(task, description=_describe(now), completed=now.passed, total=now.total)
-
-        thread = threading.Thread(target=refresh, name="tidemill-progress", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join(1.0)
+    lines = [format_summary(progress, seconds)]
+    if gap:
+        lines.append(f"{gap:,} offsets were deleted by the broker before they could be read")
+    return "\n".join(lines)
 
 
-def _describe(now: BoundedProgress) -> str:
-    text = f"part {now.parts_done} of {now.parts}"
-    if now.dead_lettered:
-        text += f", {now.dead_lettered:,} dead letters"
-    if now.stalled:
-        text += ", waiting for " + "; ".join(f"{name}: {why}" for name, why in sorted(now.stalled.items()))
-    return text
+def list_fields(state: RunState, progress: PipelineProgress, rate: float) -> dict[str, Any]:
+    """Return what an entry of the log says of a moment of a backfill."""
+    fields: dict[str, Any] = {"state": state.phase.value}
+    if state.step:
+        fields["waits_for"] = state.describe_step()
+    if getattr(progress, "total", 0):
+        now = cast("BoundedProgress", progress)
+        fields |= {"passed": now.passed, "total": now.total, "per_second": round(rate)}
+        if rate > 0:
+            fields["left_seconds"] = round((now.total - now.passed) / rate)
+        fields |= {"ranges_done": now.parts_done, "ranges": now.parts}
+    if progress.dead_lettered:
+        fields["dead_lettered"] = progress.dead_lettered
+    if progress.stalled:
+        fields["stalled"] = progress.stalled
+    return fields

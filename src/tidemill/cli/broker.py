@@ -12,6 +12,7 @@ import typer
 
 from tidemill.cli.reporting import reporting
 from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.core.wording import count_of
 from tidemill.runtime.exitcode import ExitCode
 
 if TYPE_CHECKING:
@@ -29,12 +30,13 @@ def broker(
         list[str] | None,
         typer.Option("--topic", metavar="NAME:PARTITIONS", help="Create this topic if it is missing; may be repeated."),
     ] = None,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any free port.")] = 9092,
+    port: Annotated[int, typer.Option("--port", metavar="PORT", min=0, max=65535, help="0: any free port.")] = 9092,
     data_dir: Annotated[
-        Path | None, typer.Option("--data-dir", help="Keep the data here; default: delete it at the end.")
+        Path | None,
+        typer.Option("--data-dir", metavar="DIR", help="Keep the data here; default: delete it at the end."),
     ] = None,
 ) -> None:
-    """Run a real Kafka on this machine until Ctrl-C; to try things out, not for production."""
+    """Run a real Kafka on this machine until Ctrl-C: for trying things out, not for production."""
     with reporting():
         topics = [parse_topic(text) for text in topic or []]
         from tidemill.runtime.broker import EmbeddedBroker
@@ -79,13 +81,9 @@ def _ensure_topic(running: EmbeddedBroker, name: str, partitions: int) -> str:
     client = AdminClient({"bootstrap.servers": running.bootstrap, "log_level": 0})
     known = client.list_topics(timeout=_CALL_SECONDS).topics
     if name in known:
-        return f"topic {name} exists, with {_count(len(known[name].partitions))}"
+        return f"topic {name} exists, with {count_of(len(known[name].partitions), 'partition')}"
     running.create_topic(name, partitions)
-    return f"topic {name} created, with {_count(partitions)}"
-
-
-def _count(partitions: int) -> str:
-    return f"{partitions} partition{'s' if partitions != 1 else ''}"
+    return f"topic {name} created, with {count_of(partitions, 'partition')}"
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:

@@ -9,10 +9,8 @@ import asyncio
 import os
 import shutil
 import socket
-import tempfile
 import threading
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,8 +20,8 @@ from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.config.redaction import redact_text
 from tidemill.config.settings import Settings
-from tidemill.config.sink_settings import FilesystemSinkSettings
 from tidemill.core.errors import ConfigError, HandlerError, RemoteError, TidemillError
+from tidemill.core.wording import count_of
 from tidemill.runtime.folders import user_cache_folder, writable_cache_folder
 from tidemill.runtime.java import find_java
 
@@ -121,7 +119,7 @@ def check_program(settings: ExecutorSettings) -> str:
     found = shutil.which(settings.binary_path, path=settings.env.get("PATH"))
     if found is None:
         raise ConfigError(
-            f"there is no program {settings.binary_path!r} that can be run; install it or change executor.binary_path"
+            f"no executable program {settings.binary_path!r} was found; install it or change executor.binary_path"
         )
     return found
 
@@ -154,7 +152,7 @@ class Cluster:
         """
         if self._error is not None:
             # Reported in full only once: repeating it for each topic would hide it.
-            raise RemoteError(f"not known, because {self.brokers} did not answer")
+            raise RemoteError(f"unknown, because {self.brokers} did not answer")
         if self._topics is None:
             try:
                 self._topics = self._ask()
@@ -190,50 +188,19 @@ class Cluster:
     def check(self) -> str:
         """Check that the brokers answer."""
         count = len(self.topics())
-        return f"{self.brokers} answers, {count} topic{'s' if count != 1 else ''}"
+        return f"{self.brokers} answers, {count_of(count, 'topic')}"
 
     def check_topic(self, topic: str, setting: str) -> str:
         """Check that a topic exists."""
         partitions = self.topics().get(topic)
         if partitions is None:
-            raise RemoteError(f"there is no topic {topic} at {self.brokers}; create it or change {setting}")
-        return f"topic {topic}, {partitions} partition{'s' if partitions != 1 else ''}"
+            raise RemoteError(f"topic {topic} does not exist at {self.brokers}; create it or change {setting}")
+        return f"topic {topic}, {count_of(partitions, 'partition')}"
 
     def check_dead_letters(self, topic: str) -> str:
         """Check whether the dead-letter topic exists; if not, the pipeline creates it."""
         partitions = self.topics().get(topic)
         return f"topic {topic}" + (", will be created at the start" if partitions is None else "")
-
-
-def check_folder(section: FilesystemSinkSettings) -> str:
-    """Check that a file sink can write below its base path."""
-    return _check_writable(section.base_path, "base_path")
-
-
-def check_letter_folder(path: str) -> str:
-    """Check that the dead letters of bounded runs can be written."""
-    return f"{_check_writable(path, 'dlq.path')} (bounded runs only)"
-
-
-def _check_writable(path: str, key: str) -> str:
-    base = Path(path).absolute()
-    existing = base
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
-    if not existing.is_dir():
-        raise ConfigError(f"{existing} is not a folder; remove it or change {key}")
-    if base == existing:
-        try:
-            # Only an attempt shows it: read-only file systems and full disks have writable modes.
-            with tempfile.TemporaryFile(dir=base) as file:
-                file.write(b"x")
-                file.flush()
-        except OSError as error:
-            raise RemoteError(f"{base} is not writable: {error.strerror}; change its rights or {key}") from None
-        return str(base)
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise RemoteError(f"{base} cannot be created: {existing} is not writable; change its rights or {key}")
-    return f"{base}, will be created at the start"
 
 
 def check_sink(settings: Settings, kind: str, name: str) -> str:
@@ -252,7 +219,29 @@ def check_sink(settings: Settings, kind: str, name: str) -> str:
             await sink.close()
 
     asyncio.run(connect())
-    return "can be connected"
+    return "connected"
+
+
+def find_refusals(settings: Settings) -> list[str]:
+    """Return what `tidemill run` would refuse about settings that are valid; nothing is started or connected."""
+    from tidemill.cli.folder_checks import check_folder, list_folders
+    from tidemill.runtime.identity import worker_name
+    from tidemill.sinks.build import build_sinks
+    from tidemill.spark.preflight import check_client_config
+
+    checks: list[Callable[[], object]] = [
+        lambda: check_client_config(settings),
+        lambda: worker_name(settings),
+        lambda: build_sinks(settings),
+        *(lambda folder=folder: check_folder(folder) for folder in list_folders(settings)),
+    ]
+    problems = []
+    for check in checks:
+        try:
+            check()
+        except TidemillError as error:
+            problems.append(str(error) if isinstance(error, ConfigError) else redact_text(str(error)))
+    return problems
 
 
 def check_handler(spec: str) -> str:
@@ -269,4 +258,4 @@ def check_handler(spec: str) -> str:
         raise HandlerError(
             f"{spec} cannot be sent to the engines: {error}; create such objects in on_ready, which runs there"
         ) from None
-    return f"{spec} ({type(handler).__module__}.{type(handler).__qualname__})"
+    return spec

@@ -2,37 +2,68 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+import json
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidemill.cli.options import ConfigPath
 from tidemill.cli.reporting import reporting
+from tidemill.runtime.exitcode import ExitCode
+
+if TYPE_CHECKING:
+    from tidemill.config.settings import Settings
 
 app = typer.Typer(help="Check and show configuration.", no_args_is_help=True)
 
 #: Sections that only trigger hosts read; most configurations are for pipelines.
 _HOST_SECTIONS = ("store", "triggerer")
 
-ConfigPath = Annotated[
-    Path | None, typer.Argument(metavar="[CONFIG]", help="The YAML file; default: what TIDEMILL_CONFIG names.")
-]
-
 
 @app.command()
-def check(config: ConfigPath = None) -> None:
-    """Check a configuration (file and environment); every problem is reported with its place."""
-    with reporting():
-        from tidemill.config.loading import NO_TOPIC, describe_source, load_settings
-        from tidemill.spark.preflight import check_client_config
+def check(
+    config: ConfigPath = None, as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False
+) -> None:
+    """Check a configuration (file and environment); every problem is reported with its place.
 
-        settings = load_settings(config)
-        check_client_config(settings)
-        typer.echo(f"ok: {describe_source(config)}")
-        if "source_topic" not in settings.kafka.model_fields_set:
-            typer.echo(f"warning: {NO_TOPIC.format(topic=settings.kafka.source_topic)}", err=True)
-        if settings.sinks.is_empty():
-            typer.echo("warning: no sink is configured; a pipeline needs one, unless on_startup adds it", err=True)
+    Nothing is started or connected; folders that a pipeline writes to are checked on this machine.
+    """
+    with reporting():
+        from tidemill.config.loading import describe_source, load_settings
+        from tidemill.core.errors import ConfigError
+
+        problems: list[str] = []
+        warnings: list[str] = []
+        try:
+            settings = load_settings(config)
+        except ConfigError as error:
+            if not as_json:
+                raise
+            problems = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
+        else:
+            problems, warnings = _examine(settings)
+        source = describe_source(config)
+        if as_json:
+            typer.echo(json.dumps({"ok": not problems, "config": source, "problems": problems, "warnings": warnings}))
+            raise typer.Exit(ExitCode.CONFIG if problems else ExitCode.OK)
+        if problems:
+            raise ConfigError("the configuration is wrong:" + "".join(f"\n  {problem}" for problem in problems))
+        typer.echo(f"ok: {source}")
+        for warning in warnings:
+            typer.echo(f"warning: {warning}", err=True)
+
+
+def _examine(settings: Settings) -> tuple[list[str], list[str]]:
+    """Return the problems of valid settings, and warnings."""
+    from tidemill.cli.checks import find_refusals
+    from tidemill.config.loading import NO_TOPIC
+
+    warnings = []
+    if "source_topic" not in settings.kafka.model_fields_set:
+        warnings.append(NO_TOPIC.format(topic=settings.kafka.source_topic))
+    if settings.sinks.is_empty():
+        warnings.append("no sink is configured; a pipeline needs one, unless on_startup adds it")
+    return find_refusals(settings), warnings
 
 
 @app.command()

@@ -20,7 +20,7 @@ import typer
 
 from tidemill.cli.reporting import reporting
 from tidemill.cli.topic_access import ConfigOption, Topic, load_for_topic, require_topic, stop_on_sigterm
-from tidemill.core.errors import ConfigError, RemoteError, sound
+from tidemill.core.errors import ConfigError, RemoteError, escape_surrogates
 from tidemill.runtime.exitcode import ExitCode
 
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ def format_json(record: Any) -> bytes:
         "timestamp": format_timestamp(milliseconds),
         "key": to_json(record.key()),
         "value": to_json(record.value()),
-        "headers": [[sound(name), to_json(value)] for name, value in record.headers() or ()],
+        "headers": [[escape_surrogates(name), to_json(value)] for name, value in record.headers() or ()],
     }
     return msgspec.json.encode(described) + b"\n"
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidemill.cli.completion import complete_targets
 from tidemill.cli.dlq_options import (
     AsJson,
-    ConfigPath,
     Ids,
     Keys,
     Kinds,
@@ -27,8 +27,10 @@ from tidemill.cli.dlq_options import (
     make_criteria,
     parse_target,
 )
+from tidemill.cli.options import ConfigPath
 from tidemill.cli.reporting import reporting
 from tidemill.core.errors import ConfigError
+from tidemill.core.wording import count_of
 
 if TYPE_CHECKING:
     from tidemill.config.settings import Settings
@@ -53,10 +55,12 @@ def list_letters(
     until: Until = None,
     keys: Keys = None,
     text: Text = "",
-    limit: Annotated[int, typer.Option("--limit", min=0, help="The newest N letters; 0: all, the oldest first.")] = 50,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", min=0, help="The newest N letters; 0: all, the oldest first.")
+    ] = 50,
     as_json: AsJson = False,
 ) -> None:
-    """List letters, the newest first; times may be relative here (--from 2h)."""
+    """List letters, newest first; times may be relative here (--from 2h)."""
     with reporting():
         from tidemill.cli.dlq_view import build_table, encode_letter_line
 
@@ -102,12 +106,12 @@ def _print_table(found: Iterator[Found], table: Callable[[list[Found], int], obj
             page = []
     if page:
         console.print(table(page, console.width))
-    typer.echo(f"{count:,} letter{'s' if count != 1 else ''}", err=True)
+    typer.echo(count_of(count, "letter"), err=True)
 
 
 @app.command()
 def show(
-    letter_id: Annotated[str, typer.Argument(metavar="ID", help="The letter's id, or how it begins.")],
+    letter_id: Annotated[str, typer.Argument(metavar="ID", help="The letter's id, or the beginning of it.")],
     config: ConfigPath = None,
     as_json: AsJson = False,
 ) -> None:
@@ -117,7 +121,7 @@ def show(
         from tidemill.core.deadletters.redrive import Criteria
 
         if not letter_id:
-            raise ConfigError("the id of a letter is not empty")
+            raise ConfigError("the id is empty; name a letter: tidemill dlq list shows the ids")
         settings = _load_settings(config)
         with _open_letters(settings) as box:
             found: dict[str, Found] = {}
@@ -127,9 +131,11 @@ def show(
                 if each.letter.letter_id == letter_id or len(found) > 1:
                     break
             if not found:
-                raise ConfigError(f"there is no letter {letter_id!r} in {box.place}; `tidemill dlq list` has the ids")
+                raise ConfigError(f"no letter {letter_id!r} in {box.place}; tidemill dlq list shows the ids")
             if len(found) > 1 and letter_id not in found:
-                raise ConfigError(f"several letters begin with {letter_id!r}: {', '.join(found)}, perhaps more")
+                raise ConfigError(
+                    f"several ids begin with {letter_id!r}: {', '.join(found)}, perhaps more; write more of the id"
+                )
             one = found.get(letter_id) or next(iter(found.values()))
             sent = _find_history(settings, box)(one)
         allowed = settings.dlq.max_redrives
@@ -172,9 +178,10 @@ def redrive(
         str,
         typer.Option(
             "--to",
-            metavar="source|sink|TOPIC",
-            help="source: each message to its topic, to be processed again; sink: the payloads that a sink refused to "
-            "that sink; or the messages to another topic.",
+            metavar="WHERE",
+            autocompletion=complete_targets,
+            help="source: each message to its own topic, to be reprocessed; sink: each refused payload to its sink; a "
+            "topic: the messages to that topic.",
         ),
     ] = "source",
     ids: Ids = None,
@@ -184,28 +191,33 @@ def redrive(
     until: Until = None,
     keys: Keys = None,
     text: Text = "",
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most this many letters in this run.")] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", metavar="N", min=1, help="Send at most N letters in this run.")
+    ] = None,
     max_redrives: Annotated[
         int | None,
         typer.Option(
-            "--max-redrives", min=0, help="Leave a message that was sent again this often; default: dlq.max_redrives."
+            "--max-redrives",
+            metavar="N",
+            min=0,
+            help="Skip messages that were redriven N times already; default: dlq.max_redrives.",
         ),
     ] = None,
     rate: Annotated[
-        float | None, typer.Option("--rate", min=0.001, help="At most this many messages or payloads per second.")
+        float | None, typer.Option("--rate", metavar="N", min=0.001, help="At most N messages or payloads per second.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Send nothing; say what would be sent, and where.")
+        bool, typer.Option("--dry-run", help="Send nothing; show what would be sent, and where to.")
     ] = False,
     restart: Annotated[
         bool, typer.Option("--restart", help="Start with the oldest letter, even if this redrive sent it before.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Send letters again, each once: run the same command again to continue.
+    """Send letters again, each once; run the same command again to continue.
 
-    Letters to the same place by the same filters are the same redrive. Ctrl-C ends it after the
-    current batch; a second one at once.
+    The same filters and the same target are the same redrive. Ctrl-C ends it after the current batch; a second one at
+    once.
     """
     with reporting():
         from tidemill.cli.dlq_redrive import run_redrive

@@ -5,29 +5,37 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidemill.cli.completion import complete_kinds, complete_sinks
 from tidemill.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from tidemill.core.deadletters.redrive import Criteria, Target
 
-ConfigPath = Annotated[
-    Path | None, typer.Argument(metavar="[CONFIG]", help="The YAML file; default: what TIDEMILL_CONFIG names.")
-]
 Ids = Annotated[
-    list[str] | None, typer.Option("--id", metavar="ID", help="This letter, or all whose id begins so; repeatable.")
+    list[str] | None,
+    typer.Option("--id", metavar="ID", help="This letter, or all whose ids begin so; repeatable."),
 ]
 Kinds = Annotated[
     list[str] | None,
-    typer.Option("--kind", metavar="KIND", help="What went wrong (task, delivery ...); repeatable."),
+    typer.Option(
+        "--kind",
+        metavar="KIND",
+        help="What went wrong (task, delivery ...); repeatable.",
+        autocompletion=complete_kinds,
+    ),
 ]
 SinkNames = Annotated[
     list[str] | None,
-    typer.Option("--sink", metavar="NAME", help="The sink that refused: name or type.name; repeatable."),
+    typer.Option(
+        "--sink",
+        metavar="NAME",
+        help="The sink that refused the payload: name or type.name; repeatable.",
+        autocompletion=complete_sinks,
+    ),
 ]
 Since = Annotated[
     str | None,
@@ -40,7 +48,7 @@ Keys = Annotated[
 Text = Annotated[
     str, typer.Option("--text", metavar="TEXT", help="Anywhere in error, stderr, arguments, payloads or messages.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 _AGO = re.compile(r"(\d+)\s*([smhdw])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -63,15 +71,15 @@ def parse_time(option: str, text: str | None, *, relative: bool = True) -> float
     if ago is not None:
         if not relative:
             raise ConfigError(
-                f"{option} {text}: a redrive takes times with a date, so that the same command means the same letters "
-                "when it is run again"
+                f"{option} {text}: a redrive needs a time with a date (2026-05-01T12:00), so that the same command "
+                "means the same letters when it is run again"
             )
         return (datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})).timestamp()
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
         example = "2026-05-01T12:00 (UTC)" + (", or 2h for two hours ago" if relative else "")
-        raise ConfigError(f"{option} {text}: this is not a time; write {example}") from None
+        raise ConfigError(f"{option} {text}: not a valid time; write {example}") from None
     return (at.replace(tzinfo=UTC) if at.tzinfo is None else at).timestamp()
 
 
@@ -89,7 +97,7 @@ def make_criteria(
     """Return the criteria that the common options stand for.
 
     Raises:
-        ConfigError: There is no such kind, or a time is invalid.
+        ConfigError: A kind is unknown, or a time is invalid.
     """
     from tidemill.core.deadletters.redrive import Criteria
     from tidemill.deadletters.letter import LetterKind
@@ -97,9 +105,9 @@ def make_criteria(
     known = [kind.value for kind in LetterKind]
     for kind in kinds or ():
         if kind not in known:
-            raise ConfigError(f"--kind {kind}: there is no such kind; the kinds are {', '.join(known)}")
+            raise ConfigError(f"--kind {kind}: unknown kind; choose one of {', '.join(known)}")
     if "" in (ids or ()):
-        raise ConfigError("--id: an empty id means every letter; leave the option out")
+        raise ConfigError("--id: the id is empty; name a letter, or leave the option out for all letters")
     return Criteria(
         tuple(ids or ()),
         tuple(kinds or ()),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidemill.cli.completion import complete_handlers
+from tidemill.cli.options import ConfigPath
 from tidemill.cli.reporting import reporting
+from tidemill.core.wording import count_of
 from tidemill.runtime.exitcode import ExitCode
 
 if TYPE_CHECKING:
@@ -17,27 +21,48 @@ if TYPE_CHECKING:
 
 
 def doctor(
-    config: Annotated[
-        Path | None,
-        typer.Argument(metavar="[CONFIG]", help="The YAML file; default: what TIDEMILL_CONFIG names."),
-    ] = None,
+    config: ConfigPath = None,
     handler: Annotated[
-        str | None, typer.Option("--handler", metavar="MODULE:CLASS", help="Check this handler too.")
+        str | None,
+        typer.Option(
+            "--handler", metavar="MODULE:CLASS", help="Check this handler too.", autocompletion=complete_handlers
+        ),
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
-    """Check Java, Spark, the brokers, topics and sinks: each line says ok, or what to do (then exit code 4)."""
+    """Check everything a pipeline needs: Java, Spark, brokers, topics, folders, sinks.
+
+    Each line says ok, or FAIL and what to do; after a FAIL the exit code is 4.
+    """
     with reporting():
-        problems = 0
+        findings = []
         for finding in examine(config, handler):
-            ok = finding.problem is None
-            problems += not ok
-            mark = typer.style("ok   ", fg="green") if ok else typer.style("TO DO", fg="red", bold=True)
-            # Messages of sinks begin with their name.
-            indented = finding.text.removeprefix(f"{finding.name}: ").replace("\n", "\n         ")
-            typer.echo(f"{mark}  {finding.name}: {indented}")
+            findings.append(finding)
+            if not as_json:
+                _print(finding)
+        problems = sum(finding.problem is not None for finding in findings)
+        if as_json:
+            checks = [
+                {"name": finding.name, "ok": finding.problem is None, "text": _describe(finding)}
+                for finding in findings
+            ]
+            typer.echo(json.dumps({"ok": not problems, "checks": checks}))
+        elif problems:
+            typer.echo(f"{count_of(problems, 'problem')} found", err=True)
         if problems:
-            typer.echo(f"{problems} {'thing' if problems == 1 else 'things'} to do", err=True)
             raise typer.Exit(ExitCode.REMOTE)
+
+
+def _print(finding: Finding) -> None:
+    good = finding.problem is None
+    mark = typer.style("ok  ", fg="green") if good else typer.style("FAIL", fg="red", bold=True)
+    indented = _describe(finding).replace("\n", "\n        ")
+    typer.echo(f"{mark}  {finding.name}: {indented}")
+
+
+def _describe(finding: Finding) -> str:
+    # Messages of sinks begin with their name.
+    return finding.text.removeprefix(f"{finding.name}: ")
 
 
 def examine(config: Path | None, handler: str | None) -> Iterator[Finding]:
@@ -59,11 +84,12 @@ def examine(config: Path | None, handler: str | None) -> Iterator[Finding]:
     if settings is not None:
         yield from _examine_remote(settings)
     if handler is not None:
-        yield run_check(f"handler {handler}", lambda: check_handler(handler))
+        yield run_check("handler", lambda: check_handler(handler))
 
 
 def _examine_remote(settings: Settings) -> Iterator[Finding]:
-    from tidemill.cli.checks import Cluster, check_letter_folder, check_program, check_worker, run_check
+    from tidemill.cli.checks import Cluster, check_program, check_worker, run_check
+    from tidemill.cli.folder_checks import check_folder, list_folders
     from tidemill.spark.session.conf import is_local
 
     kafka = settings.kafka
@@ -74,17 +100,17 @@ def _examine_remote(settings: Settings) -> Iterator[Finding]:
         yield run_check("program", lambda: check_program(settings.executor))
     yield run_check("Kafka", source.check)
     yield run_check("source topic", lambda: source.check_topic(kafka.source_topic, "kafka.source_topic"))
-    if settings.dlq.path:
-        yield run_check("dead letters", lambda: check_letter_folder(settings.dlq.path))
-    else:
+    if not settings.dlq.path:
         other = Cluster(kafka, settings.dlq_brokers, {}, "dlq.brokers")
         letters = source if settings.dlq_brokers == kafka.brokers else other
         yield run_check("dead letters", lambda: letters.check_dead_letters(settings.dlq_topic))
+    for folder in list_folders(settings):
+        yield run_check(folder.setting, lambda folder=folder: check_folder(folder))  # type: ignore[misc]
     yield from _examine_sinks(settings, source)
 
 
 def _examine_sinks(settings: Settings, source: Cluster) -> Iterator[Finding]:
-    from tidemill.cli.checks import Cluster, Finding, check_folder, check_sink, run_check
+    from tidemill.cli.checks import Cluster, Finding, check_sink, run_check
     from tidemill.config.sink_types import sink_section
     from tidemill.core.errors import SinkNotConfiguredError
 
@@ -96,8 +122,6 @@ def _examine_sinks(settings: Settings, source: Cluster) -> Iterator[Finding]:
         own = topic.brokers or topic.client_config
         cluster = Cluster(settings.kafka, topic.brokers, topic.client_config, f"{place}.brokers") if own else source
         yield run_check(place, lambda c=cluster, t=topic, p=place: c.check_topic(t.topic, f"{p}.topic"))  # type: ignore[misc]
-    for name, folder in settings.sinks.filesystem.items():
-        yield run_check(f"sinks.filesystem.{name}", lambda f=folder: check_folder(f))  # type: ignore[misc]
     for kind, named in settings.sinks.by_type().items():
         for name in named if kind not in ("kafka", "filesystem") else ():
             yield run_check(f"{sink_section(kind)}.{name}", lambda k=kind, n=name: check_sink(settings, k, n))  # type: ignore[misc]

@@ -6,12 +6,12 @@ import difflib
 import importlib
 import inspect
 import sys
-import traceback
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from tidemill.core.errors import HandlerError, TidemillError
+from tidemill.core.errors import HandlerError, TidemillError, describe_error
+from tidemill.runtime.user_code import locate_class, locate_error
 
 if TYPE_CHECKING:
     from tidemill.pipeline.handler.base import Handler
@@ -47,7 +47,7 @@ def _import(name: str, folder: Path) -> ModuleType:
         if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
             raise HandlerError(
                 f"the module {name!r} needs the module {error.name!r}, which is not installed; install it where "
-                f"tidemill runs ({_locate(error)})"
+                f"tidemill runs{_at(locate_error(error))}"
             ) from error
         near = difflib.get_close_matches(name, [path.stem for path in folder.glob("*.py")], n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
@@ -61,7 +61,7 @@ def _import(name: str, folder: Path) -> ModuleType:
         # The text of a syntax error repeats file and line.
         said = error.msg if isinstance(error, SyntaxError) else error
         raise HandlerError(
-            f"importing the module {name!r} failed: {type(error).__name__}: {said} ({_locate(error)})"
+            f"importing the module {name!r} failed: {type(error).__name__}: {said}{_at(locate_error(error))}"
         ) from error
 
 
@@ -90,22 +90,32 @@ def _create(value: Any, spec: str) -> Handler[Any, Any]:
     if isinstance(value, Handler):
         return value
     if not (inspect.isclass(value) and issubclass(value, Handler)):
-        raise HandlerError(f"{spec} is not a handler; it must be a class that inherits from tidemill.Handler")
+        raise HandlerError(f"{spec} is not a handler; name a class that inherits from tidemill.Handler")
+    if missing := _find_required(value):
+        raise HandlerError(
+            f"{spec} cannot be created, because its __init__ requires {', '.join(missing)}{_at(locate_class(value))}, "
+            "and tidemill passes no arguments; give them defaults, or create an instance in the module and name that "
+            f"(--handler {spec.partition(':')[0]}:my_instance)"
+        )
     try:
         instance: Handler[Any, Any] = value()
     except Exception as error:
+        where = locate_error(error) or locate_class(value)
         raise HandlerError(
-            f"{spec} cannot be created without arguments: {type(error).__name__}: {error} ({_locate(error)}); give "
-            "its arguments defaults, or name an instance instead of the class"
+            f"{spec} cannot be created, because its __init__ raised {describe_error(error)}{_at(where)}; correct it"
         ) from error
     return instance
 
 
-def _locate(error: BaseException) -> str:
-    """Return the file and line of the user's code that an error came from."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{error.filename}:{error.lineno}"
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "importlib" not in frame.filename and frame.filename != __file__]
-    frame = (own or frames)[-1]
-    return f"{frame.filename}:{frame.lineno}"
+def _find_required(cls: type[Any]) -> list[str]:
+    """Return the arguments without which a class cannot be created."""
+    try:
+        parameters = inspect.signature(cls).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [each.name for each in parameters if each.default is each.empty and each.kind not in variadic]
+
+
+def _at(place: str) -> str:
+    return f" ({place})" if place else ""

@@ -23,6 +23,9 @@ def leave_within(seconds: float, code: ExitCode) -> None:
         seconds: How long Python may wait for threads and exit hooks.
         code: What the process ends with, either way.
     """
+    from tidemill.runtime.log_writer import tell_repeats
+
+    tell_repeats()
 
     def leave() -> None:
         time.sleep(seconds)

@@ -11,14 +11,14 @@ from typing import Annotated
 
 import typer
 
-from tidemill.cli import backfill, broker, config, consume, dlq, doctor, init, release, run, send, triggers
+from tidemill.cli import backfill, broker, config, consume, dlq, doctor, init, release, run, send, status, triggers
 from tidemill.cli.reporting import reporting
 
 EXIT_CODES = (
     "Exit codes: 0 done, or drained after a first SIGTERM or SIGINT; 1 an error inside tidemill; 2 wrong configuration "
     "or command line; 3 the handler is wrong; 4 a broker, Spark or a sink failed (doctor, dlq redrive: something is "
-    "left to do); 5 another process uses the same worker name (or runs the same redrive); 130 stopped at once by a "
-    "second signal."
+    "left to do; status: not running, or not healthy); 5 another process uses the same worker name (or runs the same "
+    "redrive); 130 stopped at once by a second signal."
 )
 
 app = typer.Typer(
@@ -54,7 +54,8 @@ def _options(
 def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Keep everything running until Ctrl-C.")] = False,
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="The folder for everything that it writes; default: demo-output.")
+        Path | None,
+        typer.Option("--dir", metavar="DIR", help="The folder for everything it writes; default: demo-output."),
     ] = None,
 ) -> None:
     """Process a real access log with a real Kafka and Spark on this machine, and check the result."""
@@ -66,6 +67,7 @@ def demo(
 
 app.command(epilog=EXIT_CODES)(run.run)
 app.command(epilog=EXIT_CODES)(backfill.backfill)
+app.command(epilog=EXIT_CODES)(status.status)
 app.command(epilog=EXIT_CODES)(release.release)
 app.command()(init.init)
 app.add_typer(config.app, name="config")

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
+from tidemill.cli.options import ConfigPath
 from tidemill.cli.reporting import reporting
 
 
 def release(
-    config: Annotated[
-        Path | None,
-        typer.Argument(metavar="[CONFIG]", help="The YAML file; default: what TIDEMILL_CONFIG names."),
-    ] = None,
+    config: ConfigPath = None,
 ) -> None:
     """Dead-letter what the brake of a running pipeline holds, so that it takes messages again.
 

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tidemill.cli.leaving import LEAVE_SECONDS, leave_within
-from tidemill.cli.reporting import print_error, reporting
-from tidemill.core.errors import TidemillError
+from tidemill.cli.options import ConfigPath, HandlerName
+from tidemill.cli.reporting import reporting
 
 
 def run(
-    handler: Annotated[
-        str, typer.Option("--handler", metavar="MODULE:CLASS", help="The handler, for example handler:LogHandler.")
-    ],
-    config: Annotated[
-        Path | None,
-        typer.Argument(metavar="[CONFIG]", help="The YAML file; default: what TIDEMILL_CONFIG names."),
-    ] = None,
-    plain: Annotated[bool, typer.Option("--plain", help="No live status line, even on a terminal.")] = False,
+    handler: HandlerName,
+    config: ConfigPath = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Log a line every 10 s, even on a terminal.")] = False,
     dev: Annotated[
         bool,
         typer.Option(
@@ -47,7 +41,8 @@ def run(
         from tidemill.cli.handlers import load_handler
 
         instance = load_handler(handler)
-        from tidemill.cli.status import live_status
+        from tidemill.cli.status_text import format_status
+        from tidemill.cli.watching import list_fields, show_summary, watch
         from tidemill.spark.pipeline import Pipeline
 
         with contextlib.ExitStack() as stack:
@@ -58,11 +53,14 @@ def run(
                 files = DevFiles(handler, config)
                 stack.enter_context(dev_broker(settings))
             pipeline = Pipeline(instance, settings=settings, files=files)
-            with live_status(pipeline.progress, plain=plain):
+
+            def describe(rate: float, width: int) -> str:
+                return format_status(pipeline.state(), pipeline.progress(), rate, width)
+
+            with watch(describe, lambda: (pipeline.state(), pipeline.progress()), list_fields, plain=plain):
                 code = pipeline.run()
-        if isinstance(pipeline.error, TidemillError):
-            # It was logged as well, but the log may go elsewhere.
-            print_error(pipeline.error)
-        if pipeline.error is None and not pipeline.progress().engines:  # the start was ended
+        if pipeline.progress().engines:
+            show_summary(pipeline.progress(), pipeline.state().work_seconds)
+        elif pipeline.error is None:  # the start was ended
             leave_within(LEAVE_SECONDS, code)
         raise typer.Exit(code)

@@ -1,119 +1,179 @@
-"""The live status line of `tidemill run`: what all engines do together, on a terminal only.
-
-It only shows: an error here never reaches the pipeline.
-"""
+"""`tidemill status`: how the pipelines and trigger hosts of this machine are; a container's health check asks it."""
 
 from __future__ import annotations
 
-import contextlib
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tidemill.cli.reporting import reporting
+from tidemill.cli.status_text import count, format_seconds
+from tidemill.runtime.exitcode import ExitCode
 
 if TYPE_CHECKING:
-    from tidemill.spark.progress import PipelineProgress
+    from tidemill.config.kafka_settings import KafkaSettings
+    from tidemill.runtime.control_socket import Answers
 
-_STARTING = "starting Spark and the engines"
-_REFRESH_SECONDS = 0.25
-#: The rate covers the last seconds: a shorter span is jumpy, a longer one hides a standstill.
-_RATE_SECONDS = 3.0
-
-
-class Rate:
-    """Messages per second over the last few seconds."""
-
-    def __init__(self) -> None:
-        """Start without samples."""
-        self._samples: list[tuple[float, int]] = []
-
-    def add(self, now: float, count: int) -> float:
-        """Add a count and return the rate."""
-        self._samples.append((now, count))
-        while len(self._samples) > 2 and now - self._samples[1][0] >= _RATE_SECONDS:
-            self._samples.pop(0)
-        (first, before), (last, after) = self._samples[0], self._samples[-1]
-        return (after - before) / (last - first) if last > first else 0.0
+#: A process that does not answer in this time hangs, or is suspended.
+_ANSWER_SECONDS = 5.0
+Report = dict[str, Any]
 
 
-def format_status(progress: PipelineProgress, rate: float) -> str:
-    """Describe in one line what a pipeline does.
+def status(
+    config: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[CONFIG]",
+            help="The YAML file of a pipeline, or a list of triggers; default: what TIDEMILL_CONFIG names, else all "
+            "that this user runs on this machine.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> None:
+    """Show how a running pipeline or trigger host of this machine is.
+
+    Exit code 0: it runs, and nothing is wrong with it. 4: it does not run, is still starting, does not answer, or an
+    engine is down. A broker or a sink that it waits for is shown, but is not its own problem.
+    """
+    with reporting():
+        reports, silent = find_reports(config)
+        healthy = bool(reports) and not silent and all(report["healthy"] for report in reports)
+        if as_json:
+            typer.echo(json.dumps({"healthy": healthy, "silent": silent, "processes": reports}))
+        else:
+            for report in reports:
+                typer.echo(describe_report(report))
+            if silent:
+                typer.echo(
+                    f"no answer within {_ANSWER_SECONDS:g} s from {count(silent, 'process')}: hanging, or suspended",
+                    err=True,
+                )
+            if not reports and not silent:
+                typer.echo(_describe_nothing(config), err=True)
+        raise typer.Exit(ExitCode.OK if healthy else ExitCode.REMOTE)
+
+
+def find_reports(config: Path | None) -> tuple[list[Report], int]:
+    """Return what the processes of a configuration answered, and how many did not in time.
 
     Args:
-        progress: The pipeline's progress.
-        rate: Messages per second.
+        config: See `status`.
+
+    Raises:
+        ConfigError: The file is wrong.
     """
-    if not any(engine.progress for engine in progress.engines):
-        return _STARTING
-    running = sum(engine.state == "running" for engine in progress.engines)
-    parts = [
-        f"{running} of {len(progress.engines)} engines, {len(progress.partitions)} partitions",
-        f"{progress.messages_done:,} messages done, {rate:,.0f}/s",
-        "tasks: " + _format_tasks(progress),
-        f"lag {format_lag(progress)}, {progress.in_flight:,} in flight",
+    from tidemill.config.loading import CONFIG_VARIABLE, load_settings
+
+    if config is None and not os.environ.get(CONFIG_VARIABLE):
+        answers = [_ask_pipelines(None), _ask_hosts(None)]
+    elif config is not None and is_trigger_list(config):
+        answers = [_ask_hosts(config)]
+    else:
+        answers = [_ask_pipelines(load_settings(config).kafka)]
+    found = [report for answer in answers for report in answer.reports]
+    return [complete(report) for report in found], sum(answer.silent for answer in answers)
+
+
+def _ask_pipelines(kafka: KafkaSettings | None) -> Answers:
+    from tidemill.runtime.pipeline_socket import ask_pipelines
+
+    return ask_pipelines(kafka, {"do": "status"}, _ANSWER_SECONDS)
+
+
+def _ask_hosts(specs: Path | None) -> Answers:
+    from tidemill.services.triggerer.control import ask_hosts
+
+    return ask_hosts(specs, _ANSWER_SECONDS)
+
+
+def is_trigger_list(path: Path) -> bool:
+    """Tell whether a file is a list of triggers, and not a configuration."""
+    from tidemill.config.document import read_yaml
+    from tidemill.core.errors import ConfigError
+
+    try:
+        return isinstance(read_yaml(path.read_text(encoding="utf-8-sig"), str(path)).value, list)
+    except (OSError, UnicodeDecodeError, RecursionError, ConfigError):
+        return False  # it is read again as a configuration, which says what is wrong
+
+
+def complete(report: Report) -> Report:
+    """Return a report with `healthy` and `problems`, which trigger hosts leave to this command."""
+    if "healthy" in report:
+        return report
+    if "error" in report:
+        return {**report, "healthy": False, "problems": [report["error"]]}
+    problems = []
+    if report["waits_for"] is None:
+        if report["store"] is None:
+            problems.append("it is starting")
+        elif report["store"] == "down":
+            problems.append("its store cannot be reached")
+    return {"kind": "trigger host", **report, "healthy": not problems, "problems": problems}
+
+
+def describe_report(report: Mapping[str, Any]) -> str:
+    """Describe a process in a few lines."""
+    if "consumer_group" in report:
+        lines = _describe_pipeline(report)
+    elif "waits_for" in report:
+        lines = _describe_host(report)
+    else:
+        lines = [f"worker {report.get('worker')} (process {report.get('pid')})"]
+    return "\n".join([*lines, *(f"  PROBLEM       {problem}" for problem in report["problems"])])
+
+
+def _describe_pipeline(report: Mapping[str, Any]) -> list[str]:
+    engines, tasks, letters = report["engines"], report["tasks"], report["dead_letters"]
+    running = sum(engine["state"] == "running" for engine in engines)
+    lines = [
+        f"pipeline {report['consumer_group']} on {report['brokers']}, worker {report['worker']} (process "
+        f"{report['pid']}): {report['state']} for {format_seconds(report['run_seconds'])}"
     ]
-    if progress.dead_lettered:
-        parts.append(f"{progress.dead_lettered:,} dead letter{'s' if progress.dead_lettered != 1 else ''}")
-    if progress.letters_dropped:
-        parts.append(f"{progress.letters_dropped:,} dead letter{'s' if progress.letters_dropped != 1 else ''} DROPPED")
-    if progress.stalled:
-        reasons = (f"{name}: {why}" for name, why in sorted(progress.stalled.items()))
-        parts.append("waiting for " + "; ".join(reasons))
-    return " | ".join(parts)
+    if not engines:
+        return lines
+    lag = "not known yet" if report["lag"] is None else f"{report['lag']:,}"
+    kinds = ", ".join(f"{number:,} {kind}" for kind, number in sorted(letters["kinds"].items()))
+    rows = [
+        ("engines", f"{running} of {len(engines)} running, {count(report['partitions'], 'partition')}"),
+        ("messages", f"{report['messages_done']:,} done, {report['messages_per_second']:,.0f}/s"),
+        ("lag", f"{lag}, {report['in_flight']:,} in flight"),
+        ("tasks", ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in tasks.items())),
+        ("dead letters", f"{letters['written']:,}" + (f" ({kinds})" if kinds else "")),
+        *((f"{place.removeprefix('sinks.')}", _describe_sink(sink)) for place, sink in sorted(report["sinks"].items())),
+        *(("waiting for", f"{name}: {why}") for name, why in sorted(report["waits_for"].items())),
+    ]
+    if letters["dropped"]:
+        rows.append(("DROPPED", count(letters["dropped"], "dead letter")))
+    return lines + [f"  {name.ljust(12)}  {text}" for name, text in rows]
 
 
-def format_lag(progress: PipelineProgress) -> str:
-    """Return how many messages are not committed, and for how many partitions this is not known yet."""
-    known, owned = len(progress.lag), len(progress.partitions)
-    if not known and owned:
-        return "not known yet"
-    unknown = f" ({owned - known:,} of {owned:,} partitions not known yet)" if known < owned else ""
-    return f"{sum(progress.lag.values()):,}{unknown}"
-
-
-def _format_tasks(progress: PipelineProgress) -> str:
-    counts = (
-        ("queued", progress.tasks_queued),
-        ("in backoff", progress.tasks_retrying),
-        ("failed", progress.tasks_failed),
+def _describe_sink(sink: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{number:,} {name}"
+        for name, number in (("delivered", sink["delivered_payloads"]), ("refused", sink["refused"]))
+        if number or name == "delivered"
     )
-    return ", ".join([f"{progress.tasks_running:,} running", *(f"{count:,} {name}" for name, count in counts if count)])
 
 
-@contextlib.contextmanager
-def live_status(progress: Callable[[], PipelineProgress], *, plain: bool = False) -> Iterator[None]:
-    """Show a status line while the block runs, if standard error is a terminal.
+def _describe_host(report: Mapping[str, Any]) -> list[str]:
+    holder = report["waits_for"]
+    about = f"trigger host of {report['list']} (process {report['pid']})"
+    if holder is not None:
+        return [f"{about}: standing by; process {holder['process']} on {holder['host']} runs the list"]
+    if report["store"] is None:
+        return [about]
+    return [f"{about}: running", f"  triggers      {report['running']:,}", f"  store         {report['store']}"]
 
-    Args:
-        progress: Returns the pipeline's progress; called from a thread.
-        plain: Show nothing.
-    """
-    if plain or not sys.stderr.isatty():
-        yield
-        return
-    from rich.console import Console
-    from rich.live import Live
-    from rich.spinner import Spinner
 
-    spinner = Spinner("dots", _STARTING)
-    ended = threading.Event()
-    rate = Rate()
-
-    def refresh() -> None:
-        while not ended.wait(_REFRESH_SECONDS):
-            # A failing display must not make the pipeline fail.
-            with contextlib.suppress(Exception):
-                now = progress()
-                spinner.update(text=format_status(now, rate.add(time.monotonic(), now.messages_done)))
-
-    thread = threading.Thread(target=refresh, name="tidemill-status", daemon=True)
-    # Log lines go through sys.stderr, which the display replaces: they appear above the status line.
-    console = Console(stderr=True)
-    with Live(spinner, console=console, transient=True, refresh_per_second=1 / _REFRESH_SECONDS):
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join(1.0)
+def _describe_nothing(config: Path | None) -> str:
+    if config is None:
+        return "nothing of tidemill runs on this machine as this user"
+    return (
+        f"nothing with {config} runs on this machine as this user; give the file, and the environment, that it was "
+        "started with"
+    )

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from tidemill.config.executor_settings import RetryBackoffSettings
-from tidemill.config.kafka_names import check_topic_or_empty
+from tidemill.config.kafka_names import check_brokers, check_topic_or_empty
 from tidemill.config.section import Section
 
 
@@ -59,7 +59,7 @@ class DeadLetterSettings(Section):
     topic: Annotated[str, AfterValidator(check_topic_or_empty)] = Field(
         "", description="'' means <source_topic>_dlq; created if it does not exist."
     )
-    brokers: str = Field("", description="'' means kafka.brokers.")
+    brokers: Annotated[str, AfterValidator(check_brokers)] = Field("", description="'' means kafka.brokers.")
     on_send_failure: Literal["stall", "drop"] = Field(
         "stall",
         description="When a letter cannot be written: stall makes the partition wait until it can be; drop discards "

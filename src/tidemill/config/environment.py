@@ -17,7 +17,7 @@ from tidemill.config.settings import Settings
 
 PREFIX = "TIDEMILL_"
 #: Variables of tidemill that are not settings.
-RESERVED = frozenset({"TIDEMILL_CONFIG", "TIDEMILL_OFFLINE", "TIDEMILL_ENGINE_ID"})
+RESERVED = frozenset({"TIDEMILL_CONFIG", "TIDEMILL_OFFLINE", "TIDEMILL_MAVEN_URL", "TIDEMILL_ENGINE_ID"})
 
 
 def _to_property_name(name: str) -> str:

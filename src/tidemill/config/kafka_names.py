@@ -10,6 +10,7 @@ from tidemill.config.redaction import redact_text
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 _MAX_TOPIC = 249
+_MAX_PORT = 65_535
 #: The group's name is part of `group.instance.id`, to which Kafka's limit for names applies.
 _MAX_GROUP = 100
 
@@ -28,6 +29,26 @@ def check_topic(name: str) -> str:
 def check_topic_or_empty(name: str) -> str:
     """Return a topic's name if it is empty or Kafka allows it."""
     return check_topic(name) if name else name
+
+
+def check_brokers(text: str) -> str:
+    """Return a list of brokers if each is host:port.
+
+    Raises:
+        ValueError: One is not.
+
+    Example:
+        >>> check_brokers("a:9092,SSL://b:9093")
+        'a:9092,SSL://b:9093'
+    """
+    for entry in filter(None, map(str.strip, text.split(","))):
+        host, colon, port = entry.rpartition("://")[2].rpartition(":")
+        shown = redact_text(entry)
+        if not colon or port.endswith("]"):
+            raise ValueError(f"{shown!r} has no port; write host:port, for example {shown}:9092")
+        if not host or not port.isdecimal() or not 0 < int(port) <= _MAX_PORT:
+            raise ValueError(f"{shown!r} is not host:port with a port from 1 to {_MAX_PORT}, for example kafka:9092")
+    return text
 
 
 def check_group(name: str) -> str:

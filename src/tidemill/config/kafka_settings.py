@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveInt, model_validator
 
-from tidemill.config.kafka_names import check_group, check_topic, refuse_owned
+from tidemill.config.kafka_names import check_brokers, check_group, check_topic, refuse_owned
 from tidemill.config.section import NonEmpty, Section
 
 Topic = Annotated[str, AfterValidator(check_topic)]
@@ -37,7 +37,9 @@ def _check_client_config(value: dict[str, Any]) -> dict[str, Any]:
 class KafkaSettings(Section):
     """The source topic and the consumer group."""
 
-    brokers: NonEmpty = Field("localhost:9092", description="host:port of one or more brokers, separated by commas.")
+    brokers: Annotated[NonEmpty, AfterValidator(check_brokers)] = Field(
+        "localhost:9092", description="host:port of one or more brokers, separated by commas."
+    )
     source_topic: Topic = Field("input-events", description="The topic to read; it must exist.")
     consumer_group: Group = Field("tidemill-workers", description="The group that shares its partitions.")
     max_poll_records: PositiveInt = Field(100, description="Messages taken from the consumer at a time.")

@@ -23,7 +23,9 @@ class LoggingSettings(Section):
     level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], BeforeValidator(to_upper)] = Field(
         "INFO", description="The lowest level that is logged."
     )
-    format: Literal["json", "console"] = Field("json", description="console is for people to read.")
+    format: Literal["auto", "console", "json"] = Field(
+        "auto", description="console is for people; auto: console on a terminal, json otherwise."
+    )
 
 
 class SparkSettings(Section):

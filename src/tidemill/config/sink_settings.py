@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from tidemill.config.kafka_names import check_topic, refuse_owned
+from tidemill.config.kafka_names import check_brokers, check_topic, refuse_owned
 from tidemill.config.section import NonEmpty, Section, to_upper
 
 #: librdkafka's keys that tidemill sets itself, and what to use instead.
@@ -107,7 +107,9 @@ class KafkaSinkSettings(SinkSection):
     """A topic to write to."""
 
     topic: Annotated[str, AfterValidator(check_topic)] = Field(description="The topic to write to; it must exist.")
-    brokers: str = Field("", description="'' inherits kafka.brokers and its security settings.")
+    brokers: Annotated[str, AfterValidator(check_brokers)] = Field(
+        "", description="'' inherits kafka.brokers and its security settings."
+    )
     client_config: Annotated[dict[str, Any], AfterValidator(_check_client_config)] = Field(
         default_factory=dict, description="Passed to librdkafka."
     )

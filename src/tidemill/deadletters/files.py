@@ -20,12 +20,12 @@ from typing import Any
 import msgspec
 
 from tidemill.core.deadletters.letter_files import (
-    match_run,
-    match_unfinished_files,
+    build_run_pattern,
+    build_unfinished_pattern,
     name_letters_file,
     name_unfinished_file,
 )
-from tidemill.core.errors import ConfigError, sound
+from tidemill.core.errors import ConfigError, escape_surrogates
 from tidemill.deadletters.letter import Letter, encode_letter
 
 #: Under this key a letters file says what it belongs to, and an outcome file which letters file belongs to it.
@@ -79,7 +79,7 @@ def make_row(letter: Letter) -> LetterRow:
     first = min(letter.sources, key=lambda source: source.offset, default=None)
     place = (first.topic, first.partition, first.offset) if first is not None else (None, None, None)
     written_at = datetime.fromisoformat(letter.timestamp).astimezone(UTC)
-    error = sound(letter.error[:ERROR_CHARS])
+    error = escape_surrogates(letter.error[:ERROR_CHARS])
     return (letter.letter_id, letter.kind.value, error, *place, written_at, encode_letter(letter))
 
 
@@ -252,11 +252,11 @@ def read_letters_name(outcome: Path) -> str | None:
 
 def remove_unfinished(path: str, outcomes_id: str) -> None:
     """Remove unfinished files of killed engines; no engine may be working for the outcomes folder."""
-    for leftover in Path(path).glob(match_unfinished_files(outcomes_id)):
+    for leftover in Path(path).glob(build_unfinished_pattern(outcomes_id)):
         leftover.unlink(missing_ok=True)
 
 
 def remove_run(path: str, run: str) -> None:
     """Remove the letters of a run whose messages are all about to be reprocessed."""
-    for letters in Path(path).glob(match_run(run)):
+    for letters in Path(path).glob(build_run_pattern(run)):
         letters.unlink(missing_ok=True)

@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tidemill.core.deadletters.letter_files import counts
+from tidemill.core.deadletters.letter_files import is_valid
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.deadletters.files import METADATA_KEY, FileOrigin, read_letters_name, read_outcomes_id
 from tidemill.deadletters.reader import Found, Reached, decode_found
@@ -122,7 +122,7 @@ class FolderReader:
             named = read_letters_name(folder / origin.outcome) if there == origin.outcomes_id else None
         except (OSError, pa.ArrowException):
             return True  # it may count: better shown twice than never
-        return counts(name, origin.outcomes_id, there, named)
+        return is_valid(name, origin.outcomes_id, there, named)
 
     def offsets_at(self, seconds: float, ranges: Mapping[int, tuple[int, int]]) -> dict[int, int]:
         """Return where to start to find every letter of a time or later; see `LetterReader.offsets_at`."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -38,10 +39,12 @@ class DeadLetters(Protocol):
     Attributes:
         written: Letters that the broker confirmed.
         dropped: Letters that were given up because their topic refused them.
+        kinds: How many were written of each kind.
     """
 
     written: int
     dropped: int
+    kinds: Counter[str]
 
     async def open(self) -> None:
         """Connect, and check that letters can be written."""
@@ -98,6 +101,7 @@ class KafkaDeadLetters:
         self._closed = False
         self.written = 0
         self.dropped = 0
+        self.kinds: Counter[str] = Counter()
 
     async def open(self) -> None:
         """Check that the topic exists, or create it.
@@ -136,6 +140,7 @@ class KafkaDeadLetters:
                 return
             if error is None:
                 self.written += 1
+                self.kinds[letter.kind.value] += 1
                 self._settle(done)
                 return
             smaller = len(body) * 3 // 4 if too_large(error) else limit
@@ -175,7 +180,7 @@ class KafkaDeadLetters:
             self._timers.discard(timer)
             again()
 
-        delay = self._backoff.delay(attempt, random.getrandbits(32))
+        delay = self._backoff.compute_delay(attempt, random.getrandbits(32))
         timer = asyncio.get_running_loop().call_later(delay, due)
         self._timers.add(timer)
 

@@ -128,7 +128,7 @@ class EngineBrake:
         text = " ".join(redact_text(text).split())
         if len(text) > _TEXT_LENGTH:
             text = f"{text[: _TEXT_LENGTH // 2]} ... {text[-_TEXT_LENGTH // 2 :]}"
-        self._apply(self._brake.failed((case.partition, case.offsets[0]), text, case))
+        self._apply(self._brake.note_failure((case.partition, case.offsets[0]), text, case))
 
     def ended(self, partition: HoldingPartition, offset: int, cause: str | None, *, is_alone: bool) -> None:
         """Note that the tasks and the hook of a message are over, or that it gets no task.
@@ -143,20 +143,20 @@ class EngineBrake:
             return
         if self._brake.is_on and is_alone and self._has_window_hook:
             return  # nobody waits for others here: it is tried with its window
-        self._apply(self._brake.finished((partition, offset), cause, self._now()))
+        self._apply(self._brake.note_finished((partition, offset), cause, self._now()))
 
     def window_ended(self, partition: HoldingPartition, offset: int) -> None:
         """Note that the hook of a window ended well; `offset`: of its first message."""
-        self._apply(self._brake.succeeded((partition, offset)))
+        self._apply(self._brake.note_success((partition, offset)))
 
     def window_failed(self, cause: str, spoiled: int) -> None:
         """Note that the hook of a window failed, with how many messages that had ended well."""
         if cause is not _RELEASED:
-            self._apply(self._brake.spoiled(spoiled, cause, self._now()))
+            self._apply(self._brake.note_window_failure(spoiled, cause, self._now()))
 
     def taken(self, partition: HoldingPartition, offset: int) -> None:
         """Note which message was taken to be tried."""
-        self._brake.taken((partition, offset))
+        self._brake.note_taken((partition, offset))
 
     def abandon(self, partition: HoldingPartition) -> None:
         """Forget what is held of a partition that was given up."""
@@ -234,7 +234,7 @@ class EngineBrake:
         self._braked(True)
 
     def _describe(self) -> str:
-        standing = self._brake.standing()
+        standing = self._brake.summarize()
         text = f"{standing.failed} of the last {standing.of} messages failed"
         if standing.times < standing.failed:
             text += f", {standing.times} of them"

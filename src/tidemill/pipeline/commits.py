@@ -61,7 +61,7 @@ class Commits:
 
     def unresolved(self, partition: TopicPartition) -> list[int]:
         """Return the offsets of a partition's messages that did not leave the pipeline."""
-        queue = self._ledger.lines.get(partition)
+        queue = self._ledger.queues.get(partition)
         return [] if queue is None else [entry.item for entry in queue.entries if entry.pending]
 
     def send_soon(self) -> None:
@@ -69,7 +69,7 @@ class Commits:
         if self._timer is None:
             delay = COLLECT_SECONDS
             if self._failures:
-                delay += BACKOFF.delay(self._failures, random.getrandbits(JITTER_BITS))
+                delay += BACKOFF.compute_delay(self._failures, random.getrandbits(JITTER_BITS))
             self._timer = asyncio.get_running_loop().call_later(delay, self.send)
 
     def send(self) -> None:
@@ -83,7 +83,7 @@ class Commits:
 
     def _collect(self) -> dict[TopicPartition, int]:
         offsets = {}
-        for batch in self._ledger.ready(self._mode.cut):
+        for batch in self._ledger.take_all(self._mode.cut):
             self._in_flight[batch.lane] = batch
             offsets[batch.lane] = batch.entries[-1].item + 1
         return offsets
@@ -159,7 +159,7 @@ class Commits:
 
     def give_up(self) -> None:
         """Count what could not be committed in time."""
-        queues = self._ledger.lines.values()
+        queues = self._ledger.queues.values()
         self.failed = sum(not entry.pending for queue in queues for entry in queue.entries)
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import structlog
 
 from tidemill.config.settings import Settings
-from tidemill.core.errors import ConfigError, HandlerError, RemoteError, describe_error, sound
+from tidemill.core.errors import ConfigError, HandlerError, RemoteError, describe_error, escape_surrogates
 from tidemill.core.pipeline.backpressure import Backpressure
 from tidemill.core.retry import Backoff
 from tidemill.deadletters.writer import DeadLetters
@@ -291,7 +291,7 @@ class Engine:
         """End: the place in the group is lost, or a part of the engine is gone."""
         if self._fatal is None:
             fenced = fatal is Fatal.FENCED
-            self._fatal = (StopReason.FENCED if fenced else StopReason.FAILED, sound(text))
+            self._fatal = (StopReason.FENCED if fenced else StopReason.FAILED, escape_surrogates(text))
             self.context.log.error("the engine stops", reason=fatal.value, error=text)
             for owned in list(self.intake.partitions.values()):
                 self.intake.forget(owned)
@@ -317,10 +317,12 @@ class Engine:
             tasks_running=pool.running,
             tasks_queued=pool.queued + self.intake.held_back,
             tasks_retrying=pool.retrying,
+            tasks_retried=pool.retried,
             tasks_done=counters.tasks_done,
             tasks_failed=counters.tasks_failed,
             delivered=outbox.delivered,
             dead_lettered=self.letters.written,
+            letter_kinds=dict(self.letters.kinds),
             letters_dropped=self.letters.dropped,
             skipped=counters.skipped + outbox.skipped,
             warnings=counters.warnings,
@@ -348,7 +350,7 @@ class Engine:
         ):
             if text is not None:
                 stalled[name] = text
-        return {name: sound(text)[:MAX_STALLED_CHARS] for name, text in stalled.items()}
+        return {name: escape_surrogates(text)[:MAX_STALLED_CHARS] for name, text in stalled.items()}
 
 
 def _unexpected(error: BaseException) -> BaseException | None:

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, Protocol
 
-from tidemill.core.errors import describe_error, sound
+from tidemill.core.errors import describe_error, escape_surrogates
 from tidemill.deadletters.letter import LetterKind, summarize_stderr
 from tidemill.pipeline.brake import Case
 from tidemill.pipeline.context import EngineContext
@@ -150,7 +150,7 @@ def _describe_task_error(error: ExecutorError, why: str = "") -> str:
         why: Why it is not tried again, if that is not the number of its tries.
     """
     if error.exception is not None:
-        return why + sound(error.exception)
+        return why + escape_surrogates(error.exception)
     return why + (summarize_stderr(error.stderr) or f"exit code {error.exit_code}")
 
 
@@ -161,7 +161,7 @@ def _log_task_error(window: FailingWindow, run: TaskRun, error: ExecutorError, w
     """
     log: Any = window.context.log
     stderr = summarize_stderr(error.stderr)
-    exception = None if error.exception is None else why + sound(error.exception)
+    exception = None if error.exception is None else why + escape_surrogates(error.exception)
     alike = (error.kind, error.exit_code, why, kind_of(exception), kind_of(stderr.rpartition("\n")[2]))
     limited(log, LOG_SECONDS, about=alike).warning(
         "a task failed for good",

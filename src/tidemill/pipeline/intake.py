@@ -222,7 +222,7 @@ class Intake:
 
     def committed(self, partition: TopicPartition, count: int) -> None:
         """Count messages that a commit passed."""
-        self._context.load.committed(partition, count)
+        self._context.load.note_committed(partition, count)
         self.refill(partition)
 
     def _visit(self, intake: _PartitionIntake) -> None:
@@ -258,12 +258,12 @@ class Intake:
                     self._accept(intake, messages)
                     still.append(intake)
                 else:
-                    self._close_window(intake, intake.windowing.idle(self._loop.time()))
+                    self._close_window(intake, intake.windowing.close_idle(self._loop.time()))
             hungry = still
 
     def _room(self, owned: OwnedPartition) -> int:
         undelivered = owned.undelivered if self._counts_results else 0
-        return self._context.load.room(owned.partition, owned.undelivered_bytes, undelivered)
+        return self._context.load.find_room(owned.partition, owned.undelivered_bytes, undelivered)
 
     def _note_room(self, intake: _PartitionIntake, room: int) -> None:
         owned = intake.owned

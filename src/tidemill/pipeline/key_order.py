@@ -94,9 +94,9 @@ class OrderedTasks:
         keys = {entry.position: message.key for message, entry in opened}
         tasks = [(run, [places[index] for index in indexes]) for run, indexes in runs]
         before = self._order.waiting_messages
-        start = self._order.arranged(tasks, keys)
+        start = self._order.add_tasks(tasks, keys)
         for message, entry in opened:
-            if self._order.waits(entry.position):
+            if self._order.is_waiting(entry.position):
                 self._offsets[entry.position] = message.offset
         if len(self._offsets) > 2 * self._order.waiting_messages + _KEPT:
             self.waiting_offsets()
@@ -104,7 +104,7 @@ class OrderedTasks:
 
     def waiting_offsets(self) -> Set[int]:
         """Return which messages have a task that waits for its key."""
-        self._offsets = {place: offset for place, offset in self._offsets.items() if self._order.waits(place)}
+        self._offsets = {place: offset for place, offset in self._offsets.items() if self._order.is_waiting(place)}
         return set(self._offsets.values())
 
     def replaced(self, run: TaskRun, others: Sequence[TaskRun]) -> None:
@@ -114,12 +114,12 @@ class OrderedTasks:
     def ended(self, run: TaskRun | Place) -> None:
         """Launch what waited for a task, which is terminal."""
         before = self._order.waiting_messages
-        self._launch_all(self._order.done(run), before)
+        self._launch_all(self._order.note_task_done(run), before)
 
     def message_ended(self, entry: LedgerEntry[TopicPartition, int]) -> None:
         """Launch what waited for the hook of a message."""
         before = self._order.waiting_messages
-        self._launch_all(self._order.message_done(entry.position), before)
+        self._launch_all(self._order.note_message_done(entry.position), before)
 
     def close(self) -> None:
         """Forget everything: the partition was given up."""

@@ -138,12 +138,12 @@ class OwnedPartition:
 
     def tasks_done(self) -> None:
         """Count a message whose tasks are over: it no longer counts against the watermarks."""
-        self._context.load.finished(self.partition, 1, 0)
+        self._context.load.note_finished(self.partition, 1, 0)
         self._context.room_freed(self.partition)
 
     def _waits(self, count: int) -> None:
         """Count messages that began to wait for their key, or ceased to: these are not in the watermarks."""
-        self._context.load.waits(self.partition, count)
+        self._context.load.note_waiting(self.partition, count)
         if self.held:
             self._count_stuck()
         if count > 0:
@@ -184,7 +184,7 @@ class OwnedPartition:
         context.counters.consumed += count
         context.counters.in_flight += count
         self.unresolved += count
-        context.load.handed(self.partition, count, sum(message.size_bytes for message in messages))
+        context.load.note_handed_over(self.partition, count, sum(message.size_bytes for message in messages))
 
     def resolve(
         self,
@@ -209,11 +209,11 @@ class OwnedPartition:
         context.counters.in_flight -= 1
         self.unresolved -= 1
         if self.handover is not None:
-            self.handover.resolved(message.offset)
+            self.handover.note_resolved(message.offset)
             self._look()
         if not self.busy:
             context.became_idle()
-        context.load.finished(self.partition, 0, message.size_bytes)
+        context.load.note_finished(self.partition, 0, message.size_bytes)
         context.room_freed(self.partition)
         if context.report is not None:
             context.report.finished(make_finished_message(message, runs, started_at, rejected))
@@ -316,7 +316,7 @@ class OwnedPartition:
     def withdraw(self, offsets: Iterable[int]) -> None:
         """Leave messages to the next owner whose work would have to start now; only while it is handed over."""
         assert self.handover is not None
-        self.handover.withdrawn(offsets)
+        self.handover.note_withdrawn(offsets)
         self._look()
 
     @property

@@ -188,7 +188,7 @@ class HookWatch:
 
     def _on_over(self, block: Block) -> None:
         if block.cause is not Cause.STARVED:
-            log.warning("the event loop goes on", hook=self._hook, seconds=round(block.seconds, 3))
+            log.warning("the event loop is running again", hook=self._hook, seconds=round(block.seconds, 3))
 
     def _latest_hook(self) -> str | None:
         return self._names.get(getattr(latest[0], "cr_code", None))  # type: ignore[arg-type]

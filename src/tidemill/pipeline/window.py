@@ -109,7 +109,7 @@ class WindowRun:
             for index in indexes or range(len(self.messages)):
                 self.runs_of[index].append(run)
             runs.append((run, indexes))
-        effects = self.graph.arranged(runs)
+        effects = self.graph.set_tasks(runs)
         if self.partition.order is None:
             for run, _ in runs:
                 self.partition.launch(run)
@@ -213,7 +213,7 @@ class WindowRun:
         run.replaced = True
         run.error = error
         self.partition.pending.pop(run.key, None)
-        indexes = self.graph.indexes_of(run)
+        indexes = self.graph.find_indexes(run)
         children = []
         for task in tasks:
             task.parent_task_id = run.task.task_id
@@ -240,7 +240,7 @@ class WindowRun:
     def _make_terminal(self, run: TaskRun) -> None:
         self.partition.pending.pop(run.key, None)
         if not self.partition.closed:
-            self._apply(self.graph.task_done(run))
+            self._apply(self.graph.note_task_done(run))
             if (order := self.partition.order) is not None:
                 order.ended(run)
 
@@ -248,7 +248,7 @@ class WindowRun:
         """Return the indexes of the messages that a hook is called for."""
         if of is None:
             return range(len(self.messages))
-        return (of,) if isinstance(of, int) else self.graph.indexes_of(of)
+        return (of,) if isinstance(of, int) else self.graph.find_indexes(of)
 
     def _find_offsets(self, run: TaskRun) -> list[int]:
         """Return the messages that cannot leave the pipeline without a task."""
@@ -273,7 +273,7 @@ class WindowRun:
             return
         if isinstance(of, TaskRun):
             if routed:
-                self._deliver(routed, self.graph.indexes_of(of), of.task, hook)
+                self._deliver(routed, self.graph.find_indexes(of), of.task, hook)
             self._make_terminal(of)
         elif of is None:
             self._end_window_hook(routed)
@@ -338,12 +338,12 @@ class WindowRun:
         if self.context.overridden.on_message_complete:
             self.context.hooks.submit(self.collect, index)
         else:
-            self._apply(self.graph.message_hook_done(index))
+            self._apply(self.graph.note_hook_done(index))
             if self.context.brake is not None:
                 self._tell_brake(index)
 
     def _end_message(self, index: int) -> None:
-        self._apply(self.graph.message_hook_done(index))
+        self._apply(self.graph.note_hook_done(index))
         if self.partition.order is not None:
             self.partition.order.message_ended(self.entries[index])
         if self.context.brake is not None:

@@ -27,6 +27,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from tidemill.core.errors import RemoteError
 from tidemill.runtime.folders import OwnedFolder
+from tidemill.runtime.guarded import Guarded
 from tidemill.runtime.jars import Progress, kafka_classpath
 from tidemill.runtime.java import find_java
 
@@ -59,10 +60,6 @@ _PROPERTIES: Mapping[str, str] = {
     "broker.heartbeat.interval.ms": "500",
     "log.cleaner.dedupe.buffer.size": "4194304",
 }
-#: Waits for a line before it becomes Java: until then nothing runs that could be left behind.
-_GATE = 'read -r _ && exec "$@" </dev/null'
-#: Reads until its parent is gone, however it ended, and then kills the broker.
-_GUARD = 'trap "" HUP INT TERM; read -r _; kill -KILL "$1"'
 
 
 class EmbeddedBroker:
@@ -103,7 +100,7 @@ class EmbeddedBroker:
         self._progress: Progress = progress or (lambda text: None)
         self._start_timeout_seconds = start_timeout_seconds
         self._process: subprocess.Popen[bytes] | None = None
-        self._guard: subprocess.Popen[bytes] | None = None
+        self._guarded: Guarded | None = None
         self._admin_client: AdminClient | None = None
 
     @property
@@ -294,27 +291,9 @@ class EmbeddedBroker:
             raise RemoteError(f"The broker's data folder {self.data_dir} could not be formatted:\n{done.stdout}")
 
     def _spawn(self, command: list[str]) -> None:
-        # Sessions of their own: Ctrl-C in a terminal must not end the broker before its clients.
         with self.log_path.open("ab") as log:
-            process = subprocess.Popen(
-                ["/bin/sh", "-c", _GATE, "sh", *command],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=self.data_dir,
-                start_new_session=True,
-            )
-        self._process = process
-        self._guard = subprocess.Popen(
-            ["/bin/sh", "-c", _GUARD, "sh", str(process.pid)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        assert process.stdin is not None
-        with process.stdin as gate:
-            gate.write(b"go\n")
+            self._guarded = Guarded(command, output=log, cwd=self.data_dir)
+        self._process = self._guarded.process
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + self._start_timeout_seconds
@@ -355,13 +334,9 @@ class EmbeddedBroker:
         self._forget_process()
 
     def _forget_process(self) -> None:
-        # The guard is killed, not told of the end: it would kill another process that has the pid by then.
-        if self._guard is not None:
-            self._guard.kill()
-            self._guard.wait()
-            if self._guard.stdin is not None:
-                self._guard.stdin.close()
-        self._guard = self._process = None
+        if self._guarded is not None:
+            self._guarded.dismiss_guard()
+        self._guarded = self._process = None
 
 
 #: Below those that Linux, and other systems, use for outgoing connections.

@@ -1,4 +1,4 @@
-"""Control sockets: processes of this user on this machine that answer over a Unix socket each.
+"""Control sockets: processes of this user on this machine that answer requests over a Unix socket each.
 
 The names of the sockets begin with a prefix that says what kind of process it is and has a digest of what it works on,
 so that all processes that work on it can be found. The folder is private to the user
@@ -6,25 +6,29 @@ so that all processes that work on it can be found. The folder is private to the
 
 A client may send one JSON document, ends its side of the connection, and gets one JSON document. Invariants: only the
 socket's own user can connect (mode 0600 from the start); a socket that can be seen is being listened to, unless its
-process was killed, and then the next one of its prefix removes it; a silent client holds up no other.
+process was killed, and then whoever next looks for its prefix removes it; a silent client holds up no other.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import inspect
 import json
 import os
 import secrets
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import structlog
 
-from tidemill.core.errors import ConfigError
+from tidemill.core.errors import ConfigError, describe_error
 from tidemill.runtime.lock import private_directory, refuse_foreign
 
 log = structlog.get_logger(__name__)
@@ -36,7 +40,8 @@ _MAX_REQUEST_BYTES = 64 * 1024
 #: The kernel accepts a path of about a hundred bytes.
 _MAX_PATH_BYTES = 100
 
-Answer = Callable[[dict[str, Any]], dict[str, Any]]
+Document = dict[str, Any]
+Answer = Callable[[Document], Document | Awaitable[Document]]
 
 
 def prefix_of(kind: str, what: bytes) -> str:
@@ -55,7 +60,8 @@ class ControlSocket:
 
     Args:
         prefix: See `prefix_of`.
-        answer: Called on the loop with what a client sent ({} if nothing); returns the answer; must be quick.
+        answer: Called on the loop with what a client sent ({} if nothing); returns the answer, or what to await for it;
+            must not block.
     """
 
     def __init__(self, prefix: str, answer: Answer) -> None:
@@ -103,13 +109,71 @@ class ControlSocket:
             async with asyncio.timeout(ANSWER_SECONDS):
                 asked = await reader.read(_MAX_REQUEST_BYTES)
                 request = json.loads(asked) if asked else {}
-                said = self._answer(request if isinstance(request, dict) else {})
-                writer.write(json.dumps(said).encode())
+                said = await self._find_answer(request if isinstance(request, dict) else {})
+                writer.write(json.dumps(said, default=str).encode())
                 await writer.drain()
         except (OSError, ValueError, TimeoutError) as error:
             log.warning("a client of the control socket got no answer", error=str(error) or type(error).__name__)
         finally:
             writer.close()
+
+    async def _find_answer(self, request: Document) -> Document:
+        try:
+            said = self._answer(request)
+            return await said if inspect.isawaitable(said) else said
+        except Exception as error:
+            log.exception("a request to the control socket failed", request=request.get("do"))
+            return {"error": f"it failed: {describe_error(error)}"}
+
+
+class ControlThread:
+    """Runs a control socket on an event loop in a thread of its own: nothing else of the process waits for clients.
+
+    Args:
+        control: The socket.
+
+    Attributes:
+        loop: Where its answers are made.
+    """
+
+    def __init__(self, control: ControlSocket) -> None:
+        """Do not listen yet."""
+        self.loop = asyncio.new_event_loop()
+        self._control = control
+        self._thread = threading.Thread(target=self.loop.run_forever, name="tidemill-control", daemon=True)
+
+    def __enter__(self) -> Self:
+        """Listen.
+
+        Raises:
+            ConfigError: The folder for sockets cannot be used.
+        """
+        self._thread.start()
+        try:
+            asyncio.run_coroutine_threadsafe(self._control.start(), self.loop).result()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop listening; clients that wait get no answer."""
+        asyncio.run_coroutine_threadsafe(self._close(), self.loop).result()
+        self._end()
+
+    async def _close(self) -> None:
+        await self._control.close()
+        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    def _end(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,35 +185,46 @@ class Answers:
         silent: How many did not answer in time.
     """
 
-    reports: list[dict[str, Any]]
+    reports: list[Document]
     silent: int
 
 
-def ask(prefix: str, request: dict[str, Any] | None = None) -> Answers:
-    """Send a request to all processes of a prefix on this machine, and return their answers; blocks."""
-    reports, silent = [], 0
-    for path in _sockets(prefix):
-        try:
-            reports.append(_ask(path, request))
-        except TimeoutError:
-            silent += 1
-        except (OSError, ValueError):
-            continue  # it has just ended, or was killed
-    return Answers(reports, silent)
+def ask(prefix: str, request: Document | None = None, seconds: float = ANSWER_SECONDS) -> Answers:
+    """Send a request to all processes of a prefix on this machine, and return their answers; blocks.
+
+    Args:
+        prefix: Of their sockets; see `prefix_of`. A kind and a dot stand for all processes of that kind.
+        request: What they are sent.
+        seconds: How long to wait for an answer.
+    """
+    paths = _sockets(prefix)
+    if not paths:
+        return Answers([], 0)
+    with ThreadPoolExecutor(min(len(paths), 16)) as pool:
+        answers = list(pool.map(lambda path: _ask(path, request, seconds), paths))
+    reports = [answer for answer in answers if isinstance(answer, dict)]
+    return Answers(reports, sum(isinstance(answer, TimeoutError) for answer in answers))
 
 
-def _ask(path: Path, request: dict[str, Any] | None) -> dict[str, Any]:
+def _ask(path: Path, request: Document | None, seconds: float) -> Document | Exception | None:
+    """Return an answer; None or the error if there is none. The socket of a dead process is removed."""
     parts = []
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(ANSWER_SECONDS)
-        connection.connect(str(path))
-        if request is not None:
-            connection.sendall(json.dumps(request).encode())
-        connection.shutdown(socket.SHUT_WR)
-        while part := connection.recv(65536):
-            parts.append(part)
-    report: dict[str, Any] = json.loads(b"".join(parts))
-    return report
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(seconds)
+            connection.connect(str(path))
+            if request is not None:
+                connection.sendall(json.dumps(request).encode())
+            connection.shutdown(socket.SHUT_WR)
+            while part := connection.recv(65536):
+                parts.append(part)
+        report = json.loads(b"".join(parts))
+    except ConnectionRefusedError as error:
+        path.unlink(missing_ok=True)
+        return error
+    except (OSError, ValueError) as error:
+        return error  # it has just ended, or is silent
+    return report if isinstance(report, dict) else None
 
 
 def _remove_dead(prefix: str) -> None:
@@ -170,7 +245,7 @@ def _sockets(prefix: str) -> list[Path]:
 
 
 def _folder(prefix: str) -> Path:
-    """Return where processes of a prefix listen."""
+    """Return where processes of a prefix listen; all of a kind listen in one folder."""
     folder = private_directory()
-    fits = len(os.fsencode(folder / f"{prefix}12345678.sock")) < _MAX_PATH_BYTES
-    return folder if fits else private_directory({})
+    longest = f"{prefix_of(prefix.partition('.')[0], b'')}12345678.sock"
+    return folder if len(os.fsencode(folder / longest)) < _MAX_PATH_BYTES else private_directory({})

@@ -1,31 +1,41 @@
-"""Structured logs: one line per event on standard error, as JSON or for people, secrets masked.
+"""Structured logs: one entry per event on standard error, as JSON or for people, secrets masked.
 
 All logs go the same way: structlog's own loggers and the standard library's (pyspark, py4j, libraries). What
-every line of a process carries (worker, group, version) is set once by `configure`; it is not a context
+every entry of a process carries (worker, group, version) is set once by `configure`; it is not a context
 variable, because the threads of a process would not see it. Logging is for rare events; nothing logs
 per message.
+
+Engines on this host log as JSON into a pipe of the driver, which shows their entries as it shows its own (`relay`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import json
 import logging
+import os
 import re
 import sys
 import threading
 import time
-from collections.abc import Callable, MutableMapping
-from typing import Any, TextIO
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import Any, Literal, TextIO
 
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from tidemill.config.redaction import is_secret, redact, redact_text
 from tidemill.config.settings import LoggingSettings
+from tidemill.core.errors import ConfigError, TidemillError
+from tidemill.runtime.log_console import ConsoleFormat
+from tidemill.runtime.log_writer import LogWriter, replace_writer
 
 #: Libraries whose INFO and DEBUG lines only their authors need; some log every message with all its data.
 _QUIET = ("alembic", "asyncio", "httpcore", "httpx", "py4j", "pymongo", "pyspark", "urllib3")
+#: Set for processes whose standard error is read by a driver that understands JSON entries.
+RELAY_VARIABLE = "_TIDEMILL_LOG_RELAY"
+Format = Literal["json", "console"]
 
 
 def version() -> str:
@@ -37,44 +47,164 @@ def version() -> str:
         return "unknown"
 
 
-def configure(settings: LoggingSettings, *, stream: TextIO | None = None, **context: object) -> None:
+def choose_format(settings: LoggingSettings, stream: TextIO | None = None) -> Format:
+    """Return how this process logs: as configured, and with `auto` for people only on a terminal."""
+    if settings.format != "auto":
+        return settings.format
+    return "console" if _is_terminal(stream) else "json"
+
+
+def configure(
+    settings: LoggingSettings, *, stream: TextIO | None = None, relayed: bool = False, **context: object
+) -> None:
     """Send all logs of this process to one place in one form; calling it again replaces the earlier configuration.
 
     Args:
         settings: Level and format.
         stream: Where lines go; None: standard error, as it is when a line is written.
+        relayed: Log as JSON, whatever is configured, if a driver on this host reads the lines.
         context: What every line carries: worker_id, consumer_group, engine ...; None values are left out.
     """
+    form = "json" if relayed and os.environ.get(RELAY_VARIABLE) else choose_format(settings, stream)
+    chain = _make_chain(settings, form, stream, context)
+    replace_writer(chain.writer)
+    _RELAY.writer = chain.writer if form == "console" else None
+    _configure_structlog(settings, chain)
+    root = logging.getLogger()
+    root.handlers[:] = [_RecordHandler(chain)]
     level = logging.getLevelNamesMapping()[settings.level]
+    root.setLevel(level)
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(max(level, logging.WARNING))
+
+
+@contextlib.contextmanager
+def configured_for_people(settings: LoggingSettings) -> Iterator[None]:
+    """Log for people while the block runs, as a test of a handler does; how others configured structlog is left alone.
+
+    The standard library's logging is not touched, since test runners capture it.
+
+    Args:
+        settings: The level; and the format, if that is `json`.
+    """
+    before = structlog.get_config()
+    is_own = isinstance(before["logger_factory"], _LoggerFactory) and before["processors"][-1] is _as_one_argument
+    if structlog.is_configured() and not is_own:
+        yield
+        return
+    form: Format = "json" if settings.format == "json" else "console"
+    chain = _make_chain(settings, form, None, {})
+    _configure_structlog(settings, chain)
+    try:
+        yield
+    finally:
+        chain.writer.tell_all()
+        if is_own:
+            structlog.configure(**before)
+        else:
+            structlog.reset_defaults()
+
+
+def relay(line: str) -> bool:
+    """Show an entry that another process of this host logged as JSON, as this process shows its own.
+
+    Args:
+        line: What that process wrote.
+
+    Returns:
+        False if this process does not log for people, or the line is not an entry: the caller passes it on as it is.
+    """
+    writer = _RELAY.writer
+    if writer is None or not line.startswith('{"timestamp"'):
+        return False
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return False
+    writer.write(entry)
+    return True
+
+
+def is_for_people() -> bool:
+    """Tell whether this process logs for people, so that plain text may stand between its entries."""
+    return _RELAY.writer is not None
+
+
+def tell_failure(what: str, error: TidemillError) -> None:
+    """Report once why this process ends: as a line for people, or as an entry where logs are for machines.
+
+    Args:
+        what: What failed.
+        error: Why.
+    """
+    # Configuration errors quote no secrets, and name keys that masking would take for one.
+    text = str(error) if isinstance(error, ConfigError) else redact_text(str(error))
+    if is_for_people() or not structlog.is_configured():
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(f"error: {text}\n")
+            sys.stderr.flush()
+    else:
+        structlog.get_logger(__name__).error(what, error=text, kind=type(error).__name__)
+
+
+class _Relay:
+    """Where entries of other processes go; None: this process does not log for people."""
+
+    writer: LogWriter | None = None
+
+
+_RELAY = _Relay()
+
+
+class _Chain:
+    """The way of an entry, from whatever logs it to the writer."""
+
+    def __init__(self, level: int, processors: list[Processor], writer: LogWriter) -> None:
+        self.level = level
+        self.processors = processors
+        self.writer = writer
+
+
+def _make_chain(
+    settings: LoggingSettings, form: Format, stream: TextIO | None, context: Mapping[str, object]
+) -> _Chain:
     fixed = {"version": version(), **{key: value for key, value in context.items() if value is not None}}
-    shared: list[Processor] = [
+    processors: list[Processor] = [
         _logger_name,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         _add_context(fixed),
         structlog.processors.StackInfoRenderer(),
+        structlog.processors.format_exc_info,
+        _mask,
+        _first_keys_first,
     ]
-    render = _make_renderers(settings, stream)
+    if form == "console":
+        writer = LogWriter(ConsoleFormat(fixed, colors=_has_colors(stream)).render, stream, ("engine",))
+    else:
+        writer = LogWriter(_to_json, stream)
+    return _Chain(logging.getLevelNamesMapping()[settings.level], processors, writer)
+
+
+def _configure_structlog(settings: LoggingSettings, chain: _Chain) -> None:
     structlog.configure(
-        processors=[*shared, *render],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=_LineLoggerFactory(stream),
+        processors=[*chain.processors, _as_one_argument],
+        wrapper_class=structlog.make_filtering_bound_logger(chain.level),
+        logger_factory=_LoggerFactory(chain.writer),
         # Loggers created before this call (one per module) have to follow it.
         cache_logger_on_first_use=False,
     )
-    handler = logging.StreamHandler(_Stderr(stream))
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *render],
-        )
-    )
-    handler.addFilter(_of_interest)
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(level)
-    for name in _QUIET:
-        logging.getLogger(name).setLevel(max(level, logging.WARNING))
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    try:
+        return (stream or sys.stderr).isatty()
+    except (AttributeError, ValueError):  # none, or closed
+        return False
+
+
+def _has_colors(stream: TextIO | None) -> bool:
+    return _is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def _of_interest(record: logging.LogRecord) -> bool:
@@ -183,46 +313,59 @@ class _Limits:
 _LIMITS = _Limits()
 
 
-class _Stderr:
-    """Standard error as it is now: tests and live displays replace it after the configuration."""
+class _Logger:
+    """Passes finished entries to the writer; knows the name of the module that logs."""
 
-    def __init__(self, stream: TextIO | None) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        return (self._stream or sys.stderr).write(text)
-
-    def flush(self) -> None:
-        (self._stream or sys.stderr).flush()
-
-
-class _LineLogger:
-    """Writes finished lines; knows the name of the module that logs."""
-
-    def __init__(self, stream: _Stderr, name: str) -> None:
-        self._stream = stream
+    def __init__(self, writer: LogWriter, name: str) -> None:
+        self._writer = writer
         self.name = name
 
-    def msg(self, line: str) -> None:
-        # Work continues without a log: standard error may be closed or its reader gone.
-        with contextlib.suppress(OSError, ValueError):
-            # One write, so that lines of several threads and processes do not mix.
-            self._stream.write(line + "\n")
-            self._stream.flush()
+    def msg(self, entry: EventDict) -> None:
+        self._writer.write(entry)
 
     log = debug = info = warn = warning = error = err = critical = fatal = failure = exception = msg
 
 
-class _LineLoggerFactory:
-    def __init__(self, stream: TextIO | None) -> None:
-        self._stream = _Stderr(stream)
+class _LoggerFactory:
+    def __init__(self, writer: LogWriter) -> None:
+        self._writer = writer
 
-    def __call__(self, *args: object) -> _LineLogger:
-        return _LineLogger(self._stream, str(args[0]) if args else "")
+    def __call__(self, *args: object) -> _Logger:
+        return _Logger(self._writer, str(args[0]) if args else "")
+
+
+class _RecordHandler(logging.Handler):
+    """Sends records of the standard library's loggers the way of all entries."""
+
+    def __init__(self, chain: _Chain) -> None:
+        super().__init__()
+        self._chain = chain
+        self.addFilter(_of_interest)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            entry: EventDict = {"event": record.getMessage(), "_record": record}
+            if record.exc_info:
+                entry["exc_info"] = record.exc_info
+            if record.stack_info:
+                entry["stack"] = record.stack_info
+            for process in self._chain.processors:
+                entry = process(None, record.levelname.lower(), entry)  # type: ignore[assignment]
+            self._chain.writer.write(entry)
+        except Exception:
+            self.handleError(record)
+
+
+def _as_one_argument(logger: WrappedLogger, method: str, event: EventDict) -> tuple[tuple[EventDict], dict[str, Any]]:
+    return (event,), {}
+
+
+def _to_json(entry: Mapping[str, Any]) -> str:
+    return json.dumps(entry, default=str, ensure_ascii=False)
 
 
 def _logger_name(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-    record = event.get("_record")
+    record = event.pop("_record", None)
     name = record.name if record is not None else getattr(logger, "name", "")
     if name:
         event["logger"] = name
@@ -250,19 +393,3 @@ def _mask(logger: WrappedLogger, method: str, event: EventDict) -> MutableMappin
 
 def _first_keys_first(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
     return {key: event[key] for key in ("timestamp", "level", "event") if key in event} | dict(event)
-
-
-def _make_renderers(settings: LoggingSettings, stream: TextIO | None) -> list[Processor]:
-    if settings.format == "json":
-        return [
-            structlog.processors.format_exc_info,
-            _mask,
-            _first_keys_first,
-            structlog.processors.JSONRenderer(default=str, ensure_ascii=False),
-        ]
-    colors = (stream or sys.stderr).isatty()
-    return [
-        structlog.processors.format_exc_info,
-        _mask,
-        structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback),
-    ]

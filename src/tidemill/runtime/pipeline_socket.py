@@ -1,46 +1,63 @@
 """How a running pipeline is found and controlled on this machine: its driver's control socket.
 
 The drivers of one consumer group on one cluster share the beginning of their sockets' names, whatever their workers are
-called, so that a configuration finds all of them.
+called, so that a configuration finds all of them. What a client can request is a table of names and functions.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
 
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.core.errors import RemoteError
 from tidemill.runtime import control_socket
-from tidemill.runtime.control_socket import ControlSocket, prefix_of
+from tidemill.runtime.control_socket import Answers, ControlSocket, Document, prefix_of
+
+KIND = "pipeline"
+#: Carries out a request, given its whole document; called on the socket's loop, which it must not block.
+Request = Callable[[Document], Document | Awaitable[Document]]
 
 
-def pipeline_socket(kafka: KafkaSettings, worker: str, release: Callable[[], list[dict[str, Any]]]) -> ControlSocket:
+def pipeline_socket(kafka: KafkaSettings, worker: str, requests: Mapping[str, Request]) -> ControlSocket:
     """Return the socket of a driver.
 
     Args:
         kafka: As it was configured.
         worker: The worker's name.
-        release: Releases the brakes that are on, and returns them; called on the socket's loop.
+        requests: What carries out each request, by the name that clients send as `do`.
     """
 
-    def answer(request: dict[str, Any]) -> dict[str, Any]:
+    async def answer(document: Document) -> Document:
         about = {"worker": worker, "pid": os.getpid()}
-        if request.get("do") == "release":
-            return about | {"engines": release()}
-        return about | {"error": f"this version does not know {request.get('do')!r}"}
+        carry_out = requests.get(str(document.get("do")))
+        if carry_out is None:
+            return about | {"error": f"this version does not know {document.get('do')!r}"}
+        said = carry_out(document)
+        return about | (await said if inspect.isawaitable(said) else said)
 
     return ControlSocket(_prefix(kafka), answer)
 
 
-def release_brakes(kafka: KafkaSettings) -> list[dict[str, Any]]:
+def ask_pipelines(kafka: KafkaSettings | None, request: Document, seconds: float) -> Answers:
+    """Send a request to the drivers of a pipeline on this machine.
+
+    Args:
+        kafka: Says which pipeline; None: all pipelines of this user.
+        request: What they are sent; `do` names the request.
+        seconds: How long to wait for an answer.
+    """
+    return control_socket.ask(f"{KIND}." if kafka is None else _prefix(kafka), request, seconds)
+
+
+def release_brakes(kafka: KafkaSettings) -> list[Document]:
     """Release the brakes of a pipeline's engines, and return what each driver on this machine answered.
 
     Raises:
         RemoteError: There is none, or one does not answer.
     """
-    answers = control_socket.ask(_prefix(kafka), {"do": "release"})
+    answers = ask_pipelines(kafka, {"do": "release"}, control_socket.ANSWER_SECONDS)
     where = f"consumer group {kafka.consumer_group!r} on {kafka.brokers}"
     if answers.silent:
         raise RemoteError(
@@ -56,4 +73,4 @@ def release_brakes(kafka: KafkaSettings) -> list[dict[str, Any]]:
 
 
 def _prefix(kafka: KafkaSettings) -> str:
-    return prefix_of("pipeline", f"{kafka.brokers}\0{kafka.consumer_group}".encode())
+    return prefix_of(KIND, f"{kafka.brokers}\0{kafka.consumer_group}".encode())

@@ -6,7 +6,7 @@ import enum
 
 import msgspec
 
-from tidemill.core.errors import sound
+from tidemill.core.errors import escape_surrogates
 
 
 class StopReason(enum.StrEnum):
@@ -60,10 +60,12 @@ class EngineProgress(msgspec.Struct):
         tasks_running: Processes that run now.
         tasks_queued: Tasks that wait to run.
         tasks_retrying: Tasks that wait for their next attempt.
+        tasks_retried: Attempts that failed and were followed by another one.
         tasks_done: Tasks that succeeded.
         tasks_failed: Tasks that failed for good.
         delivered: Payloads that a sink confirmed.
         dead_lettered: Letters that the broker confirmed.
+        letter_kinds: The same by kind: parse, task, hook ...
         letters_dropped: Letters that were given up, by `dlq.on_send_failure: drop`.
         skipped: Failures and payloads that a hook chose to skip.
         warnings: Wrong but harmless things that handlers did (a task id twice, foreign offsets).
@@ -93,10 +95,12 @@ class EngineProgress(msgspec.Struct):
     tasks_running: int = 0
     tasks_queued: int = 0
     tasks_retrying: int = 0
+    tasks_retried: int = 0
     tasks_done: int = 0
     tasks_failed: int = 0
     delivered: int = 0
     dead_lettered: int = 0
+    letter_kinds: dict[str, int] = {}
     letters_dropped: int = 0
     skipped: int = 0
     warnings: int = 0
@@ -140,7 +144,7 @@ def without_texts(progress: EngineProgress) -> EngineProgress:
     """Return a snapshot that can always be sent: its numbers and names only."""
     return msgspec.structs.replace(
         progress,
-        stalled={sound(name)[:200]: UNSENT for name in progress.stalled},
+        stalled={escape_surrogates(name)[:200]: UNSENT for name in progress.stalled},
         slowest=[(seconds, UNSENT, "") for seconds, _, _ in progress.slowest],
         sinks={
             name: msgspec.structs.replace(stats, last_error=stats.last_error and UNSENT)
@@ -150,6 +154,6 @@ def without_texts(progress: EngineProgress) -> EngineProgress:
 
 
 def drop_summary_texts(summary: EngineSummary) -> EngineSummary:
-    """Return a summary that can always be sent: the error is kept, made sound and shortened."""
-    error = None if summary.error is None else sound(summary.error)[:MAX_ERROR_CHARS]
+    """Return a summary that can always be sent: the error is kept, made encodable, and shortened."""
+    error = None if summary.error is None else escape_surrogates(summary.error)[:MAX_ERROR_CHARS]
     return msgspec.structs.replace(summary, error=error, progress=without_texts(summary.progress))

@@ -155,7 +155,7 @@ class TransactionalProducer:
         while (transaction := self._transaction) is not None and self.fatal is None:
             call = transaction.call
             answer = self._ask(partial(self._carry_out, call, consumer))
-            end = transaction.answered(answer)
+            end = transaction.note_answer(answer)
             if transaction.call is not call or end is not None:
                 self._call_ended(call)
             if end is not None:

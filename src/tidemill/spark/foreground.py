@@ -28,7 +28,9 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import TidemillError
 from tidemill.runtime.exitcode import ExitCode, find_exit_code
 from tidemill.runtime.identity import cluster_name
-from tidemill.runtime.log import configure
+from tidemill.runtime.kafka_client import CALL_SECONDS
+from tidemill.runtime.log import configure, tell_failure
+from tidemill.spark.run_state import Phase, RunStates
 from tidemill.spark.session.session import Spark
 
 log = structlog.get_logger(__name__)
@@ -197,6 +199,7 @@ class Foreground:
         wakes: Where signals and other threads tell the thread that runs what it has to do.
         error: Why the run failed; None if it did not, or has not ended.
         log_context: What every line of this process's logs carries; engines are given it, too.
+        states: Says what the run does at each moment.
     """
 
     def __init__(self, what: str) -> None:
@@ -206,9 +209,10 @@ class Foreground:
         self.wakes: queue.SimpleQueue[Wake] = queue.SimpleQueue()
         self.error: BaseException | None = None
         self.log_context: dict[str, Any] = {}
+        self.states = RunStates()
 
     def run(self, work: Callable[[], ExitCode]) -> ExitCode:
-        """Run in this thread, signals noted, and turn errors into an exit code; they are logged, and kept in `error`.
+        """Run in this thread, signals noted, and turn errors into an exit code; they are reported, and kept in `error`.
 
         Args:
             work: What runs; returns the exit code of a run without an error.
@@ -218,12 +222,12 @@ class Foreground:
                 return work()
         except TidemillError as error:
             self.error = error
-            log.error(f"the {self._what} failed", error=str(error), kind=type(error).__name__)  # noqa: TRY400
+            tell_failure(f"the {self._what} failed", error)
         except KeyboardInterrupt as error:
             self.error = error
         except Exception as error:
             self.error = error
-            log.exception(f"the {self._what} failed; this is a fault of tidemill, please report it")
+            log.exception(f"the {self._what} failed; this is a bug in tidemill, please report it")
         return find_exit_code(self.error)
 
     def configure_logs(self, settings: Settings, worker: str) -> None:
@@ -244,8 +248,23 @@ class Foreground:
         """Run one step of the start or the stop; see `unless_stopped`."""
         return unless_stopped(work, self.wakes, Wake.STEPPED, abort, ignored)
 
+    def wait_for_brokers(self, brokers: str) -> contextlib.AbstractContextManager[None]:
+        """Say, while the block runs, that the brokers are waited for; after a second also in the log."""
+
+        def warn() -> None:
+            log.warning("no broker yet; still trying", brokers=brokers, for_up_to_seconds=CALL_SECONDS)
+
+        return self.states.step(f"connecting to {brokers}", f"no broker at {brokers} yet", warn)
+
     @contextlib.contextmanager
     def running(self, spark: Spark) -> Iterator[None]:
         """Start Spark for a block and stop it after that; see `running`."""
-        with running(spark, self.wakes, Wake.STEPPED, LEFT_OVER):
-            yield
+        with contextlib.ExitStack() as starting:
+            starting.enter_context(self.states.step("Spark is starting"))
+            with running(spark, self.wakes, Wake.STEPPED, LEFT_OVER):
+                starting.close()
+                try:
+                    yield
+                finally:
+                    self.states.enter(Phase.STOPPING)
+                    starting.enter_context(self.states.step("Spark is stopping"))

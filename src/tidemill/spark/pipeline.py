@@ -11,9 +11,9 @@ run.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -29,16 +29,17 @@ from tidemill.core.supervision.slot_group import RunFinished
 from tidemill.pipeline.handler.base import Handler
 from tidemill.runtime.engine_link import RECONNECT_SECONDS
 from tidemill.runtime.exitcode import ExitCode
-from tidemill.runtime.identity import Identity, worker_name
+from tidemill.runtime.identity import worker_name
 from tidemill.runtime.link_messages import LinkAddress
 from tidemill.runtime.lock import WorkerLock
-from tidemill.runtime.pipeline_socket import pipeline_socket
-from tidemill.sources.membership import find_present_members, reap_member
 from tidemill.spark.engine.process import ABANDONED_SECONDS, DEFAULT_FACTORY, EngineJob
 from tidemill.spark.foreground import LEFT_OVER, Foreground, StartStoppedError, Wake
+from tidemill.spark.live.control_desk import ControlDesk
 from tidemill.spark.live.group_monitor import GroupWatch
 from tidemill.spark.live.jobs import make_engine_error
+from tidemill.spark.live.leftover_members import leave_group_for
 from tidemill.spark.live.reloader import Code, CodeFiles, Reloader
+from tidemill.spark.live.status_report import build_report
 from tidemill.spark.live.supervisor import JobMaker, Supervisor
 from tidemill.spark.preflight import (
     StartUp,
@@ -51,6 +52,7 @@ from tidemill.spark.preflight import (
     with_full_paths,
 )
 from tidemill.spark.progress import PipelineProgress
+from tidemill.spark.run_state import Phase, RunState
 from tidemill.spark.session.conf import is_local
 from tidemill.spark.session.packaging import list_own_folders, pack_handler
 from tidemill.spark.session.session import Spark
@@ -103,6 +105,8 @@ class Pipeline:
         self._limits = limits
         self._foreground = Foreground("pipeline")
         self._live: Supervisor | None = None
+        #: The same while its link is open.
+        self._linked: Supervisor | None = None
         self._finished: RunFinished | None = None
         self._drained_at: float | None = None
 
@@ -134,6 +138,10 @@ class Pipeline:
         """Return the sums over all engines, and how each of them stands; from any thread, at any time."""
         return self._live.progress() if self._live is not None else PipelineProgress()
 
+    def state(self) -> RunState:
+        """Return what the run does, or waits for; from any thread, at any time."""
+        return self._foreground.states.now()
+
     # -- start -----------------------------------------------------------------------------------------------
 
     def _run(self) -> ExitCode:
@@ -152,23 +160,38 @@ class Pipeline:
         foreground.configure_logs(settings, worker)
         handler = make_handler(self._handler)
         startup, configured = StartUp(handler, settings), settings
-        settings = with_full_paths(foreground.unless_stopped(startup.run, startup.cancel))
+        with foreground.states.step(f"{type(handler).__name__}.on_startup is running"):
+            settings = with_full_paths(foreground.unless_stopped(startup.run, startup.cancel))
         foreground.configure_logs(settings, worker)
         # What no engine could build is refused before any of them starts.
         refuse_unrunnable(settings)
         warn_without_topic(configured, settings)
         packed = pack_handler(handler)
         kafka = settings.kafka
-        with WorkerLock(
-            kafka.consumer_group,
-            worker,
-            brokers=kafka.brokers,
-            topic=kafka.source_topic,
-            name_env=settings.worker_name_env,
+        with (
+            WorkerLock(
+                kafka.consumer_group,
+                worker,
+                brokers=kafka.brokers,
+                topic=kafka.source_topic,
+                name_env=settings.worker_name_env,
+            ),
+            self._open_desk(settings, worker),
         ):
-            partitions = foreground.unless_stopped(lambda: look_up_partitions(settings))
-            foreground.unless_stopped(lambda: refuse_shared_group(settings, worker))
+            with foreground.wait_for_brokers(kafka.brokers):
+                partitions = foreground.unless_stopped(lambda: look_up_partitions(settings))
+                foreground.unless_stopped(lambda: refuse_shared_group(settings, worker))
             return self._run_on_spark(settings, worker, packed, partitions)
+
+    def _open_desk(self, settings: Settings, worker: str) -> ControlDesk:
+        def report(progress: PipelineProgress, rate: float) -> dict[str, Any]:
+            return build_report(settings, worker, self.state(), progress, rate)
+
+        async def release(request: dict[str, Any]) -> dict[str, Any]:
+            live = self._linked
+            return {"engines": await asyncio.to_thread(live.release) if live is not None else []}
+
+        return ControlDesk(self._found_by, worker, self.progress, report, {"release": release})
 
     def _run_on_spark(self, settings: Settings, worker: str, packed: bytes, partitions: int) -> ExitCode:
         count = choose_engine_count(settings.spark, partitions)
@@ -188,19 +211,17 @@ class Pipeline:
             on_all_ready = self._reloader.on_all_ready
         make_job, limits = self._job_maker(worker, first), self._choose_limits(settings)
         live = Supervisor(spark, worker, count, make_job, self._on_finished, limits, partitions, on_all_ready)
-        control = pipeline_socket(self._found_by, worker, live.release)
         host = "127.0.0.1" if is_local(settings.spark) else spark.driver_host
         spark.watch(lambda: self._foreground.wakes.put(Wake.SPARK_LOST))
         self._live = live
         try:
             live.start(bind_host=host)
-            live.call(control.start())
-            try:
-                with GroupWatch(settings), self._reloader.attach(live) if self._reloader else nullcontext():
-                    code = self._supervise(live)
-            finally:
-                live.call(control.close())
+            self._linked = live
+            self._foreground.states.enter(Phase.RUNNING)
+            with GroupWatch(settings), self._reloader.attach(live) if self._reloader else nullcontext():
+                code = self._supervise(live, settings.executor.drain_timeout_seconds)
         finally:
+            self._linked = None
             live.close()
             spark.used = live.greeted
         if code is not ExitCode.STOPPED:
@@ -241,7 +262,7 @@ class Pipeline:
 
     # -- while engines run -----------------------------------------------------------------------------------
 
-    def _supervise(self, live: Supervisor) -> ExitCode:
+    def _supervise(self, live: Supervisor, drain_seconds: float) -> ExitCode:
         signals = 0
         while True:
             wake = self._foreground.wakes.get()
@@ -260,6 +281,7 @@ class Pipeline:
                         **lag_fields(now),
                         in_flight=now.in_flight,
                     )
+                    self._foreground.states.enter(Phase.DRAINING, drain_seconds)
                     live.drain()
                 case Wake.STOP:
                     log.warning("stopping at once; what is not committed will be reprocessed by the next run")
@@ -272,6 +294,7 @@ class Pipeline:
                     )
                     log.error("Spark's JVM is gone; the engines drain")
                     self._stop_reloads()
+                    self._foreground.states.enter(Phase.DRAINING, drain_seconds)
                     live.drain()
                 case Wake.FINISHED if self._reloader is None or self._reloader.ended(self._finished):
                     return ExitCode.OK
@@ -295,7 +318,7 @@ class Pipeline:
 
     def _leave_for(self, settings: Settings, worker: str, slots: list[int]) -> None:
         def leave() -> None:
-            _leave_for(settings, worker, slots, self._compute_left(settings))
+            leave_group_for(settings, worker, slots, self._compute_left(settings))
 
         try:
             self._foreground.unless_stopped(leave, ignored=LEFT_OVER)
@@ -350,32 +373,3 @@ def refuse_uncommitted(done: PipelineProgress) -> None:
             f"commits failed at the stop: {done.uncommitted:,} finished messages are not committed and will be "
             f"reprocessed by the next run ({why})"
         )
-
-
-def _leave_for(settings: Settings, worker: str, slots: list[int], seconds: float) -> None:
-    """Leave the consumer group on behalf of engines that could not, so that others get their partitions at once.
-
-    An engine that died did not leave, and one that was drained while the group was joining may not have been able
-    to; the brokers know.
-    """
-    members = {Identity(worker, slot, "", settings.kafka.consumer_group).instance_id for slot in slots}
-    try:
-        left_behind = find_present_members(settings, members, min(5.0, seconds)) if members else set()
-    except Exception as error:
-        log.warning("the brokers do not say who is left in the group", error=str(error))
-        return
-
-    def leave(instance_id: str) -> None:
-        try:
-            reap_member(settings, instance_id, seconds)
-        except Exception as error:
-            log.warning(
-                "an engine's partitions stay reserved for the session timeout",
-                member=instance_id,
-                error=str(error),
-                session_timeout_ms=settings.kafka.session_timeout_ms,
-            )
-
-    if left_behind:
-        with ThreadPoolExecutor(len(left_behind)) as pool:
-            list(pool.map(leave, left_behind))

@@ -72,7 +72,7 @@ def _check_hooks(handler: Handler[Any, Any]) -> None:
         hint = next((f"; is {own!r} meant to be it?" for own, hook in misspelt.items() if hook == "arrange"), "")
         raise HandlerError(f"{name} has no arrange; write `async def arrange(self, messages, pending)`{hint}")
     for own, hook in misspelt.items():
-        log.warning("a method is not a hook and is never called; is its name misspelt?", method=own, nearest_hook=hook)
+        log.warning("not a hook: it will never be called; is its name misspelt?", method=own, nearest_hook=hook)
     for hook in HOOKS:
         if overrides(handler, hook):
             _check_hook(getattr(handler, hook), hook, name)
@@ -229,6 +229,7 @@ def check_client_config(settings: Settings) -> None:
         ConfigError: It has keys or values that librdkafka does not take; every engine would fail.
     """
     config = consumer_config(settings, "check")
+    del config["bootstrap.servers"]
     try:
         ck.Consumer(config, logger=LibraryLog()).close()
     except (ck.KafkaException, TypeError, ValueError) as error:

@@ -55,6 +55,7 @@ _COUNTED = (
     "messages_done",
     "tasks_done",
     "tasks_failed",
+    "tasks_retried",
     "delivered",
     "dead_lettered",
     "letters_dropped",
@@ -148,6 +149,9 @@ def sum_progress(
     for part in now:
         total.stalled |= part.stalled
     total.sinks = _sum_sinks((*past, *now))
+    for part in (*past, *now):
+        for kind, count in part.letter_kinds.items():
+            total.letter_kinds[kind] = total.letter_kinds.get(kind, 0) + count
     slowest = [task for part in (*past, *now) for task in part.slowest]
     total.slowest = heapq.nlargest(SLOWEST, slowest)
     return total

@@ -20,6 +20,7 @@ from tidemill.pipeline.reports.report import FinishedMessage
 from tidemill.pipeline.tasks.resident import build_executor
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity
+from tidemill.runtime.log import configured_for_people
 from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.progress import EngineSummary, StopReason
 from tidemill.sinks.base import Sink
@@ -114,8 +115,18 @@ async def run_handler_async(
     timeout_seconds: float = 60.0,
 ) -> HandlerRun:
     """Run a handler like `run_handler`, in a running event loop."""
-    instance = make_handler(handler)
     settings = config if isinstance(config, Settings) else Settings.model_validate(dict(config or {}))
+    with configured_for_people(settings.logging):
+        return await _run(handler, messages, settings, timeout_seconds)
+
+
+async def _run(
+    handler: Handler[Any, Any] | type[Handler[Any, Any]],
+    messages: Iterable[Message],
+    settings: Settings,
+    timeout_seconds: float,
+) -> HandlerRun:
+    instance = make_handler(handler)
     settings = await instance.on_startup(settings) or settings
     sources = [_to_message(value, index) for index, value in enumerate(messages)]
     ends: dict[TopicPartition, int] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -205,6 +205,7 @@ class ScriptedDeadLetters:
         self.written = 0
         self.dropped = 0
         self.hold = False
+        self.kinds: Counter[str] = Counter()
         self._held: list[Callable[[], None]] = []
 
     async def open(self) -> None:
@@ -221,8 +222,9 @@ class ScriptedDeadLetters:
         """Confirm all letters that were held."""
         held, self._held = self._held, []
         loop = asyncio.get_running_loop()
-        for done in held:
+        for letter, done in zip(self.letters[-len(held) :], held, strict=True) if held else ():
             self.written += 1
+            self.kinds[letter.kind.value] += 1
             loop.call_soon(done)
 
     def stalled(self) -> str | None:

@@ -400,9 +400,9 @@ async def test_kill_all_ends_everything_and_tells_of_nothing(executor: Executor)
     stubborn = "trap '' TERM; echo up; while :; do sleep 0.05; done"
     for script in (obedient, stubborn) * 2:
         executor.start(("sh", "-c", script), b"", {"MARK": marker}, 60.0, told.append)
-    executor.start(("/nonexistent",), b"", {}, 60.0, told.append)
-    assert executor.running == 5
     await until(lambda: len(processes_with(marker)) >= 6, what="all are up")
+    executor.start(("/nonexistent",), b"", {}, 60.0, told.append)  # it is told of as soon as the loop runs
+    assert executor.running == 5
     started = time.monotonic()
     await executor.kill_all(0.3)
     assert 0.25 < time.monotonic() - started < 3

@@ -43,8 +43,8 @@ PAUSES = Backoff(0.001, 0.02)
 #: Nothing may take longer to settle, in seconds of a clock that costs nothing.
 SETTLE_SECONDS = 900.0
 #: What only a fault of the host writes into its log.
-_FAULTS = ("fault of tidemill", "a task of a shared stream failed", "a step of a trigger's end failed",
-           "events cannot be stored", "is refused by the store", "left behind",
+_FAULTS = ("bug in tidemill", "a task of a shared stream failed", "a step of a trigger's end failed",
+           "events cannot be stored", "is refused by the store", "the store refuses", "left behind",
            "already subscribed")  # fmt: skip
 
 

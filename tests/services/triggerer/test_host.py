@@ -111,7 +111,7 @@ async def test_a_failed_trigger_runs_again_and_its_error_is_kept_meanwhile(hosts
 
 
 @pytest.mark.usefixtures("quick_restarts")
-async def test_one_that_always_restarts_starts_anew(hosts):
+async def test_one_that_always_restarts_starts_from_its_beginning(hosts):
     await hosts.start(spec("ever", hosted.Counting, "always", count=1))
     await until(lambda: DID["ever"].count("cleanup") >= 3)
 
@@ -139,7 +139,7 @@ async def test_a_trigger_that_wrote_itself_down_as_something_absolute_goes_on_wi
     ]
 
 
-async def test_other_arguments_begin_anew(hosts):
+async def test_other_arguments_start_from_the_beginning(hosts):
     first = await hosts.start(spec("later", hosted.Delayed, delta=5))
     await hosts.stop(first)
     await hosts.start(spec("later", hosted.Delayed, delta=7))

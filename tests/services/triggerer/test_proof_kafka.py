@@ -108,7 +108,7 @@ def test_a_host_that_is_killed_again_and_again_loses_nothing_and_commits_nothing
         assert sum(committed.values()) < count, "the kill came too late to prove anything"
         stored = {(name, row["partition"], row["offset"]) for name, row in rows}
         assert_stored_below(committed, stored, count)
-        # What was stored and not committed when it was killed may be done again, and nothing else.
+        # What was stored and not committed when it was killed may be reprocessed, and nothing else.
         again = {(name, p, offset) for name, p, offset in stored if offset >= committed[p]}
         outstanding = {(p, offset) for _, p, offset in again}
         assert len(outstanding) <= 2 * MAX_OUTSTANDING, "more was done than may be outstanding"
@@ -202,7 +202,7 @@ class Trial(Trio):
 
     def starts(self) -> int:
         log = self.proof.folder / "log.txt"
-        return log.read_text().count("the trigger host starts") if log.exists() else 0
+        return log.read_text().count("the trigger host is starting") if log.exists() else 0
 
     def hang_up(self) -> None:
         """Have the list read again when it is time; one trigger of it is another version of itself."""

@@ -274,7 +274,7 @@ def test_each_event_is_stored_once_or_dead_lettered_for_a_failure_on_it_while_ho
     assert pair.owner() == 0
     assert not pair.ask("SELECT id FROM session WHERE ended_us IS NULL AND list = 'proof'"), "a session was left behind"
     said = [line["event"] for machine in (pair.one, pair.two) for line in machine.log]
-    assert not [one for one in said if "fault of tidemill" in one]
+    assert not [one for one in said if "bug in tidemill" in one]
 
 
 @pytest.fixture

@@ -46,9 +46,12 @@ class Host:
     async def keep_serialized(self, serialized: Mapping[int, str]) -> None:
         return
 
+    def note(self, trigger: str, outcome: StoreOutcome, identity: str | None) -> None:
+        return
+
     def run(self, listed: TriggerSpec) -> tuple[TriggerRun, asyncio.Task[None]]:
         services = RunServices(
-            self.manager, self, lambda: False, lambda: None, self.states.append, self.keep_serialized
+            self.manager, self, lambda: False, self.note, lambda: None, self.states.append, self.keep_serialized
         )
         run = TriggerRun(services, listed, 1, 1, backoff=Backoff(0.001, 0.002))
         run.create()

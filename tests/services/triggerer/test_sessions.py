@@ -50,7 +50,7 @@ async def test_a_second_host_waits_says_for_whom_and_runs_nothing(stage):
     assert DID["waits"] == ["run", "yielded"]
     said = [one for one in logs if "another host runs this list" in one["event"]]
     assert [one["session"] for one in said] == [first.ownership.session_id]
-    assert not [one for one in logs if "other content" in one["event"]]
+    assert not [one for one in logs if "runs other triggers" in one["event"]]
 
 
 async def test_a_clean_end_is_followed_at_once(stage):
@@ -230,7 +230,7 @@ async def test_a_beat_that_ends_for_a_reason_of_its_own_is_named_and_nothing_is_
         first.ownership._beating.cancel()
         await until(lambda: first.owns and first.ownership.session_id != session)
         await until(lambda: DID["waits"].count("run") == 2)
-    assert [one["log_level"] for one in logs if "the beat of the session has ended" in one["event"]] == ["error"]
+    assert [one["log_level"] for one in logs if "the heartbeat of the session has ended" in one["event"]] == ["error"]
     assert DID["waits"].count("cleanup") == 1
 
 
@@ -275,15 +275,15 @@ async def test_replicas_whose_lists_differ_are_told_so_once_for_each_difference(
         first = await stage.started(WAITS)
         await until(lambda: first.owns)
         second = await stage.started(WAITS, TICKS)
-        await until(lambda: any("other content" in one["event"] for one in logs))
+        await until(lambda: any("runs other triggers" in one["event"] for one in logs))
         second.listed = [WAITS]
         second.replica.read_again()
-        await until(lambda: any("read again" in one["event"] for one in logs))
+        await until(lambda: any("reloaded" in one["event"] for one in logs))
         first.listed = [TICKS]
         first.replica.read_again()
-        await until(lambda: sum("other content" in one["event"] for one in logs) == 2)
+        await until(lambda: sum("runs other triggers" in one["event"] for one in logs) == 2)
         await asyncio.sleep(5 * QUICK.look_seconds)
-    assert sum("other content" in one["event"] for one in logs) == 2
+    assert sum("runs other triggers" in one["event"] for one in logs) == 2
     assert sum("another host runs this list" in one["event"] for one in logs) == 1
 
 
@@ -357,7 +357,7 @@ async def test_a_list_that_is_read_again_as_its_host_is_about_to_start_is_run_wh
     part.begin()
     await until(lambda: DID["waits"] and DID["new"])
     await until(lambda: part.replica._reading is None)
-    await part.replica.host.events.settled()
+    await part.replica.host.events.wait_settled()
     records = await part.store.read(lambda c: find_triggers(c, ["waits", "new"]))
     assert {(record.spec.name, record.state, record.next_index) for record in records} == {
         ("waits", TriggerState.RUNNING, 1),

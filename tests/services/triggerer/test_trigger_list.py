@@ -7,8 +7,12 @@ import time
 import pytest
 
 from tidemill.core.errors import ConfigError
-from tidemill.services.triggerer.trigger_list import read_specs
+from tidemill.services.triggerer.trigger_list import read_entries
 from tidemill.store.records import TriggerSpec
+
+
+def read_specs(path):
+    return [spec for _, spec in read_entries(path)]
 
 
 def written(tmp_path, text):
@@ -43,14 +47,18 @@ def test_a_file_without_a_list_is_refused_so_that_one_that_is_cut_off_removes_no
     [
         ("a: b", "expected a list of triggers"),
         ("[", "not valid YAML"),
-        ("- one", "entry 1: expected name, classpath, kwargs and restart, not 'one'"),
-        ("- {classpath: a.B}", "entry 1: name has to be a text"),
-        ("- {name: 7, classpath: a.B}", "entry 1: name has to be a text"),
+        ("- one", "entry 1: expected a mapping with name and classpath, got 'one'"),
+        ("- {classpath: a.B}", "entry 1: name is missing; give the trigger a name of its own"),
+        ("- {name: 7, classpath: a.B}", "entry 1: name must be 1 to 200 printable characters"),
         ("- {name: x, clas: a.B}", "entry 1 (x): unknown key 'clas'; did you mean 'classpath'?"),
-        ("- {name: x, classpath: a.B, zzz: 1}", "unknown key 'zzz'; there are name, classpath, kwargs, restart"),
-        ("- {name: x, classpath: B}", "classpath has to be like package.module.Class, not 'B'"),
-        ("- {name: x, classpath: 'a:B'}", "classpath has to be like package.module.Class, not 'a:B'"),
-        ("- {name: x, classpath: a.B, kwargs: [1]}", "kwargs has to be a mapping of argument names, not a list"),
+        ("- {name: x, classpath: a.B, zzz: 1}", "unknown key 'zzz'; known here: name, classpath, kwargs, restart"),
+        ("- {name: x}", "entry 1 (x): classpath is missing; write package.module.Class"),
+        ("- {name: x, classpath: B}", "classpath must be like package.module.Class, got 'B'"),
+        ("- {name: x, classpath: 'a:B'}", "classpath must be like package.module.Class, got 'a:B'"),
+        (
+            "- {name: x, classpath: a.B, kwargs: [1]}",
+            "kwargs must be a mapping of argument names to values",
+        ),
         (
             "- {name: x, classpath: a.B, kwargs: {1: 2}}",
             "entry 1: kwargs.1: YAML reads this key as a value of type int",
@@ -59,14 +67,14 @@ def test_a_file_without_a_list_is_refused_so_that_one_that_is_cut_off_removes_no
         ("- {name: x, classpath: a.B, kwargs: {a: !thing b}}", "has an unknown tag"),
         ("- {name: x, classpath: a.B, kwargs: {at: 2030-01-01}}", "put times and dates in quotes"),
         ("- {name: x, classpath: a.B, kwargs: {n: .nan}}", "JSON has no .nan and no .inf"),
-        ("- {name: '  ', classpath: a.B}", "entry 1: name has to be a text of 1 to 200 printable characters"),
-        ('- {name: "a\\e[2J", classpath: a.B}', "not all spaces; not 'a\\x1b[2J'"),
-        (f"- {{name: {'x' * 201}, classpath: a.B}}", "not one of 201 characters"),
+        ("- {name: '  ', classpath: a.B}", "entry 1: name must be 1 to 200 printable characters"),
+        ('- {name: "a\\e[2J", classpath: a.B}', "not only spaces; got 'a\\x1b[2J'"),
+        (f"- {{name: {'x' * 201}, classpath: a.B}}", "got 201 characters"),
         ("- {name: x, classpath: a.B, kwargs: {a: " + "[" * 5000 + "]" * 5000 + "}}", "is nested too deeply"),
-        ("- {name: x, classpath: a.B, restart: sometimes}", "restart has to be one of always, on-failure, never"),
-        ("- {name: x, classpath: a.B, restart: [always]}", "restart has to be one of"),
-        ("- {name: x, classpath: a.B}\n- {name: x, classpath: a.C}", "spec.yaml:2: the name 'x' is given twice"),
-        ("[{name: x, classpath: a.B}, {name: x, classpath: a.B}]", "the name 'x' is given twice"),
+        ("- {name: x, classpath: a.B, restart: sometimes}", "restart must be one of always, on-failure, never"),
+        ("- {name: x, classpath: a.B, restart: [always]}", "restart must be one of"),
+        ("- {name: x, classpath: a.B}\n- {name: x, classpath: a.C}", "spec.yaml:2: duplicate name 'x'; first used at"),
+        ("[{name: x, classpath: a.B}, {name: x, classpath: a.B}]", "duplicate name 'x'; first used at"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(tmp_path, text, said):
@@ -99,6 +107,8 @@ def test_all_problems_are_said_at_once(tmp_path):
     assert len(str(caught.value).splitlines()) == 3
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+def test_a_missing_file_and_a_folder_are_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"spec\.yaml does not exist; name the YAML file with the list"):
         read_specs(tmp_path / "spec.yaml")
+    with pytest.raises(ConfigError, match=f"{tmp_path} is a folder"):
+        read_specs(tmp_path)

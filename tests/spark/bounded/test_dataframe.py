@@ -164,7 +164,7 @@ def test_what_goes_wrong_with_a_batch_is_told_by_its_handlers_words(session, set
         process(rows_of(session, 1), Known, settings, outcomes=tmp_path / "full")
     with pytest.raises(ConfigError, match="checkpoint and trigger are for streams"):
         process(rows_of(session, 1), Known, settings, checkpoint=tmp_path / "c")
-    with pytest.raises(HandlerError, match="part 0 of the run failed: on_ready raised LookupError: no such table"):
+    with pytest.raises(HandlerError, match="range 0 failed: on_ready raised LookupError: no such table"):
         process(rows_of(session, 1).coalesce(1), Unready, settings)
     twice = rows_of(session, 1).selectExpr("key", "value", "7 AS offset")
     with pytest.raises(TidemillError, match="offset 7, so they are one message; drop the duplicates"):
@@ -180,7 +180,7 @@ def test_rows_whose_engine_hangs_again_and_again_end_the_run_by_name(session, se
 
             time.sleep(3_600)
 
-    with pytest.raises(TidemillError, match="part 0 of the run failed: its engine said nothing for 2 s, 4 times"):
+    with pytest.raises(TidemillError, match="range 0 failed: its engine said nothing for 2 s, 4 times"):
         process(rows_of(session, 1).coalesce(1), Hanging, settings)
     assert session.sparkContext.parallelize(range(100), 4).map(lambda n: n + 1).sum() == 5_050
 

@@ -147,3 +147,56 @@ def test_a_class_attribute_that_cannot_be_pickled_is_named() -> None:
 def test_what_cannot_be_unpickled_is_refused() -> None:
     with pytest.raises(HandlerError, match="not unpickled as engines have to: ValueError"):
         pack_handler(Attributes(odd=NotBack()))
+
+
+def site_packages(folder: Path, *entries: str) -> Path:
+    """Make a folder of installed packages, which a Python started below it has on its path."""
+    place = folder / "site-packages"
+    for entry in entries:
+        (place / entry).mkdir(parents=True)
+    return place
+
+
+DRIVER = """
+    import site, sys
+    installed, nested, name = sys.argv[1:]
+    real = site.getsitepackages
+    site.getsitepackages = lambda: [*real(), installed]
+    sys.path[:0] = [installed] + [nested] * bool(nested)
+    from tidemill.spark.session.packaging import list_own_folders, pack_handler
+    assert installed not in list_own_folders()
+    assert (nested in list_own_folders()) == bool(nested)
+    sys.stdout.buffer.write(pack_handler(__import__(name, fromlist=["OrderHandler"]).OrderHandler()))
+"""
+
+
+def packed_by_a_driver(installed: Path, nested: Path | str, name: str) -> bytes:
+    command = [sys.executable, "-c", textwrap.dedent(DRIVER), str(installed), str(nested), name]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+
+
+def test_a_handler_beside_an_installed_package_travels_though_it_is_below_site_packages(tmp_path: Path) -> None:
+    place = site_packages(tmp_path, "shop/examples")
+    project(place / "shop" / "examples", "helper", '"aa!"')
+    packed = packed_by_a_driver(place, place / "shop" / "examples", "orders")
+    assert unpacked_elsewhere(packed, tmp_path, str(place)) == "['b!', 'ONE'] ONE"
+
+
+def test_a_package_on_a_path_below_site_packages_travels_whole(tmp_path: Path) -> None:
+    place = site_packages(tmp_path, "shop/examples/mill")
+    project(place / "shop" / "examples" / "mill", "helper", '"aa!"')
+    orders = place / "shop" / "examples" / "mill" / "orders.py"
+    orders.write_text(orders.read_text().replace("from helpers", "from mill.helpers"))
+    (orders.parent / "__init__.py").write_text("from mill.orders import OrderHandler")
+    packed = packed_by_a_driver(place, place / "shop" / "examples", "mill")
+    assert unpacked_elsewhere(packed, tmp_path) == "['b!', 'ONE'] ONE"
+
+
+def test_an_installed_handler_travels_by_name(tmp_path: Path) -> None:
+    place = site_packages(tmp_path, "shop")
+    project(place / "shop", "helper", '"aa!"')
+    orders = place / "shop" / "orders.py"
+    orders.write_text(orders.read_text().replace("from helpers", "from shop.helpers"))
+    packed = packed_by_a_driver(place, "", "shop.orders")
+    assert unpacked_elsewhere(packed, tmp_path, str(place)) == "['b!', 'ONE'] ONE"
+    assert len(packed) < 200, packed

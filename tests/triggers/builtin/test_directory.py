@@ -183,14 +183,14 @@ async def test_folders_within_it_do_not_belong_to_it_unless_it_says_so(tmp_path,
 
 async def test_a_folder_that_does_not_exist_is_an_error_that_says_what_to_do(tmp_path, watch):
     watching = watch(tmp_path / "none")
-    with pytest.raises(ConfigError, match=r"there is no folder '.*/none' to watch; create it, or set missing: wait"):
+    with pytest.raises(ConfigError, match=r"the folder '.*/none' does not exist; create it, or set missing: wait"):
         await watching.until(lambda: False, seconds=10)
 
 
 async def test_a_file_instead_of_a_folder_is_an_error(tmp_path, watch):
     (tmp_path / "file").write_text("x")
     watching = watch(tmp_path / "file")
-    with pytest.raises(ConfigError, match="there is no folder"):
+    with pytest.raises(ConfigError, match="does not exist; create it"):
         await watching.until(lambda: False, seconds=10)
 
 

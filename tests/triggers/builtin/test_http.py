@@ -212,7 +212,7 @@ async def test_requests_are_sent_as_given_and_secrets_come_from_the_environment(
     assert request["headers"]["authorization"] == "hunter2"
     assert "hunter2" not in f"{trigger!r} {trigger.serialize()} {event.payload} {event.identity}"
     monkeypatch.delenv("API_TOKEN")
-    with pytest.raises(ConfigError, match="authorization is to come from the environment variable API_TOKEN"):
+    with pytest.raises(ConfigError, match="authorization comes from the environment variable API_TOKEN"):
         await fired(trigger)
 
 

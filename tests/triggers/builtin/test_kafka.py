@@ -166,7 +166,7 @@ async def test_a_trigger_that_selects_otherwise_under_the_same_name_has_events_o
 async def test_secrets_of_the_client_come_from_the_environment_and_are_in_no_key(topic, monkeypatch):
     trigger = topic.trigger(client_config={"client.id": {"env": "CLIENT"}, "sasl.password": "hunter2"})
     assert "hunter2" not in f"{trigger!r} {trigger.shared_stream_key()}"
-    with pytest.raises(ConfigError, match=r"client\.id is to come from the environment variable CLIENT"):
+    with pytest.raises(ConfigError, match=r"client\.id comes from the environment variable CLIENT"):
         KafkaTrigger.create_shared_stream_producer(trigger.serialize()[1])
     monkeypatch.setenv("CLIENT", "tide")
     topic.produce(b"1")

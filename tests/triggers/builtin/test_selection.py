@@ -97,7 +97,7 @@ def test_only_what_is_not_the_default_is_written_down():
 @pytest.mark.parametrize(
     ("kwargs", "error", "said"),
     [
-        ({"apply": "no.such.module.f"}, ConfigError, "there is no module 'no'"),
+        ({"apply": "no.such.module.f"}, ConfigError, "the module 'no' is not installed"),
         ({"apply": f"{HERE}.absent"}, ConfigError, "has no 'absent'"),
         ({"apply": f"{HERE}.NO_FUNCTION"}, ConfigError, "is not a function but of type int"),
         ({"apply": "f"}, ConfigError, "write package.module.function"),
@@ -118,14 +118,14 @@ def test_secrets_are_looked_up_when_they_are_needed():
     given = {"a": {"env": "A"}, "b": "b", "c": {"env": "A", "x": 1}, "d": 1}
     assert resolve_environment(given, {"A": "hunter2"}) == {"a": "hunter2", "b": "b", "c": {"env": "A", "x": 1}, "d": 1}
     assert given["a"] == {"env": "A"}
-    with pytest.raises(ConfigError, match="a is to come from the environment variable A, which is not set"):
+    with pytest.raises(ConfigError, match="a comes from the environment variable A, which is not set"):
         resolve_environment(given, {})
 
 
 def test_a_module_that_needs_another_one_is_told_from_one_that_is_not_there(tmp_path, monkeypatch):
     (tmp_path / "needs_more.py").write_text("import no_such_module\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match="there is no module 'no_such_module' here"):
+    with pytest.raises(ConfigError, match="the module 'no_such_module' is not installed"):
         load_callable("needs_more.f")
 
 

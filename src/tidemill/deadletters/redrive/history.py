@@ -58,7 +58,7 @@ class RedriveHistory:
             return []
         sent = []
         for record in self._records.get(found.partition, ()):
-            at = record.sent_at(found.offset, extract_facts(found.letter, text=bool(record.criteria.text)))
+            at = record.find_sent_at(found.offset, extract_facts(found.letter, text=bool(record.criteria.text)))
             if at is not None:
                 sent.append(Redriven(at, record.to))
         return sorted(sent, key=lambda each: each.at)

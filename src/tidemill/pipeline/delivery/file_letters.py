@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -50,7 +51,7 @@ class FileDeadLetters:
         self._disk = threading.Lock()
         # Held briefly, by the loop as well.
         self._taking = threading.Lock()
-        self._held: list[Callable[[], None]] = []
+        self._held: list[tuple[str, Callable[[], None]]] = []
         self._since = 0.0
         self._writing: asyncio.Task[None] | None = None
         #: Where its writes run; an engine sets its own.
@@ -63,6 +64,7 @@ class FileDeadLetters:
         self.published: list[str] = []
         self.written = 0
         self.dropped = 0
+        self.kinds: Counter[str] = Counter()
 
     async def open(self) -> None:
         """Make sure that letters can be written.
@@ -82,9 +84,9 @@ class FileDeadLetters:
         self._count += 1
         self._bytes += len(row[-1])
         if self._bytes <= 2 * GROUP_BYTES:
-            asyncio.get_running_loop().call_soon(self._confirm, done)
+            asyncio.get_running_loop().call_soon(self._confirm, letter.kind.value, done)
         else:
-            self._held.append(done)
+            self._held.append((letter.kind.value, done))
         if self._due and self._writing is None and self.error is None:
             self._writing = self.tasks.run("the dead letters", self._write())
 
@@ -92,9 +94,10 @@ class FileDeadLetters:
     def _due(self) -> bool:
         return self._count >= GROUP_LETTERS or self._bytes >= GROUP_BYTES
 
-    def _confirm(self, done: Callable[[], None]) -> None:
+    def _confirm(self, kind: str, done: Callable[[], None]) -> None:
         if self.error is None:
             self.written += 1
+            self.kinds[kind] += 1
             done()
 
     async def _write(self) -> None:
@@ -106,8 +109,8 @@ class FileDeadLetters:
                 self._count -= count
                 self._bytes -= size
                 held, self._held = self._held[:waiting], self._held[waiting:]
-                for done in held:
-                    self._confirm(done)
+                for kind, done in held:
+                    self._confirm(kind, done)
         except Exception:  # kept in `error`
             self.on_error(self.error or "")
         finally:

@@ -68,7 +68,7 @@ class TransactionBuffer:
 
     def cut(self, partition: TopicPartition, entries: Sequence[LedgerEntry[TopicPartition, int]]) -> int:
         """Return how many of these resolved messages may be committed now."""
-        return self._staging.cut(partition, [entry.item for entry in entries])
+        return self._staging.find_cut(partition, [entry.item for entry in entries])
 
     def take(self, partition: TopicPartition, last: int) -> list[Outgoing]:
         """Return what goes out together with the messages up to this offset."""
@@ -118,7 +118,7 @@ class TransactionBuffer:
         """Let a withheld record go after all, by itself."""
         staged.result.alone = True
         staged.result.error = None
-        self._staging.again(staged)
+        self._staging.allow(staged)
         self.changed()
 
     def drop(self, staged: StagedRecord) -> None:

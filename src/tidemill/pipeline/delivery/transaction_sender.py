@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from tidemill.core.delivery.send_items import Ask, Decision, GaveUp, Item, State
-from tidemill.core.errors import InvariantError, describe_error, sound
+from tidemill.core.errors import InvariantError, describe_error, escape_surrogates
 from tidemill.pipeline.delivery.transaction_buffer import StagedRecord, TransactionBuffer
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.log import limited
@@ -166,7 +166,7 @@ class TransactionSender:
         stats = self.stats
         stats.error_count += 1
         stats.refused += count
-        stats.last_error = sound(text)[:2000]
+        stats.last_error = escape_surrogates(text)[:2000]
         stats.last_error_at = time.time()
         limited(log, 10.0).warning("a sink refused payloads", sink=self.label, payloads=count, error=text[:2000])
 

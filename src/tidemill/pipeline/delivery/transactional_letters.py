@@ -6,13 +6,14 @@ Invariant: a letter is committed together with the offsets of its messages, or n
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import structlog
 
 from tidemill.config.settings import Settings
 from tidemill.core.delivery.pending_records import StagedState
-from tidemill.deadletters.letter import Letter, encode_letter
+from tidemill.deadletters.letter import Letter, LetterKind, encode_letter
 from tidemill.deadletters.writer import RECORD_OVERHEAD_BYTES, prepare_letter_topic
 from tidemill.pipeline.delivery.transaction_buffer import StagedRecord, TransactionBuffer
 from tidemill.runtime.kafka_client import client_config
@@ -37,7 +38,9 @@ class TransactionalDeadLetters:
         self._stage = stage
         self._limit = 1_000_000
         self._failing: str | None = None
+        self._owners: dict[LetterKind, _OfKind] = {}
         self.written = 0
+        self.kinds: Counter[str] = Counter()
         self.dropped = 0  # always 0: a letter is committed with the offsets, or neither is
 
     async def open(self) -> None:
@@ -55,12 +58,14 @@ class TransactionalDeadLetters:
     def put(self, letter: Letter, done: Callable[[], None]) -> None:
         """Stage a letter; `done` is called in a later turn of the loop."""
         body = encode_letter(letter, self._limit - RECORD_OVERHEAD_BYTES)
-        self._stage.put(letter.sources, Outgoing(self._topic, None, body, self, letter))
+        owner = self._owners.setdefault(letter.kind, _OfKind(self, letter.kind))
+        self._stage.put(letter.sources, Outgoing(self._topic, None, body, owner, letter))
         asyncio.get_running_loop().call_soon(done)
 
-    def committed(self, count: int) -> None:
+    def committed(self, kind: LetterKind, count: int) -> None:
         """Count what went out."""
         self.written += count
+        self.kinds[kind.value] += count
         self._failing = None
 
     def refused(self, records: Sequence[StagedRecord]) -> None:
@@ -82,3 +87,17 @@ class TransactionalDeadLetters:
 
     async def close(self) -> None:
         """Do nothing: there is nothing of its own to close."""
+
+
+class _OfKind:
+    """Owns the staged letters of one kind, so that they are counted by kind when they are committed."""
+
+    def __init__(self, letters: TransactionalDeadLetters, kind: LetterKind) -> None:
+        self._letters = letters
+        self._kind = kind
+
+    def committed(self, count: int) -> None:
+        self._letters.committed(self._kind, count)
+
+    def refused(self, records: Sequence[StagedRecord]) -> None:
+        self._letters.refused(records)

@@ -77,7 +77,7 @@ class Cache:
         self._check_open()
         found = self._known.get(_key(key), time.time())
         while found is Known.UNKNOWN:
-            load = self._known.load(key)
+            load = self._known.begin_load(key)
             entry: CacheEntry | None = None
             try:
                 entry = await self._in_thread(self._file.read, key)
@@ -85,7 +85,7 @@ class Cache:
             except RemoteError as error:
                 self._failed("read", error)
             finally:
-                found = self._known.loaded(load, entry, time.time())
+                found = self._known.end_load(load, entry, time.time())
         if isinstance(found, Known):
             self.misses += 1
             return default
@@ -198,10 +198,10 @@ class Cache:
         try:
             await self._in_thread(self._file.write, batch, time.time())
         except RemoteError as error:
-            self._known.failed()
+            self._known.note_failed()
             self._failed("write", error)
         else:
-            self._known.written()
+            self._known.note_written()
             if self._problems:
                 log.info("the cache's file is written again", path=str(self._file.path), lost=self._known.lost)
                 self._problems.clear()

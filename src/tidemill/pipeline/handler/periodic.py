@@ -120,7 +120,7 @@ class PeriodicRunner:
     def start(self) -> None:
         """Start their first waits."""
         for name, hook in self._hooks.items():
-            step = hook.first(self._slot)
+            step = hook.decide_first(self._slot)
             if isinstance(step, Sleep):
                 self._tasks[name] = self._engine_tasks.run(f"periodic {name}", self._repeat(name, hook, step))
 
@@ -147,7 +147,7 @@ class PeriodicRunner:
                 log.exception("a periodic hook raised", hook=name, then=hook.on_error.value)
                 if hook.on_error is OnError.STOP:
                     self.stopped[name] = describe_error(error)
-            after = hook.after(outcome)
+            after = hook.decide_next(outcome)
             if not isinstance(after, Sleep):
                 return
             step = after

@@ -114,6 +114,8 @@ class TaskPool:
         self._order = itertools.count()
         self._running: set[TaskRun] = set()
         self._retrying: set[TaskRun] = set()
+        #: How many times a task that failed was queued again.
+        self.retried = 0
         self._killing: set[asyncio.Future[None]] = set()
         self._pause: asyncio.TimerHandle | None = None
         self._dispatching = False
@@ -147,6 +149,7 @@ class TaskPool:
         if run.owner.group.leaving:
             run.owner.park(run)
             return
+        self.retried += 1
         self._retrying.add(run)
         run.timer = asyncio.get_running_loop().call_later(delay_seconds, self._again, run)
 

@@ -165,7 +165,7 @@ class ResidentExecutor:
         copy.close()
         self._alive.discard(copy)
         self._copies.pop(copy.number, None)
-        self._apply(self._residents.dropped(copy.number, time.monotonic()))
+        self._apply(self._residents.drop(copy.number, time.monotonic()))
         return [copy.run] if copy.run is not None else []
 
     def close(self) -> None:
@@ -229,7 +229,7 @@ class ResidentExecutor:
                 copy.jobs.clear()
                 job.copy = None
                 del self._copies[copy.number]
-                self._apply(self._residents.unseen(copy.number, time.monotonic()))
+                self._apply(self._residents.note_undelivered(copy.number, time.monotonic()))
                 return
         if len(copy.jobs) == 1:
             self._work(copy, job, time.monotonic())
@@ -299,7 +299,7 @@ class ResidentExecutor:
             answer.exit_code, answer.stdout, stderr, now - job.started_at, copy.run.pid, kind, None
         )
         # First, so that the copy is free for what `done` starts.
-        self._apply(self._residents.answered(copy.number, now))
+        self._apply(self._residents.note_answer(copy.number, now))
         self._tell(job, outcome)
 
     def _input_broke(self, copy: Copy) -> None:
@@ -316,7 +316,7 @@ class ResidentExecutor:
         self._executor.send_signal(copy.run, signal.SIGKILL)
         if not copy.jobs and self._copies.pop(copy.number, None) is not None:
             # Reported now and not when it is gone, so that it gets no task meanwhile.
-            self._apply(self._residents.ended(copy.number, Ending.DIED, time.monotonic()))
+            self._apply(self._residents.note_ended(copy.number, Ending.DIED, time.monotonic()))
 
     def _ended(self, copy: Copy, outcome: ProcessOutcome) -> None:
         while copy.stdout_fd >= 0 and outcome.pid is not None and self._read(copy):
@@ -335,7 +335,7 @@ class ResidentExecutor:
             behind.copy = None
         copy.jobs.clear()
         now = time.monotonic()
-        self._apply(self._residents.ended(copy.number, Ending.DIED if died else Ending.STOPPED, now))
+        self._apply(self._residents.note_ended(copy.number, Ending.DIED if died else Ending.STOPPED, now))
         if job is not None:
             outcome.duration_seconds = now - job.started_at if job.started_at else 0.0
             self._tell(job, _without_answer(outcome, copy, stderr) if died else outcome)

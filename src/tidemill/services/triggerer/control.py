@@ -15,6 +15,8 @@ from tidemill.core.errors import RemoteError
 from tidemill.runtime import control_socket
 from tidemill.runtime.control_socket import Answers, ControlSocket, prefix_of
 
+KIND = "triggers"
+
 
 def control_server(specs: Path, report: Callable[[], dict[str, Any]]) -> ControlSocket:
     """Return a server that reports what this process does.
@@ -38,6 +40,16 @@ def ask(specs: Path) -> Answers:
     return Answers(sorted(answers.reports, key=lambda report: bool(report.get("waits_for"))), answers.silent)
 
 
+def ask_hosts(specs: Path | None, seconds: float) -> Answers:
+    """Return the reports of the hosts of a list, or of all lists; there may be none.
+
+    Args:
+        specs: The list; None: all hosts of this user.
+        seconds: How long to wait for an answer.
+    """
+    return control_socket.ask(f"{KIND}." if specs is None else _build_prefix(specs), {"do": "status"}, seconds)
+
+
 def build_silence_error(specs: Path) -> RemoteError:
     """Return the error about a host that does not answer."""
     return RemoteError(
@@ -46,4 +58,4 @@ def build_silence_error(specs: Path) -> RemoteError:
 
 
 def _build_prefix(specs: Path) -> str:
-    return prefix_of("triggers", os.fsencode(specs.resolve()))
+    return prefix_of(KIND, os.fsencode(specs.resolve()))

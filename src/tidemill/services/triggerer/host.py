@@ -26,6 +26,7 @@ from tidemill.core.triggers.group_commit import CommitLimits, Standing
 from tidemill.core.triggers.lifecycle import BACKOFF, CancelReason
 from tidemill.core.triggers.pausable_clock import PausableClock
 from tidemill.services.triggerer.admission import Admission
+from tidemill.services.triggerer.event_log import EventLog
 from tidemill.services.triggerer.listing import Changes, compare_lists, find_serialized, should_run
 from tidemill.services.triggerer.loop_watch import watch_loop
 from tidemill.services.triggerer.run import TriggerRun
@@ -44,8 +45,7 @@ log = structlog.get_logger(__name__)
 
 #: A trigger that was forced to fail its stream and has not ended after this many seconds is cancelled.
 FORCED_SECONDS = 30.0
-#: How often that is checked.
-LOOK_SECONDS = 1.0
+LOOK_SECONDS = 1.0  # how often that is checked
 #: A write that takes longer counts as an outage.
 STALL_SECONDS = 1.0
 #: At a stop: how long outstanding events of streams may take to finish, and events to be stored.
@@ -103,9 +103,10 @@ class TriggerHost:
         stall_seconds = min(STALL_SECONDS, settings.shared_stream_ack_timeout / 4)
         self.events = EventStore(database, self._on_standing, CommitLimits(stall_seconds=stall_seconds))
         self._states = StateWriter(database)
-        report, is_stopping = self._states.put, lambda: self.stopping
+        self._event_log = EventLog(clock())
+        report, is_stopping, note = self._states.put, lambda: self.stopping, self._event_log.note
         self._services = RunServices(
-            self.manager, self.events, is_stopping, self._note_fenced, report, self._keep_serialized
+            self.manager, self.events, is_stopping, note, self._note_fenced, report, self._keep_serialized
         )
         self._runs: dict[str, TriggerRun] = {}
         #: Whether the store has reported that another process owns triggers of this host.
@@ -149,7 +150,7 @@ class TriggerHost:
 
         Raises:
             HostStopsError: The host was stopped before that was done.
-            ConfigError: The list cannot be run beside another one; the old one goes on.
+            ConfigError: The list cannot be run beside another one; the old one stays in effect.
             SessionEndedError: Another process has taken the list over.
         """
         return await self._turns.take(lambda: self._reload(specs), "reload of the trigger host")
@@ -247,7 +248,8 @@ class TriggerHost:
         until = time.monotonic() + STORE_SECONDS
         unconfirmed = await self.events.close(STORE_SECONDS)
         if unconfirmed:
-            log.warning("events may not be stored; their brokers redeliver them", events=unconfirmed)
+            log.warning("events may not be stored; their brokers will redeliver them", events=unconfirmed)
+        self._event_log.flush(self._monotonic(), last=True)
         # What is stored by now is advanced, and nothing else.
         await self.manager.stop_all()
         try:
@@ -255,7 +257,7 @@ class TriggerHost:
                 await self._states.settled()
         except TimeoutError:
             log.warning(
-                "the store does not accept the last states of triggers; the next host finds them running",
+                "the last states of triggers could not be stored; the next host will find them running",
                 reports=await self._states.close(),
             )
         self._watch.close()
@@ -346,7 +348,7 @@ class TriggerHost:
         if self._runs.get(run.spec.name) is run:
             del self._runs[run.spec.name]
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("the run of a trigger failed; this is a fault of tidemill", trigger=run.spec.name, exc_info=error)
+            log.error("the run of a trigger failed; this is a bug in tidemill", trigger=run.spec.name, exc_info=error)
         if not self._runs:
             self._idle.set()
 
@@ -384,9 +386,10 @@ class TriggerHost:
             try:
                 self._look_once()
             except Exception:
-                log.exception("the check of the triggers failed; this is a fault of tidemill")
+                log.exception("the check of the triggers failed; this is a bug in tidemill")
 
     def _look_once(self) -> None:
+        self._event_log.flush(self._monotonic())
         for run in list(self._runs.values()):
             run.cancel_again(self._monotonic())
         now = self.now()

@@ -5,22 +5,46 @@ Invariant: what a class, its module or its constructor raises is that trigger's 
 
 from __future__ import annotations
 
+import difflib
 import importlib
+import inspect
 import json
+import pkgutil
+import sys
+from collections.abc import Iterable, Mapping
+from types import ModuleType
 from typing import Any
 
 import msgspec
 
 from tidemill.core.errors import HandlerError, describe_error
+from tidemill.runtime.user_code import locate_error
 from tidemill.services.triggerer.trigger_list import encode_kwargs
 from tidemill.store.content import check_identity, check_payload
 from tidemill.triggers.base import BaseTrigger, TriggerEvent
 
 _encode = msgspec.json.Encoder().encode
 
+#: Where the triggers of tidemill are; their names are suggested whatever module is named.
+_BUILTIN = {
+    "DateTimeTrigger": "temporal",
+    "DirectoryTrigger": "directory",
+    "FileTrigger": "file",
+    "HttpTrigger": "http",
+    "KafkaTrigger": "kafka",
+    "ProcessExitTrigger": "process",
+    "SqsTrigger": "sqs",
+    "TimeDeltaTrigger": "temporal",
+}
+BUILTIN_CLASSPATHS = tuple(f"tidemill.triggers.builtin.{module}.{name}" for name, module in _BUILTIN.items())
+
 
 class TriggerError(HandlerError):
-    """A trigger cannot be created, or does something that no trigger may do."""
+    """A trigger cannot be created, or breaks a rule for triggers."""
+
+
+class MisspeltError(TriggerError):
+    """A classpath or an argument names nothing that exists: running the trigger can only fail."""
 
 
 def create_trigger(name: str, classpath: str, kwargs: str) -> BaseTrigger:
@@ -34,25 +58,119 @@ def create_trigger(name: str, classpath: str, kwargs: str) -> BaseTrigger:
     Raises:
         TriggerError: The classpath names no trigger class, or the constructor raised; the cause is chained.
     """
-    module_name, _, class_name = classpath.rpartition(".")
+    cls = find_class(classpath)
+    arguments = json.loads(kwargs)
+    check_arguments(cls, classpath, arguments)
     try:
-        module = importlib.import_module(module_name)
+        trigger = cls(**arguments)
     except (Exception, SystemExit) as error:
         raise TriggerError(
-            f"the module {module_name!r} of {classpath} cannot be imported: {describe_error(error)}; start the "
-            "host where it can"
+            f"{classpath} cannot be created with its kwargs: {describe_error(error)}{_at(error)}; correct them"
         ) from error
-    cls = getattr(module, class_name, None)
-    if cls is None:
-        raise TriggerError(f"the module {module_name!r} has no {class_name!r}; correct the classpath {classpath}")
-    if not (isinstance(cls, type) and issubclass(cls, BaseTrigger)):
-        raise TriggerError(f"{classpath} is not a trigger class; it has to inherit from tidemill's BaseTrigger")
-    try:
-        trigger = cls(**json.loads(kwargs))
-    except (Exception, SystemExit) as error:
-        raise TriggerError(f"{classpath} cannot be created with its kwargs: {describe_error(error)}") from error
     trigger.trigger_id = name
     return trigger
+
+
+def find_class(classpath: str) -> type[BaseTrigger]:
+    """Import the class of a trigger.
+
+    Raises:
+        MisspeltError: There is no such module or class, or it is not a trigger class.
+        TriggerError: Importing its module failed.
+    """
+    module_name, _, class_name = classpath.rpartition(".")
+    module = _import_module(module_name, classpath)
+    cls = getattr(module, class_name, None)
+    if cls is None:
+        known = [name for name, value in vars(module).items() if _is_trigger(value) and value is not BaseTrigger]
+        near = _suggest(class_name, known, f"{module_name}.") or _suggest_builtin(class_name)
+        advice = near or ("it has " + ", ".join(known) if known else "it has no trigger class")
+        raise MisspeltError(f"the module {module_name!r} has no {class_name!r}; {advice}")
+    if not _is_trigger(cls):
+        raise MisspeltError(
+            f"{classpath} is not a trigger class; make it inherit from tidemill.triggers.base.BaseTrigger"
+        )
+    if inspect.isabstract(cls):
+        missing = " and ".join(sorted(cls.__abstractmethods__))
+        raise MisspeltError(f"{classpath} does not define {missing}, which every trigger needs; define it")
+    found: type[BaseTrigger] = cls
+    return found
+
+
+def check_arguments(cls: type[BaseTrigger], classpath: str, kwargs: Mapping[str, Any]) -> None:
+    """Make sure that a class accepts keyword arguments of these names.
+
+    Raises:
+        MisspeltError: It does not know one of them, or requires one that is missing.
+    """
+    try:
+        parameters = inspect.signature(cls).parameters.values()
+    except (TypeError, ValueError):
+        return  # a class written in C, for example; the constructor says it
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        known = list(kwargs)
+    else:
+        known = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    for name in kwargs:
+        if name not in known:
+            advice = _suggest(name, known) or ("it has " + ", ".join(known) if known else "it has none")
+            raise MisspeltError(f"{classpath} has no argument {name!r}; {advice}")
+    missing = [
+        each.name
+        for each in parameters
+        if each.default is each.empty
+        and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+        and each.name not in kwargs
+    ]
+    if missing:
+        raise MisspeltError(f"{classpath} needs {', '.join(missing)}; add to kwargs")
+
+
+def _import_module(name: str, classpath: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        # The missing module may be another one, which the trigger's module imports.
+        if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
+            raise TriggerError(
+                f"the module {name!r} of {classpath} needs the module {error.name!r}, which is not installed; install "
+                "it where the host runs"
+            ) from error
+        advice = _suggest_builtin(classpath.rpartition(".")[2]) or _suggest_module(error.name)
+        raise MisspeltError(
+            f"there is no module {error.name!r} for {classpath}; "
+            + (advice or "put it beside the list, or start the host in the folder where it is")
+        ) from error
+    except (Exception, SystemExit) as error:
+        raise TriggerError(
+            f"importing the module {name!r} of {classpath} failed: {describe_error(error)}{_at(error)}"
+        ) from error
+
+
+def _at(error: BaseException) -> str:
+    place = locate_error(error)
+    return f" ({place})" if place else ""
+
+
+def _is_trigger(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, BaseTrigger)
+
+
+def _suggest(name: str, known: Iterable[str], prefix: str = "") -> str:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {prefix}{near[0]}?" if near else ""
+
+
+def _suggest_builtin(class_name: str) -> str:
+    near = difflib.get_close_matches(class_name, _BUILTIN, n=1, cutoff=0.8)
+    return f"did you mean tidemill.triggers.builtin.{_BUILTIN[near[0]]}.{near[0]}?" if near else ""
+
+
+def _suggest_module(name: str) -> str:
+    """Return what is similar to a module's name among the modules beside it."""
+    parent, _, last = name.rpartition(".")
+    places = getattr(sys.modules.get(parent), "__path__", []) if parent else sys.path[:3]
+    return _suggest(last, {found.name for found in pkgutil.iter_modules(list(places))}, f"{parent}." if parent else "")
 
 
 def serialize_trigger(trigger: BaseTrigger) -> tuple[str, str]:
@@ -66,7 +184,7 @@ def serialize_trigger(trigger: BaseTrigger) -> tuple[str, str]:
         return str(classpath), encode_kwargs(_copy_kwargs(kwargs))
     except (Exception, SystemExit) as error:
         raise TriggerError(
-            f"serialize() of {type(trigger).__name__} has to return a classpath and kwargs that JSON can hold: "
+            f"serialize() of {type(trigger).__name__} must return a classpath and kwargs that can be written as JSON: "
             f"{describe_error(error)}"
         ) from error
 

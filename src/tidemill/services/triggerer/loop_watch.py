@@ -27,7 +27,7 @@ def watch_loop(threshold_seconds: float, triggers: Container[object]) -> BlockWa
     def on_block(block: Block) -> None:
         if block.cause is Cause.STARVED:
             limited(log, 10.0).warning(
-                "the event loop gets no CPU; the machine is busy with something else",
+                "the event loop gets no CPU time; other processes keep the machine busy",
                 late_seconds=round(block.seconds, 3),
             )
             return
@@ -44,6 +44,6 @@ def watch_loop(threshold_seconds: float, triggers: Container[object]) -> BlockWa
 
     def on_over(block: Block) -> None:
         if block.cause is not Cause.STARVED:
-            log.warning("the event loop goes on", **blocking(block), blocked_seconds=round(block.seconds, 3))
+            log.warning("the event loop is running again", **blocking(block), blocked_seconds=round(block.seconds, 3))
 
     return BlockWatch(threshold_seconds, on_block, on_over)

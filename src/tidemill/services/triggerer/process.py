@@ -19,17 +19,19 @@ import structlog
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.core.wording import count_of
 from tidemill.runtime.exitcode import ExitCode, find_exit_code
 from tidemill.runtime.identity import worker_name
+from tidemill.runtime.log_writer import tell_repeats
+from tidemill.services.triggerer.checking import add_import_folders, read_checked
 from tidemill.services.triggerer.control import control_server
 from tidemill.services.triggerer.host import TriggerHost
 from tidemill.services.triggerer.list_lock import ListLock
 from tidemill.services.triggerer.replica import Replica
 from tidemill.services.triggerer.sessions import Ownership, Pace
 from tidemill.services.triggerer.signals import Signals
-from tidemill.services.triggerer.trigger_list import read_specs
 from tidemill.store.database import Database
-from tidemill.store.opening import has_one_writer, open_store, store_url
+from tidemill.store.opening import choose_store_url, has_one_writer, open_store
 from tidemill.store.records import TriggerSpec
 from tidemill.store.retention import Retention
 from tidemill.triggers.shared_stream import StreamReport
@@ -58,10 +60,8 @@ def run_host(settings: Settings, specs: Path, pace: Pace | None = None) -> ExitC
     """
     signals = Signals()
     signals.listen()
-    for folder in (str(specs.resolve().parent), str(Path.cwd())):
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
-    found = read_specs(specs)  # before anything is started
+    add_import_folders(specs)
+    found = read_checked(specs)  # before anything is started
     runner = asyncio.Runner()
     code = ExitCode.INTERNAL
     try:
@@ -86,13 +86,11 @@ def _run_all(loop: asyncio.AbstractEventLoop, host: Coroutine[Any, Any, ExitCode
         except SystemExit:
             if running.done():
                 raise
-            log.exception(
-                "a task or callback that a trigger left behind called sys.exit; it is ignored, and the host goes on"
-            )
+            log.exception("a task or callback that a trigger left behind called sys.exit; the call is ignored")
 
 
 def _find_url(settings: Settings, specs: Path) -> str:
-    return store_url(settings.store.url, specs.resolve().parent)
+    return choose_store_url(settings.store.url, specs.resolve().parent)
 
 
 def list_name(settings: Settings, specs: Path) -> str:
@@ -108,8 +106,13 @@ def end_anyway(code: ExitCode) -> threading.Timer:
     """
 
     def end() -> None:
+        tell_repeats()
         with contextlib.suppress(OSError, ValueError):
-            print("something of a trigger does not end; the process ends without it", file=sys.stderr, flush=True)
+            print(
+                "a task or thread of a trigger does not end; the process exits without waiting for it",
+                file=sys.stderr,
+                flush=True,
+            )
         os._exit(code)
 
     timer = threading.Timer(_END_SECONDS, end)
@@ -127,8 +130,8 @@ async def _run(
     try:
         if not lock.acquire() and exclusive:
             raise HostRunsError(
-                f"{specs} is run by process {lock.holder} on this machine; stop that one, or reload it: "
-                f"kill -HUP {lock.holder}"
+                f"{specs} is already run by process {lock.holder} on this machine; stop that process, or have it "
+                f"reload the list: kill -HUP {lock.holder}"
             )
         database = await _open_store(url, signals)
         if database is None:
@@ -138,10 +141,10 @@ async def _run(
             replica = Replica(
                 ownership,
                 lambda: TriggerHost(database, settings.triggerer, ownership),
-                lambda: read_specs(specs),
+                lambda: read_checked(specs),
                 Retention(database, settings.store).run,
             )
-            log.info("the trigger host starts", triggers=len(found), store=database.label, list=name)
+            log.info("the trigger host is starting", triggers=len(found), store=database.label, list=name)
             unconfirmed = await _take_part(replica, specs, found, signals)
         finally:
             await database.close()
@@ -149,8 +152,8 @@ async def _run(
         lock.release()
     if unconfirmed:
         raise RemoteError(
-            f"{unconfirmed} events may not be stored, because the store {database.label} does not work; shared streams "
-            "that acknowledge redeliver them; repair the store, and run the list again"
+            f"{count_of(unconfirmed, 'event')} may not be stored, because the store {database.label} does not work; "
+            "acknowledged streams redeliver them; repair the store, and run the list again"
         )
     log.info("the trigger host has ended")
     return ExitCode.OK

@@ -88,7 +88,7 @@ class Replica:
                 await asyncio.wait({lost}, timeout=DISOWNED_SECONDS)
             if lost.done():
                 return False
-            log.info("no trigger is left to run; the host ends")
+            log.info("no triggers are left to run; the host ends")
             return True
         finally:
             for task in (living, lost, beside):
@@ -103,7 +103,7 @@ class Replica:
         try:
             await self._beside()
         except Exception:
-            log.exception("the task beside the triggers failed; they continue without it")
+            log.exception("the task that removes old rows failed; the triggers keep running without it")
 
     async def _run_host(self, host: TriggerHost) -> None:
         # Set just before its start takes the first turn: a reload meanwhile must come after it.
@@ -129,7 +129,7 @@ class Replica:
                 self._reload_wanted = False
                 await self._read_once()
         except Exception:
-            log.exception("the list of triggers could not be read again; the old one goes on")
+            log.exception("the list of triggers could not be reloaded; the old one stays in effect")
         finally:
             self._reading = None
 
@@ -139,17 +139,17 @@ class Replica:
             changes = await self.host.reload(found) if self.host is not None else None
         except ConfigError as error:
             text = str(error)  # the error is in the list: a traceback adds nothing
-            log.error("the list of triggers is wrong; the old one goes on", error=text)  # noqa: TRY400
+            log.error("the list of triggers is wrong; the old one stays in effect", error=text)  # noqa: TRY400
             return
         except (HostStopsError, SessionEndedError):
             changes = None  # it applies from the next turn
         self._specs = found
         self._ownership.relist(digest_list(found))
         if changes is None:
-            log.info("the list of triggers was read again; it is run when it is this host's turn")
+            log.info("the list of triggers was reloaded; it takes effect when this host runs the list")
             return
         log.info(
-            "the list of triggers was read again",
+            "the list of triggers was reloaded",
             started=changes.started,
             removed=changes.removed,
             replaced=changes.replaced,

@@ -255,7 +255,7 @@ class TriggerRun:
                 return  # it was cancelled and still fires
             # Nothing is bound to what cannot be stored.
             payload, identity = encode_payload(event), read_identity(event)
-            add(number, token, payload, identity, partial(self._settle, bind()))
+            add(number, token, payload, identity, partial(self._settle, bind(), identity))
             self._pending += 1
             self._fired += 1
             if events.standing is not Standing.OPEN:
@@ -265,10 +265,11 @@ class TriggerRun:
                 left = _BURST
                 await asyncio.sleep(0)
 
-    def _settle(self, seq: int | None, outcome: StoreOutcome) -> None:
+    def _settle(self, seq: int | None, identity: str | None, outcome: StoreOutcome) -> None:
         """Note that an event is stored, or never will be."""
         self._pending -= 1
         if not isinstance(outcome, Refused):
+            self._services.note_stored(self.spec.name, outcome, identity)
             if seq is not None:
                 self._services.manager.confirm_persisted((seq,))
         else:

@@ -30,7 +30,12 @@ async def run_step(trigger: str, what: str, step: Callable[[], Awaitable[Any]], 
         async with asyncio.timeout(timeout_seconds):
             await step()
     except TimeoutError:
-        log.exception("a trigger does not end", trigger=trigger, step=what, seconds=timeout_seconds)
+        log.exception(
+            "a step of a trigger's end takes too long; it is cancelled",
+            trigger=trigger,
+            step=what,
+            seconds=timeout_seconds,
+        )
     except asyncio.CancelledError:
         log.warning("a step of a trigger's end was cancelled", trigger=trigger, step=what)
     except (Exception, SystemExit):

@@ -36,6 +36,7 @@ class RunServices:
         manager: The shared streams of the host.
         events: Where events go.
         is_stopping: Tells whether the host is stopping: then it ends the streams once everything is stored.
+        note_stored: Called with the trigger's name, the outcome and the identity of each event that is stored.
         note_fenced: Called when the store refuses an event because another process has claimed the trigger.
         report_state: Called with each change of a trigger's state, to be written to the store.
         keep_serialized: Stores what triggers are created from after a failure, by their ids.
@@ -44,6 +45,7 @@ class RunServices:
     manager: SharedStreamManager
     events: Events
     is_stopping: Callable[[], bool]
+    note_stored: Callable[[str, StoreOutcome, str | None], None]
     note_fenced: Callable[[], None]
     report_state: Callable[[StateChange], None]
     keep_serialized: Callable[[Mapping[int, str]], Awaitable[None]]

@@ -158,8 +158,10 @@ class Ownership:
             except RemoteError as error:
                 if not error.retryable:
                     raise
-                watch.missed()
-                limited(log, 10.0).warning("the store does not say which host runs this list", error=str(error))
+                watch.note_failure()
+                limited(log, 10.0).warning(
+                    "the store cannot be asked which host runs this list; retrying", error=str(error)
+                )
                 await asyncio.sleep(self.pace.look_seconds)
                 continue
             if sight.holder is None or await self._take_over(sight, watch, began):
@@ -173,7 +175,7 @@ class Ownership:
 
     async def _take_over(self, sight: Sight, watch: SessionWatch, began: float) -> bool:
         """Take the list from a dead session; return whether that worked."""
-        watch.look({number: session.beat for number, session in sight.sessions.items()}, began)
+        watch.note_beats({number: session.beat for number, session in sight.sessions.items()}, began)
         holder = sight.sessions.get(sight.holder or 0)
         if holder is None:
             return False  # it began after the look, or ended; the next look finds out
@@ -183,7 +185,7 @@ class Ownership:
             await self._renew()
         locked = self._lock is not None and self._lock.identity == holder.lock != ""
         others = [one.id for one in sight.sessions.values() if one.list == self.list_name]
-        dead = [number for number in others if watch.life(number) is Life.DEAD or (locked and number == holder.id)]
+        dead = [number for number in others if watch.judge(number) is Life.DEAD or (locked and number == holder.id)]
         if not dead:
             return False
         try:
@@ -247,8 +249,8 @@ class Ownership:
             log.info("another host runs this list; this one waits to take over", **describe_session(holder))
         if holder.digest != self._digest:
             log.warning(
-                "the host that runs this list has other content in it than this one; hosts with one list name are "
-                "replicas, and should have the same",
+                "the host that runs this list runs other triggers than the file of this host has; hosts with one list "
+                "name are replicas, and should have the same file",
                 **describe_session(holder),
             )
 
@@ -314,20 +316,23 @@ class Ownership:
                     self._on_taken({number: held[number] for number in taken})
                 self._note_confirmed(began)
             except SessionEndedError:
-                log.warning("another host has taken this list over; what runs here is handed over", list=self.list_name)
+                log.warning(
+                    "another host has taken over this list; the triggers that run here are handed over",
+                    list=self.list_name,
+                )
                 self._confirmed_at = -math.inf
                 self._lost.set()
                 return
             except RemoteError as error:
-                limited(log, 10.0).warning("this session cannot beat", error=str(error))
+                limited(log, 10.0).warning("the heartbeat of this session cannot be stored; retrying", error=str(error))
                 pause = min(pause, self.pace.look_seconds)
             except Exception:
-                log.exception("the beat of the session failed; this is a fault of tidemill")
+                log.exception("the heartbeat of the session failed; this is a bug in tidemill")
 
     def _note_silence(self, beating: asyncio.Task[None]) -> None:
         """Stop running in a session that no longer beats: others are about to declare it dead."""
         if self._beating is beating and not self._lost.is_set():
-            log.error("the beat of the session has ended; this is a fault of tidemill", list=self.list_name)
+            log.error("the heartbeat of the session has ended; this is a bug in tidemill", list=self.list_name)
             self._lost.set()
 
     def _compare(self, held: Mapping[int, int], connection: Connection) -> list[int]:
@@ -345,7 +350,9 @@ class Ownership:
             async with asyncio.timeout(END_SECONDS):
                 await self._end()
         except (TimeoutError, RemoteError):
-            log.warning("the store could not be told that this host has stopped; others notice it by its beat")
+            log.warning(
+                "the store could not be told that this host has stopped; other hosts notice when its heartbeat stops"
+            )
 
     async def pause(self) -> None:
         """Stop beating."""

@@ -84,12 +84,14 @@ class StateWriter:
                     size = max(1, len(chunk) // 2)
                     if error.retryable:
                         failures += 1
-                        limited(log, 10.0).warning("the store cannot be written; reports wait", error=str(error))
-                        await asyncio.sleep(self._backoff.delay(failures, random.getrandbits(JITTER_BITS)))
+                        limited(log, 10.0).warning(
+                            "the store cannot be written to; changes of state wait", error=str(error)
+                        )
+                        await asyncio.sleep(self._backoff.compute_delay(failures, random.getrandbits(JITTER_BITS)))
                         continue
                     if len(chunk) > 1:
                         continue
-                    log.exception("a report about a trigger is refused by the store", report=chunk[0])
+                    log.exception("the store refuses a trigger's change of state; it is dropped", report=chunk[0])
                 else:
                     size = min(CHUNK_COUNT, 2 * size)
                 failures = 0

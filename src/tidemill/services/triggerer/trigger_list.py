@@ -24,16 +24,28 @@ MAX_NAME_LENGTH = 200
 _MAX_SHOWN = 40
 
 
-def read_specs(path: Path) -> list[TriggerSpec]:
-    """Return the triggers of a file, in its order.
+def require_list(path: Path) -> None:
+    """Make sure that the file of a list exists.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    if path.is_dir() or not path.exists():
+        why = "is a folder" if path.is_dir() else "does not exist"
+        raise ConfigError(f"the list of triggers {path} {why}; name the YAML file with the list")
+
+
+def read_entries(path: Path) -> list[tuple[str, TriggerSpec]]:
+    """Return the triggers of a file, in its order, each with the place of its entry, for messages.
 
     Raises:
         ConfigError: The file cannot be read, or an entry is wrong; one line per problem.
     """
+    require_list(path)
     try:
         document = read_yaml(path.read_text(encoding="utf-8-sig"), str(path))
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}; name the file with the list of triggers") from None
+        raise ConfigError(f"the list of triggers {path} cannot be read: {error.strerror}; check its rights") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text: {error.reason}; save the file as UTF-8") from None
     except RecursionError:
@@ -47,9 +59,9 @@ def read_specs(path: Path) -> list[TriggerSpec]:
         problems.append(f"{path} is empty; write [] for a list without triggers")
         value = []
     if not isinstance(value, list):
-        problems.append(f"{path}: expected a list of triggers, each with name and classpath, not {_describe(value)}")
+        problems.append(f"{path}: expected a list of triggers, each with name and classpath, got {_describe(value)}")
         value = []
-    specs = []
+    entries = []
     seen: dict[str, str] = {}
     for number, entry in enumerate(value):
         place = document.places.get((number,), str(path))
@@ -58,14 +70,14 @@ def read_specs(path: Path) -> list[TriggerSpec]:
             continue
         if spec.name in seen:
             problems.append(
-                f"{place}: the name {spec.name!r} is given twice, the first time at {seen[spec.name]}; names tell "
-                "triggers apart, also after a restart"
+                f"{place}: duplicate name {spec.name!r}; first used at {seen[spec.name]}; give each trigger a name of "
+                "its own"
             )
         seen.setdefault(spec.name, place)
-        specs.append(spec)
+        entries.append((f"{place}: entry {number + 1} ({spec.name})", spec))
     if problems:
         raise ConfigError("\n".join(problems))
-    return specs
+    return entries
 
 
 def _count_entry(problem: Problem) -> Problem:
@@ -78,7 +90,7 @@ def _count_entry(problem: Problem) -> Problem:
 
 def _read_entry(where: str, entry: Any, problems: list[str]) -> TriggerSpec | None:
     if not isinstance(entry, dict):
-        problems.append(f"{where}: expected name, classpath, kwargs and restart, not {_describe(entry)}")
+        problems.append(f"{where}: expected a mapping with name and classpath, got {_describe(entry)}")
         return None
     name = entry.get("name")
     if isinstance(name, str) and _is_name(name):
@@ -87,29 +99,33 @@ def _read_entry(where: str, entry: Any, problems: list[str]) -> TriggerSpec | No
     for key in entry:
         if key not in _KEYS:
             near = difflib.get_close_matches(str(key), _KEYS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(_KEYS)}"
+            hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(_KEYS)}"
             problems.append(f"{where}: unknown key {key!r}; {hint}")
     if not isinstance(name, str) or not _is_name(name):
-        shown = (
-            _describe(name)
-            if not isinstance(name, str) or len(name) <= _MAX_SHOWN
-            else f"one of {len(name)} characters"
-        )
-        problems.append(
-            f"{where}: name has to be a text of 1 to {MAX_NAME_LENGTH} printable characters, not all spaces; not "
-            f"{shown}"
-        )
+        problems.append(f"{where}: {_describe_name(name)}")
     classpath = entry.get("classpath")
     if not isinstance(classpath, str) or not _CLASSPATH.match(classpath):
-        problems.append(f"{where}: classpath has to be like package.module.Class, not {classpath!r}")
+        problems.append(
+            f"{where}: classpath is missing; write package.module.Class"
+            if classpath is None
+            else f"{where}: classpath must be like package.module.Class, got {classpath!r}"
+        )
     kwargs = _read_kwargs(where, entry.get("kwargs"), problems)
     restart = entry.get("restart", Restart.ON_FAILURE.value)
     if restart not in list(Restart):
         choices = ", ".join(Restart)  # `off` and `no` are booleans in YAML
-        problems.append(f"{where}: restart has to be one of {choices}, not {restart!r}")
+        problems.append(f"{where}: restart must be one of {choices}, got {restart!r}")
     if len(problems) > before:
         return None
     return TriggerSpec(str(name), str(classpath), kwargs, str(restart))
+
+
+def _describe_name(name: Any) -> str:
+    """Return what is wrong with a name."""
+    if name is None:
+        return "name is missing; give the trigger a name of its own"
+    shown = _describe(name) if not isinstance(name, str) or len(name) <= _MAX_SHOWN else f"{len(name)} characters"
+    return f"name must be 1 to {MAX_NAME_LENGTH} printable characters, not only spaces; got {shown}"
 
 
 def _is_name(text: str) -> bool:
@@ -120,7 +136,7 @@ def _read_kwargs(where: str, value: Any, problems: list[str]) -> str:
     if value is None:
         return "{}"
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        problems.append(f"{where}: kwargs has to be a mapping of argument names, not {_describe(value)}")
+        problems.append(f"{where}: kwargs must be a mapping of argument names to values, got {_describe(value)}")
         return "{}"
     try:
         return encode_kwargs(value)

@@ -22,7 +22,7 @@ import structlog
 from tidemill.config.loading import load_settings
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.core.ranges import Chunk, check_order, chunks, parse_position, piece_size, split
+from tidemill.core.ranges import Chunk, check_order, choose_piece_size, group_pieces, parse_position, split
 from tidemill.pipeline.bounded import bounded_settings
 from tidemill.pipeline.handler.base import Handler
 from tidemill.runtime.exitcode import ExitCode
@@ -36,6 +36,7 @@ from tidemill.spark.bounded.task import ChunkResult, run_ranges
 from tidemill.spark.engine.process import EngineJob
 from tidemill.spark.foreground import Foreground, StartStoppedError, Wake
 from tidemill.spark.preflight import StartUp, look_up_partitions, make_handler, refuse_no_sinks, with_full_paths
+from tidemill.spark.run_state import Phase, RunState
 from tidemill.spark.session.conf import bounded_conf
 from tidemill.spark.session.packaging import list_own_folders, pack_handler, ship_package
 from tidemill.spark.session.session import Spark
@@ -122,6 +123,10 @@ class Backfill:
         run = self._run
         return self._last if run is None else run.progress()
 
+    def state(self) -> RunState:
+        """Return what the run does, or waits for; from any thread, at any time."""
+        return self._foreground.states.now()
+
     def stop(self) -> None:
         """Finish what is in flight, and end; a second time: end at once. From any thread, for `run` only."""
         self._foreground.wakes.put(Wake.SIGNAL)
@@ -192,7 +197,8 @@ class Backfill:
         check_letters(settings)
         refuse_unordered(settings, whole=self._whole_partitions)
         packed = pack_handler(handler)
-        look_up_partitions(settings)
+        with self._foreground.wait_for_brokers(settings.kafka.brokers):
+            look_up_partitions(settings)
         with self._folder.locked():
             plan = self._folder.load(settings.kafka.source_topic, self._start, self._end)
             if plan is None:
@@ -206,9 +212,9 @@ class Backfill:
                 log.info("resuming the backfill", left=sum(piece.size for piece in left), total=plan.total)
                 check_still_there(settings, left)
             self.gap = plan.deleted
-            size = self._range_messages or piece_size(plan.total, self._count_cores(settings))
+            size = self._range_messages or choose_piece_size(plan.total, self._count_cores(settings))
             with letter_run(settings, self._folder.path) as letters:
-                yield _Work(settings, packed, plan, chunks(left, size), letters)
+                yield _Work(settings, packed, plan, group_pieces(left, size), letters)
 
     def _make_plan(self, settings: Settings) -> Plan:
         topic = settings.kafka.source_topic
@@ -225,7 +231,7 @@ class Backfill:
                 log.info("the partition ends before the requested end", partition=where, missing=span.beyond)
         ranges = [span.range for span in spans if span.range.size]
         total = sum(part.size for part in ranges)
-        size = self._range_messages or piece_size(total, self._count_cores(settings))
+        size = self._range_messages or choose_piece_size(total, self._count_cores(settings))
         pieces = sorted(ranges) if self._whole_partitions else split(ranges, size)
         return Plan(topic, self._start, self._end, pieces, sum(span.deleted for span in spans), format_now())
 
@@ -245,6 +251,7 @@ class Backfill:
         with self._foreground.running(spark):
             with BoundedRun(spark.context, todo.sizes, todo.before) as run:
                 self._run = run
+                self._foreground.states.enter(Phase.RUNNING)
                 try:
                     results = self._supervise(spark, run, todo)
                 finally:
@@ -274,6 +281,7 @@ class Backfill:
             if not self._stopped:
                 self._stopped = True
                 log.info("stopping: what is in flight is finished; a second signal stops at once")
+                self._foreground.states.enter(Phase.DRAINING, todo.settings.executor.drain_timeout_seconds)
                 run.drain(lambda: spark.cancel(group))
             else:
                 run.exit_now()
@@ -306,7 +314,7 @@ class Backfill:
         """Refuse a run whose outcomes are not where this process looks for them."""
         incomplete = sorted(set(range(len(todo.parts))) - {result.index for result in results if result.complete})
         if incomplete:
-            raise RemoteError(f"{len(incomplete)} parts of the run were not finished; run the same backfill again")
+            raise RemoteError(f"{len(incomplete)} ranges were not finished; run the same backfill again")
         if left := self._folder.find_left(todo.plan):
             raise ConfigError(
                 f"the outcomes of {len(left)} ranges are not in {self._folder.path}: engines on other hosts wrote them "

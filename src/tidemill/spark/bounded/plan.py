@@ -22,7 +22,7 @@ import structlog
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.core.ranges import Edge, Moment, Offset, OffsetRange, Position, Span, remaining, span_of
+from tidemill.core.ranges import Edge, Moment, Offset, OffsetRange, Position, Span, find_remaining, find_span
 from tidemill.pipeline.reports.outcomes import finished_ranges
 from tidemill.runtime.kafka_client import CALL_SECONDS, LibraryLog, reason
 from tidemill.sources.ranges import reader_config
@@ -155,7 +155,7 @@ class Folder:
 
     def find_left(self, plan: Plan) -> list[OffsetRange]:
         """Return the ranges that are not done, in order."""
-        return remaining(plan.pieces, finished_ranges(entry.name for entry in self.path.iterdir()))
+        return find_remaining(plan.pieces, finished_ranges(entry.name for entry in self.path.iterdir()))
 
     def tidy(self) -> None:
         """Remove incomplete files that killed engines left."""
@@ -185,7 +185,7 @@ def look_up(settings: Settings, start: Position, end: Position) -> list[Span]:
         ) from error
     finally:
         consumer.close()
-    return [span_of(number, first[number], last[number], *edges[number]) for number in numbers]
+    return [find_span(number, first[number], last[number], *edges[number]) for number in numbers]
 
 
 def _resolve(

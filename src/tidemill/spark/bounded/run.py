@@ -116,7 +116,7 @@ class BoundedRun:
             failures = sorted(self._failures.items(), key=lambda each: each[0] == self._hopeless)
             if failures:
                 index, said = failures[-1]
-                raise make_engine_error(f"part {index} of the run", said) from error
+                raise make_engine_error(f"range {index}", said) from error
             raise TidemillError(f"the Spark job failed: {describe_failure(error)}") from error
         return [msgspec.msgpack.decode(part, type=ChunkResult) for part in encoded]
 
@@ -175,7 +175,7 @@ class BoundedRun:
             return
         self._links[link] = hello.slot
         self._hellos[link] = hello
-        self._watch.joined(link, hello.slot, time.monotonic())
+        self._watch.note_joined(link, hello.slot, time.monotonic())
         self._tokens += 1
         self._server.send(link, Welcome(hello.run_token or self._tokens))
         for command in (Begin(), Go()):
@@ -186,28 +186,28 @@ class BoundedRun:
     def on_beat(self, link: int, progress: EngineProgress) -> None:
         """Keep the snapshot."""
         self._running[link] = progress
-        self._watch.heard(link, time.monotonic())
+        self._watch.note_heartbeat(link, time.monotonic())
 
     def on_ready(self, link: int) -> None:
         """Nothing waits for this."""
 
     def on_ended(self, link: int, summary: EngineSummary) -> None:
         """Keep an engine's summary."""
-        self._watch.left(link)
+        self._watch.note_left(link)
         self._running[link] = summary.progress
         if summary.reason is not StopReason.DRAINED:
             said = summary.error or summary.reason.value
             self._note_failure(summary.slot, said)
             if said.startswith(TooManyFailuresError.__name__):
                 self._hopeless = summary.slot
-            log.warning("a part of the run failed", part=summary.slot, error=summary.error)
+            log.warning("a range failed", range=summary.slot, error=summary.error)
         elif not self._stopping:
             self._failures.pop(summary.slot, None)
             self._done.add(summary.slot)
 
     def on_closed(self, link: int) -> None:
         """Forget an engine."""
-        self._watch.left(link)
+        self._watch.note_left(link)
         self._links.pop(link, None)
         self._hellos.pop(link, None)
         last = self._running.pop(link, None)
@@ -231,8 +231,8 @@ class BoundedRun:
         self._note_failure(hung.part, f"{text}, {hung.times} times" if hung.times > 1 else text)
         log.error(
             "an engine hangs; "
-            + ("the run is given up" if hung.give_up else "it is killed, and Spark starts its part again"),
-            part=hung.part,
+            + ("the run is given up" if hung.give_up else "it is killed, and Spark starts its range again"),
+            range=hung.part,
             host=hello.host,
             process=hello.pid,
             silent_seconds=SILENT_SECONDS,
@@ -251,7 +251,7 @@ class BoundedRun:
                 spark.killTaskAttempt(hello.attempt, True, "its engine hangs")
         except Exception as error:
             log.warning(
-                "the task of an engine that hangs was not killed", part=hello.slot, error=describe_failure(error)
+                "the task of an engine that hangs was not killed", range=hello.slot, error=describe_failure(error)
             )
 
     def _tell_all(self, command: Command) -> None:

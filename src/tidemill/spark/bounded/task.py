@@ -29,6 +29,7 @@ from tidemill.pipeline.delivery.file_letters import FileDeadLetters
 from tidemill.pipeline.reports.outcomes import Outcomes
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.log import configure
+from tidemill.runtime.log_writer import tell_repeats
 from tidemill.runtime.progress import EngineProgress, StopReason, without_texts
 from tidemill.sources.base import TopicPartition
 from tidemill.sources.bounded import BoundedSource
@@ -87,12 +88,13 @@ def run_bounded(job: EngineJob, make: PartsMaker) -> bytes:
 
     process = EngineProcess(_of_this_task(job), build, abandon)
     with _keep_process():
-        configure(job.settings.logging, engine=job.slot, **job.log_context)
+        configure(job.settings.logging, relayed=True, engine=job.slot, **job.log_context)
         try:
             with asyncio.Runner() as runner:
                 summary = runner.run(process.run())
         finally:
             process.release()
+            tell_repeats()
     complete = bool(engines) and engines[0].complete
     if summary.reason is not StopReason.DRAINED:
         raise ChunkFailedError(summary.error or summary.reason.value)

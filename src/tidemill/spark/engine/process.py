@@ -34,6 +34,7 @@ from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity, new_engine_id
 from tidemill.runtime.link_messages import Begin, Command, Drain, Exit, Go, Hello, LinkAddress, Pause, Release, Resume
 from tidemill.runtime.log import configure
+from tidemill.runtime.log_writer import tell_repeats
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason, drop_summary_texts
 
 log = structlog.get_logger(__name__)
@@ -134,13 +135,15 @@ def _run_to_summary(job: EngineJob) -> EngineSummary:
         signal.signal(number, lambda *_: None)
     outlive_stderr()
     try:
-        configure(job.settings.logging, engine=job.slot, **job.log_context)
+        configure(job.settings.logging, relayed=True, engine=job.slot, **job.log_context)
         with asyncio.Runner() as runner:
             return runner.run(EngineProcess(job).run())
     except BaseException as error:
         # SystemExit included: a handler that calls sys.exit() is an engine that failed.
         log.exception("the engine failed")
         return make_failed_summary(job, error)
+    finally:
+        tell_repeats()
 
 
 def make_failed_summary(job: EngineJob, error: BaseException, reason: StopReason = StopReason.FAILED) -> EngineSummary:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -143,9 +143,9 @@ class Supervisor:
         """Let engines take messages again."""
         self._soon(lambda: self._set_paused(False))
 
-    def call(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine on the link's loop and wait for its end; not from that loop itself."""
-        self._server.call(coroutine)
+    def release(self) -> list[dict[str, Any]]:
+        """Release the brakes that engines last reported, and return what they hold."""
+        return self._server.call(self._release())
 
     def exit_now(self) -> None:
         """Let every engine's process end now; their wardens clean up. No new one is started."""
@@ -225,7 +225,7 @@ class Supervisor:
             for name, text in self._stalls.feed(caller.slot.number, progress.stalled, caller.slot.last_seen):
                 log.warning("the pipeline waits", slot=caller.slot.number, waits_for=name, why=text)
             if progress.partitions and self._group.holding:
-                self._carry_out(self._group.owns(caller.slot.number))
+                self._carry_out(self._group.note_partitions(caller.slot.number))
         self._feed(caller.slot, slot_events.Heartbeat(caller.run_token))
 
     def on_ready(self, link: int) -> None:
@@ -235,7 +235,7 @@ class Supervisor:
             return
         self._feed(caller.slot, slot_events.Ready(caller.run_token))
         if caller.slot.link == link:
-            self._carry_out(self._group.ready(caller.slot.number, self._loop.time()))
+            self._carry_out(self._group.note_ready(caller.slot.number, self._loop.time()))
             if not caller.slot.ready:
                 caller.slot.ready = True
                 if self._on_all_ready is not None and all(slot.ready for slot in self._slots):
@@ -293,8 +293,7 @@ class Supervisor:
     def _pause_or_resume(self) -> Command:
         return Pause() if self._paused or self._group.holding else Resume()
 
-    def release(self) -> list[dict[str, Any]]:
-        """Release the brakes that engines last reported; return what they hold. Only on the link's loop."""
+    async def _release(self) -> list[dict[str, Any]]:
         told = []
         for slot in self._slots:
             if slot.progress is not None and brake_name(slot.number) in slot.progress.stalled:
@@ -337,7 +336,7 @@ class Supervisor:
                 level(text, slot=slot.number, about=kind.value)
             case slot_events.Finished(ending, error):
                 slot.ended = ending
-                self._carry_out(self._group.finished(slot.number, ending, error))
+                self._carry_out(self._group.note_finished(slot.number, ending, error))
 
     def _submit(self, slot: SupervisedSlot, job_token: int) -> None:
         if self._exiting:
@@ -356,7 +355,7 @@ class Supervisor:
         # One that reconnects may have missed a command to all.
         self._server.send(link, self._pause_or_resume())
         log.info("engine connected", slot=slot.number, pid=hello.pid, host=hello.host, run_token=run_token)
-        self._carry_out(self._group.connected(slot.number))
+        self._carry_out(self._group.note_connected(slot.number))
 
     def _carry_out(self, effects: Sequence[slot_group.Effect]) -> None:
         for effect in effects:

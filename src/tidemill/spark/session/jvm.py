@@ -21,6 +21,7 @@ from typing import Any
 
 import structlog
 
+from tidemill.runtime.log import RELAY_VARIABLE, relay
 from tidemill.spark.session.process_tree import kill_tree
 
 log = structlog.get_logger(__name__)
@@ -64,7 +65,12 @@ def launch(
     options = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
     arguments = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))
     program = str(Path(_find_spark_home()) / "bin" / "spark-submit")
-    environ = {**os.environ, "SPARK_CONNECT_MODE": "0", "_PYSPARK_DRIVER_CONN_INFO_PATH": str(connection_file)}
+    environ = {
+        **os.environ,
+        "SPARK_CONNECT_MODE": "0",
+        "_PYSPARK_DRIVER_CONN_INFO_PATH": str(connection_file),
+        RELAY_VARIABLE: "1",
+    }
     with standard_error_pipe(quiet) as standard_error:
         return subprocess.Popen(
             ["sh", "-c", _IGNORING, "sh", program, *options, *arguments],
@@ -151,7 +157,8 @@ def keep_signal_handlers() -> Iterator[None]:
 def standard_error_pipe(quiet: threading.Event) -> Iterator[int]:
     """Yield a file descriptor whose lines a thread writes to `sys.stderr`, until all its writers are gone.
 
-    The JVM's lines, and through it those of local engines, must not go past a live display into the terminal.
+    The JVM's lines, and through it those of local engines, must not go past a live display into the terminal. Log
+    entries of engines are shown as this process shows its own.
     """
     reader, writer = os.pipe()
     threading.Thread(target=_pass_on, args=(reader, quiet), name="tidemill-jvm-stderr", daemon=True).start()
@@ -167,5 +174,7 @@ def _pass_on(reader: int, quiet: threading.Event) -> None:
             # The writers must not block for ever because standard error cannot be written.
             with contextlib.suppress(OSError, ValueError):
                 if not quiet.is_set() and not line.startswith(_NOISE):
-                    sys.stderr.write(line.decode(errors="replace"))
-                    sys.stderr.flush()
+                    text = line.decode(errors="replace")
+                    if not relay(text):
+                        sys.stderr.write(text)
+                        sys.stderr.flush()

@@ -3,6 +3,9 @@
 Modules that an engine may be unable to import (the main module, the files beside the user's program) travel by
 value; installed packages and this one travel by name. The few things that pickle only by name (a function under
 `functools.lru_cache`) are found on the engine's host if it has the driver's folders, which it has in local mode.
+
+What counts is how a module was found, not where its file is. A folder below site-packages that was put on the path for
+itself, as the demo's example is, belongs to the user: no engine has it on its path.
 """
 
 from __future__ import annotations
@@ -11,6 +14,8 @@ import atexit
 import contextlib
 import functools
 import importlib.resources
+import os
+import site
 import sys
 import sysconfig
 import zipfile
@@ -54,7 +59,7 @@ def pack_handler(handler: Handler[Any, Any]) -> bytes:
 def list_own_folders() -> list[str]:
     """Return the folders that this process imports from besides installed packages."""
     folders = [Path(entry or ".").resolve() for entry in sys.path]
-    return [str(folder) for folder in folders if folder.is_dir() and not _is_installed(folder)]
+    return [str(folder) for folder in folders if folder.is_dir() and folder not in _installed()]
 
 
 def ship_package(context: SparkContext, folder: Path | None = None) -> None:
@@ -111,8 +116,9 @@ def _own_modules_by_value() -> Iterator[None]:
     registered = []
     already = set(cloudpickle.list_registry_pickle_by_value())
     try:
+        folders = list_own_folders()
         for module in list(sys.modules.values()):
-            if _is_own(module) and module.__name__ not in already:
+            if _is_own(module, folders) and module.__name__ not in already:
                 cloudpickle.register_pickle_by_value(module)
                 registered.append(module)
         yield
@@ -121,24 +127,46 @@ def _own_modules_by_value() -> Iterator[None]:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def _is_own(module: ModuleType) -> bool:
-    """Tell whether a module is a file of the user's, not installed anywhere."""
+def _is_own(module: ModuleType, folders: list[str]) -> bool:
+    """Tell whether a module is a file of the user's, not one that every process of this Python can import.
+
+    Args:
+        module: The module.
+        folders: Those of `list_own_folders`.
+    """
     file = getattr(module, "__file__", None)
     name = getattr(module, "__name__", "")
     if not file or not name or name == "__main__" or sys.modules.get(name) is not module:
         return False  # cloudpickle itself takes __main__ by value
-    return not _is_installed(Path(file).resolve())
+    if name.partition(".")[0] == _package_folder().name:
+        return False
+    path = os.path.realpath(file)
+    # There are thousands of modules: as `Path` this would take a tenth of a second.
+    if not path.startswith(tuple(f"{folder}{os.sep}" for folder in _installed())):
+        return True
+    below = [folder for folder in folders if path.startswith(f"{folder}{os.sep}")]
+    return any(_module_name(Path(path).relative_to(folder)) == name for folder in below)
 
 
-def _is_installed(path: Path) -> bool:
-    return any(path.is_relative_to(folder) for folder in _installed())
+def _module_name(path: Path) -> str:
+    """Return the name under which a file is imported, from its path below a folder of `sys.path`.
+
+    Example:
+        >>> _module_name(Path("orders/__init__.py")), _module_name(Path("orders/rules.py"))
+        ('orders', 'orders.rules')
+    """
+    return ".".join([*path.parent.parts, path.name.partition(".")[0]]).removesuffix(".__init__")
 
 
 @functools.cache
-def _installed() -> list[Path]:
+def _installed() -> frozenset[Path]:
+    """Return the folders that every process of this Python imports from."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
-    folders = [Path(path).resolve() for name in names if (path := sysconfig.get_paths().get(name))]
-    return [*folders, _package_folder().resolve()]
+    paths = [path for name in names if (path := sysconfig.get_paths().get(name))]
+    paths += [f"{path}/lib-dynload" for path in paths] + site.getsitepackages()
+    if site.ENABLE_USER_SITE:
+        paths.append(site.getusersitepackages())
+    return frozenset(Path(path).resolve() for path in paths)
 
 
 def _package_zip(folder: Path) -> Path:

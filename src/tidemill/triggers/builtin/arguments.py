@@ -34,13 +34,15 @@ def load_callable(classpath: str) -> Callable[..., Any]:
     """
     module_name, _, name = classpath.replace(":", ".").rpartition(".")
     if not isinstance(classpath, str) or not module_name or not name:
-        raise ConfigError(f"{classpath!r} names no function; write package.module.function")
+        raise ConfigError(f"{classpath!r} does not name a function; write package.module.function")
     try:
         found = getattr(importlib.import_module(module_name), name)
     except ModuleNotFoundError as error:
-        raise ConfigError(f"{classpath}: there is no module {error.name!r} here; install it where this runs") from error
+        raise ConfigError(
+            f"{classpath}: the module {error.name!r} is not installed; install it where the host runs"
+        ) from error
     except AttributeError as error:
-        raise ConfigError(f"{classpath}: the module {module_name!r} has no {name!r}") from error
+        raise ConfigError(f"{classpath}: the module {module_name!r} has no {name!r}; correct the name") from error
     if not callable(found):
         raise ConfigError(f"{classpath} is not a function but of type {type(found).__name__}")
     function: Callable[..., Any] = found
@@ -51,6 +53,8 @@ def _look_up(name: str, value: Any, environ: Mapping[str, str]) -> Any:
     if isinstance(value, Mapping) and list(value) == ["env"]:
         variable = value["env"]
         if variable not in environ:
-            raise ConfigError(f"{name} is to come from the environment variable {variable}, which is not set; set it")
+            raise ConfigError(
+                f"{name} comes from the environment variable {variable}, which is not set; set it where the host runs"
+            )
         return environ[variable]
     return value

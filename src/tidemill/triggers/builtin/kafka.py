@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from typing import Any
 
-from tidemill.config.kafka_names import check_group, check_topic, check_topic_or_empty, refuse_owned
+from tidemill.config.kafka_names import check_brokers, check_group, check_topic, check_topic_or_empty, refuse_owned
 from tidemill.config.kafka_settings import OWNED_SOURCE_KEYS
 from tidemill.runtime.messages import SourceMessage
 from tidemill.triggers.base import BaseEventTrigger, TriggerEvent
@@ -66,6 +66,7 @@ class KafkaTrigger(BaseEventTrigger):
         super().__init__()
         # A wrong argument is this trigger's own failure, not that of all triggers of its stream.
         check_topic(topic)
+        check_brokers(brokers)
         check_topic_or_empty(dlq_topic)
         check_group(group)
         refuse_owned(dict(client_config or {}), OWNED_SOURCE_KEYS)

@@ -1,0 +1,114 @@
+"""Values that the shell completes: kinds and sinks of dead letters, topics, handlers, triggers.
+
+A key press must not take long and must not print: nothing is connected or imported from the user's code, and whatever
+goes wrong means that there is nothing to suggest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from tidemill.config.settings import Settings
+
+#: Larger or more files than these are not searched for handlers.
+_MAX_FILES = 200
+_MAX_BYTES = 1_000_000
+
+
+def complete_kinds(incomplete: str) -> list[str]:
+    """Return the kinds of dead letters that begin like this."""
+    from tidemill.deadletters.letter import LetterKind
+
+    return [kind.value for kind in LetterKind if kind.value.startswith(incomplete)]
+
+
+def complete_sinks(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the names of configured sinks that begin like this, alone and with their type."""
+    names: list[str] = []
+    with contextlib.suppress(Exception):
+        for kind, named in _load_settings(ctx).sinks.by_type().items():
+            names += [*named, *(f"{kind}.{name}" for name in named)]
+    return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
+
+
+def complete_targets(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return where a redrive may send letters: source, sink, or a configured topic."""
+    return [name for name in ("source", "sink", *_list_topics(ctx)) if name.startswith(incomplete)]
+
+
+def complete_topics(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the configured topics that begin like this: source, dead letters and sinks."""
+    return [name for name in _list_topics(ctx) if name.startswith(incomplete)]
+
+
+def complete_handlers(incomplete: str) -> list[str]:
+    """Return the handlers in the files of this folder as `module:Class`, found without importing them."""
+    found: list[str] = []
+    with contextlib.suppress(Exception):
+        found = sorted(_find_handlers(Path.cwd()))
+    return [name for name in found if name.startswith(incomplete)]
+
+
+def complete_triggers(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the names in the list of triggers that begin like this."""
+    names: list[str] = []
+    with contextlib.suppress(Exception):
+        from tidemill.services.triggerer.trigger_list import read_entries
+
+        if (path := _find_file(ctx, "specs")) is not None:
+            names = [spec.name for _, spec in read_entries(path)]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def _list_topics(ctx: typer.Context) -> list[str]:
+    with contextlib.suppress(Exception):
+        settings = _load_settings(ctx)
+        sinks = (sink.topic for sink in settings.sinks.kafka.values())
+        letters = () if settings.dlq.path else (settings.dlq_topic,)
+        return list(dict.fromkeys((settings.kafka.source_topic, *letters, *sinks)))
+    return []
+
+
+def _load_settings(ctx: typer.Context) -> Settings:
+    from tidemill.config.loading import load_settings
+
+    return load_settings(_find_file(ctx, "config"))
+
+
+def _find_file(ctx: typer.Context, argument: str) -> Path | None:
+    """Return the file that was typed for an argument.
+
+    While an option has no value yet, nothing of the line is assigned to arguments.
+    """
+    typed = ctx.params.get(argument)
+    names = [str(typed)] if typed is not None else ctx.args
+    return next((path for path in map(Path, names) if path.suffix in (".yaml", ".yml")), None)
+
+
+def _find_handlers(folder: Path) -> Iterator[str]:
+    import ast
+    import itertools
+
+    for path in itertools.islice(folder.glob("*.py"), _MAX_FILES):
+        with contextlib.suppress(OSError, SyntaxError, ValueError):
+            if path.stat().st_size > _MAX_BYTES:
+                continue
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ClassDef) and any(_names_handler(base) for base in node.bases):
+                    yield f"{path.stem}:{node.name}"
+
+
+def _names_handler(base: object) -> bool:
+    """Tell whether a base class looks like a handler: `Handler`, `tidemill.Handler[...]`, `OrderHandler`."""
+    import ast
+
+    if isinstance(base, ast.Subscript):
+        base = base.value
+    name = base.attr if isinstance(base, ast.Attribute) else base.id if isinstance(base, ast.Name) else ""
+    return name.endswith("Handler")

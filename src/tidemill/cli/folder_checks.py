@@ -1,0 +1,81 @@
+"""Finds configured folders that a pipeline could not write to; nothing is created but a file that has no name.
+
+Folders of a cluster's engines are on other machines, so they are checked only where the engines run here.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from tidemill.config.settings import Settings
+from tidemill.core.errors import ConfigError, RemoteError
+
+
+class Folder(msgspec.Struct, frozen=True):
+    """A folder of the configuration.
+
+    Attributes:
+        setting: The key that names it.
+        path: Its value.
+        note: What to say of it besides.
+    """
+
+    setting: str
+    path: str
+    note: str = ""
+
+
+def list_folders(settings: Settings) -> Iterator[Folder]:
+    """Yield the folders that a pipeline with these settings writes to on this machine."""
+    from tidemill.spark.session.conf import is_local
+
+    if settings.dlq.path:
+        yield Folder("dlq.path", settings.dlq.path, " (bounded runs only)")
+    if not is_local(settings.spark):
+        return
+    for name, section in settings.sinks.filesystem.items():
+        yield Folder(f"sinks.filesystem.{name}.base_path", section.base_path)
+    if settings.history.path:
+        yield Folder("history.path", settings.history.path)
+    if settings.cache.enabled:
+        yield Folder("cache.path", settings.cache.path)
+
+
+def check_folder(folder: Folder) -> str:
+    """Check that a folder can be written to, or created.
+
+    Raises:
+        ConfigError: It, or what it is in, is not a folder.
+        RemoteError: It cannot be written to.
+    """
+    base = Path(folder.path).absolute()
+    existing = base
+    try:
+        while not existing.exists() and existing != existing.parent:
+            existing = existing.parent
+    except OSError as error:  # a name that is too long, or a folder that may not be looked into
+        raise ConfigError(f"{base} cannot be used: {error.strerror}; change {folder.setting}") from None
+    if not existing.is_dir():
+        raise ConfigError(f"{existing} is a file, not a folder; remove it or change {folder.setting}")
+    if base == existing:
+        try:
+            # Only an attempt shows it: read-only file systems and full disks have writable modes.
+            with tempfile.TemporaryFile(dir=base) as file:
+                file.write(b"x")
+                file.flush()
+        except OSError as error:
+            raise RemoteError(
+                f"{base} cannot be written to: {error.strerror}; change its permissions or {folder.setting}"
+            ) from None
+        return f"{base}{folder.note}"
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise RemoteError(
+            f"{base} cannot be created, because {existing} cannot be written to; change its permissions or "
+            f"{folder.setting}"
+        )
+    return f"{base}, will be created at the start{folder.note}"

@@ -1,0 +1,268 @@
+"""What a status line and a summary say, for a state and a width: pure text, cut to fit.
+
+A line is made of parts. Where it does not fit, the least important parts are shortened, then left out; what a pipeline
+waits for, and letters that were dropped, are left out last.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tidemill.runtime.log_console import escape
+
+if TYPE_CHECKING:
+    from tidemill.spark.bounded.run import BoundedProgress
+    from tidemill.spark.progress import PipelineProgress
+    from tidemill.spark.run_state import RunState
+
+_SEPARATOR = " | "
+#: The narrowest terminal that has to show something useful.
+LEAST_WIDTH = 40
+_BAR_WIDTH = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a line.
+
+    Attributes:
+        rank: The higher, the longer it stays when there is too little room.
+        texts: What it says, the longest first.
+    """
+
+    rank: int
+    texts: tuple[str, ...]
+
+
+def count_cells(text: str) -> int:
+    """Return how many columns of a terminal a text takes.
+
+    Example:
+        >>> count_cells("ab"), count_cells("漢字"), count_cells("e\u0301")
+        (2, 4, 1)
+    """
+    if text.isascii():
+        return len(text)
+    wide = sum(unicodedata.east_asian_width(char) in "WF" for char in text)
+    return len(text) + wide - sum(bool(unicodedata.combining(char)) for char in text)
+
+
+def cut(text: str, width: int) -> str:
+    """Return as much of a text as fits.
+
+    Example:
+        >>> cut("no broker answers", 12)
+        'no broker...'
+    """
+    if count_cells(text) <= width:
+        return text
+    end = "..." if width > 6 else ""
+    while text and count_cells(text) > width - len(end):
+        text = text[:-1]
+    return text.rstrip() + end
+
+
+def fit(parts: Sequence[Part], width: int) -> str:
+    """Join parts into a line that fits.
+
+    Example:
+        >>> fit([Part(1, ("2 of 2 engines", "2 engines")), Part(2, ("1,234 messages done",))], 30)
+        '1,234 messages done'
+    """
+    chosen = [0] * len(parts)
+    shown = set(range(len(parts)))
+
+    def line() -> str:
+        return _SEPARATOR.join(parts[place].texts[chosen[place]] for place in sorted(shown))
+
+    by_rank = sorted(shown, key=lambda place: parts[place].rank)
+    for place in by_rank:
+        while count_cells(line()) > width and chosen[place] + 1 < len(parts[place].texts):
+            chosen[place] += 1
+    for place in by_rank[:-1]:
+        if count_cells(line()) > width:
+            shown.discard(place)
+    return cut(line(), width)
+
+
+def format_status(state: RunState, progress: PipelineProgress, rate: float, width: int) -> str:
+    """Describe in one line what a pipeline does.
+
+    Args:
+        state: What it does, or waits for.
+        progress: The sums over its engines.
+        rate: Messages per second.
+        width: Columns.
+    """
+    parts: list[Part] = []
+    if state.phase.value == "draining":
+        parts += _describe_drain(state, progress)
+    elif state.phase.value != "running":
+        return cut(escape(state.describe_step() or state.phase.value), width)
+    elif not any(engine.progress for engine in progress.engines):
+        return cut(f"the engines are starting ({state.seconds:.0f} s)", width)
+    else:
+        parts += _describe_work(progress, rate)
+    if progress.dead_lettered:
+        letters = count(progress.dead_lettered, "dead letter")
+        parts.append(Part(4, (letters, f"{_short(progress.dead_lettered)} dead")))
+    if progress.letters_dropped:
+        dropped = progress.letters_dropped
+        parts.append(Part(8, (f"{count(dropped, 'dead letter')} DROPPED", f"{_short(dropped)} DROPPED")))
+    if progress.stalled:
+        reasons = "; ".join(f"{name}: {why}" for name, why in sorted(progress.stalled.items()))
+        shortest = max(12, width - 22)
+        texts = (f"waiting for {reasons}", cut(f"waiting for {reasons}", shortest))
+        parts.append(Part(7, tuple(map(escape, texts))))
+    return fit(parts, width)
+
+
+def _describe_drain(state: RunState, progress: PipelineProgress) -> list[Part]:
+    tasks = progress.tasks_running + progress.tasks_queued + progress.tasks_retrying
+    left = state.left_seconds or 0.0
+    text = f"draining, up to {left:.0f} s, {count(tasks, 'task')} left"
+    return [
+        Part(9, (text, f"draining, {left:.0f} s, {_short(tasks)} tasks")),
+        Part(5, (f"{progress.in_flight:,} messages in flight", f"{_short(progress.in_flight)} in flight")),
+    ]
+
+
+def _describe_work(progress: PipelineProgress, rate: float) -> list[Part]:
+    running, slots = sum(engine.state == "running" for engine in progress.engines), len(progress.engines)
+    engines = f"{running} of {slots} engines"
+    done, per_second = progress.messages_done, f"{rate:,.0f}/s"
+    states = (
+        ("queued", progress.tasks_queued),
+        ("in backoff", progress.tasks_retrying),
+        ("failed", progress.tasks_failed),
+    )
+    tasks, lag = f"{progress.tasks_running:,} running", format_lag(progress)
+    return [
+        Part(1 if running == slots else 6, (f"{engines}, {len(progress.partitions)} partitions", engines)),
+        Part(9, (f"{done:,} messages done, {per_second}", f"{_short(done)} done, {_short(rate)}/s")),
+        Part(2, ("tasks: " + ", ".join([tasks, *(f"{n:,} {name}" for name, n in states if n)]), tasks)),
+        Part(5, (f"lag {lag}, {progress.in_flight:,} in flight", f"lag {_format_short_lag(progress)}")),
+    ]
+
+
+def format_lag(progress: PipelineProgress) -> str:
+    """Return how many messages are not committed, and for how many partitions this is not known yet."""
+    known, owned = len(progress.lag), len(progress.partitions)
+    if not known and owned:
+        return "not known yet"
+    unknown = f" ({owned - known:,} of {owned:,} partitions not known yet)" if known < owned else ""
+    return f"{sum(progress.lag.values()):,}{unknown}"
+
+
+def _format_short_lag(progress: PipelineProgress) -> str:
+    return _short(sum(progress.lag.values())) if progress.lag or not progress.partitions else "?"
+
+
+def format_backfill(state: RunState, progress: BoundedProgress, rate: float, width: int) -> str:
+    """Describe in one line how far a backfill is: a bar, the rate, and how long the rest will take.
+
+    Args:
+        state: What it does, or waits for.
+        progress: The sums over its engines.
+        rate: Messages per second.
+        width: Columns.
+    """
+    if not progress.total:
+        return cut(escape(state.describe_step() or state.phase.value), width)
+    share = min(1.0, progress.passed / progress.total)
+    full = round(share * _BAR_WIDTH)
+    percent, bar = f"{share:.0%}", f"[{'#' * full}{'.' * (_BAR_WIDTH - full)}]"
+    of = f"{_short(progress.passed)} of {_short(progress.total)}"
+    parts = [
+        Part(9, (f"{bar} {percent}", percent)),
+        Part(6, (f"{progress.passed:,} of {progress.total:,} messages", of)),
+    ]
+    if state.phase.value == "draining":
+        parts.insert(0, Part(9, ("stopping, ranges in flight are finished", "stopping")))
+    elif rate > 0:
+        left = format_seconds(round((progress.total - progress.passed) / rate))
+        parts.append(Part(8, (f"{rate:,.0f}/s, {left} left", f"{_short(rate)}/s, {left}")))
+    elif state.step:
+        parts.append(Part(8, (escape(state.describe_step()),)))
+    parts.append(Part(2, (f"{progress.parts_done} of {progress.parts} ranges",)))
+    if progress.dead_lettered:
+        letters = count(progress.dead_lettered, "dead letter")
+        parts.append(Part(4, (letters, f"{_short(progress.dead_lettered)} dead")))
+    if progress.stalled:
+        reasons = "; ".join(f"{name}: {why}" for name, why in sorted(progress.stalled.items()))
+        parts.append(Part(7, (escape(f"waiting for {reasons}"), escape(cut(f"waiting for {reasons}", 24)))))
+    return fit(parts, width)
+
+
+def format_summary(progress: PipelineProgress, seconds: float) -> str:
+    """Describe what a run did, in a few lines.
+
+    Args:
+        progress: The sums over its engines, at the end.
+        seconds: How long engines could work.
+    """
+    done = progress.messages_done
+    rate = f", {done / seconds:,.0f}/s" if seconds >= 1.0 and done else ""
+    failed = f"{progress.tasks_failed:,} failed, {progress.tasks_retried:,} retried"
+    rows = [
+        ("messages", f"{done:,} in {format_seconds(seconds)}{rate}"),
+        ("tasks", f"{progress.tasks_done:,} done, {failed}"),
+    ]
+    letters = _format_letters(progress.dead_lettered, progress.letter_kinds)
+    if progress.letters_dropped:
+        letters += f", {progress.letters_dropped:,} DROPPED"
+    rows.append(("dead letters", letters))
+    for place, sink in sorted(progress.sinks.items()):
+        counts = [("delivered", sink.delivered_payloads), ("refused", sink.refused)]
+        counts += [("skipped", sink.skipped), ("dead-lettered", sink.dead_lettered)]
+        told = ", ".join(f"{number:,} {name}" for name, number in counts if number or name == "delivered")
+        rows.append((place.removeprefix("sinks."), told))
+    if progress.in_flight:
+        rows.append(("left over", f"{count(progress.in_flight, 'message')}, redelivered to the next run"))
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name.ljust(width)}  {text}" for name, text in rows)
+
+
+def _format_letters(written: int, kinds: Mapping[str, int]) -> str:
+    by_kind = ", ".join(f"{number:,} {kind}" for kind, number in sorted(kinds.items()))
+    return f"{written:,} ({by_kind})" if by_kind else f"{written:,}"
+
+
+def count(number: int, name: str) -> str:
+    """Return a number and what it counts.
+
+    Example:
+        >>> count(1, "task"), count(1234, "process")
+        ('1 task', '1,234 processes')
+    """
+    return f"{number:,} {name}{'' if number == 1 else 'es' if name.endswith('s') else 's'}"
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a span of time in at most two units.
+
+    Example:
+        >>> [format_seconds(number) for number in (0.26, 9, 75, 7300)]
+        ['0.3 s', '9 s', '1 min 15 s', '2 h 1 min']
+    """
+    if seconds < 10 and seconds != int(seconds):
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _short(number: float) -> str:
+    """Return a number in at most five characters, as `12.3k`."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size * 10:
+            return f"{number / size:.0f}{unit}"
+        if number >= size:
+            return f"{number / size:.1f}{unit}"
+    return f"{number:.0f}"

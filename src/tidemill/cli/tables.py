@@ -1,0 +1,175 @@
+"""Aligned tables for people: as wide as the terminal allows, from 40 columns up; times as ages.
+
+Invariants: what was in the data never reaches a terminal as control characters; no line is longer than the width; a
+column that is left out, or cut, loses nothing that `--json` does not have.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import textwrap
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+#: Between two columns.
+_GAP = "  "
+#: A column of details that is narrower than this moves to lines of its own.
+_DETAIL_WIDTH = 24
+_DETAIL_LINES = 3
+_DETAIL_INDENT = "    "
+#: Names are cut to this many characters before anything else happens to them.
+_NAME_WIDTH = 8
+_AGES = ((86_400, "d"), (3_600, "h"), (60, "m"))
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        title: Its heading.
+        right: Whether its values are numbers, which are aligned to the right.
+        optional: Whether it is left out where there is too little room; the last ones go first.
+        cut: Whether its values may be cut where there is too little room.
+        detail: Whether it is the last column, whose long texts go to lines of their own in a narrow terminal.
+    """
+
+    title: str
+    right: bool = False
+    optional: bool = False
+    cut: bool = False
+    detail: bool = False
+
+
+def find_width() -> int | None:
+    """Return the columns of standard output; None: it is not a terminal, and lines may be of any length."""
+    if sys.stdout.isatty() or "COLUMNS" in os.environ:
+        return shutil.get_terminal_size().columns
+    return None
+
+
+def format_age(seconds: float) -> str:
+    """Return a duration in its largest unit.
+
+    Example:
+        >>> [format_age(seconds) for seconds in (0.4, 59, 61, 7_300, 200_000)]
+        ['0s', '59s', '1m', '2h', '2d']
+    """
+    for size, unit in _AGES:
+        if seconds >= size:
+            return f"{int(seconds // size)}{unit}"
+    return f"{max(0, int(seconds))}s"
+
+
+def format_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int | None) -> Iterator[str]:
+    """Yield the lines of a table: headings, then the rows.
+
+    Args:
+        columns: Of which the last one may be a detail.
+        rows: Texts, one for each column.
+        width: The longest line, in columns of a terminal; None: any.
+
+    Example:
+        >>> columns = [Column("NAME", cut=True), Column("EVENTS", right=True), Column("ERROR", detail=True)]
+        >>> print(*format_table(columns, [["fires", "12", ""], ["fails", "3", "no such file"]], 80), sep="\\n")
+        NAME   EVENTS  ERROR
+        fires      12
+        fails       3  no such file
+    """
+    cells = [[_clean(text) for text in row] for row in rows]
+    sizes = [
+        max(measure(column.title), *(measure(row[number]) for row in cells)) if cells else measure(column.title)
+        for number, column in enumerate(columns)
+    ]
+    # A column without a value says nothing.
+    shown = [
+        number for number, column in enumerate(columns) if not column.optional or any(row[number] for row in cells)
+    ]
+    below = False
+    if width is not None:
+        shown, below = _choose_columns(columns, sizes, shown, width)
+        _cut_columns(columns, sizes, [number for number in shown if not (below and columns[number].detail)], width)
+    beside = [number for number in shown if not (below and columns[number].detail)]
+    yield _format_line(columns, sizes, beside, [column.title for column in columns])
+    for row in cells:
+        yield _format_line(columns, sizes, beside, row)
+        if below and row[-1]:
+            yield from wrap(row[-1], width, indent=_DETAIL_INDENT, lines=_DETAIL_LINES)
+
+
+def wrap(text: str, width: int | None, *, indent: str = "", lines: int | None = None) -> list[str]:
+    """Return a text as lines that fit the width; words that are longer are broken.
+
+    Args:
+        text: Without control characters.
+        width: The longest line; None: any.
+        indent: What each line begins with.
+        lines: The most lines; the last one then ends with "...".
+    """
+    if width is None:
+        return [indent + text]
+    if measure(text) != len(text):
+        width = max(len(indent) + 1, (width + len(indent)) // 2)  # wide characters: each may take two columns
+    return textwrap.wrap(
+        text, width, initial_indent=indent, subsequent_indent=indent, max_lines=lines, placeholder=" ..."
+    )
+
+
+def measure(text: str) -> int:
+    """Return how many columns of a terminal a text takes."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
+    )
+
+
+def _choose_columns(
+    columns: Sequence[Column], sizes: Sequence[int], shown: list[int], width: int
+) -> tuple[list[int], bool]:
+    """Return the columns that are shown, and whether the detail goes to lines of its own."""
+
+    def needed(numbers: Sequence[int]) -> int:
+        fixed = (min(sizes[number], _DETAIL_WIDTH) if columns[number].detail else sizes[number] for number in numbers)
+        return sum(fixed) + len(_GAP) * (len(numbers) - 1)
+
+    for number in reversed(shown):
+        if needed(shown) > width and columns[number].optional:
+            shown = [other for other in shown if other != number]
+    return shown, needed(shown) > width and any(columns[number].detail for number in shown)
+
+
+def _cut_columns(columns: Sequence[Column], sizes: list[int], beside: Sequence[int], width: int) -> None:
+    """Make columns narrower until the line fits: the detail first, then what may be cut, the widest first."""
+    excess = sum(sizes[number] for number in beside) + len(_GAP) * (len(beside) - 1) - width
+    for number in beside:
+        if excess > 0 and columns[number].detail:
+            taken = min(excess, max(0, sizes[number] - _DETAIL_WIDTH))
+            sizes[number] -= taken
+            excess -= taken
+    while excess > 0:
+        widest = max((number for number in beside if columns[number].cut), key=lambda number: sizes[number], default=-1)
+        if widest < 0 or sizes[widest] <= _NAME_WIDTH:
+            return
+        sizes[widest] -= 1
+        excess -= 1
+
+
+def _format_line(columns: Sequence[Column], sizes: Sequence[int], shown: Sequence[int], row: Sequence[str]) -> str:
+    return _GAP.join(_fit(row[number], sizes[number], right=columns[number].right) for number in shown).rstrip()
+
+
+def _fit(text: str, size: int, *, right: bool) -> str:
+    space = size - measure(text)
+    if space >= 0:
+        return " " * space + text if right else text + " " * space
+    while text and measure(text) > size - 3:
+        text = text[:-1]
+    return text + "." * min(3, size)
+
+
+def _clean(text: str) -> str:
+    return text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)

@@ -1,0 +1,181 @@
+"""How triggers, their events and their streams look: tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from tidemill.cli.tables import Column, format_age, format_table, wrap
+from tidemill.core.wording import count_of
+
+if TYPE_CHECKING:
+    from tidemill.store.records import EventRecord, TriggerRecord
+
+#: Longer errors and payloads are cut in a table.
+_MAX_SHOWN = 200
+
+_TRIGGER_COLUMNS = (
+    Column("NAME", cut=True),
+    Column("STATE"),
+    Column("EVENTS", right=True),
+    Column("AGE", right=True),
+    Column("RESTART", optional=True),
+    Column("RUNS IN", optional=True),
+    Column("LIST", optional=True),
+    Column("REASON OR ERROR", detail=True),
+)
+_EVENT_COLUMNS = (
+    Column("ID", right=True),
+    Column("TRIGGER", cut=True),
+    Column("SEQ", right=True),
+    Column("AGE", right=True),
+    Column("IDENTITY", optional=True),
+    Column("PAYLOAD", detail=True),
+)
+_LANE_COLUMNS = (
+    Column("LANE", cut=True),
+    Column("OUTSTANDING", right=True),
+    Column("OLDEST", right=True),
+    Column("AGE", right=True),
+    Column("HELD BY", detail=True),
+)
+
+
+def encode_trigger(record: TriggerRecord) -> str:
+    """Return a trigger as one line of JSON."""
+    return json.dumps(
+        {
+            "name": record.spec.name,
+            "state": record.state.value,
+            "events": record.next_index,
+            "restart": record.spec.restart,
+            "since": _format_time(record.changed_us),
+            "reason": record.reason,
+            "error": record.error,
+            "list": record.list,
+            "session": record.session,
+        }
+    )
+
+
+def encode_event(record: EventRecord) -> str:
+    """Return an event as one line of JSON; its payload as it was fired."""
+    return json.dumps(
+        {
+            "id": record.id,
+            "trigger": record.trigger_name,
+            "sequence": record.sequence_index,
+            "time": _format_time(record.created_us),
+            "identity": record.identity,
+            "payload": json.loads(record.payload),
+        }
+    )
+
+
+def format_triggers(records: Sequence[TriggerRecord], width: int | None) -> Iterator[str]:
+    """Yield the lines of a table of triggers.
+
+    Args:
+        records: The triggers.
+        width: The longest line; None: any.
+    """
+    now = time.time()
+    # The list is the same for all but where one store serves several.
+    several = len({record.list for record in records}) > 1
+    rows = [
+        (
+            record.spec.name,
+            record.state.value,
+            f"{record.next_index:,}",
+            format_age(now - record.changed_us / 1e6),
+            record.spec.restart,
+            record.session or "",
+            (record.list or "") if several else "",
+            _shorten(record.reason or find_last_words(record.error or "")),
+        )
+        for record in records
+    ]
+    return format_table(_TRIGGER_COLUMNS, rows, width)
+
+
+def format_events(records: Sequence[EventRecord], width: int | None) -> Iterator[str]:
+    """Yield the lines of a table of events.
+
+    Args:
+        records: The events.
+        width: The longest line; None: any.
+    """
+    now = time.time()
+    rows = [
+        (
+            str(record.id),
+            record.trigger_name,
+            str(record.sequence_index),
+            format_age(now - record.created_us / 1e6),
+            _shorten(record.identity or ""),
+            _shorten(record.payload),
+        )
+        for record in records
+    ]
+    return format_table(_EVENT_COLUMNS, rows, width)
+
+
+def format_host(report: dict[str, Any], width: int | None) -> Iterator[str]:
+    """Yield the lines that say what a host does, and what its shared streams wait for.
+
+    Args:
+        report: As the host gave it.
+        width: The longest line; None: any.
+    """
+    yield from wrap(_describe_host(report), width)
+    for stream in report["streams"]:
+        full = stream["full_seconds"]
+        subscribers = count_of(len(stream["subscribers"]), "subscriber")
+        text = f"{stream['key']}: {subscribers}, {stream['outstanding']} outstanding"
+        yield from wrap(text if full is None else f"{text}; full, not polled for {format_age(full)}", width)
+        for name, seconds in stream["failed"].items():
+            yield from wrap(f"{name} failed {format_age(seconds)} ago and has not ended", width, indent="  ")
+        if stream["lanes"]:
+            rows = [_build_lane_row(lane) for lane in stream["lanes"]]
+            inner = None if width is None else width - 2
+            yield from (f"  {line}" for line in format_table(_LANE_COLUMNS, rows, inner))
+
+
+def find_last_words(error: str) -> str:
+    """Return the last line of a traceback with words in it: that of an exception group ends with a frame."""
+    line = next((each for each in reversed(error.splitlines()) if any(map(str.isalnum, each))), "")
+    return line.strip(" |")
+
+
+def _describe_host(report: dict[str, Any]) -> str:
+    holder = report["waits_for"]
+    if holder is not None:
+        age = format_age(time.time() - datetime.fromisoformat(holder["since"]).timestamp())
+        return (
+            f"process {report['pid']} waits to take over: process {holder['process']} on {holder['host']} has run the "
+            f"list {holder['list']} for {age}"
+        )
+    if report["store"] is None:
+        return f"process {report['pid']} is starting"
+    return f"process {report['pid']}: {count_of(report['running'], 'trigger')}, store {report['store']}"
+
+
+def _build_lane_row(lane: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        lane["lane"] or "-",
+        str(lane["outstanding"]),
+        str(lane["head"]),
+        format_age(lane["age_seconds"]),
+        ", ".join(lane["holders"]) or "no trigger; it is being advanced",
+    )
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+
+
+def _format_time(microseconds: int) -> str:
+    return datetime.fromtimestamp(microseconds / 1e6, UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,185 @@
+"""Shows what a run does: a line that is replaced on a terminal, log entries otherwise, and a summary at its end.
+
+It only shows: an error here never reaches the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from tidemill.cli.status_text import format_summary
+
+if TYPE_CHECKING:
+    from tidemill.spark.progress import PipelineProgress
+    from tidemill.spark.run_state import RunState
+
+#: Without a terminal: an entry this often, and one at each change of state, looked for this often.
+PLAIN_SECONDS = 10.0
+_LOOK_SECONDS = 0.5
+
+
+@contextlib.contextmanager
+def watch(
+    text: Callable[[float, int], str],
+    moment: Callable[[], tuple[RunState, PipelineProgress]],
+    fields: Callable[[RunState, PipelineProgress, float], dict[str, Any]],
+    *,
+    plain: bool,
+) -> Iterator[None]:
+    """Show a run while the block runs.
+
+    Args:
+        text: Returns the status line, given the messages per second and the columns.
+        moment: Returns what the run does now.
+        fields: Returns what an entry of the log says of a moment.
+        plain: Show no status line, even on a terminal.
+    """
+    from tidemill.spark.rate import Rate
+
+    if not plain and sys.stderr.isatty():
+        from tidemill.cli.status_line import StatusLine
+
+        rate = Rate()
+
+        def draw(width: int) -> str:
+            return text(rate.add(time.monotonic(), moment()[1].messages_done), width)
+
+        with StatusLine(draw):
+            yield
+        return
+    ended = threading.Event()
+    reporter = _Reporter(moment, fields)
+    thread = threading.Thread(target=reporter.run, args=(ended,), name="tidemill-status", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(1.0)
+
+
+class _Reporter:
+    """Logs a run from time to time."""
+
+    def __init__(
+        self,
+        moment: Callable[[], tuple[RunState, PipelineProgress]],
+        fields: Callable[[RunState, PipelineProgress, float], dict[str, Any]],
+    ) -> None:
+        from tidemill.spark.rate import Rate
+
+        self._moment = moment
+        self._fields = fields
+        self._rate = Rate(PLAIN_SECONDS)
+        self._due = Due(PLAIN_SECONDS)
+
+    def run(self, ended: threading.Event) -> None:
+        import structlog
+
+        log = structlog.get_logger(__name__)
+        while not ended.wait(_LOOK_SECONDS):
+            with contextlib.suppress(Exception):
+                state, progress = self._moment()
+                now = time.monotonic()
+                rate = self._rate.add(now, progress.messages_done)
+                if self._due.is_due(now, describe_change(state, progress)):
+                    log.info("status", **self._fields(state, progress, rate))
+
+
+class Due:
+    """Decides when an entry is due: at each change, and again after a while.
+
+    Args:
+        seconds: After how long.
+
+    Example:
+        >>> due = Due(10.0)
+        >>> [due.is_due(now, state) for now, state in ((0, "a"), (5, "a"), (10, "a"), (11, "b"), (20, "b"), (21, "b"))]
+        [True, False, True, True, False, True]
+    """
+
+    def __init__(self, seconds: float) -> None:
+        """Nothing was written yet."""
+        self._seconds = seconds
+        self._last: tuple[float, object] | None = None
+
+    def is_due(self, now: float, state: object) -> bool:
+        """Tell whether to write one now."""
+        if self._last is not None and self._last[1] == state and now - self._last[0] < self._seconds:
+            return False
+        self._last = now, state
+        return True
+
+
+def describe_change(state: RunState, progress: PipelineProgress) -> object:
+    """Return what counts as the state of a run: a different one is told at once."""
+    running = sum(engine.state == "running" for engine in progress.engines)
+    return state.phase, state.step, running, len(progress.engines), sorted(progress.stalled), bool(progress.partitions)
+
+
+def list_fields(state: RunState, progress: PipelineProgress, rate: float) -> dict[str, Any]:
+    """Return what an entry of the log says of a moment of a pipeline; what is zero and always was is left out."""
+    running = sum(engine.state == "running" for engine in progress.engines)
+    fields: dict[str, Any] = {"state": state.phase.value}
+    if state.step:
+        fields["waits_for"] = state.describe_step()
+    if state.left_seconds is not None:
+        fields["left_seconds"] = round(state.left_seconds)
+    if not progress.engines:
+        return fields
+    return fields | {
+        "engines": f"{running}/{len(progress.engines)}",
+        "partitions": len(progress.partitions),
+        "messages_done": progress.messages_done,
+        "per_second": round(rate),
+        "in_flight": progress.in_flight,
+        "lag": sum(progress.lag.values()) if progress.lag else None,
+        "tasks_running": progress.tasks_running,
+        **{
+            name: number
+            for name, number in (
+                ("tasks_queued", progress.tasks_queued),
+                ("tasks_failed", progress.tasks_failed),
+                ("dead_lettered", progress.dead_lettered),
+                ("letters_dropped", progress.letters_dropped),
+            )
+            if number
+        },
+        **({"stalled": progress.stalled} if progress.stalled else {}),
+    }
+
+
+def show_summary(progress: PipelineProgress, seconds: float) -> None:
+    """Show what a run did: as text where logs are for people, else as an entry of the log."""
+    import structlog
+
+    from tidemill.runtime.log import is_for_people
+
+    if is_for_people():
+        print(format_summary(progress, seconds), file=sys.stderr, flush=True)
+        return
+    structlog.get_logger(__name__).info(
+        "summary",
+        messages_done=progress.messages_done,
+        seconds=round(seconds, 1),
+        per_second=round(progress.messages_done / seconds, 1) if seconds else 0.0,
+        tasks_done=progress.tasks_done,
+        tasks_failed=progress.tasks_failed,
+        tasks_retried=progress.tasks_retried,
+        dead_letters=progress.letter_kinds,
+        letters_dropped=progress.letters_dropped,
+        sinks={
+            place: {
+                "delivered": sink.delivered_payloads,
+                "refused": sink.refused,
+                "skipped": sink.skipped,
+                "dead_lettered": sink.dead_lettered,
+            }
+            for place, sink in sorted(progress.sinks.items())
+        },
+    )

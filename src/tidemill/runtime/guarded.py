@@ -1,0 +1,65 @@
+"""Starts processes that never outlive this one, however it ends.
+
+A second process waits until its standard input ends, which the kernel sees to, and then kills the first.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+#: Waits for a line before it becomes the command: until then nothing runs that could be left behind.
+_GATE = 'read -r _ && exec "$@" </dev/null'
+#: Reads until its parent is gone, however it ended, and then kills the group that the command leads.
+_GUARD = 'trap "" HUP INT TERM; read -r _; kill -KILL -"$1"'
+
+
+class Guarded:
+    """A process, the leader of a session of its own, and its guard.
+
+    Args:
+        command: The program and its arguments.
+        output: Where standard output and standard error go.
+        cwd: The working folder; None: this process's.
+        env: The environment; None: this process's.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        output: IO[bytes],
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start both."""
+        # A session of its own: Ctrl-C in a terminal must not end it before what depends on it.
+        self.process = subprocess.Popen(
+            ["/bin/sh", "-c", _GATE, "sh", *command],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=cwd,
+            env=env,
+            start_new_session=True,
+        )
+        self._guard = subprocess.Popen(
+            ["/bin/sh", "-c", _GUARD, "sh", str(self.process.pid)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        assert self.process.stdin is not None
+        with self.process.stdin as gate:
+            gate.write(b"go\n")
+
+    def dismiss_guard(self) -> None:
+        """End the guard, once the process has ended."""
+        # It is killed, not told of the end: it would kill another process that has the id by then.
+        self._guard.kill()
+        self._guard.wait()
+        if self._guard.stdin is not None:
+            self._guard.stdin.close()

@@ -1,0 +1,131 @@
+"""Which Java libraries belong together: their names, versions, sizes and SHA-256 digests, from a file of the project.
+
+A line of such a file is `group:artifact:version size_bytes sha256`; the first one is the artifact that needs the
+others. What was downloaded is used only if it is exactly that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+_BLOCK_BYTES = 1 << 20
+
+
+class LockedJar(msgspec.Struct, frozen=True):
+    """One library.
+
+    Attributes:
+        group: The first part of its coordinates, for example `org.apache.kafka`.
+        artifact: The second part.
+        version: The third part.
+        size_bytes: The size of the file.
+        sha256: The digest of the file, in lower-case hexadecimal.
+    """
+
+    group: str
+    artifact: str
+    version: str
+    size_bytes: int
+    sha256: str
+
+    @property
+    def coordinates(self) -> str:
+        """`group:artifact:version`."""
+        return f"{self.group}:{self.artifact}:{self.version}"
+
+    @property
+    def file_name(self) -> str:
+        """The name in a folder of jars, as Spark's resolver chooses it."""
+        return f"{self.group}_{self.artifact}-{self.version}.jar"
+
+    @property
+    def repository_path(self) -> str:
+        """The path below the root of a Maven repository."""
+        return f"{self.group.replace('.', '/')}/{self.artifact}/{self.version}/{self.artifact}-{self.version}.jar"
+
+    def find_problem(self, path: Path) -> str | None:
+        """Return what is wrong with a file that should be this jar, None if nothing is."""
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError:
+            return f"{self.coordinates} is missing"
+        if size != self.size_bytes:
+            return f"{self.coordinates} has {size:,} bytes, expected {self.size_bytes:,}"
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK_BYTES):
+                digest.update(block)
+        if digest.hexdigest() != self.sha256:
+            return f"{self.coordinates} has the SHA-256 {digest.hexdigest()}, expected {self.sha256}"
+        return None
+
+
+class JarLock(msgspec.Struct, frozen=True):
+    """The libraries of one artifact.
+
+    Attributes:
+        jars: All of them, the artifact itself first.
+    """
+
+    jars: Sequence[LockedJar]
+
+    @property
+    def coordinates(self) -> str:
+        """Those of the artifact."""
+        return self.jars[0].coordinates
+
+    @property
+    def name(self) -> str:
+        """What the folder of these jars is called."""
+        return f"{self.jars[0].artifact}-{self.jars[0].version}"
+
+    @property
+    def size_bytes(self) -> int:
+        """How much there is to download."""
+        return sum(jar.size_bytes for jar in self.jars)
+
+    def is_complete(self, folder: Path) -> bool:
+        """Tell whether a folder has every jar in its full size; quick enough for each start."""
+        try:
+            return all((folder / jar.file_name).stat().st_size == jar.size_bytes for jar in self.jars)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    def find_problems(self, folder: Path) -> list[str]:
+        """Return how the files in a folder differ from what is locked, digests included."""
+        problems = (jar.find_problem(folder / jar.file_name) for jar in self.jars)
+        return [problem for problem in problems if problem is not None]
+
+
+def parse_jar_lock(text: str) -> JarLock:
+    """Read a lock file; blank lines and those that begin with `#` are skipped.
+
+    Example:
+        >>> parse_jar_lock("# made by hand\\norg.example:thing:1.0 3 00ff").jars[0].file_name
+        'org.example_thing-1.0.jar'
+    """
+    jars = []
+    for line in text.splitlines():
+        if not line.strip() or line.startswith("#"):
+            continue
+        coordinates, size, digest = line.split()
+        group, artifact, version = coordinates.split(":")
+        jars.append(LockedJar(group, artifact, version, int(size), digest))
+    return JarLock(jars)
+
+
+def describe_download(lock: JarLock, received_bytes: int, seconds: float) -> str:
+    """Return a line about a download that is going on.
+
+    Example:
+        >>> lock = parse_jar_lock("org.example:thing:1.0 2500000 00ff")
+        >>> describe_download(lock, 1_200_000, 3.2)
+        'downloading org.example:thing:1.0 (once): 1.2 of 2.5 MB, 3 s'
+    """
+    # A resolver may also fetch what is not needed in the end.
+    received, total = min(received_bytes, lock.size_bytes) / 1e6, lock.size_bytes / 1e6
+    return f"downloading {lock.coordinates} (once): {received:.1f} of {total:.1f} MB, {seconds:.0f} s"

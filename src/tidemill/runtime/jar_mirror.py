@@ -1,0 +1,213 @@
+"""Downloads locked jars from a Maven repository that the user names, several at once, without Java.
+
+A file that is cut short or refused for a moment is requested again; whether its content is right is for the caller to
+check. A user and a password in the address are sent to that host alone and never shown.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import errno
+import http.client
+import queue
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.runtime.jar_lock import JarLock, LockedJar, describe_download
+from tidemill.runtime.trust_store import read_certificates
+
+Progress = Callable[[str], None]
+
+MIRROR_VARIABLE = "TIDEMILL_MAVEN_URL"
+_CONNECTIONS = 6
+_ANSWER_SECONDS = 30.0
+_PROGRESS_SECONDS = 3.0
+_ATTEMPTS = 3
+_PAUSE_SECONDS = 1.0
+_BLOCK_BYTES = 1 << 16
+#: The disk here is full; no server has anything to do with it.
+_LOCAL = (errno.ENOSPC, errno.EDQUOT)
+#: What a server may answer differently a moment later.
+_TEMPORARY = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+
+class _CutShortError(Exception):
+    """A file ended before its length."""
+
+
+class Mirror:
+    """A Maven repository.
+
+    Args:
+        url: Its root: `https://`, `http://` or `file://`, with a user and a password if it wants them.
+        environ: Says which certificates to trust.
+
+    Raises:
+        ConfigError: This is not such an address.
+    """
+
+    def __init__(self, url: str, environ: Mapping[str, str]) -> None:
+        """Connect to nothing yet."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("https", "http", "file") or not (parts.hostname or parts.scheme == "file"):
+            raise ConfigError(f"{MIRROR_VARIABLE} is not the address of a Maven repository; write https://host/path")
+        host = parts.netloc.rpartition("@")[2]
+        #: Without the password.
+        self.root = urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
+        self._authorization = ""
+        if parts.username:
+            secret = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            self._authorization = f"Basic {base64.b64encode(secret.encode()).decode()}"
+        # Those that Java would be told of; none of them means that Python has its own.
+        authorities = b"".join(read_certificates(environ)) or None
+        handler = urllib.request.HTTPSHandler(context=ssl.create_default_context(cadata=authorities))
+        self._opener = urllib.request.build_opener(handler)
+
+    def download(self, jar: LockedJar, target: Path, received: Callable[[int], None], stop: threading.Event) -> None:
+        """Write a jar to a file, with some attempts.
+
+        Args:
+            jar: Which.
+            target: The file.
+            received: Called with the number of bytes that have arrived, negative if they have to be sent again.
+            stop: Once it is set the rest is left out.
+
+        Raises:
+            RemoteError: The repository does not have it, or refuses or fails to send it.
+        """
+        for attempt in range(1, _ATTEMPTS + 1):
+            count = 0
+
+            def note(size: int) -> None:
+                nonlocal count
+                count += size
+                received(size)
+
+            try:
+                return self._copy(jar, target, note, stop)
+            except (OSError, http.client.HTTPException, _CutShortError) as error:
+                if isinstance(error, OSError) and error.errno in _LOCAL:
+                    raise
+                if stop.is_set() or attempt == _ATTEMPTS or not _is_temporary(error):
+                    raise RemoteError(f"{self.root}/{jar.repository_path}: {_describe(error)}") from error
+            received(-count)
+            stop.wait(_PAUSE_SECONDS * attempt)
+        return None
+
+    def _copy(self, jar: LockedJar, target: Path, note: Callable[[int], None], stop: threading.Event) -> None:
+        request = urllib.request.Request(f"{self.root}/{jar.repository_path}")  # noqa: S310  # its schemes are checked
+        if self._authorization:
+            # Not sent on to another host by a redirection.
+            request.add_unredirected_header("Authorization", self._authorization)
+        left = jar.size_bytes
+        with self._opener.open(request, timeout=_ANSWER_SECONDS) as answer, target.open("wb") as file:
+            # One byte more than there should be is enough to see that it is another file.
+            while left >= 0 and not stop.is_set() and (block := answer.read(min(_BLOCK_BYTES, left + 1))):
+                file.write(block)
+                left -= len(block)
+                note(len(block))
+        if left > 0 and not stop.is_set():
+            raise _CutShortError(f"it ended {left:,} bytes too early")
+
+
+def download_from_mirror(lock: JarLock, scratch: Path, progress: Progress, environ: Mapping[str, str]) -> Path:
+    """Download all jars of a lock and return the folder that they are in.
+
+    Args:
+        lock: What to download.
+        scratch: A folder for this download alone.
+        progress: Called with a line of text every few seconds.
+        environ: Has the mirror's address.
+
+    Raises:
+        RemoteError: One of them cannot be downloaded; says which and why.
+        ConfigError: The address cannot be used.
+    """
+    mirror = Mirror(environ[MIRROR_VARIABLE], environ)
+    folder = scratch / "mirror"
+    folder.mkdir()
+    return _Download(lock, mirror, folder).run(progress)
+
+
+class _Download:
+    """The threads of one download, and what they have received."""
+
+    def __init__(self, lock: JarLock, mirror: Mirror, folder: Path) -> None:
+        self._lock, self._mirror, self._folder = lock, mirror, folder
+        self._jars: queue.SimpleQueue[LockedJar] = queue.SimpleQueue()
+        self._ends: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        self._received = 0
+        self._counting = threading.Lock()
+
+    def run(self, progress: Progress) -> Path:
+        # The largest first: none of them is left for the end.
+        for jar in sorted(self._lock.jars, key=lambda jar: jar.size_bytes, reverse=True):
+            self._jars.put(jar)
+        # Daemons: an answer that does not come keeps no process from ending.
+        threads = [threading.Thread(target=self._work, daemon=True) for _ in range(_CONNECTIONS)]
+        for thread in threads:
+            thread.start()
+        started = time.monotonic()
+        waiting, told = len(threads), -_PROGRESS_SECONDS
+        try:
+            while waiting:
+                elapsed = time.monotonic() - started
+                if elapsed >= told + _PROGRESS_SECONDS:
+                    progress(describe_download(self._lock, self._received, elapsed))
+                    told = elapsed
+                with contextlib.suppress(queue.Empty):
+                    if (error := self._ends.get(timeout=_PROGRESS_SECONDS)) is not None:
+                        raise error
+                    waiting -= 1
+        finally:
+            self._stop.set()
+        return self._folder
+
+    def _work(self) -> None:
+        try:
+            while not self._stop.is_set():
+                jar = self._jars.get_nowait()
+                self._mirror.download(jar, self._folder / jar.file_name, self._count, self._stop)
+        except queue.Empty:
+            self._ends.put(None)
+        except Exception as error:
+            self._ends.put(error)
+        else:
+            self._ends.put(None)
+
+    def _count(self, size: int) -> None:
+        with self._counting:
+            self._received += size
+
+
+def _is_temporary(error: Exception) -> bool:
+    if isinstance(error, urllib.error.HTTPError):
+        return error.code in _TEMPORARY
+    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    return isinstance(reason, (ConnectionError, TimeoutError, http.client.HTTPException, _CutShortError))
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, urllib.error.HTTPError):
+        hint = {
+            401: f"; put a user and a password into {MIRROR_VARIABLE}: https://user:password@host/path",
+            404: f"; {MIRROR_VARIABLE} must be the root of a repository that has it",
+            407: "; the proxy wants a user and a password: HTTPS_PROXY=http://user:password@host:port",
+        }
+        return f"the answer is {error.code} {error.reason}{hint.get(error.code, '')}"
+    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        return (
+            f"its certificate is not trusted ({reason.verify_message}); set SSL_CERT_FILE to a file with the "
+            "certificates of the authorities that this network uses"
+        )
+    return f"{type(reason).__name__}: {reason}" if isinstance(reason, Exception) else str(reason)

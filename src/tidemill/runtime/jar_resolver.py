@@ -1,0 +1,122 @@
+"""Downloads jars by Spark's own resolver, which needs nothing but pyspark and Java.
+
+A site's Spark settings apply to it (`spark.jars.ivySettings`, `spark.jars.repositories`), and so do the proxy of the
+environment and the system's certificates. It ends with this process, however that ends.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.runtime.guarded import Guarded
+from tidemill.runtime.jar_lock import JarLock, describe_download
+from tidemill.runtime.java import find_java
+from tidemill.runtime.java_network import connected_environment
+
+Progress = Callable[[str], None]
+
+_TIMEOUT_SECONDS = 600.0
+_PROGRESS_SECONDS = 3.0
+_TAIL_LINES = 15
+#: What the resolver's output says, and what helps.
+_ADVICE = (
+    (
+        ("PKIX path", "SSLHandshakeException", "unable to find valid certification path"),
+        "Java does not trust the repository's certificate, or that of a proxy before it: set SSL_CERT_FILE to a file "
+        "with the certificates of the authorities that this network uses",
+    ),
+    (("No space left on device", "Disk quota exceeded"), "make room there, or set XDG_CACHE_HOME to another folder"),
+    (
+        ("Proxy Authentication Required", " 407 "),
+        "the proxy wants a user and a password: HTTPS_PROXY=http://user:password@host:port",
+    ),
+)
+_OTHERWISE = (
+    "it needs a Maven repository once: check the network and the proxy (HTTPS_PROXY), name a mirror in "
+    "TIDEMILL_MAVEN_URL or with spark.jars.ivySettings in a spark-defaults.conf ($SPARK_CONF_DIR)"
+)
+
+
+def spark_home() -> Path:
+    """Return the Spark distribution inside the installed pyspark package.
+
+    Raises:
+        ConfigError: pyspark is not installed.
+    """
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        raise ConfigError("The Python package pyspark is not installed; run: pip install pyspark")
+    return Path(spec.origin).parent
+
+
+def resolve_with_spark(lock: JarLock, scratch: Path, progress: Progress, environ: Mapping[str, str]) -> Path:
+    """Download an artifact with what it needs, and return the folder that the jars are in.
+
+    Args:
+        lock: What to download.
+        scratch: A folder for this download alone.
+        progress: Called with a line of text every few seconds.
+        environ: The resolver's environment.
+
+    Raises:
+        RemoteError: It failed; says what helps.
+        ConfigError: There is no Java, or a proxy's address cannot be read.
+    """
+    ivy, log = scratch / "ivy", scratch / "log"
+    exit_code = _run(lock, ivy, log, progress, environ)
+    if exit_code != 0:
+        lines = [line for line in log.read_text(errors="replace").splitlines() if "JDK_JAVA_OPTIONS" not in line]
+        text = "\n".join(lines)
+        advice = next((advice for signs, advice in _ADVICE if any(sign in text for sign in signs)), _OTHERWISE)
+        tail = "\n".join(lines[-_TAIL_LINES:])
+        raise RemoteError(f"Downloading {lock.coordinates} failed (exit code {exit_code}): {advice}.\n{tail}")
+    return ivy / "jars"
+
+
+def _run(lock: JarLock, ivy: Path, log: Path, progress: Progress, environ: Mapping[str, str]) -> int:
+    program = log.with_name("nothing.py")
+    program.write_text("")
+    env = connected_environment(find_java(environ).environment(environ), log.parent)
+    env.update(SPARK_HOME=str(spark_home()), PYSPARK_PYTHON=sys.executable)
+    command = [
+        str(spark_home() / "bin" / "spark-submit"),
+        *("--master", "local[1]", "--packages", lock.coordinates, "--conf", f"spark.jars.ivy={ivy}"),
+        str(program),
+    ]
+    started = time.monotonic()
+    with log.open("wb") as output:
+        resolver = Guarded(command, output=output, env=env)
+    try:
+        while (elapsed := time.monotonic() - started) < _TIMEOUT_SECONDS:
+            progress(describe_download(lock, _count_bytes(ivy), elapsed))
+            try:
+                return resolver.process.wait(_PROGRESS_SECONDS)
+            except subprocess.TimeoutExpired:
+                continue
+        raise RemoteError(f"Downloading {lock.coordinates} took over {_TIMEOUT_SECONDS:g} s; {_OTHERWISE}")
+    finally:
+        if resolver.process.poll() is None:
+            os.killpg(resolver.process.pid, signal.SIGKILL)
+            resolver.process.wait()
+        resolver.dismiss_guard()
+
+
+def _count_bytes(ivy: Path) -> int:
+    # Jars are renamed as they complete.
+    sizes = [_size(path) for path in (ivy / "cache").rglob("*.jar*")]
+    return sum(sizes)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

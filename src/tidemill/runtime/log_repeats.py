@@ -1,0 +1,117 @@
+"""Writes equal log entries once, and how many followed; decides only, without a clock or a thread.
+
+Two entries are equal if all their fields are, except when they were written and which engine wrote them. The first one
+of a kind is written at once. What equals it is counted, and told with the count as `repeated`: after `FIRST_SECONDS`,
+and while there are more, every `AGAIN_SECONDS`. Invariant: every entry that is fed is written, or counted in one that
+is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping
+from typing import Any
+
+Entry = Mapping[str, Any]
+
+FIRST_SECONDS = 1.0
+AGAIN_SECONDS = 10.0
+#: Entries that never repeat must not fill the memory.
+MAX_KINDS = 1000
+#: When an entry was written, and how many there were of it.
+_MOMENT = frozenset({"timestamp", "repeated"})
+
+
+class _Kind:
+    """Equal entries: when the last one was written, and what was counted since."""
+
+    __slots__ = ("count", "due", "engines", "last", "until")
+
+    def __init__(self, due: float, until: float) -> None:
+        self.due = due
+        #: Then it is forgotten, if it has not repeated.
+        self.until = until
+        self.count = 0
+        self.last: Entry = {}
+        self.engines: set[str] = set()
+
+
+class Repeats:
+    """Decides which log entries are written.
+
+    Args:
+        ignored: Fields in which equal entries may differ, `engine` for example.
+
+    Example:
+        >>> repeats = Repeats()
+        >>> repeats.feed({"event": "no broker"}, 0.0)
+        [{'event': 'no broker'}]
+        >>> repeats.feed({"event": "no broker"}, 0.1)
+        []
+        >>> repeats.tell_due(1.0)
+        [{'event': 'no broker', 'repeated': 1}]
+    """
+
+    def __init__(self, ignored: Collection[str] = ()) -> None:
+        """Start without entries."""
+        self._ignored = _MOMENT | set(ignored)
+        self._kinds: dict[bytes, _Kind] = {}
+
+    def feed(self, entry: Entry, now: float) -> list[Entry]:
+        """Take an entry, and return what is to be written now, in order.
+
+        Args:
+            entry: Its fields. One with `repeated` stands for so many that another process counted.
+            now: Seconds on a clock that never goes back.
+        """
+        told = self.tell_due(now)
+        key = self._compute_key(entry)
+        kind = self._kinds.get(key)
+        if kind is not None:
+            kind.count += int(entry.get("repeated", 1))
+            kind.last = entry
+            kind.engines.add(str(entry.get("engine", "")))
+            return told
+        if len(self._kinds) >= MAX_KINDS:
+            oldest = self._kinds.pop(next(iter(self._kinds)))
+            told += _tell(oldest)
+        self._kinds[key] = _Kind(now + FIRST_SECONDS, now + AGAIN_SECONDS)
+        return [*told, entry]
+
+    @property
+    def next_due(self) -> float | None:
+        """When a count has to be told next; None: nothing was counted."""
+        return min((kind.due for kind in self._kinds.values() if kind.count), default=None)
+
+    def tell_due(self, now: float) -> list[Entry]:
+        """Return the counts that are due, and forget entries that did not repeat in time."""
+        told: list[Entry] = []
+        for key, kind in list(self._kinds.items()):
+            if kind.due > now:
+                continue
+            if kind.count:
+                told += _tell(kind)
+                self._kinds[key] = _Kind(now + AGAIN_SECONDS, now + AGAIN_SECONDS)
+            elif now < kind.until:
+                kind.due = kind.until
+            else:
+                del self._kinds[key]
+        return told
+
+    def tell_all(self) -> list[Entry]:
+        """Return all counts, due or not, and forget everything."""
+        kinds, self._kinds = self._kinds, {}
+        return [entry for kind in kinds.values() for entry in _tell(kind)]
+
+    def _compute_key(self, entry: Entry) -> bytes:
+        fields = sorted((name, repr(value)) for name, value in entry.items() if name not in self._ignored)
+        return hashlib.blake2b(repr(fields).encode("utf-8", "backslashreplace"), digest_size=16).digest()
+
+
+def _tell(kind: _Kind) -> list[Entry]:
+    if not kind.count:
+        return []
+    entry = {**kind.last, "repeated": kind.count}
+    if len(kind.engines) > 1:
+        entry["engine"] = ",".join(sorted(kind.engines))
+    return [entry]

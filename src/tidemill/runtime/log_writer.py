@@ -1,0 +1,115 @@
+"""Writes log entries to standard error, equal ones once with a count (`log_repeats` decides).
+
+Invariants: an entry is one write, so that lines of several threads and processes do not mix; entries of all threads
+appear in the order in which they were logged; a count is written even if nothing is logged any more, and at the latest
+when the process ends; nothing stops because standard error cannot be written.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable
+from typing import TextIO
+
+from tidemill.runtime.log_repeats import Entry, Repeats
+
+
+class LogWriter:
+    """Where all log entries of a process go.
+
+    Args:
+        render: Turns an entry into text.
+        stream: Where the text goes; None: standard error, as it is at each write.
+        ignored: Fields in which equal entries may differ.
+        clock: Seconds on a clock that never goes back.
+    """
+
+    def __init__(
+        self,
+        render: Callable[[Entry], str],
+        stream: TextIO | None = None,
+        ignored: Collection[str] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Write nothing yet."""
+        self._render = render
+        self._stream = stream
+        self._clock = clock
+        self._repeats = Repeats(ignored)
+        # A signal handler or a finalizer may log in the middle of a write of its own thread.
+        self._changed = threading.Condition(threading.RLock())
+        self._teller: threading.Thread | None = None
+
+    def write(self, entry: Entry) -> None:
+        """Write an entry, or count it; from any thread."""
+        with self._changed:
+            self._put(self._repeats.feed(entry, self._clock()))
+            if self._teller is None and self._repeats.next_due is not None:
+                self._teller = threading.Thread(target=self._tell_in_time, name="tidemill-log", daemon=True)
+                try:
+                    self._teller.start()
+                except RuntimeError:  # the interpreter is ending
+                    self._teller = None
+                    self._put(self._repeats.tell_all())
+
+    def tell_all(self) -> None:
+        """Write all counts now."""
+        with self._changed:
+            self._put(self._repeats.tell_all())
+            self._changed.notify_all()
+
+    def _tell_in_time(self) -> None:
+        with self._changed:
+            while (due := self._repeats.next_due) is not None:
+                self._changed.wait(max(0.0, due - self._clock()))
+                self._put(self._repeats.tell_due(self._clock()))
+            self._teller = None
+
+    def reset_after_fork(self) -> None:
+        """Forget, in a child process, what threads of the parent held."""
+        self._changed = threading.Condition(threading.RLock())
+        self._teller = None
+        self._repeats.tell_all()
+
+    def _put(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            # Work continues without a log: standard error may be closed or its reader gone.
+            with contextlib.suppress(OSError, ValueError):
+                stream = self._stream or sys.stderr
+                stream.write(self._render(entry) + "\n")
+                stream.flush()
+
+
+class _Current:
+    """The writer of this process."""
+
+    writer: LogWriter | None = None
+
+    def tell_all(self) -> None:
+        if self.writer is not None:
+            self.writer.tell_all()
+
+    def reset_after_fork(self) -> None:
+        if self.writer is not None:
+            self.writer.reset_after_fork()
+
+
+_CURRENT = _Current()
+atexit.register(_CURRENT.tell_all)
+os.register_at_fork(after_in_child=_CURRENT.reset_after_fork)
+
+
+def replace_writer(writer: LogWriter) -> None:
+    """Make a writer that of this process; the one before writes its counts."""
+    _CURRENT.tell_all()
+    _CURRENT.writer = writer
+
+
+def tell_repeats() -> None:
+    """Write all counts of equal entries now: for a process that is about to end without Python's exit hooks."""
+    _CURRENT.tell_all()

@@ -1,0 +1,62 @@
+"""Logs stored events, one line each, up to a limit; those beyond it are counted and summed up.
+
+Invariant: every stored event is in a line of its own or in the count of a later line. Payloads are not logged: they are
+the user's data, and `tidemill triggers events` has them.
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from tidemill.core.triggers.event_plan import Duplicate, StoreOutcome
+
+log = structlog.get_logger(__name__)
+
+#: At most this many events have a line of their own in an interval of this length.
+MAX_LINES = 10
+INTERVAL_SECONDS = 10.0
+#: Longer identities are cut in a line.
+_MAX_SHOWN = 100
+
+
+class EventLog:
+    """The log lines of the events that a host stores.
+
+    Example:
+        >>> events = EventLog(now=0.0)
+        >>> events.flush(now=5.0)  # nothing was stored: nothing is logged
+    """
+
+    __slots__ = ("_began_at", "_left_out", "_lines")
+
+    def __init__(self, now: float) -> None:
+        """Begin the first interval at this time, in seconds."""
+        self._began_at = now
+        self._lines = 0
+        self._left_out = 0
+
+    def note(self, trigger: str, outcome: StoreOutcome, identity: str | None) -> None:
+        """Log that an event is stored; one that the store had already is not mentioned.
+
+        Args:
+            trigger: Its trigger's name.
+            outcome: What became of it.
+            identity: What identifies it.
+        """
+        if isinstance(outcome, Duplicate):
+            return
+        if self._lines >= MAX_LINES:
+            self._left_out += 1
+            return
+        self._lines += 1
+        details = {} if identity is None else {"identity": identity[:_MAX_SHOWN]}
+        log.info("event stored", trigger=trigger, sequence=getattr(outcome, "sequence_index", None), **details)
+
+    def flush(self, now: float, *, last: bool = False) -> None:
+        """Say how many events had no line of their own; call it regularly, and once with `last` at the end."""
+        if not last and now - self._began_at < INTERVAL_SECONDS:
+            return
+        if self._left_out:
+            log.info("more events stored", left_out=self._left_out, in_seconds=round(max(0.0, now - self._began_at), 1))
+        self._began_at = now
+        self._lines = self._left_out = 0

@@ -1,0 +1,97 @@
+"""What a running pipeline answers to `tidemill status`: one JSON document, made from a moment and its progress."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tidemill.config.settings import Settings
+from tidemill.runtime.log import version
+from tidemill.spark.progress import EngineStatus, PipelineProgress
+from tidemill.spark.run_state import Phase, RunState
+
+#: An engine sends a beat four times a second. One that is silent for this long is hung, or its host is overloaded.
+SILENT_SECONDS = 10.0
+#: A slot's states in which nothing is wrong with it.
+_WELL = ("running", "finished")
+
+
+def build_report(
+    settings: Settings, worker: str, state: RunState, progress: PipelineProgress, rate: float
+) -> dict[str, Any]:
+    """Return the document.
+
+    Args:
+        settings: Of the pipeline; nothing secret is read.
+        worker: The worker's name.
+        state: The moment.
+        progress: The sums over its engines.
+        rate: Messages per second.
+    """
+    kafka = settings.kafka
+    problems = find_problems(state, progress)
+    return {
+        "kind": "pipeline",
+        "version": version(),
+        "worker": worker,
+        "consumer_group": kafka.consumer_group,
+        "brokers": kafka.brokers,
+        "topic": kafka.source_topic,
+        "state": state.phase.value,
+        "healthy": not problems,
+        "problems": problems,
+        "run_seconds": round(state.run_seconds, 1),
+        "engines": [_describe_engine(engine) for engine in progress.engines],
+        "partitions": len(progress.partitions),
+        "messages_done": progress.messages_done,
+        "messages_per_second": round(rate, 1),
+        "in_flight": progress.in_flight,
+        "lag": sum(progress.lag.values()) if progress.lag else None,
+        "partitions_without_lag": len(set(progress.partitions) - progress.lag.keys()),
+        "tasks": {
+            "running": progress.tasks_running,
+            "queued": progress.tasks_queued,
+            "in_backoff": progress.tasks_retrying,
+            "done": progress.tasks_done,
+            "failed": progress.tasks_failed,
+            "retried": progress.tasks_retried,
+        },
+        "dead_letters": {"written": progress.dead_lettered, "kinds": progress.letter_kinds}
+        | {"dropped": progress.letters_dropped},
+        "sinks": {place: msgspec.to_builtins(stats) for place, stats in progress.sinks.items()},
+        "waits_for": progress.stalled,
+    }
+
+
+def find_problems(state: RunState, progress: PipelineProgress) -> list[str]:
+    """Return why a pipeline is not running as it should; what it waits for outside is not its own problem.
+
+    Example:
+        >>> find_problems(RunState(step="Spark is starting", step_seconds=3), PipelineProgress())
+        ['it is starting: Spark is starting (3 s)']
+    """
+    if state.phase is Phase.STARTING:
+        step = state.describe_step()
+        return [f"it is starting: {step}" if step else "it is starting"]
+    if state.phase is Phase.STOPPING:
+        return ["it is stopping"]
+    problems = []
+    for engine in progress.engines:
+        if engine.state not in _WELL:
+            problems.append(f"engine {engine.slot} is not running: {engine.state} (start {engine.starts})")
+        elif engine.silent_seconds is not None and engine.silent_seconds >= SILENT_SECONDS:
+            problems.append(f"engine {engine.slot} has been silent for {engine.silent_seconds:.0f} s")
+    return problems
+
+
+def _describe_engine(engine: EngineStatus) -> dict[str, Any]:
+    return {
+        "slot": engine.slot,
+        "state": engine.state,
+        "host": engine.host,
+        "pid": engine.pid,
+        "starts": engine.starts,
+        "silent_seconds": None if engine.silent_seconds is None else round(engine.silent_seconds, 1),
+        "partitions": len(engine.progress.partitions) if engine.progress is not None else 0,
+    }

@@ -1,0 +1,32 @@
+"""How fast a count rises."""
+
+from __future__ import annotations
+
+#: The rate covers the last seconds: a shorter span is jumpy, a longer one hides a standstill.
+RATE_SECONDS = 3.0
+
+
+class Rate:
+    """How much a count rises per second, over the last few seconds.
+
+    Args:
+        seconds: Over how many.
+
+    Example:
+        >>> rate = Rate()
+        >>> rate.add(0.0, 100), rate.add(2.0, 300)
+        (0.0, 100.0)
+    """
+
+    def __init__(self, seconds: float = RATE_SECONDS) -> None:
+        """Start without samples."""
+        self._seconds = seconds
+        self._samples: list[tuple[float, int]] = []
+
+    def add(self, now: float, count: int) -> float:
+        """Add a count and return the rate."""
+        self._samples.append((now, count))
+        while len(self._samples) > 2 and now - self._samples[1][0] >= self._seconds:
+            self._samples.pop(0)
+        (first, before), (last, after) = self._samples[0], self._samples[-1]
+        return (after - before) / (last - first) if last > first else 0.0

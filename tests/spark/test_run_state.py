@@ -1,0 +1,78 @@
+"""What a run is doing, from moment to moment."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tidemill.spark import run_state
+from tidemill.spark.run_state import Phase, RunStates
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_step_says_what_is_waited_for_and_for_how_long() -> None:
+    clock = Clock()
+    states = RunStates(clock)
+    with states.step("Spark is starting"):
+        clock.now += 3.2
+        assert states.now().describe_step() == "Spark is starting (3 s)"
+    assert states.now().describe_step() == ""
+    assert states.now().phase is Phase.STARTING
+
+
+def test_of_several_steps_the_one_that_is_late_is_shown() -> None:
+    clock = Clock()
+    states = RunStates(clock)
+    with states.step("Spark is starting"), states.step("connecting to b", "no broker at b yet"):
+        assert states.now().step == "Spark is starting"
+        clock.now += 1.0
+        assert states.now().describe_step() == "no broker at b yet (1 s)"
+
+
+def test_a_late_step_calls_back_once_and_a_quick_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_state, "LATE_SECONDS", 0.01)
+    late = threading.Event()
+    states = RunStates()
+    with states.step("a", on_late=late.set):
+        assert late.wait(30)
+    monkeypatch.setattr(run_state, "LATE_SECONDS", 60.0)
+    quick = threading.Event()
+    with states.step("a", on_late=quick.set):
+        pass
+    assert not quick.is_set()
+
+
+def test_a_drain_has_a_deadline_that_a_second_request_does_not_move() -> None:
+    clock = Clock()
+    states = RunStates(clock)
+    states.enter(Phase.RUNNING)
+    clock.now += 10
+    states.enter(Phase.DRAINING, 30.0)
+    clock.now += 5
+    states.enter(Phase.DRAINING, 30.0)
+    now = states.now()
+    assert (now.phase, now.seconds, now.left_seconds) == (Phase.DRAINING, 5.0, 25.0)
+    clock.now += 100
+    assert states.now().left_seconds == 0.0
+
+
+def test_the_time_of_work_is_that_between_start_and_stop() -> None:
+    clock = Clock()
+    states = RunStates(clock)
+    clock.now += 7
+    assert states.now().work_seconds == 0.0
+    states.enter(Phase.RUNNING)
+    clock.now += 10
+    assert states.now().work_seconds == 10.0
+    states.enter(Phase.DRAINING, 30.0)
+    clock.now += 1
+    states.enter(Phase.STOPPING)
+    clock.now += 5
+    assert (states.now().work_seconds, states.now().run_seconds) == (11.0, 23.0)
