@@ -101,7 +101,7 @@ def test_what_can_be_used_passes() -> None:
         ),
     ],
 )
-def test_what_is_no_list_of_tasks_is_named(returned, said) -> None:
+def test_what_is_not_a_list_of_tasks_is_named(returned, said) -> None:
     with pytest.raises(TypeError) as raised:
         check_tasks("arrange", returned)
     assert str(raised.value).startswith(said)
@@ -295,7 +295,7 @@ def test_run_handler_refuses_a_payload_that_its_sink_would_refuse(collected, sai
     assert not any(run.payloads.values())
 
 
-def test_run_handler_keeps_a_payload_that_its_sink_would_take_as_it_was_returned() -> None:
+def test_run_handler_keeps_a_payload_that_its_sink_would_accept_as_it_was_returned() -> None:
     payload = PostgresPayload(table="t", data={"a": Decimal("1.5")}, op="upsert", conflict="a")
     run = run_handler(Delivering(postgres=[payload]), [b"x"], {"sinks": SINKS})
     assert run.payloads["postgres.db"] == [payload]

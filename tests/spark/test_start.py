@@ -196,9 +196,7 @@ def test_a_start_of_spark_that_takes_too_long_ends_and_says_what_to_look_at(
     monkeypatch.setenv("JAVA_HOME", str(hanging_java(tmp_path, answers=True)))
     spark = Spark(SparkSettings(start_timeout_seconds=0.5), "test", 1)
     started_at = time.monotonic()
-    with pytest.raises(
-        RemoteError, match=r"within 0.5 s \(spark.start_timeout_seconds\); look whether `java -version`"
-    ):
+    with pytest.raises(RemoteError, match=r"within 0.5 s \(spark.start_timeout_seconds\); check that `java -version`"):
         spark.start()
     assert time.monotonic() - started_at < 20
     assert spark.jvm_pid is None

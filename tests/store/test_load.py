@@ -111,7 +111,7 @@ async def test_two_thousand_triggers_that_end_while_they_fire_meet_no_deadlock_a
 
 
 @pytest.mark.alone
-async def test_thirty_thousand_endings_are_written_in_chunks_within_six_seconds(counting: Counting) -> None:
+async def test_thirty_thousand_reports_are_written_in_chunks_within_six_seconds(counting: Counting) -> None:
     ids = list((await registered(counting, *[f"t{n}" for n in range(30_000)])).values())
     tokens = await claim(counting, *ids)
     before = counting.begun
@@ -173,7 +173,7 @@ async def test_ten_thousand_of_a_hundred_thousand_triggers_are_claimed_at_five_t
 _TENTH = "SELECT id FROM trigger WHERE list = 'list 3' ORDER BY id"
 
 
-async def test_what_is_done_to_some_triggers_scans_neither_triggers_nor_cursors(filled: Database) -> None:
+async def test_work_on_some_triggers_scans_neither_triggers_nor_cursors(filled: Database) -> None:
     session = await new_session(filled)
     ids = [number for (number,) in await filled.read(lambda c: c.execute(text(_TENTH + " LIMIT 500")).all())]
     plans: list[str] = []

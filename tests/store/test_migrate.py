@@ -45,7 +45,7 @@ def differences(connection: Connection) -> list[object]:
     return list(compare_metadata(context, metadata))
 
 
-async def test_the_migrations_make_the_tables_that_the_code_describes(database: Database) -> None:
+async def test_the_migrations_create_the_tables_that_the_code_describes(database: Database) -> None:
     assert await database.read(differences) == []
     assert await database.read(read_revision) == HEAD
 
@@ -128,7 +128,7 @@ def as_revision_1(connection: Connection) -> None:
     )
 
 
-async def test_an_old_store_is_migrated_with_all_that_is_in_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_old_store_is_migrated_with_its_content(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         for room in ("sqlite", "postgres"):
             patched.setattr(f"tidemill.store.{room}.upgrade", as_revision_1)
@@ -216,7 +216,7 @@ async def test_a_store_with_a_hundred_thousand_events_is_migrated_within_ten_sec
     await database.close()
 
 
-async def test_an_empty_database_is_no_store_for_a_reader(postgres) -> None:
+async def test_an_empty_database_is_not_a_store_for_a_reader(postgres) -> None:
     with pytest.raises(ConfigError, match="has no tables"):
         await open_reader(await postgres.new_database())
 

@@ -64,7 +64,7 @@ class Feed:
 
     async def end(self) -> None:
         self.producing.cancel()
-        await self.store.settled()
+        await self.store.wait_settled()
         await self.store.close(10)
 
 
@@ -112,7 +112,7 @@ async def test_while_the_server_is_down_events_wait_and_nothing_is_lost_failed_o
     await database.close()
 
 
-async def test_a_server_that_answers_nothing_counts_as_down_until_it_does(own_postgres: PostgresServer) -> None:
+async def test_a_server_that_does_not_answer_counts_as_down_until_it_does(own_postgres: PostgresServer) -> None:
     database, feed = await fed(own_postgres, attempt_seconds=1.0)
 
     # So that there are idle connections too.
@@ -133,7 +133,7 @@ async def test_a_server_that_answers_nothing_counts_as_down_until_it_does(own_po
     await database.close()
 
 
-async def test_closing_does_not_wait_for_a_server_that_answers_nothing(own_postgres: PostgresServer) -> None:
+async def test_closing_does_not_wait_for_a_server_that_does_not_answer(own_postgres: PostgresServer) -> None:
     database, feed = await fed(own_postgres)
     await asyncio.gather(*[database.read(count_events) for _ in range(3)])
     pids = own_postgres.freeze()
@@ -149,7 +149,7 @@ async def test_closing_does_not_wait_for_a_server_that_answers_nothing(own_postg
     own_postgres.thaw(pids)
 
 
-async def test_connections_that_are_cut_again_and_again_store_nothing_twice(own_postgres: PostgresServer) -> None:
+async def test_connections_that_are_cut_repeatedly_store_nothing_twice(own_postgres: PostgresServer) -> None:
     database, feed = await fed(own_postgres)
     other = await asyncpg.connect(own_postgres.url())
     for _ in range(30):
@@ -165,7 +165,7 @@ async def test_connections_that_are_cut_again_and_again_store_nothing_twice(own_
     await database.close()
 
 
-async def test_commits_wait_for_the_disk_although_the_role_says_that_they_need_not(postgres: PostgresServer) -> None:
+async def test_commits_wait_for_the_disk_whatever_the_default_of_the_role(postgres: PostgresServer) -> None:
     url = await postgres.new_database()
     connection = await asyncpg.connect(url)
     name = url.removeprefix("postgresql://postgres@/").partition("?")[0]
@@ -293,7 +293,7 @@ async def open_and_wait(database: PostgresDatabase) -> None:
         database._attempt_seconds = before
 
 
-async def test_a_deadlock_is_no_outage_and_both_transactions_are_committed(postgres: PostgresServer) -> None:
+async def test_a_deadlock_is_not_an_outage_and_both_transactions_are_committed(postgres: PostgresServer) -> None:
     url = await postgres.new_database()
     database = await open_postgres(url)
     one, two = await claimed(database, "one", "two")
@@ -334,7 +334,7 @@ async def test_a_deadlock_is_no_outage_and_both_transactions_are_committed(postg
     ],
     ids=["store", "mark", "claim", "note made", "cancel unlisted", "register"],
 )
-async def test_cursors_are_locked_by_rising_id_before_any_wide_row(postgres: PostgresServer, touch) -> None:
+async def test_cursors_are_locked_by_ascending_id_before_any_wide_row(postgres: PostgresServer, touch) -> None:
     url = await postgres.new_database()
     database = await open_postgres(url)
     tokens = {number: 1 for name in "zyx" for number in (await registered(database, name)).values()}
@@ -373,7 +373,7 @@ async def test_events_that_meet_a_deadlock_are_stored_without_an_outage(postgres
     store.start()
     store.add(number, token, "1", None, outcomes.of(1))
     store.add(number, token, "2", None, outcomes.of(2))
-    await store.settled()
+    await store.wait_settled()
 
     assert outcomes.all == [(1, Stored(0)), (2, Stored(1))]
     assert standings == []
@@ -408,7 +408,7 @@ class Conflicting:
         await self._database.close()
 
 
-async def test_a_process_that_stands_still_in_a_transaction_gives_up_its_locks(postgres: PostgresServer) -> None:
+async def test_a_process_that_hangs_in_a_transaction_loses_its_locks(postgres: PostgresServer) -> None:
     url = await postgres.new_database()
     other = await open_postgres(url)
     [(number, token)] = (await claimed(other, "one")).items()
@@ -462,7 +462,7 @@ async def test_two_hosts_store_events_of_many_triggers_at_once(postgres: Postgre
         await database.close()
 
 
-async def test_a_server_that_is_not_there_is_named_without_its_password() -> None:
+async def test_an_unreachable_server_is_named_without_its_password() -> None:
     with pytest.raises(RemoteError, match=r"127\.0\.0\.1:1/x") as caught:
         await open_store("postgresql://me:hunter2@127.0.0.1:1/x")
     assert caught.value.retryable

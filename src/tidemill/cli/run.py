@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Annotated
 
 import typer
@@ -21,11 +22,15 @@ def run(
     The first SIGTERM or SIGINT (Ctrl-C) drains: it stops reading, running tasks finish, and finished offsets are
     committed. A second one stops at once.
     """
-    with reporting():
+    with reporting(), contextlib.ExitStack() as stack:
         from tidemill.config.loading import load_settings
 
         # Before anything heavy is imported, so that common mistakes are reported at once.
         settings = load_settings(config)
+        from tidemill.spark.session.early import launched_early
+
+        # Spark's JVM starts while the handler and everything else is imported.
+        spark = stack.enter_context(launched_early(settings.spark))
         from tidemill.cli.handlers import load_handler
 
         instance = load_handler(handler)
@@ -33,7 +38,7 @@ def run(
         from tidemill.cli.watching import list_fields, show_summary, watch
         from tidemill.spark.pipeline import Pipeline
 
-        pipeline = Pipeline(instance, settings=settings)
+        pipeline = Pipeline(instance, settings=settings, spark=spark)
 
         def describe(rate: float, width: int) -> str:
             return format_status(pipeline.state(), pipeline.progress(), rate, width)

@@ -53,7 +53,7 @@ def require_topic(settings: Settings, topic: str) -> None:
         ConfigError: The brokers deny access, or librdkafka rejects the configuration.
         RemoteError: They do not answer, or have no such topic.
     """
-    from tidemill.runtime.kafka_client import CALL_SECONDS, TopicAdmin, client_config
+    from tidemill.runtime.kafka_client import CALL_SECONDS, TopicAdmin, make_client_config
 
     brokers = settings.kafka.brokers
     text = f"no answer from Kafka at {brokers} yet; waiting up to {CALL_SECONDS:g} s"
@@ -61,7 +61,7 @@ def require_topic(settings: Settings, topic: str) -> None:
     notice.daemon = True
     notice.start()
     try:
-        admin = TopicAdmin(client_config(settings.kafka, "", {}), "kafka")
+        admin = TopicAdmin(make_client_config(settings.kafka, "", {}), "kafka")
         names = admin.names()
         notice.cancel()
         # The list of topics may be older than a topic that was just created.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -52,12 +51,12 @@ def run(specs: Specs, config: Config = None) -> None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
         from tidemill.config.loading import load_settings
-        from tidemill.runtime.identity import worker_name
+        from tidemill.runtime.identity import find_worker_name
         from tidemill.runtime.log import configure
         from tidemill.services.triggerer.process import end_anyway, run_host
 
         settings = load_settings(config)
-        configure(settings.logging, worker_id=worker_name(settings))
+        configure(settings.logging, worker_id=find_worker_name(settings))
         code = run_host(settings, specs)
         end_anyway(code)
         raise typer.Exit(code)
@@ -174,13 +173,15 @@ def _read_pages(
     specs: Path, config: Path | None, page: Callable[[Connection, int | None], Page[T]]
 ) -> Iterator[Sequence[T]]:
     """Yield the rows of each page of a list, over one connection to the store."""
+    import asyncio
+
     from tidemill.config.loading import load_settings
     from tidemill.services.triggerer.trigger_list import require_list
-    from tidemill.store.opening import open_reader, store_url
+    from tidemill.store.opening import choose_store_url, open_reader
 
     settings = load_settings(config)
     require_list(specs)
-    url = store_url(settings.store.url, specs.resolve().parent)
+    url = choose_store_url(settings.store.url, specs.resolve().parent)
     with asyncio.Runner() as runner:
         database = runner.run(open_reader(url))
         try:

@@ -2,7 +2,9 @@
 
 The order is fixed. Start: configuration, logging, `on_startup`, validation, the handler packed, the worker's
 name locked, the topic looked up, Spark, the link, the engines. Stop: the engines drain, the group is left on
-behalf of those that could not, the link, Spark. Nothing starts before everything that can be checked without it is.
+behalf of those that could not, the link, Spark. Spark's JVM takes a second before it can be used, so it is launched
+first of all; whatever is refused after that ends it, and nothing else starts before everything that can be checked
+without it is.
 
 Signal handlers and other threads only put a wake-up into a queue; the thread that runs the pipeline waits on that
 queue and acts. It is never inside a call that can block, neither during the start (see `foreground`) nor while engines
@@ -28,7 +30,7 @@ from tidemill.core.supervision.slot_group import RunFinished
 from tidemill.pipeline.handler.base import Handler
 from tidemill.runtime.engine_link import RECONNECT_SECONDS
 from tidemill.runtime.exitcode import ExitCode
-from tidemill.runtime.identity import Identity, worker_name
+from tidemill.runtime.identity import Identity, find_worker_name
 from tidemill.runtime.link_messages import LinkAddress
 from tidemill.runtime.lock import WorkerLock
 from tidemill.sinks.build import build_sinks
@@ -78,6 +80,7 @@ class Pipeline:
         settings: A configuration built elsewhere; then no file is read.
         factory: "module:callable" that builds engines, for tests of the supervision.
         limits: The supervision's times, for tests of it.
+        spark: A Spark that was launched for these settings; None: one is launched in `run`.
 
     Example:
         >>> raise SystemExit(Pipeline(MyHandler, "pipeline.yaml").run())  # doctest: +SKIP
@@ -91,6 +94,7 @@ class Pipeline:
         settings: Settings | None = None,
         factory: str = DEFAULT_FACTORY,
         limits: SlotLimits | None = None,
+        spark: Spark | None = None,
     ) -> None:
         """Start nothing; everything happens in `run`."""
         self._handler = handler
@@ -98,6 +102,7 @@ class Pipeline:
         self._settings = settings
         self._factory = factory
         self._limits = limits
+        self._spark = spark
         self._foreground = Foreground("pipeline")
         self._live: Supervisor | None = None
         #: The same while its link is open.
@@ -147,14 +152,19 @@ class Pipeline:
             return ExitCode.STOPPED if stopped.at_once else ExitCode.OK
 
     def _start_and_run(self) -> ExitCode:
-        foreground = self._foreground
         settings = self._settings or load_settings(self._config_path)
         # `on_startup` may change them; users find this run by the configured ones.
         self._found_by = settings.kafka
-        worker = worker_name(settings)
-        foreground.configure_logs(settings, worker)
+        worker = find_worker_name(settings)
+        self._foreground.configure_logs(settings, worker)
+        spark = self._spark or Spark(settings.spark, _name_app(settings), 1)
+        with spark.launching():
+            return self._check_and_run(spark, settings, worker)
+
+    def _check_and_run(self, spark: Spark, configured: Settings, worker: str) -> ExitCode:
+        foreground = self._foreground
         handler = make_handler(self._handler)
-        startup, configured = StartUp(handler, settings), settings
+        startup = StartUp(handler, configured)
         with foreground.states.step(f"{type(handler).__name__}.on_startup is running"):
             settings = with_full_paths(foreground.unless_stopped(startup.run, startup.cancel))
         foreground.configure_logs(settings, worker)
@@ -181,7 +191,7 @@ class Pipeline:
             with foreground.wait_for_brokers(kafka.brokers):
                 partitions = foreground.unless_stopped(lambda: look_up_partitions(settings))
                 foreground.unless_stopped(lambda: refuse_shared_group(settings, worker))
-            return self._run_on_spark(settings, worker, packed, partitions)
+            return self._run_on_spark(spark, settings, worker, packed, partitions)
 
     def _open_desk(self, settings: Settings, worker: str) -> ControlDesk:
         def report(progress: PipelineProgress, rate: float) -> dict[str, Any]:
@@ -193,9 +203,12 @@ class Pipeline:
 
         return ControlDesk(self._found_by, worker, self.progress, report, {"release": release})
 
-    def _run_on_spark(self, settings: Settings, worker: str, packed: bytes, partitions: int) -> ExitCode:
+    def _run_on_spark(self, spark: Spark, settings: Settings, worker: str, packed: bytes, partitions: int) -> ExitCode:
         count = choose_engine_count(settings.spark, partitions)
-        spark = Spark(settings.spark, f"tidemill {settings.kafka.consumer_group}", count)
+        if not spark.configure(settings.spark, _name_app(settings), count):
+            # The handler changed Spark's settings, or this process's environment, which engines inherit.
+            spark.abandon()
+            spark = Spark(settings.spark, _name_app(settings), count)
         log.info("starting Spark", master=settings.spark.master, engines=count, partitions=partitions)
         with self._foreground.running(spark):
             return self._run_live(spark, settings, worker, packed, count, partitions)
@@ -301,7 +314,7 @@ class Pipeline:
         try:
             self._foreground.unless_stopped(leave, ignored=LEFT_OVER)
         except StartStoppedError:
-            log.warning("the brokers are not waited for; partitions may stay reserved for the session timeout")
+            log.warning("not waiting for the brokers; partitions may stay reserved for the session timeout")
 
     def _raise_failure(self, settings: Settings, worker: str) -> None:
         """Raise why the run ended, unless it was drained."""
@@ -333,10 +346,14 @@ def lag_fields(progress: PipelineProgress) -> dict[str, int | None]:
     return fields | {"partitions_without_lag": unknown} if unknown else fields
 
 
+def _name_app(settings: Settings) -> str:
+    return f"tidemill {settings.kafka.consumer_group}"
+
+
 def _advise(finished: RunFinished) -> str:
     if "Cannot run program" in (finished.error or ""):
-        return "look whether this user may execute that program, and every folder above it"
-    return "look at how much memory this host has left, and at native libraries that the handler loads"
+        return "check that this user may execute that program and enter every folder above it"
+    return "check how much memory this host has left, and the native libraries that the handler loads"
 
 
 def refuse_uncommitted(done: PipelineProgress) -> None:
@@ -363,7 +380,7 @@ def _leave_for(settings: Settings, worker: str, slots: list[int], seconds: float
     try:
         left_behind = find_present_members(settings, members, min(5.0, seconds)) if members else set()
     except Exception as error:
-        log.warning("the brokers do not say who is left in the group", error=str(error))
+        log.warning("cannot find out which members are left in the group", error=str(error))
         return
 
     def leave(instance_id: str) -> None:

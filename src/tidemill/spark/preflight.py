@@ -31,10 +31,10 @@ from tidemill.core.errors import (
 )
 from tidemill.pipeline.handler.base import HOOKS, SYNCHRONOUS_HOOKS, Handler, overrides
 from tidemill.runtime.identity import Identity
-from tidemill.runtime.kafka_client import LibraryLog, TopicAdmin, client_config, reason, scrubbed
+from tidemill.runtime.kafka_client import LibraryLog, TopicAdmin, make_client_config, reason, scrub
 from tidemill.runtime.lock import GroupInUseError
 from tidemill.runtime.topics import TopicReader
-from tidemill.sources.membership import consumer_config, find_other_topics
+from tidemill.sources.membership import find_other_topics, make_consumer_config
 
 log = structlog.get_logger(__name__)
 
@@ -215,13 +215,13 @@ def check_client_config(settings: Settings) -> None:
     Raises:
         ConfigError: It has keys or values that librdkafka does not take; every engine would fail.
     """
-    config = consumer_config(settings, "check")
+    config = make_consumer_config(settings, "check")
     del config["bootstrap.servers"]
     try:
         ck.Consumer(config, logger=LibraryLog()).close()
     except (ck.KafkaException, TypeError, ValueError) as error:
         raise ConfigError(
-            f"bad client configuration: {scrubbed(reason(error), config)}; correct kafka.client_config"
+            f"bad client configuration: {scrub(reason(error), config)}; correct kafka.client_config"
         ) from None
 
 
@@ -233,7 +233,7 @@ def look_up_partitions(settings: Settings) -> int:
         RemoteError: They do not answer, or have no such topic.
     """
     kafka = settings.kafka
-    config = client_config(kafka, "", {})
+    config = make_client_config(kafka, "", {})
     if not TopicAdmin(config, "kafka").exists(kafka.source_topic):
         raise RemoteError(
             f"topic {kafka.source_topic!r} does not exist at {kafka.brokers}; create it, or change "
@@ -266,7 +266,7 @@ def refuse_shared_group(settings: Settings, worker: str) -> None:
     try:
         others = find_other_topics(settings, own_prefix)
     except (ck.KafkaException, struct.error, UnicodeDecodeError) as error:
-        log.info("the members of the consumer group cannot be looked at", error=describe_error(error))
+        log.info("cannot look up the members of the consumer group", error=describe_error(error))
         return
     if others:
         topic, members = min(others.items())

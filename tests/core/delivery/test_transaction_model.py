@@ -102,7 +102,7 @@ class Member:
 
     def step(self) -> None:
         assert self.transaction is not None
-        end = self.transaction.answered(self.asked(self.transaction.call))
+        end = self.transaction.note_answer(self.asked(self.transaction.call))
         if end is not None:
             self.ended(end)
 
@@ -273,7 +273,7 @@ def test_each_result_is_visible_once_whatever_happens_to_the_group(part: int) ->
             raise AssertionError(f"seed {seed}") from error
 
 
-def test_the_model_finds_a_transaction_that_outlives_its_ownership() -> None:
+def test_the_model_detects_a_transaction_that_outlives_its_ownership() -> None:
     def holds(seed: int) -> bool:
         try:
             Schedule(seed, LeftBehind).play(200)

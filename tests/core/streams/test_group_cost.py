@@ -48,7 +48,7 @@ class Crowded:
         return self.group.publish(0, 0, "lane", now)
 
     def read(self, member: Member[str, int, int], *, bind: bool) -> None:
-        while self.group.more(member):
+        while self.group.load_more(member):
             for sent in member.unread:
                 member.window = sent
                 if bind:
@@ -84,7 +84,7 @@ class Crowded:
 
     def reject(self) -> Callable[[], None]:
         self.publish(5.0)
-        assert self.group.more(self.good)
+        assert self.group.load_more(self.good)
         self.good.window = sent = next(self.good.unread)
         for _ in range(2):
             self.pending_events.bind_pending_event(trigger_id="good", key="key")

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from tidemill.config.sink_types import SINK_TYPES, load_class, sink_section
+from tidemill.config.sink_types import SINK_TYPES, load_class, name_sink_section
 from tidemill.core.errors import AmbiguousSinkError, SinkNotConfiguredError
 from tidemill.deadletters.payloads import encode_payload
 from tidemill.pipeline.handler.models import ExecutorTask
@@ -90,7 +90,7 @@ class Router:
 
     def _find_sender(self, kind: str, name: str) -> Sender:
         named = self._senders.get(kind)
-        place = sink_section(kind or "<type>")
+        place = name_sink_section(kind or "<type>")
         if not named:
             raise SinkNotConfiguredError(f"no sink of type {kind!r} is configured; add {place}.<name>")
         if name:

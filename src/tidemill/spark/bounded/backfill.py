@@ -22,11 +22,11 @@ import structlog
 from tidemill.config.loading import load_settings
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.core.ranges import Chunk, check_order, chunks, parse_position, piece_size, split
-from tidemill.pipeline.bounded import bounded_settings
+from tidemill.core.ranges import Chunk, check_order, choose_piece_size, group_pieces, parse_position, split
+from tidemill.pipeline.bounded import make_bounded_settings
 from tidemill.pipeline.handler.base import Handler
 from tidemill.runtime.exitcode import ExitCode
-from tidemill.runtime.identity import worker_name
+from tidemill.runtime.identity import find_worker_name
 from tidemill.runtime.link_messages import LinkAddress
 from tidemill.spark.bounded.letter_run import LetterRun, check_letters, letter_run
 from tidemill.spark.bounded.plan import Folder, Plan, check_still_there, format_now, look_up, refuse_unordered
@@ -188,11 +188,11 @@ class Backfill:
         if self._range_messages is not None and self._range_messages < 1:
             raise ConfigError(f"a range cannot have {self._range_messages} messages; give 1 or more")
         settings = self._settings or load_settings(self._config_path)
-        self._foreground.configure_logs(settings, worker_name(settings))
+        self._foreground.configure_logs(settings, find_worker_name(settings))
         handler = make_handler(self._handler)
         self._startup = StartUp(handler, settings)
-        settings = bounded_settings(with_full_paths(self._startup.run()))
-        self._foreground.configure_logs(settings, worker_name(settings))
+        settings = make_bounded_settings(with_full_paths(self._startup.run()))
+        self._foreground.configure_logs(settings, find_worker_name(settings))
         refuse_no_sinks(settings)
         check_letters(settings)
         refuse_unordered(settings, whole=self._whole_partitions)
@@ -212,9 +212,9 @@ class Backfill:
                 log.info("resuming the backfill", left=sum(piece.size for piece in left), total=plan.total)
                 check_still_there(settings, left)
             self.gap = plan.deleted
-            size = self._range_messages or piece_size(plan.total, self._count_cores(settings))
+            size = self._range_messages or choose_piece_size(plan.total, self._count_cores(settings))
             with letter_run(settings, self._folder.path) as letters:
-                yield _Work(settings, packed, plan, chunks(left, size), letters)
+                yield _Work(settings, packed, plan, group_pieces(left, size), letters)
 
     def _make_plan(self, settings: Settings) -> Plan:
         topic = settings.kafka.source_topic
@@ -231,7 +231,7 @@ class Backfill:
                 log.info("the partition ends before the requested end", partition=where, missing=span.beyond)
         ranges = [span.range for span in spans if span.range.size]
         total = sum(part.size for part in ranges)
-        size = self._range_messages or piece_size(total, self._count_cores(settings))
+        size = self._range_messages or choose_piece_size(total, self._count_cores(settings))
         pieces = sorted(ranges) if self._whole_partitions else split(ranges, size)
         return Plan(topic, self._start, self._end, pieces, sum(span.deleted for span in spans), format_now())
 
@@ -292,7 +292,7 @@ class Backfill:
 
     def _collect(self, context: SparkContext, address: LinkAddress, todo: _Work) -> list[bytes]:
         settings, folder = todo.settings, str(self._folder.path)
-        worker, log_context = f"{worker_name(settings)}.backfill", self._foreground.log_context
+        worker, log_context = f"{find_worker_name(settings)}.backfill", self._foreground.log_context
         job = EngineJob(0, 0, worker, address, settings, todo.packed, log_context, import_path=list_own_folders())
         job = todo.letters.of(job)
 

@@ -172,6 +172,7 @@ class Supervisor:
     def on_hello(self, link: int, hello: Hello) -> None:
         """Feed a hello; effects admit or refuse the engine."""
         self.greeted = True
+        self._spark.note_running()
         if not 0 <= hello.slot < len(self._slots):
             self._server.send(link, Refused(f"there is no slot {hello.slot}"))
             self._server.close_link(link)
@@ -201,7 +202,7 @@ class Supervisor:
             for name, text in self._stalls.feed(caller.slot.number, progress.stalled, caller.slot.last_seen):
                 log.warning("the pipeline waits", slot=caller.slot.number, waits_for=name, why=text)
             if progress.partitions and self._group.holding:
-                self._carry_out(self._group.owns(caller.slot.number))
+                self._carry_out(self._group.note_partitions(caller.slot.number))
         self._feed(caller.slot, slot_events.Heartbeat(caller.run_token))
 
     def on_ready(self, link: int) -> None:
@@ -211,7 +212,7 @@ class Supervisor:
             return
         self._feed(caller.slot, slot_events.Ready(caller.run_token))
         if caller.slot.link == link:
-            self._carry_out(self._group.ready(caller.slot.number, self._loop.time()))
+            self._carry_out(self._group.note_ready(caller.slot.number, self._loop.time()))
 
     def on_ended(self, link: int, summary: EngineSummary) -> None:
         """Keep an engine's summary; it counts once its job has ended."""
@@ -308,7 +309,7 @@ class Supervisor:
                 level(text, slot=slot.number, about=kind.value)
             case slot_events.Finished(ending, error):
                 slot.ended = ending
-                self._carry_out(self._group.finished(slot.number, ending, error))
+                self._carry_out(self._group.note_finished(slot.number, ending, error))
 
     def _submit(self, slot: SupervisedSlot, job_token: int) -> None:
         if self._exiting:
@@ -327,7 +328,7 @@ class Supervisor:
         # One that reconnects may have missed a command to all.
         self._server.send(link, self._pause_or_resume())
         log.info("engine connected", slot=slot.number, pid=hello.pid, host=hello.host, run_token=run_token)
-        self._carry_out(self._group.connected(slot.number))
+        self._carry_out(self._group.note_connected(slot.number))
 
     def _carry_out(self, effects: Sequence[slot_group.Effect]) -> None:
         for effect in effects:

@@ -63,7 +63,7 @@ class FileTrigger(BaseTrigger):
             settled = stable_files.take(time.monotonic())
             if settled:
                 break
-            due = stable_files.due()
+            due = stable_files.due
             pause = self.poll_seconds if due is None else min(self.poll_seconds, due - time.monotonic())
             await asyncio.sleep(max(pause, 0.0))
         version = settled[0][1]

@@ -20,7 +20,7 @@ import msgspec
 from tidemill.config.redaction import redact_text
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.retry import JITTER_BITS, Backoff, GiveUp, decide
-from tidemill.core.triggers.http_poll import PollAnswer, judge_answer, retry_after_seconds
+from tidemill.core.triggers.http_poll import PollAnswer, judge_answer, parse_retry_after
 from tidemill.core.triggers.json_condition import parse_condition
 from tidemill.triggers.base import BaseTrigger, TriggerEvent
 from tidemill.triggers.builtin.arguments import resolve_environment
@@ -209,7 +209,7 @@ class HttpTrigger(BaseTrigger):
         how, asked = answered, 0.0
         if isinstance(answered, _HttpAnswer):
             how = f"status {answered.status}"
-            asked = retry_after_seconds(answered.retry_after, _MAX_RETRY_AFTER_SECONDS)
+            asked = parse_retry_after(answered.retry_after, _MAX_RETRY_AFTER_SECONDS)
         decision = decide(failures, self._kwargs["max_retries"], _BACKOFF, random.getrandbits(JITTER_BITS))
         if isinstance(decision, GiveUp):
             raise RemoteError(f"{self._shown_url} failed {failures} times in a row, the last time with: {how}")

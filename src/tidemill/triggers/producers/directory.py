@@ -213,7 +213,7 @@ class _Watch:
         self._bell.set()
 
     async def _wait_for_news(self, until: float) -> None:
-        due = self._stable_files.due()
+        due = self._stable_files.due
         until = until if due is None else min(until, due)
         try:
             async with asyncio.timeout_at(until):
@@ -224,7 +224,7 @@ class _Watch:
 
     async def _look_at_news(self) -> None:
         # Notifications may be late: files that are about to be reported are checked once more.
-        paths, self._news = self._news.union(self._stable_files.candidates(self._loop.time())), set()
+        paths, self._news = self._news.union(self._stable_files.list_candidates(self._loop.time())), set()
         if paths:
             versions = await asyncio.to_thread(_read_versions, self._settings, paths)
             now = self._loop.time()
