@@ -181,7 +181,7 @@ def test_only_identifiers_are_inserted_into_a_statement(name: str, place: str) -
         ({"operation": Operation.UPDATE, "conflict": ("a",), "where": ("a",)}, "needs where, not conflict"),
         ({"operation": Operation.UPDATE}, "would affect every row"),
         ({"operation": Operation.UPDATE, "columns": (), "where": ("a",)}, "no column"),
-        ({"operation": Operation.DELETE, "where": ("a",)}, "needs where, and no data"),
+        ({"operation": Operation.DELETE, "where": ("a",)}, "needs where, not data"),
         ({"operation": Operation.DELETE, "columns": ()}, "would affect every row"),
         ({"where": ("a",)}, "where is only for updates"),
         ({"nulls": ("a",)}, "where is only for updates"),
