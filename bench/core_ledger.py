@@ -44,7 +44,7 @@ def nanoseconds_per_message(order, messages: int, per_round: int) -> float:
         began = time.perf_counter_ns()
         for entry in entries:
             ledger.resolve(entry)
-        for batch in ledger.ready():
+        for batch in ledger.take_all():
             settled += len(batch.entries)
             ledger.settle(batch)
         spent += time.perf_counter_ns() - began

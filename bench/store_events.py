@@ -106,7 +106,7 @@ async def measure(name: str, url: str, events: int, rate: float | None) -> None:
             await asyncio.sleep(max(0.0, began + (number + 1) * TRIGGERS / rate - clock()))
         else:
             await asyncio.sleep(0)
-    await store.settled()
+    await store.wait_settled()
     seconds = clock() - began
     after = resource.getrusage(resource.RUSAGE_SELF)
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

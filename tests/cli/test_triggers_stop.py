@@ -96,7 +96,7 @@ def test_another_list_in_the_same_sqlite_file_is_refused_and_told_what_to_do(odd
     (odd.folder / "other.yaml").write_text("[]")
     second = odd.ask("run", "other.yaml")
     assert second.returncode == ExitCode.CONFIG
-    assert f"is written by process {first.pid}" in second.stderr
+    assert f"is in use by process {first.pid}" in second.stderr
     assert "store.url" in second.stderr
 
 
@@ -118,7 +118,7 @@ def test_a_host_that_is_killed_runs_its_triggers_again_and_continues_their_numbe
 def test_a_store_that_is_gone_at_a_stop_is_a_failure_that_says_how_many_events_wait(odd, own_postgres):
     host = started(odd, "count", TIDEMILL_STORE__URL=own_postgres.url())
     own_postgres.stop("immediate")
-    odd.until(lambda: "the store cannot be written; events wait" in odd.log)
+    odd.until(lambda: "the store cannot be written to; events wait" in odd.log)
     host.terminate()
     assert host.wait(60) == ExitCode.REMOTE
     assert "events may not be stored, because the store" in odd.log

@@ -64,7 +64,7 @@ def test_merge_keys_and_anchors_work(load: Load) -> None:
     assert settings.sinks.kafka["b"].topic == "other"
 
 
-def test_levels_may_be_written_small(load: Load) -> None:
+def test_levels_may_be_in_lower_case(load: Load) -> None:
     assert load("logging: {level: debug}").logging.level == "DEBUG"
 
 
@@ -155,7 +155,7 @@ def test_a_section_given_as_json_is_merged_and_its_keys_can_be_overridden(load: 
     assert settings.kafka.client_config == {"a.b": "3", "c.d": "2", "e.f": "5"}
 
 
-def test_variables_that_are_no_settings_are_left_alone() -> None:
+def test_variables_that_are_not_settings_are_left_alone() -> None:
     environ = {
         "TIDEMILL_OFFLINE": "1",
         "TIDEMILL_MAVEN_URL": "x",
@@ -180,7 +180,7 @@ def test_top_level_settings_have_plain_names() -> None:
 def test_an_unknown_variable_is_named_with_the_nearest_setting(load: Load) -> None:
     message = refused(load, "", {"TIDEMILL_KAFKA__SOURCE_TOPICS": "x"})
 
-    assert "TIDEMILL_KAFKA__SOURCE_TOPICS: there is no setting kafka.source_topics" in message
+    assert "TIDEMILL_KAFKA__SOURCE_TOPICS: unknown setting kafka.source_topics" in message
     assert "did you mean TIDEMILL_KAFKA__SOURCE_TOPIC" in message
 
 

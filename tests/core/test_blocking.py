@@ -15,17 +15,17 @@ from tidemill.core.blocking import Cause, Usage, judge_block
         (1.0, 0.1, 0.5, Cause.WAITING),
     ],
 )
-def test_a_block_is_told_from_a_starved_machine(late, cpu, queued, cause):
+def test_a_blocked_loop_is_distinguished_from_a_starved_machine(late, cpu, queued, cause):
     assert judge_block(late, Usage(3.0, 7.0), Usage(3.0 + cpu, 7.0 + queued), 0.2) is cause
 
 
-def test_a_watcher_that_was_late_itself_blames_nobody():
+def test_a_watching_thread_that_was_late_itself_blames_nobody():
     usage = Usage(1.0, 1.0)
     assert judge_block(0.5, usage, usage, 0.2, overslept_seconds=0.35) is Cause.STARVED
     assert judge_block(0.5, usage, usage, 0.2, overslept_seconds=0.1) is Cause.WAITING
 
 
-def test_who_computes_without_letting_the_watcher_wake_is_to_blame():
+def test_code_that_computes_without_letting_the_watching_thread_run_is_to_blame():
     before = Usage(1.0, 1.0)
     assert judge_block(0.5, before, Usage(1.45, 1.0), 0.2, overslept_seconds=0.45) is Cause.COMPUTING
     assert judge_block(0.5, before, Usage(1.1, 1.0), 0.2, overslept_seconds=0.45) is Cause.STARVED

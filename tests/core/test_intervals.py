@@ -26,7 +26,7 @@ def test_intervals_hold_what_a_set_holds_and_never_overlap_or_touch(script: list
                 expected += 1
             assert intervals.absorb(number) == expected
             model -= set(range(expected))
-        pairs = intervals.pairs()
+        pairs = intervals.list_pairs()
         assert {n for start, end in pairs for n in range(start, end)} == model
         assert all(end < start for (_, end), (start, _) in itertools.pairwise(pairs))
         assert all(start < end for start, end in pairs)

@@ -1,4 +1,4 @@
-"""The ledger: its five invariants under random schedules, and a naive model beside it."""
+"""The ledger: its five invariants under random schedules, and a comparison with a naive model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALL = (1 << MEMBERS) - 1
 
 lanes = st.sampled_from(LANES)
 masks = st.integers(0, ALL)
-#: Bits beyond `ALL` are members that nobody has.
+#: Bits beyond `ALL` are not members.
 some_members = st.integers(1, (ALL << 1) | 1)
 outcomes = st.sampled_from(EntryOutcome)
 picks = st.integers(0, 1000)
@@ -38,7 +38,7 @@ schedules = st.lists(step, max_size=80)
 
 @dataclass
 class Played:
-    """A schedule that was played, and what was seen."""
+    """A schedule that was played, and what was observed."""
 
     ledger: Ledger[str, int] = field(default_factory=Ledger)
     entries: list[LedgerEntry[str, int]] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Played:
             case ("resolve", pick, outcome, member) if self.entries:
                 self.ledger.resolve(self.entries[pick % len(self.entries)], outcome, member)
             case ("ready",):
-                self.batches += self.ledger.ready()
+                self.batches += self.ledger.take_all()
             case ("settle", pick) if self.batches:
                 self.settle(self.batches[pick % len(self.batches)])
             case ("retry", pick) if self.batches:
@@ -63,9 +63,9 @@ class Played:
                 self.ledger.abandon(lane)
 
     def settle(self, batch: Batch[str, int]) -> None:
-        before = self.ledger.outstanding(batch.lane)
+        before = self.ledger.count_outstanding(batch.lane)
         self.ledger.settle(batch)
-        if self.ledger.outstanding(batch.lane) != before:
+        if self.ledger.count_outstanding(batch.lane) != before:
             self.settled[batch.lane] += [entry.position for entry in batch.entries]
 
     def outstanding(self, lane: str) -> list[LedgerEntry[str, int]]:
@@ -80,7 +80,7 @@ def play(schedule: list[tuple]) -> Played:
     return played
 
 
-# -- the invariants, by their numbers in the design --------------------------------------------------------------
+# -- the invariants, by their numbers ----------------------------------------------------------------------------
 
 
 @given(schedules)
@@ -179,7 +179,7 @@ def test_5_an_outcome_that_nobody_accepted_is_not_clean(members: int, told: list
         assert entry.clean
 
 
-# -- a naive model beside it --------------------------------------------------------------------------------------
+# -- against a naive model -----------------------------------------------------------------------------------------
 
 
 class Model:
@@ -190,7 +190,7 @@ class Model:
         self.in_flight: Batch[str, int] | None = None
 
 
-class LedgerBesideModel(RuleBasedStateMachine):
+class LedgerAgainstModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.ledger: Ledger[str, int] = Ledger()
@@ -228,7 +228,7 @@ class LedgerBesideModel(RuleBasedStateMachine):
                 prefix.append(entry)
             if prefix and lane_model.in_flight is None:
                 expected[lane] = prefix
-        batches = self.ledger.ready()
+        batches = self.ledger.take_all()
         assert {batch.lane: list(batch.entries) for batch in batches} == expected
         assert len(batches) == len(expected)
         for batch in batches:
@@ -263,16 +263,16 @@ class LedgerBesideModel(RuleBasedStateMachine):
 
     @invariant()
     def both_say_the_same(self) -> None:
-        assert set(self.ledger.lanes()) == self.model.keys()
+        assert set(self.ledger.lanes) == self.model.keys()
         assert self.ledger.total == sum(len(one.entries) for one in self.model.values())
         for lane in LANES:
             outstanding = self.model[lane].entries if lane in self.model else []
-            assert self.ledger.outstanding(lane) == len(outstanding)
-            assert self.ledger.head(lane) is (outstanding[0][0] if outstanding else None)
+            assert self.ledger.count_outstanding(lane) == len(outstanding)
+            assert self.ledger.find_head(lane) is (outstanding[0][0] if outstanding else None)
 
 
-TestLedgerBesideModel = LedgerBesideModel.TestCase
-TestLedgerBesideModel.settings = settings(max_examples=60, stateful_step_count=60)
+TestLedgerAgainstModel = LedgerAgainstModel.TestCase
+TestLedgerAgainstModel.settings = settings(max_examples=60, stateful_step_count=60)
 
 
 # -- examples -----------------------------------------------------------------------------------------------------
@@ -283,24 +283,24 @@ def test_out_of_order_completion_catches_up_at_once() -> None:
     entries = {offset: ledger.open("lane", offset) for offset in range(10, 15)}
     for offset in (10, 11, 12, 14):
         ledger.resolve(entries[offset])
-    (batch,) = ledger.ready()
+    (batch,) = ledger.take_all()
     assert [entry.item for entry in batch.entries] == [10, 11, 12]
     ledger.settle(batch)
-    assert ledger.ready() == []
+    assert ledger.take_all() == []
     ledger.resolve(entries[13])
-    (batch,) = ledger.ready()
+    (batch,) = ledger.take_all()
     assert [entry.item for entry in batch.entries] == [13, 14]
 
 
-def test_a_batch_that_failed_comes_again_with_what_joined_it() -> None:
+def test_a_batch_that_failed_is_offered_again_with_entries_resolved_since() -> None:
     ledger: Ledger[str, int] = Ledger()
     first, second = ledger.open("lane", 1), ledger.open("lane", 2)
     ledger.resolve(first)
-    (batch,) = ledger.ready()
+    (batch,) = ledger.take_all()
     ledger.resolve(second)
-    assert ledger.ready() == []
+    assert ledger.take_all() == []
     ledger.retry(batch)
-    (again,) = ledger.ready()
+    (again,) = ledger.take_all()
     assert list(again.entries) == [first, second]
     ledger.settle(batch)
     assert ledger.total == 2, "the old batch is not in flight any more"
@@ -308,14 +308,14 @@ def test_a_batch_that_failed_comes_again_with_what_joined_it() -> None:
     assert ledger.total == 0
 
 
-def test_what_was_resolved_while_a_batch_was_in_flight_is_ready_once_it_is_settled() -> None:
+def test_entries_resolved_while_a_batch_was_in_flight_are_offered_once_it_is_settled() -> None:
     ledger: Ledger[str, int] = Ledger()
     first, second = ledger.open("lane", 1), ledger.open("lane", 2)
     ledger.resolve(first)
-    (batch,) = ledger.ready()
+    (batch,) = ledger.take_all()
     ledger.resolve(second)
     ledger.settle(batch)
-    (batch,) = ledger.ready()
+    (batch,) = ledger.take_all()
     assert list(batch.entries) == [second]
 
 
@@ -325,20 +325,20 @@ def test_an_entry_without_members_is_resolved_at_once_but_waits_for_those_before
     second = ledger.open("lane", 2, members=0)
     assert second.resolved
     assert not second.clean
-    assert ledger.ready() == []
+    assert ledger.take_all() == []
     ledger.resolve(first)
-    (batch,) = ledger.ready()
+    (batch,) = ledger.take_all()
     assert list(batch.entries) == [first, second]
     ledger.open("other", 3, members=0)
-    (batch,) = ledger.ready()
+    (batch,) = ledger.take_all()
     assert batch.lane == "other"
 
 
-def test_a_lane_given_up_and_taken_again_knows_nothing_of_its_past() -> None:
+def test_a_lane_that_was_abandoned_and_opened_again_has_no_past() -> None:
     ledger: Ledger[str, int] = Ledger()
     old = ledger.open("lane", 1)
     ledger.resolve(old)
-    (old_batch,) = ledger.ready()
+    (old_batch,) = ledger.take_all()
     stale = ledger.open("lane", 2)
     ledger.abandon("lane")
     new = ledger.open("lane", 1)
@@ -346,21 +346,21 @@ def test_a_lane_given_up_and_taken_again_knows_nothing_of_its_past() -> None:
     ledger.retry(old_batch)
     ledger.resolve(stale)
     assert not stale.resolved
-    assert ledger.ready() == []
-    assert ledger.head("lane") is new
+    assert ledger.take_all() == []
+    assert ledger.find_head("lane") is new
 
 
 def test_a_lane_without_entries_takes_no_memory() -> None:
     ledger: Ledger[int, None] = Ledger()
     for lane in range(1000):
         ledger.resolve(ledger.open(lane, None))
-    for batch in ledger.ready():
+    for batch in ledger.take_all():
         ledger.settle(batch)
-    assert list(ledger.lanes()) == []
+    assert list(ledger.lanes) == []
     assert ledger.total == 0
 
 
-def test_an_entry_tells_what_it_waits_for() -> None:
+def test_the_repr_of_an_entry_shows_what_it_waits_for() -> None:
     ledger: Ledger[str, int] = Ledger()
     entry = ledger.open("lane", 7, 0b101)
     assert repr(entry) == "<LedgerEntry 1 of 'lane': 7, pending=0b101>"
@@ -373,10 +373,10 @@ def test_members_are_a_bit_mask() -> None:
         Ledger[str, int]().open("lane", 1, -1)
 
 
-# -- for those who count their members themselves ----------------------------------------------------------------------
+# -- entries whose members the caller counts -------------------------------------------------------------------------
 
 
-def test_one_lane_is_taken_at_a_time_the_one_that_waited_longest_first() -> None:
+def test_one_lane_is_taken_at_a_time_and_the_one_that_waited_longest_is_first() -> None:
     ledger: Ledger[str, int] = Ledger()
     assert ledger.take() is None
     for number, lane in enumerate("bab"):
@@ -388,7 +388,7 @@ def test_one_lane_is_taken_at_a_time_the_one_that_waited_longest_first() -> None
     assert ledger.take() is None
 
 
-def test_an_entry_of_the_caller_is_resolved_when_the_caller_says_so() -> None:
+def test_an_entry_of_the_caller_is_resolved_when_the_caller_reports_it() -> None:
     ledger: Ledger[str, int] = Ledger()
     first, second = LedgerEntry[str, int](7, 10, 2), LedgerEntry[str, int](9, 11, 1)
     for entry in (first, second):
@@ -407,17 +407,17 @@ def test_an_entry_of_the_caller_is_resolved_when_the_caller_says_so() -> None:
         ledger.add([], first)  # type: ignore[arg-type]
 
 
-def test_a_cut_lets_a_part_of_the_prefix_go_and_offers_the_rest_again() -> None:
+def test_a_cut_takes_a_part_of_the_prefix_and_the_rest_is_offered_again() -> None:
     ledger: Ledger[str, int] = Ledger()
     entries = [ledger.open("a", n) for n in range(4)]
     for entry in entries[:3]:
         ledger.resolve(entry)
-    assert ledger.ready(lambda lane, prefix: 0) == []
-    (batch,) = ledger.ready(lambda lane, prefix: len(prefix) - 1)
+    assert ledger.take_all(lambda lane, prefix: 0) == []
+    (batch,) = ledger.take_all(lambda lane, prefix: len(prefix) - 1)
     assert [entry.item for entry in batch.entries] == [0, 1]
-    assert ledger.ready(lambda lane, prefix: 1) == []
+    assert ledger.take_all(lambda lane, prefix: 1) == []
     ledger.settle(batch)
     ledger.resolve(entries[3])
-    (batch,) = ledger.ready(lambda lane, prefix: len(prefix))
+    (batch,) = ledger.take_all(lambda lane, prefix: len(prefix))
     assert [entry.item for entry in batch.entries] == [2, 3]
-    assert ledger.ready() == []
+    assert ledger.take_all() == []

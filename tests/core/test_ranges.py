@@ -1,4 +1,4 @@
-"""Ranges cover what was asked for, once, whatever was finished before."""
+"""Ranges cover what was requested, once, whatever was finished before."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tidemill.core.ranges import (
     Offset,
     OffsetRange,
     check_order,
-    chunks,
+    choose_piece_size,
+    find_remaining,
+    find_span,
+    group_pieces,
     parse_position,
-    piece_size,
-    remaining,
-    span_of,
     split,
 )
 
@@ -56,20 +56,20 @@ def test_pieces_of_a_partition_differ_by_one_at_most_and_keep_their_order(ranges
 
 
 @given(wholes(), st.lists(st.builds(OffsetRange, st.integers(0, 5), numbers, numbers), max_size=8), st.integers(1, 20))
-def test_what_is_left_is_what_was_planned_without_what_is_finished(
+def test_what_remains_is_the_plan_without_what_is_finished(
     ranges: list[OffsetRange], finished: list[OffsetRange], size: int
 ) -> None:
     planned = split(ranges, size)
-    left = remaining(planned, finished)
+    left = find_remaining(planned, finished)
     assert offsets(left) == [where for where in offsets(planned) if where not in set(offsets(finished))]
     assert all(part.size > 0 for part in left)
-    assert remaining(left, finished) == left
+    assert find_remaining(left, finished) == left
 
 
 @given(wholes(), st.integers(1, 20), st.integers(1, 40))
 def test_chunks_hold_every_piece_once_and_no_partition_twice(ranges: list[OffsetRange], size: int, room: int) -> None:
     pieces = split(ranges, size)
-    made = chunks(pieces, room)
+    made = group_pieces(pieces, room)
     assert [piece for chunk in made for piece in chunk] == pieces
     for chunk in made:
         assert len({piece.partition for piece in chunk}) == len(chunk)
@@ -77,9 +77,9 @@ def test_chunks_hold_every_piece_once_and_no_partition_twice(ranges: list[Offset
 
 
 @given(numbers, numbers, numbers, numbers)
-def test_a_span_is_what_there_is_of_what_was_asked_for(start: int, end: int, low: int, more: int) -> None:
+def test_a_span_is_the_part_of_a_request_that_exists(start: int, end: int, low: int, more: int) -> None:
     high = low + more
-    span = span_of(3, start, end, low, high)
+    span = find_span(3, start, end, low, high)
     assert set(offsets([span.range])) == {(3, n) for n in range(start, end) if low <= n < high}
     assert span.deleted == sum(1 for n in range(start, end) if n < low)
     assert span.beyond == sum(1 for n in range(start, end) if n >= high)
@@ -87,14 +87,14 @@ def test_a_span_is_what_there_is_of_what_was_asked_for(start: int, end: int, low
 
 @given(st.integers(0, 10**9), st.integers(0, 64))
 def test_a_piece_is_worth_an_engine_and_leaves_several_to_each_core(total: int, cores: int) -> None:
-    size = piece_size(total, cores)
+    size = choose_piece_size(total, cores)
     assert MIN_PIECE_MESSAGES <= size <= MAX_PIECE_MESSAGES
     if MIN_PIECE_MESSAGES < size < MAX_PIECE_MESSAGES:
         assert size * max(1, cores) * 4 >= total
 
 
 @given(st.datetimes(min_value=datetime.datetime(1970, 1, 2), timezones=st.just(datetime.UTC)))
-def test_a_time_is_read_to_the_millisecond(moment: datetime.datetime) -> None:
+def test_a_time_is_parsed_to_the_millisecond(moment: datetime.datetime) -> None:
     read = parse_position(moment.isoformat(), "--from")
     assert isinstance(read, Moment)
     behind = moment - (
@@ -114,7 +114,7 @@ def test_a_time_is_read_to_the_millisecond(moment: datetime.datetime) -> None:
         ("1970-01-01T02:00:00+02:00", Moment(0)),
     ],
 )
-def test_offsets_times_and_ends_are_read(text: str, expected: object) -> None:
+def test_offsets_times_and_edges_are_parsed(text: str, expected: object) -> None:
     assert parse_position(text, "--from") == expected
 
 
@@ -129,7 +129,7 @@ def test_offsets_times_and_ends_are_read(text: str, expected: object) -> None:
         ("1960-01-01T00:00:00Z", "before 1970"),
     ],
 )
-def test_what_cannot_be_read_is_named_with_what_can(text: str, said: str) -> None:
+def test_an_invalid_position_is_reported_with_the_valid_forms(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=f"--to '{text}'.*{said}.*earliest or latest"):
         parse_position(text, "--to")
 
@@ -144,8 +144,8 @@ def test_what_cannot_be_read_is_named_with_what_can(text: str, said: str) -> Non
         (Edge.LATEST, Edge.LATEST),
     ],
 )
-def test_an_end_that_is_not_behind_the_start_is_refused(start, end) -> None:
-    with pytest.raises(ConfigError, match="--to is not behind --from"):
+def test_an_end_that_is_not_after_the_start_is_rejected(start, end) -> None:
+    with pytest.raises(ConfigError, match="--to is not after --from"):
         check_order(start, end)
 
 
@@ -153,15 +153,15 @@ def test_an_end_that_is_not_behind_the_start_is_refused(start, end) -> None:
     ("start", "end"),
     [(Offset(4), Offset(5)), (Moment(4), Moment(5)), (Edge.EARLIEST, Edge.LATEST), (Offset(5), Moment(1))],
 )
-def test_what_may_have_something_between_is_not_refused(start, end) -> None:
+def test_a_range_that_may_contain_something_is_accepted(start, end) -> None:
     check_order(start, end)
 
 
-def test_what_was_finished_elsewhere_takes_nothing_away():
+def test_ranges_finished_elsewhere_remove_nothing():
     planned = [OffsetRange(0, 10, 20)]
-    assert remaining(planned, [OffsetRange(0, 0, 10), OffsetRange(0, 20, 30), OffsetRange(1, 10, 20)]) == planned
+    assert find_remaining(planned, [OffsetRange(0, 0, 10), OffsetRange(0, 20, 30), OffsetRange(1, 10, 20)]) == planned
 
 
-def test_what_was_finished_in_the_middle_leaves_both_ends():
-    left = remaining([OffsetRange(0, 10, 20)], [OffsetRange(0, 13, 15)])
+def test_a_range_finished_in_the_middle_leaves_both_ends():
+    left = find_remaining([OffsetRange(0, 10, 20)], [OffsetRange(0, 13, 15)])
     assert left == [OffsetRange(0, 10, 13), OffsetRange(0, 15, 20)]

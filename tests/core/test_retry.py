@@ -15,12 +15,12 @@ bits = st.integers(0, 2**32 - 1)
 def test_a_delay_is_never_negative_and_never_above_its_bound_or_the_maximum(
     backoff: Backoff, attempt: int, random_bits: int
 ) -> None:
-    assert 0 <= backoff.delay(attempt, random_bits) <= backoff.bound(attempt) <= backoff.maximum_seconds
+    assert 0 <= backoff.compute_delay(attempt, random_bits) <= backoff.compute_bound(attempt) <= backoff.maximum_seconds
 
 
 @given(backoffs, st.integers(1, 2000))
 def test_bounds_never_shrink(backoff: Backoff, attempt: int) -> None:
-    assert backoff.bound(attempt) <= backoff.bound(attempt + 1)
+    assert backoff.compute_bound(attempt) <= backoff.compute_bound(attempt + 1)
 
 
 @given(backoffs, st.integers(0, 10), st.integers(1, 20), bits, st.floats(0, 100), st.floats(0, 100))
@@ -35,18 +35,18 @@ def test_a_retry_is_within_the_number_and_the_time_that_are_allowed(
         case GiveUp(limit):
             assert (limit is Limit.ATTEMPTS) == (attempt > max_retries)
             if limit is Limit.TIME:
-                assert elapsed + backoff.bound(attempt) > budget
+                assert elapsed + backoff.compute_bound(attempt) > budget
 
 
 def test_the_bound_doubles_up_to_the_maximum() -> None:
     backoff = Backoff(0.2, 30.0)
-    assert [backoff.bound(attempt) for attempt in (1, 2, 3, 9, 10_000)] == [0.2, 0.4, 0.8, 30.0, 30.0]
+    assert [backoff.compute_bound(attempt) for attempt in (1, 2, 3, 9, 10_000)] == [0.2, 0.4, 0.8, 30.0, 30.0]
 
 
 def test_the_jitter_is_full() -> None:
     backoff = Backoff(1.0, 30.0)
-    assert backoff.delay(1, 0) == 0.0
-    assert backoff.delay(1, 1 << 31) == 0.5
+    assert backoff.compute_delay(1, 0) == 0.0
+    assert backoff.compute_delay(1, 1 << 31) == 0.5
 
 
 def test_as_many_attempts_run_as_retries_are_allowed_and_one() -> None:

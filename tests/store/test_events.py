@@ -75,7 +75,7 @@ async def test_an_identity_is_stored_once_per_trigger_within_a_transaction_and_o
     assert len(await all_events(database)) == 5
 
 
-async def test_an_attempt_whose_commit_was_not_heard_of_is_not_stored_twice(database: Database) -> None:
+async def test_an_attempt_whose_commit_was_not_acknowledged_is_not_stored_twice(database: Database) -> None:
     [(number, token)] = (await claimed(database, "one")).items()
     events = [NewEvent(number, token, str(n), None, NOW_US) for n in range(3)]
     heard_of = await store(database, *events)
@@ -117,7 +117,7 @@ async def test_a_lost_commit_is_recognised_although_all_its_triggers_were_claime
     assert len(await all_events(database)) == 4
 
 
-async def test_a_lost_attempt_that_did_not_land_is_not_mistaken_for_what_the_next_owner_stored(
+async def test_an_attempt_that_was_not_committed_is_not_mistaken_for_what_the_next_owner_stored(
     database: Database,
 ) -> None:
     [(number, old)] = (await claimed(database, "one")).items()
@@ -161,7 +161,7 @@ async def test_pages_cover_every_event_once_in_both_directions(database: Databas
     assert await database.read(lambda c: count_events(c, first)) == 10
 
 
-async def test_the_store_says_that_it_refuses_content_rather_than_that_it_is_down(database: Database) -> None:
+async def test_refused_content_is_not_reported_as_an_outage(database: Database) -> None:
     def breaks(connection) -> None:
         [row] = connection.exec_driver_sql("SELECT count(*) FROM trigger_event")
         assert row[0] == 0

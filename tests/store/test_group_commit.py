@@ -1,4 +1,4 @@
-"""Group commit of events: by time, told once and in order, patient, and apart from each other's faults."""
+"""Group commit of events: timing, order, outages, and isolation from each other's failures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ QUICK = Backoff(0.001, 0.005)
 
 
 class Unsteady:
-    """A real database with a line to it that fails as the test says."""
+    """A real database whose connection fails as the test says."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -72,7 +72,7 @@ class Unsteady:
 
 
 class Bench:
-    """An event store over an unsteady line, one trigger, and what was told."""
+    """An event store over an unreliable connection, one trigger, and the outcomes."""
 
     def __init__(self, line: Unsteady, tokens: dict[int, int], limits: CommitLimits) -> None:
         self.line = line
@@ -110,11 +110,11 @@ def down() -> RemoteError:
     return RemoteError("the line is cut")
 
 
-async def test_a_single_event_is_stored_by_time_alone_and_then_confirmed(bench: Bench) -> None:
+async def test_a_single_event_is_stored_after_the_linger_and_then_confirmed(bench: Bench) -> None:
     bench.add(1)
     assert bench.outcomes.all == []
 
-    await bench.store.settled()
+    await bench.store.wait_settled()
 
     assert bench.outcomes.all == [(1, Stored(0))]
     assert await bench.rows() == ["1"]
@@ -122,7 +122,7 @@ async def test_a_single_event_is_stored_by_time_alone_and_then_confirmed(bench: 
 
 async def test_events_that_come_together_share_one_transaction(bench: Bench) -> None:
     bench.add(*range(500))
-    await bench.store.settled()
+    await bench.store.wait_settled()
 
     assert bench.line.writes == 1
     assert bench.outcomes.all == [(number, Stored(number)) for number in range(500)]
@@ -136,7 +136,7 @@ async def test_a_transaction_starts_within_20_milliseconds_of_the_event(bench: B
         bench.add(number)
         await until(lambda number=number: bench.line.writes > number)
         waits.append(time.perf_counter() - began)
-        await bench.store.settled()
+        await bench.store.wait_settled()
 
     assert sorted(waits)[10] < 0.02
 
@@ -144,14 +144,14 @@ async def test_a_transaction_starts_within_20_milliseconds_of_the_event(bench: B
 async def test_a_commit_whose_answer_was_lost_is_recognised_and_stored_once(bench: Bench) -> None:
     bench.line.after = [down(), down()]
     bench.add(1, 2)
-    await bench.store.settled()
+    await bench.store.wait_settled()
 
     assert bench.line.writes == 3
     assert bench.outcomes.all == [(1, Stored(0)), (2, Stored(1))]
     assert await bench.rows() == ["1", "2"]
 
 
-async def test_an_outage_is_waited_for_in_order_and_told_as_it_begins_and_ends(bench: Bench) -> None:
+async def test_an_outage_is_waited_for_in_order_and_reported_when_it_begins_and_ends(bench: Bench) -> None:
     bench.line.before = [down() for _ in range(20)]
     bench.add(1)
     await until(lambda: bench.store.standing is Standing.DOWN)
@@ -159,23 +159,23 @@ async def test_an_outage_is_waited_for_in_order_and_told_as_it_begins_and_ends(b
     assert bench.outcomes.all == []
 
     await bench.store.wait_open()
-    await bench.store.settled()
+    await bench.store.wait_settled()
 
     assert bench.standings == [Standing.DOWN, Standing.OPEN]
     assert bench.outcomes.told() == [1, 2]
     assert await bench.rows() == ["1", "2"]
 
 
-async def test_an_error_of_our_own_keeps_the_events_too(bench: Bench) -> None:
+async def test_a_bug_keeps_the_events_too(bench: Bench) -> None:
     bench.line.before = [KeyError("ours")]
     bench.add(1)
-    await bench.store.settled()
+    await bench.store.wait_settled()
 
     assert bench.outcomes.all == [(1, Stored(0))]
 
 
 @pytest.mark.parametrize("limits", [CommitLimits(stall_seconds=0.05)])
-async def test_a_write_without_an_answer_holds_producers_until_it_comes(bench: Bench) -> None:
+async def test_a_write_without_an_answer_holds_producers_until_it_is_answered(bench: Bench) -> None:
     bench.line.held = threading.Event()
     bench.add(1)
     await until(lambda: bench.store.standing is Standing.DOWN)
@@ -191,7 +191,7 @@ async def test_a_write_without_an_answer_holds_producers_until_it_comes(bench: B
 
 
 @pytest.mark.parametrize("limits", [CommitLimits(high_count=10, low_count=2, max_batch_count=4)])
-async def test_too_much_that_waits_holds_producers_and_is_no_outage(bench: Bench) -> None:
+async def test_too_many_pending_events_hold_producers_and_are_not_an_outage(bench: Bench) -> None:
     bench.add(*range(9))
     assert bench.standings == []
     bench.add(9)
@@ -206,7 +206,7 @@ async def test_too_much_that_waits_holds_producers_and_is_no_outage(bench: Bench
 async def test_content_that_the_database_refuses_fails_that_event_alone(bench: Bench) -> None:
     bench.line.refused_payload = "bad"
     bench.add(1, 2, "bad", 3, 4)
-    await bench.store.settled()
+    await bench.store.wait_settled()
 
     assert bench.outcomes.all == [
         (1, Stored(0)),
@@ -221,54 +221,54 @@ async def test_content_that_the_database_refuses_fails_that_event_alone(bench: B
 async def test_a_takeover_refuses_the_events_of_that_trigger(bench: Bench) -> None:
     await claim(bench.line, bench.trigger_id)
     bench.add(1)
-    await bench.store.settled()
+    await bench.store.wait_settled()
 
     assert bench.outcomes.all == [(1, Refused(Refusal.FENCED))]
 
 
 async def test_an_identity_is_confirmed_again_and_stored_once(bench: Bench) -> None:
     bench.add(1, identity="a")
-    await bench.store.settled()
+    await bench.store.wait_settled()
     bench.add(2, identity="a")
-    await bench.store.settled()
+    await bench.store.wait_settled()
 
     assert bench.outcomes.all == [(1, Stored(0)), (2, Duplicate(0))]
     assert await bench.rows() == ["1"]
 
 
-async def test_a_confirmation_that_raises_keeps_no_other_from_being_told(bench: Bench) -> None:
+async def test_a_confirmation_that_raises_does_not_prevent_the_others(bench: Bench) -> None:
     def breaks(outcome: object) -> None:
         raise RuntimeError("a fault")
 
     bench.store.add(bench.trigger_id, bench.token, "1", None, breaks)
     bench.add(2)
-    await bench.store.settled()
+    await bench.store.wait_settled()
 
     assert bench.outcomes.all == [(2, Stored(1))]
 
 
-async def test_events_that_are_added_by_confirmations_are_stored(bench: Bench) -> None:
+async def test_events_added_by_confirmations_are_stored(bench: Bench) -> None:
     bench.store.add(bench.trigger_id, bench.token, "1", None, lambda outcome: bench.add(2))
-    await bench.store.settled()
+    await bench.store.wait_settled()
 
     assert await bench.rows() == ["1", "2"]
 
 
-async def test_an_event_of_an_earlier_claim_is_refused_beside_one_of_the_present_claim(bench: Bench) -> None:
+async def test_an_event_of_an_earlier_claim_is_refused_next_to_one_of_the_current_claim(bench: Bench) -> None:
     old = bench.token
     [bench.token] = (await claim(bench.line, bench.trigger_id)).values()
     bench.add("new")
     bench.store.add(bench.trigger_id, old, '"stale"', None, bench.outcomes.of("stale"))
     bench.add("newer")
-    await bench.store.settled()
+    await bench.store.wait_settled()
 
     assert bench.outcomes.all == [("new", Stored(0)), ("stale", Refused(Refusal.FENCED)), ("newer", Stored(1))]
 
 
-async def test_what_the_checks_let_through_wrongly_fails_by_its_outcome(bench: Bench) -> None:
+async def test_content_that_the_checks_should_have_refused_fails_by_its_outcome(bench: Bench) -> None:
     bench.store.add(bench.trigger_id, bench.token, '"\ud800"', None, bench.outcomes.of("bad"))
     bench.add("good")
-    await bench.store.settled()
+    await bench.store.wait_settled()
 
     [(_, bad), good] = bench.outcomes.all
     assert isinstance(bad, Refused)
@@ -276,7 +276,7 @@ async def test_what_the_checks_let_through_wrongly_fails_by_its_outcome(bench: B
     assert good == ("good", Stored(0))
 
 
-async def test_at_the_end_what_waits_is_stored_without_lingering(tmp_path: Path) -> None:
+async def test_on_close_pending_events_are_stored_without_lingering(tmp_path: Path) -> None:
     line = Unsteady(await open_sqlite(tmp_path / "tidemill.db"))
     bench = Bench(line, await claimed(line, "one"), CommitLimits(linger_seconds=3600))
     bench.add(1, 2)
@@ -287,7 +287,7 @@ async def test_at_the_end_what_waits_is_stored_without_lingering(tmp_path: Path)
     await line.close()
 
 
-async def test_at_the_end_an_outage_is_not_waited_for_and_nothing_is_confirmed(bench: Bench) -> None:
+async def test_on_close_an_outage_is_not_waited_for_and_nothing_is_confirmed(bench: Bench) -> None:
     bench.line.before = [down() for _ in range(10_000)]
     bench.add(1, 2)
 
@@ -301,7 +301,7 @@ async def test_the_largest_identity_is_stored_in_both_databases(database: Databa
     [(trigger_id, token)] = (await claimed(database, "one")).items()
     store, outcomes = EventStore(database), Outcomes()
     store.start()
-    # Random enough that no compression makes it small.
+    # Random, so that compression does not make it small.
     identity = "".join(chr(0x4E00 + (number * 7919) % 20_000) for number in range(MAX_IDENTITY_BYTES // 3))
     for number in range(2):
         store.add(trigger_id, token, "1", identity, outcomes.of(number))

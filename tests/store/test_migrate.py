@@ -1,4 +1,4 @@
-"""Migrations: the tables are those of the code, processes may start at once, and strangers are told apart."""
+"""Migrations: the tables match the code, processes may start at once, and other versions are refused."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def differences(connection: Connection) -> list[object]:
     return list(compare_metadata(context, metadata))
 
 
-async def test_the_migrations_make_the_tables_that_the_code_describes(database: Database) -> None:
+async def test_the_migrations_create_the_tables_that_the_code_describes(database: Database) -> None:
     assert await database.read(differences) == []
     assert await database.read(read_revision) == HEAD
 
@@ -104,7 +104,7 @@ async def test_a_store_that_a_newer_tidemill_upgraded_is_refused_by_name(url: st
 
 
 def as_revision_1(connection: Connection) -> None:
-    """Make the tables of revision 0001, and fill them."""
+    """Create the tables of revision 0001, and fill them."""
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     config.attributes["connection"] = connection
@@ -128,7 +128,7 @@ def as_revision_1(connection: Connection) -> None:
     )
 
 
-async def test_an_old_store_is_migrated_with_all_that_is_in_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_old_store_is_migrated_with_its_content(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         for room in ("sqlite", "postgres"):
             patched.setattr(f"tidemill.store.{room}.upgrade", as_revision_1)
@@ -162,7 +162,7 @@ async def test_an_old_store_is_migrated_with_all_that_is_in_it(url: str, monkeyp
     assert (new.list, new.token, new.next_index) == (None, 0, 0)
     assert [tuple(getattr(row, name) for name in EventRecord.__slots__) for row in await all_events(database)] == events
 
-    # It goes on where it was: numbers, identities and the list's triggers.
+    # It continues where it was: numbers, identities and the list's triggers.
     assert await database.write(lambda c: cancel_unlisted(c, "/srv/a:b/list.yaml", [], NOW_US)) == ["ran"]
     assert await claim(database, ran.id) == {ran.id: 8}
     fired = [NewEvent(ran.id, 8, "3", identity, NOW_US) for identity in ("y", "z")]
@@ -216,7 +216,7 @@ async def test_a_store_with_a_hundred_thousand_events_is_migrated_within_ten_sec
     await database.close()
 
 
-async def test_an_empty_database_is_no_store_for_a_reader(postgres) -> None:
+async def test_an_empty_database_is_not_a_store_for_a_reader(postgres) -> None:
     with pytest.raises(ConfigError, match="has no tables"):
         await open_reader(await postgres.new_database())
 

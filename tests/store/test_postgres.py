@@ -1,4 +1,4 @@
-"""The PostgreSQL store: durable whatever the defaults are, and outages that fail nothing."""
+"""The PostgreSQL store: durable whatever the server's defaults are, and outages fail nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tidemill.store.queries.triggers import (
 from tidemill.store.records import TriggerReport, TriggerSpec, TriggerState
 
 T = TypeVar("T")
-#: Short, so that the tests are.
+#: Short, so that the tests are short.
 LIMITS = CommitLimits(stall_seconds=0.5, backoff=Backoff(0.05, 0.3))
 
 
@@ -57,14 +57,14 @@ class Feed:
         while True:
             await self.store.wait_open()
             for trigger_id, token in self._tokens.items():
-                # Without an identity: what is stored twice would be seen.
+                # Without an identity, so that an event that is stored twice would be seen.
                 self.store.add(trigger_id, token, str(self.added), None, self.outcomes.of(self.added))
             self.added += 1
             await asyncio.sleep(0.001)
 
     async def end(self) -> None:
         self.producing.cancel()
-        await self.store.settled()
+        await self.store.wait_settled()
         await self.store.close(10)
 
 
@@ -93,7 +93,7 @@ async def test_while_the_server_is_down_events_wait_and_nothing_is_lost_failed_o
 
     await asyncio.to_thread(own_postgres.stop, mode)
     await until(lambda: feed.store.standing is Standing.DOWN)
-    # Twice: it stays down for several attempts, and comes back, each time.
+    # Twice: each time it stays down for several attempts, and comes back.
     for _ in range(2):
         waiting, confirmed, began = feed.added, len(feed.outcomes.all), time.monotonic()
         await until(lambda began=began: time.monotonic() - began > 1.0)
@@ -112,16 +112,16 @@ async def test_while_the_server_is_down_events_wait_and_nothing_is_lost_failed_o
     await database.close()
 
 
-async def test_a_server_that_answers_nothing_counts_as_down_until_it_does(own_postgres: PostgresServer) -> None:
+async def test_a_server_that_does_not_answer_counts_as_down_until_it_does(own_postgres: PostgresServer) -> None:
     database, feed = await fed(own_postgres, attempt_seconds=1.0)
 
-    # So that there are idle connections too.
+    # So that there are idle connections, too.
     await asyncio.gather(*[database.read(count_events) for _ in range(3)])
     pids = own_postgres.freeze()
     began = time.monotonic()
     await until(lambda: feed.store.standing is Standing.DOWN)
     assert time.monotonic() - began < 3
-    # Longer than an attempt may take, so that some are given up without an answer.
+    # Longer than an attempt may take, so that some attempts are given up without an answer.
     await until(lambda: time.monotonic() - began > 3.5)
     waiting = feed.added
     assert feed.standings[-1] is Standing.DOWN
@@ -133,7 +133,7 @@ async def test_a_server_that_answers_nothing_counts_as_down_until_it_does(own_po
     await database.close()
 
 
-async def test_closing_does_not_wait_for_a_server_that_answers_nothing(own_postgres: PostgresServer) -> None:
+async def test_closing_does_not_wait_for_a_server_that_does_not_answer(own_postgres: PostgresServer) -> None:
     database, feed = await fed(own_postgres)
     await asyncio.gather(*[database.read(count_events) for _ in range(3)])
     pids = own_postgres.freeze()
@@ -149,7 +149,7 @@ async def test_closing_does_not_wait_for_a_server_that_answers_nothing(own_postg
     own_postgres.thaw(pids)
 
 
-async def test_connections_that_are_cut_again_and_again_store_nothing_twice(own_postgres: PostgresServer) -> None:
+async def test_connections_that_are_cut_repeatedly_store_nothing_twice(own_postgres: PostgresServer) -> None:
     database, feed = await fed(own_postgres)
     other = await asyncpg.connect(own_postgres.url())
     for _ in range(30):
@@ -165,7 +165,7 @@ async def test_connections_that_are_cut_again_and_again_store_nothing_twice(own_
     await database.close()
 
 
-async def test_commits_wait_for_the_disk_although_the_role_says_that_they_need_not(postgres: PostgresServer) -> None:
+async def test_commits_wait_for_the_disk_whatever_the_default_of_the_role(postgres: PostgresServer) -> None:
     url = await postgres.new_database()
     connection = await asyncpg.connect(url)
     name = url.removeprefix("postgresql://postgres@/").partition("?")[0]
@@ -236,7 +236,7 @@ async def test_behind_a_pooler_that_keeps_no_session_events_are_stored_durably(p
 
 
 class Holding:
-    """A transaction that has locked the cursor of a trigger, and stays open until it is told to go on."""
+    """A transaction that has locked the cursor of a trigger, and stays open until `end`."""
 
     def __init__(self, database: PostgresDatabase, *ids: int) -> None:
         self.pid = 0
@@ -278,14 +278,14 @@ async def test_a_writer_that_fails_leaves_the_transaction_of_another_alone(postg
 
     assert await holding.done == holding.pid
     assert holding.attempts == 1
-    # What was idle meanwhile is not trusted, and the next transactions find the server.
+    # Idle connections are not trusted, and the next transactions find the server.
     assert await database.read(count_events) == 0
     await other.close()
     await database.close()
 
 
 async def open_and_wait(database: PostgresDatabase) -> None:
-    """Have a transaction run into the time limit."""
+    """Let a transaction run into the time limit."""
     database._attempt_seconds, before = 0.2, database._attempt_seconds
     try:
         await database.write(lambda c: c.exec_driver_sql("SELECT pg_sleep(60)"))
@@ -293,14 +293,14 @@ async def open_and_wait(database: PostgresDatabase) -> None:
         database._attempt_seconds = before
 
 
-async def test_a_deadlock_is_no_outage_and_both_transactions_are_committed(postgres: PostgresServer) -> None:
+async def test_a_deadlock_is_not_an_outage_and_both_transactions_are_committed(postgres: PostgresServer) -> None:
     url = await postgres.new_database()
     database = await open_postgres(url)
     one, two = await claimed(database, "one", "two")
     tokens = await claimed(database, "three")
     feed = Feed(database, tokens)
     await until(lambda: len(feed.outcomes.all) > 10)
-    # Against the order in which locks are taken: no query does this.
+    # Violates the order of locks, as no query does.
     crossing = [Holding(database, one, two), Holding(database, two, one)]
     await until(lambda: all(each.locked for each in crossing))
     look = await asyncpg.connect(url)
@@ -310,7 +310,7 @@ async def test_a_deadlock_is_no_outage_and_both_transactions_are_committed(postg
         each.step(0)
         each.step(1)
 
-    # The one that is repeated may find another connection at rest than its own, but not a new one.
+    # The repeated transaction may get another idle connection than its own, but not a new one.
     assert {await each.done for each in crossing} <= before
     assert sorted(each.attempts for each in crossing) == [1, 2]
     await feed.end()
@@ -334,7 +334,7 @@ async def test_a_deadlock_is_no_outage_and_both_transactions_are_committed(postg
     ],
     ids=["store", "mark", "claim", "note made", "cancel unlisted", "register"],
 )
-async def test_cursors_are_locked_by_rising_id_before_any_wide_row(postgres: PostgresServer, touch) -> None:
+async def test_cursors_are_locked_by_ascending_id_before_any_wide_row(postgres: PostgresServer, touch) -> None:
     url = await postgres.new_database()
     database = await open_postgres(url)
     tokens = {number: 1 for name in "zyx" for number in (await registered(database, name)).values()}
@@ -373,7 +373,7 @@ async def test_events_that_meet_a_deadlock_are_stored_without_an_outage(postgres
     store.start()
     store.add(number, token, "1", None, outcomes.of(1))
     store.add(number, token, "2", None, outcomes.of(2))
-    await store.settled()
+    await store.wait_settled()
 
     assert outcomes.all == [(1, Stored(0)), (2, Stored(1))]
     assert standings == []
@@ -383,7 +383,7 @@ async def test_events_that_meet_a_deadlock_are_stored_without_an_outage(postgres
 
 
 class Conflicting:
-    """A database that rolls back the first transactions, as after a deadlock, when their work is done."""
+    """A database that rolls back the first transactions, as after a deadlock, after their work is done."""
 
     def __init__(self, database: PostgresDatabase, times: int) -> None:
         self._database = database
@@ -408,7 +408,7 @@ class Conflicting:
         await self._database.close()
 
 
-async def test_a_process_that_stands_still_in_a_transaction_gives_up_its_locks(postgres: PostgresServer) -> None:
+async def test_a_process_that_hangs_in_a_transaction_loses_its_locks(postgres: PostgresServer) -> None:
     url = await postgres.new_database()
     other = await open_postgres(url)
     [(number, token)] = (await claimed(other, "one")).items()
@@ -462,7 +462,7 @@ async def test_two_hosts_store_events_of_many_triggers_at_once(postgres: Postgre
         await database.close()
 
 
-async def test_a_server_that_is_not_there_is_named_without_its_password() -> None:
+async def test_an_unreachable_server_is_named_without_its_password() -> None:
     with pytest.raises(RemoteError, match=r"127\.0\.0\.1:1/x") as caught:
         await open_store("postgresql://me:hunter2@127.0.0.1:1/x")
     assert caught.value.retryable

@@ -1,4 +1,4 @@
-"""Old events and identities are removed in batches, apart from each other, on both databases."""
+"""Old events and identities are removed in batches, independently of each other, on both databases."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def count_identities(connection: Connection) -> object:
     return connection.execute(text("SELECT count(*) FROM trigger_identity")).scalar()
 
 
-async def test_events_go_when_they_are_old_and_identities_when_those_are(database: Database) -> None:
+async def test_events_and_identities_are_removed_when_each_are_old(database: Database) -> None:
     [(number, token)] = (await claimed(database, "one")).items()
 
     def fired(day: int) -> NewEvent:
@@ -41,28 +41,30 @@ async def test_events_go_when_they_are_old_and_identities_when_those_are(databas
     await store(database, *[fired(day) for day in range(10)])
 
     keeping = retention(database, retention_events_days=3, retention_identities_days=6)
-    assert await keeping.round(NOW_US + 9 * DAY_US) == 6 + 3
+    assert await keeping.remove_old(NOW_US + 9 * DAY_US) == 6 + 3
 
     assert [row.payload for row in await all_events(database)] == ["6", "7", "8", "9"]
     plan = await store(database, fired(2), fired(3))
     assert plan.outcomes == [Stored(10), Duplicate(3)]
-    assert await keeping.round(NOW_US + 9 * DAY_US) == 2
+    assert await keeping.remove_old(NOW_US + 9 * DAY_US) == 2
 
 
 async def test_many_batches_remove_all_that_is_old_and_nothing_else(database: Database) -> None:
     [(number, token)] = (await claimed(database, "one")).items()
-    # Many in one microsecond: where a batch ends the next one begins.
+    # Many in the same microsecond: the next batch begins where one ends.
     old = [NewEvent(number, token, "0", f"id {n}", NOW_US - n // 1500) for n in range(2 * BATCH_COUNT + 700)]
     await store(database, *old, NewEvent(number, token, '"new"', "new", NOW_US + DAY_US))
 
-    removed = await retention(database, retention_events_days=1, retention_identities_days=1).round(NOW_US + 2 * DAY_US)
+    removed = await retention(database, retention_events_days=1, retention_identities_days=1).remove_old(
+        NOW_US + 2 * DAY_US
+    )
 
     assert removed == 2 * len(old)
     assert [row.payload for row in await all_events(database)] == ['"new"']
     assert await database.read(count_identities) == 1
 
 
-async def test_with_nothing_to_remove_it_ends_and_otherwise_it_goes_on(database: Database) -> None:
+async def test_it_ends_if_everything_is_kept_and_runs_on_otherwise(database: Database) -> None:
     await asyncio.wait_for(retention(database).run(), 5)
     [(number, token)] = (await claimed(database, "one")).items()
     task = asyncio.create_task(retention(database, retention_events_days=1).run())
@@ -72,7 +74,7 @@ async def test_with_nothing_to_remove_it_ends_and_otherwise_it_goes_on(database:
             while await all_events(database):
                 await asyncio.sleep(0.01)
     task.cancel()
-    # Numbers are not used again: a list is continued behind them.
+    # Numbers are not reused: pages continue after them.
     await store(database, NewEvent(number, token, "1", None, NOW_US))
     [row] = await all_events(database)
     assert (row.id, row.sequence_index) == (3, 2)
@@ -94,7 +96,7 @@ async def test_an_outage_is_survived(own_postgres) -> None:
     await database.close()
 
 
-async def test_two_hosts_that_remove_at_once_do_not_wait_for_each_other(postgres) -> None:
+async def test_two_hosts_that_remove_at_the_same_time_do_not_wait_for_each_other(postgres) -> None:
     url = await postgres.new_database()
     databases = [await open_postgres(url) for _ in range(2)]
     [(number, token)] = (await claimed(databases[0], "one")).items()
@@ -103,7 +105,7 @@ async def test_two_hosts_that_remove_at_once_do_not_wait_for_each_other(postgres
 
     removed = await asyncio.gather(
         *[
-            retention(each, retention_events_days=1, retention_identities_days=1).round(NOW_US + 2 * DAY_US)
+            retention(each, retention_events_days=1, retention_identities_days=1).remove_old(NOW_US + 2 * DAY_US)
             for each in databases
         ]
     )

@@ -38,7 +38,7 @@ async def claims(database: Database, session: int, *names: str) -> list[tuple[st
     return await database.write(lambda c: claim_upstreams(c, session, names))
 
 
-async def test_a_session_comes_back_as_it_began_and_its_beat_rises(database: Database) -> None:
+async def test_a_session_is_read_as_it_began_and_its_beat_rises(database: Database) -> None:
     number = await new_session(database)
     await new_session(database, kind="other")
     for beat in (1, 2):
@@ -86,7 +86,7 @@ async def test_a_list_has_one_session_until_that_one_ends(database: Database) ->
     assert await take(database, one) == two
 
 
-async def test_of_many_that_take_a_list_at_once_one_gets_it(postgres) -> None:
+async def test_of_many_sessions_that_take_a_list_at_once_one_gets_it(postgres) -> None:
     url = await postgres.new_database()
     databases = [await open_postgres(url) for _ in range(6)]
     sessions = [await new_session(database) for database in databases]
@@ -109,7 +109,7 @@ async def test_an_upstream_is_claimed_by_one_live_list(database: Database) -> No
     assert await claims(database, replica, "kafka a") == []
     assert await claims(database, other, "kafka c", "kafka b", "kafka a") == [("kafka a", "mine"), ("kafka b", "mine")]
     assert await claims(database, other) == []
-    # Nothing was noted for the one that was refused.
+    # Nothing was claimed for the one that was refused.
     assert await claims(database, mine, "kafka c") == []
 
     await end(database, mine)
@@ -131,7 +131,7 @@ async def test_of_lists_that_claim_one_upstream_at_once_one_gets_it(postgres) ->
         await database.close()
 
 
-async def test_names_that_other_lists_have_are_told_with_their_lists(database: Database) -> None:
+async def test_names_of_other_lists_are_returned_with_their_lists(database: Database) -> None:
     await registered(database, "a", "b", list="mine")
     await registered(database, "c", list="other")
 
@@ -155,7 +155,7 @@ async def test_a_session_learns_what_it_has_lost(database: Database) -> None:
 
 
 @pytest.mark.parametrize("by", [None, 1])
-async def test_a_session_that_has_ended_takes_no_trigger(database: Database, by: int | None) -> None:
+async def test_a_session_that_has_ended_claims_no_trigger(database: Database, by: int | None) -> None:
     ids = await registered(database, "a")
     living, dead = await new_session(database), await new_session(database)
     tokens = await claim(database, *ids.values(), session=living)
@@ -170,7 +170,7 @@ async def test_a_session_that_has_ended_takes_no_trigger(database: Database, by:
     assert record.session is None
 
 
-async def test_the_digest_of_a_list_travels_with_the_beat(database: Database) -> None:
+async def test_the_digest_of_a_list_is_updated_with_the_beat(database: Database) -> None:
     number = await new_session(database, digest="old")
     for digest, known in ((None, "old"), ("new", "new"), (None, "new"), ("", "")):
         assert await database.write(lambda c, digest=digest: beat_session(c, number, NOW_US, digest))
@@ -178,7 +178,7 @@ async def test_the_digest_of_a_list_travels_with_the_beat(database: Database) ->
         assert record.digest == known
 
 
-async def test_names_that_a_list_has_given_up_belong_to_none(database: Database) -> None:
+async def test_names_that_a_list_has_released_belong_to_no_list(database: Database) -> None:
     await registered(database, "kept", "gone", list="mine")
     await registered(database, "theirs", list="other")
     for _ in range(2):

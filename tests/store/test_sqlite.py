@@ -1,4 +1,4 @@
-"""The SQLite store: one writing process, durable commits, readers beside it, and kill -9."""
+"""The SQLite store: one writing process, durable commits, concurrent readers, and kill -9."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.triggers.group_commit import Standing
 from tidemill.store.group_commit import EventStore
 from tidemill.store.lock import StoreInUseError
-from tidemill.store.opening import open_reader, open_store, store_url
+from tidemill.store.opening import choose_store_url, open_reader, open_store
 from tidemill.store.queries.events import count_events
 from tidemill.store.sqlite import open_sqlite
 
-#: Adds events without end, and writes the number of each one to stdout once it is confirmed.
+#: Adds events endlessly, and writes the number of each one to stdout once it is confirmed.
 WRITER = """
 import asyncio, os, sys
 from tests.store.helpers import claimed
@@ -62,7 +62,7 @@ def writer(path: Path) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.parametrize("lines", [1, 40, 400])
-async def test_what_was_confirmed_before_a_kill_is_there_and_numbers_continue(tmp_path: Path, lines: int) -> None:
+async def test_events_confirmed_before_a_kill_are_stored_and_numbers_continue(tmp_path: Path, lines: int) -> None:
     path = tmp_path / "tidemill.db"
     process = writer(path)
     assert process.stdout is not None
@@ -90,7 +90,7 @@ async def test_what_was_confirmed_before_a_kill_is_there_and_numbers_continue(tm
     await database.close()
 
 
-async def test_a_second_writer_is_refused_and_told_who_writes_and_what_to_do(tmp_path: Path) -> None:
+async def test_a_second_writer_is_refused_with_the_process_that_writes_and_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "tidemill.db"
     process = writer(path)
     try:
@@ -107,7 +107,7 @@ async def test_a_second_writer_is_refused_and_told_who_writes_and_what_to_do(tmp
         process.communicate()
 
 
-async def test_readers_look_while_another_process_writes_and_cannot_write(tmp_path: Path) -> None:
+async def test_readers_read_while_another_process_writes_and_cannot_write(tmp_path: Path) -> None:
     path = tmp_path / "tidemill.db"
     process = writer(path)
     try:
@@ -155,7 +155,7 @@ async def test_a_closed_store_can_be_opened_again_in_the_same_process(tmp_path: 
         await database.close()
 
 
-async def test_a_lock_that_another_program_holds_delays_events_and_fails_none(tmp_path: Path) -> None:
+async def test_a_lock_held_by_another_program_delays_events_and_fails_none(tmp_path: Path) -> None:
     database = await open_sqlite(tmp_path / "tidemill.db")
     tokens = await claimed(database, "one")
     await database.write(lambda c: c.exec_driver_sql("PRAGMA busy_timeout=10"))
@@ -169,7 +169,7 @@ async def test_a_lock_that_another_program_holds_delays_events_and_fails_none(tm
 
     other.execute("COMMIT")
     other.close()
-    await store.settled()
+    await store.wait_settled()
 
     assert outcomes.told() == [1]
     await store.close(1)
@@ -192,7 +192,7 @@ async def test_a_full_disk_delays_events_and_fails_none(tmp_path: Path) -> None:
     assert outcomes.all == []
 
     await database.write(set_limit(1_000_000))
-    await store.settled()
+    await store.wait_settled()
 
     assert outcomes.told() == list(range(200))
     assert await database.read(count_events) == 200
@@ -200,18 +200,18 @@ async def test_a_full_disk_delays_events_and_fails_none(tmp_path: Path) -> None:
     await database.close()
 
 
-async def test_a_reader_of_nothing_is_told_where_stores_come_from(tmp_path: Path) -> None:
+async def test_a_reader_of_a_missing_store_is_told_how_one_is_created(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"triggers run.*store\.url"):
         await open_reader(f"sqlite:///{tmp_path}/none.db")
     assert not (tmp_path / "none.db").exists()
 
 
-async def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+async def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no-such-folder.*store\.url"):
         await open_store(f"sqlite:///{tmp_path}/no-such-folder/tidemill.db")
 
 
-async def test_a_file_that_is_no_database_is_named_and_left_alone(tmp_path: Path) -> None:
+async def test_a_file_that_is_not_a_database_is_named_and_left_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("not a database " * 100)
 
@@ -221,12 +221,12 @@ async def test_a_file_that_is_no_database_is_named_and_left_alone(tmp_path: Path
 
 
 @pytest.mark.parametrize("url", ["sqlite:///:memory:", "sqlite://", "mysql://me:hunter2@host/x", "tidemill.db", ""])
-async def test_an_address_of_something_else_is_refused_without_its_password(url: str) -> None:
+async def test_a_url_of_something_else_is_refused_without_its_password(url: str) -> None:
     with pytest.raises(ConfigError, match=r"store\.url") as caught:
         await open_store(url)
     assert "hunter2" not in str(caught.value)
 
 
 def test_without_a_setting_the_store_is_a_file_beside_the_list_of_triggers(tmp_path: Path) -> None:
-    assert store_url("", tmp_path) == f"sqlite:///{tmp_path}/tidemill.db"
-    assert store_url("postgresql://host/x", tmp_path) == "postgresql://host/x"
+    assert choose_store_url("", tmp_path) == f"sqlite:///{tmp_path}/tidemill.db"
+    assert choose_store_url("postgresql://host/x", tmp_path) == "postgresql://host/x"

@@ -33,7 +33,7 @@ async def mark(database: Database, number: int, token: int, state: TriggerState,
     return marked
 
 
-async def test_what_is_registered_comes_back_in_the_order_in_which_it_was_given(database: Database) -> None:
+async def test_registered_triggers_are_returned_in_the_given_order(database: Database) -> None:
     specs = [
         TriggerSpec("zebra", "a.B", '{"x": "ü\\u0000😀"}', "always"),
         TriggerSpec("äpfel'; --", "a.C", "{}", "never"),
@@ -61,7 +61,7 @@ async def test_registering_again_keeps_id_and_state(database: Database) -> None:
 
 
 @pytest.mark.parametrize("change", [TriggerSpec("one", "a.C"), TriggerSpec("one", "a.B", '{"n": 1}')])
-async def test_another_trigger_under_an_old_name_is_registered_anew(database: Database, change: TriggerSpec) -> None:
+async def test_a_different_trigger_under_an_old_name_starts_over(database: Database, change: TriggerSpec) -> None:
     [before] = await register(database, TriggerSpec("one", "a.B"))
     await mark(database, before.id, 0, TriggerState.FAILED, error="Traceback")
 
@@ -70,7 +70,7 @@ async def test_another_trigger_under_an_old_name_is_registered_anew(database: Da
     assert (record.id, record.state, record.error) == (before.id, TriggerState.REGISTERED, None)
 
 
-async def test_a_cancelled_trigger_that_is_listed_again_is_registered_anew(database: Database) -> None:
+async def test_a_cancelled_trigger_that_is_listed_again_starts_over(database: Database) -> None:
     [before] = await register(database, TriggerSpec("one", "a.B"))
     await mark(database, before.id, 0, TriggerState.CANCELLED, reason="user")
 
@@ -79,7 +79,7 @@ async def test_a_cancelled_trigger_that_is_listed_again_is_registered_anew(datab
     assert (record.state, record.reason) == (TriggerState.REGISTERED, None)
 
 
-async def test_a_name_that_is_given_twice_is_named(database: Database) -> None:
+async def test_a_duplicate_name_is_reported(database: Database) -> None:
     with pytest.raises(ValueError, match="'one'"):
         await register(database, TriggerSpec("one", "a.B"), TriggerSpec("one", "a.C"))
     assert await register(database) == []
@@ -96,7 +96,7 @@ async def test_every_claim_raises_the_token(database: Database) -> None:
     assert (record.token, record.session) == (first + 1, "other, process 99")
 
 
-async def test_reports_are_taken_from_the_last_claim_only(database: Database) -> None:
+async def test_reports_are_accepted_only_from_the_last_claim(database: Database) -> None:
     [(number, old)] = (await claimed(database, "one")).items()
     [token] = (await claim(database, number)).values()
 
@@ -107,7 +107,7 @@ async def test_reports_are_taken_from_the_last_claim_only(database: Database) ->
     assert (record.state, record.error) == (TriggerState.RUNNING, None)
 
 
-async def test_of_several_reports_the_last_with_the_present_token_counts(database: Database) -> None:
+async def test_of_several_reports_the_last_with_the_current_token_counts(database: Database) -> None:
     [(number, old)] = (await claimed(database, "one")).items()
     [other] = (await registered(database, "two")).values()
     [token] = (await claim(database, number)).values()
@@ -119,15 +119,17 @@ async def test_of_several_reports_the_last_with_the_present_token_counts(databas
         TriggerReport(999, 1, TriggerState.FAILED, NOW_US),
     ]
 
-    told = await database.write(lambda c: report_triggers(c, reports))
+    outcomes = await database.write(lambda c: report_triggers(c, reports))
 
-    assert told == {number: ReportOutcome.MARKED, other: ReportOutcome.FENCED, 999: ReportOutcome.UNKNOWN}
+    assert outcomes == {number: ReportOutcome.MARKED, other: ReportOutcome.FENCED, 999: ReportOutcome.UNKNOWN}
     [record] = await database.read(lambda c: find_triggers(c, ["one"]))
     assert (record.state, record.error, record.changed_us) == (TriggerState.FINISHED, None, NOW_US + 1)
     assert await database.write(lambda c: report_triggers(c, [])) == {}
 
 
-async def test_only_what_a_list_owns_and_would_run_is_cancelled_when_it_is_gone_from_it(database: Database) -> None:
+async def test_only_triggers_that_a_list_owns_and_would_run_are_cancelled_when_they_leave_it(
+    database: Database,
+) -> None:
     mine = await registered(database, "runs", "stays", "stopped", "ended", "never ran", list="mine")
     tokens = await claim(database, *list(mine.values())[:4], *(await registered(database, "a", list="other")).values())
     await mark(database, mine["stopped"], tokens[mine["stopped"]], TriggerState.CANCELLED, reason="shutdown")
@@ -164,7 +166,7 @@ async def test_hosts_that_register_the_same_new_triggers_at_once_agree(postgres)
         await each.close()
 
 
-async def test_an_error_text_with_what_databases_refuse_is_stored_nevertheless(database: Database) -> None:
+async def test_an_error_text_that_databases_would_refuse_is_stored_nevertheless(database: Database) -> None:
     [(number, token)] = (await claimed(database, "one")).items()
 
     await mark(database, number, token, TriggerState.FAILED, error="bad \0 and \ud800 but ü")
@@ -173,7 +175,7 @@ async def test_an_error_text_with_what_databases_refuse_is_stored_nevertheless(d
     assert record.error == "bad \ufffd and ? but ü"
 
 
-async def test_lists_go_page_by_page_through_all_of_a_state(database: Database) -> None:
+async def test_all_triggers_of_a_state_are_listed_page_by_page(database: Database) -> None:
     tokens = await claimed(database, *[f"t{number}" for number in range(7)])
     failed = list(tokens)[::2]
     for number in failed:
@@ -193,7 +195,7 @@ async def test_lists_go_page_by_page_through_all_of_a_state(database: Database) 
     assert await database.read(count_triggers) == {TriggerState.FAILED: 4, TriggerState.RUNNING: 3}
 
 
-async def test_events_and_their_numbers_survive_that_the_trigger_becomes_another_one(database: Database) -> None:
+async def test_events_and_their_numbers_survive_a_changed_trigger(database: Database) -> None:
     [(number, token)] = (await claimed(database, "one")).items()
     events = [NewEvent(number, token, str(n), None, NOW_US) for n in range(3)]
     await database.write(lambda c: store_events(c, events))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from tidemill.cli.completion import complete_triggers
+from tidemill.cli.help import App
 from tidemill.cli.reporting import reporting
 from tidemill.core.wording import count_of
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-app = typer.Typer(help="Host triggers, and see what they do.", no_args_is_help=True)
+app = App(help="Host triggers, and see what they do.")
 
 Specs = Annotated[Path, typer.Argument(metavar="SPEC", help="The YAML file with the list of triggers.")]
 Config = Annotated[
@@ -50,12 +51,12 @@ def run(specs: Specs, config: Config = None) -> None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
         from tidemill.config.loading import load_settings
-        from tidemill.runtime.identity import worker_name
+        from tidemill.runtime.identity import find_worker_name
         from tidemill.runtime.log import configure
         from tidemill.services.triggerer.process import end_anyway, run_host
 
         settings = load_settings(config)
-        configure(settings.logging, worker_id=worker_name(settings))
+        configure(settings.logging, worker_id=find_worker_name(settings))
         code = run_host(settings, specs)
         end_anyway(code)
         raise typer.Exit(code)
@@ -176,11 +177,11 @@ def _read_pages(
 
     from tidemill.config.loading import load_settings
     from tidemill.services.triggerer.trigger_list import require_list
-    from tidemill.store.opening import open_reader, store_url
+    from tidemill.store.opening import choose_store_url, open_reader
 
     settings = load_settings(config)
     require_list(specs)
-    url = store_url(settings.store.url, specs.resolve().parent)
+    url = choose_store_url(settings.store.url, specs.resolve().parent)
     with asyncio.Runner() as runner:
         database = runner.run(open_reader(url))
         try:

@@ -1,9 +1,9 @@
 """Tells a blocked event loop from a machine that gives it no CPU.
 
-The loop is late by some time. Part of it the operating system may have let the thread wait for a CPU: nobody's code is
-to blame for that part. The rest somebody did not give the loop back: computing, or waiting in a call that blocks.
-Code that keeps the interpreter to itself (a regular expression, large JSON) holds up the watching thread as well: what
-the loop's thread has computed tells it from a busy machine.
+The loop is late by some time. For part of it, its thread may have been waiting for a CPU: no code is to blame for that
+part. For the rest, some code did not return to the loop: it was computing, or waiting in a call that blocks. Code that
+holds the GIL (a regular expression, large JSON) delays the watching thread as well; the CPU time of the loop's thread
+then distinguishes it from a busy machine.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 class Cause(enum.Enum):
     """Why a loop is late.
 
-    COMPUTING: something computes and gives nothing back. WAITING: something waits in a call that blocks. STARVED: the
-    machine gave the thread no CPU.
+    COMPUTING: some code computes without returning to the loop. WAITING: some code waits in a call that blocks.
+    STARVED: the thread got no CPU.
     """
 
     COMPUTING = "computing"
@@ -26,11 +26,11 @@ class Cause(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a thread has used, in seconds; only differences mean something.
+    """The time a thread has used, in seconds; only differences are meaningful.
 
     Attributes:
-        cpu_seconds: Computing.
-        queued_seconds: Ready to compute, and waiting for a CPU.
+        cpu_seconds: Time on a CPU.
+        queued_seconds: Time in the run queue, waiting for a CPU.
     """
 
     cpu_seconds: float
@@ -40,22 +40,22 @@ class Usage:
 def judge_block(
     late_seconds: float, before: Usage, now: Usage, threshold_seconds: float, overslept_seconds: float = 0.0
 ) -> Cause:
-    """Say why a loop is late that is later than the threshold.
+    """Return why a loop is late by more than the threshold.
 
     Args:
-        late_seconds: For how long the loop has done nothing else.
-        before: What its thread had used then.
-        now: What it has used.
-        threshold_seconds: What somebody may take.
-        overslept_seconds: How much later than it wanted the watching thread itself woke up. A thread that waits for
-            a CPU has its wait counted only once it got one; but then its neighbour waits as well.
+        late_seconds: How long ago the loop last ran.
+        before: What its thread had used by then.
+        now: What it has used by now.
+        threshold_seconds: How long one callback may take.
+        overslept_seconds: How much later than planned the watching thread itself woke up. The kernel counts a wait for
+            a CPU only when it is over; but while the loop's thread waits, the watching thread usually waits too.
 
     Example:
-        >>> judge(0.5, Usage(1.0, 0.0), Usage(1.1, 0.4), 0.2)
+        >>> judge_block(0.5, Usage(1.0, 0.0), Usage(1.1, 0.4), 0.2)
         <Cause.STARVED: 'starved'>
-        >>> judge(0.5, Usage(1.0, 0.0), Usage(1.0, 0.0), 0.2)
+        >>> judge_block(0.5, Usage(1.0, 0.0), Usage(1.0, 0.0), 0.2)
         <Cause.WAITING: 'waiting'>
-        >>> judge(0.5, Usage(1.0, 0.0), Usage(1.4, 0.0), 0.2, overslept_seconds=0.4)
+        >>> judge_block(0.5, Usage(1.0, 0.0), Usage(1.4, 0.0), 0.2, overslept_seconds=0.4)
         <Cause.COMPUTING: 'computing'>
     """
     computed = now.cpu_seconds - before.cpu_seconds

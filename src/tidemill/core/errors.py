@@ -37,11 +37,11 @@ class RemoteError(TidemillError):
 
 
 class WrongPlaceError(RemoteError):
-    """What a sink writes to is not there, through no fault of a payload: everything waits until it is, however long."""
+    """The place that a sink writes to is missing, and no payload is to blame: everything waits until it exists."""
 
 
 class InvariantError(TidemillError):
-    """tidemill broke a promise to itself; please report it with the traceback."""
+    """A bug in tidemill: one of its invariants does not hold; please report it with the traceback."""
 
 
 class SinkNotConfiguredError(ConfigError):
@@ -56,11 +56,11 @@ class FencedError(TidemillError):
     """Another process took this engine's place in the consumer group."""
 
 
-def sound(text: str) -> str:
-    r"""Return a text that every encoder accepts: lone surrogates, as in names of files that are not UTF-8, are escaped.
+def escape_surrogates(text: str) -> str:
+    r"""Return a text that every encoder accepts: lone surrogates, as in file names that are not UTF-8, are escaped.
 
     Example:
-        >>> sound("caf\udce9.jpg")
+        >>> escape_surrogates("caf\udce9.jpg")
         'caf\\udce9.jpg'
     """
     if text.isascii():
@@ -73,14 +73,14 @@ def sound(text: str) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return type and text of an error, sound; never raises, although a user's `__str__` may.
+    """Return the type and text of an error, encodable; never raises, although a user's `__str__` may.
 
     Example:
-        >>> said(ValueError("no number"))
+        >>> describe_error(ValueError("no number"))
         'ValueError: no number'
     """
     try:
-        text = sound(str(error))
+        text = escape_surrogates(str(error))
     except Exception:
         text = "its text cannot be read"
     return f"{type(error).__name__}: {text}"

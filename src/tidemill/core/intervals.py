@@ -1,4 +1,4 @@
-"""A set of whole numbers as few sorted intervals.
+"""A set of integers, kept as sorted intervals.
 
 Invariants: intervals are [start, end) with start < end, sorted, and neither overlap nor touch.
 """
@@ -14,7 +14,7 @@ class Intervals:
     Example:
         >>> numbers = Intervals()
         >>> numbers.add(3, 5); numbers.add(7, 8); numbers.add(5, 7)
-        >>> numbers.pairs()
+        >>> numbers.list_pairs()
         ((3, 8),)
         >>> 4 in numbers, 8 in numbers
         (True, False)
@@ -28,10 +28,10 @@ class Intervals:
         self._ends: list[int] = []
 
     def add(self, start: int, end: int) -> None:
-        """Put the numbers of [start, end) in; an empty interval changes nothing."""
+        """Add the numbers of [start, end); an empty interval changes nothing."""
         if start >= end:
             return
-        # Those that overlap or touch: from the first that ends at `start` or later.
+        # The intervals that overlap or touch the new one: from the first that ends at `start` or later.
         first = bisect_left(self._ends, start)
         last = bisect_right(self._starts, end)
         if first < last:
@@ -41,19 +41,19 @@ class Intervals:
         self._ends[first:last] = [end]
 
     def absorb(self, floor: int) -> int:
-        """Drop everything below `floor` and what continues it; return the first number from `floor` on not in here."""
+        """Drop everything below `floor` and what adjoins it; return the first number from `floor` on not in the set."""
         count = bisect_right(self._starts, floor)
         if count:
             floor = max(floor, self._ends[count - 1])
             del self._starts[:count], self._ends[:count]
         return floor
 
-    def pairs(self) -> tuple[tuple[int, int], ...]:
+    def list_pairs(self) -> tuple[tuple[int, int], ...]:
         """Return the intervals, in order."""
         return tuple(zip(self._starts, self._ends, strict=True))
 
     def __contains__(self, number: int) -> bool:
-        """Return whether a number is in."""
+        """Return whether a number is in the set."""
         index = bisect_right(self._starts, number) - 1
         return index >= 0 and number < self._ends[index]
 

@@ -1,8 +1,8 @@
 """The ledger: who has resolved what, in order, per lane; the one thing that decides what may be advanced.
 
-A lane is a line of entries. An entry is opened with a bit mask of members and is resolved when every member
-has resolved it. `ready` hands out, per lane, the whole contiguous resolved prefix as one batch; the caller
-advances the source over it (a commit, an acknowledgement) and then calls `settle`, or `retry` when it failed.
+A lane is a queue of entries. An entry is opened with a bit mask of members and is resolved when every member
+has resolved it. `take_all` returns, per lane, the whole contiguous resolved prefix as one batch; the caller
+advances the source past it (a commit, an acknowledgement) and then calls `settle`, or `retry` if that failed.
 `abandon` gives a lane up, whatever is outstanding.
 
 Invariants:
@@ -12,19 +12,19 @@ Invariants:
 4. Members are frozen when the entry is opened.
 5. An entry that nobody accepted is not clean.
 
-Positions rise per ledger and are never used again: a redelivery is a new entry. Memory is O(outstanding).
-`open`, `resolve` are O(1); `ready`, `take` and `settle` cost only what they return or drop.
+Positions rise per ledger and are never reused: a redelivery is a new entry. Memory is O(outstanding). `open` and
+`resolve` are O(1); `take_all`, `take` and `settle` cost only what they return or drop.
 
-Who counts its members in its own way brings its own kind of entry (`add`), changes `pending` itself and tells when
-nothing is pending any more (`note_resolved`): to the ledger only "zero or not" matters. `core.streams.group` does so,
-because a thousand subscribers make masks of a thousand bits.
+A caller that counts members differently adds its own kind of entry (`add`), changes `pending` itself and reports when
+nothing is pending any more (`note_resolved`): to the ledger only "zero or not" matters. `core.streams.group` does this,
+because a thousand subscribers would need masks of a thousand bits.
 """
 
 from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, KeysView, Sequence
 from itertools import islice
 from typing import Generic, TypeVar
 
@@ -45,7 +45,7 @@ _FAILED = EntryOutcome.FAILED
 
 
 class LedgerEntry(Generic[LaneT, ItemT]):
-    """One item in a lane. Read it; only the ledger changes it.
+    """One item in a lane; read-only to all but the ledger.
 
     Attributes:
         position: Its number in the ledger; rises with every entry.
@@ -54,12 +54,12 @@ class LedgerEntry(Generic[LaneT, ItemT]):
         acked: The members that accepted it, as a bit mask; so are `failed` and `rejected`.
         failed: The members that failed on it.
         rejected: The members that refused it.
-        line: The outstanding entries of its lane.
+        queue: The outstanding entries of its lane.
     """
 
-    __slots__ = ("acked", "failed", "item", "line", "pending", "position", "rejected")
+    __slots__ = ("acked", "failed", "item", "pending", "position", "queue", "rejected")
 
-    line: LaneQueue[LaneT, ItemT]
+    queue: LaneQueue[LaneT, ItemT]
 
     def __init__(self, position: int, item: ItemT, members: int) -> None:
         """Start without any resolution."""
@@ -73,20 +73,20 @@ class LedgerEntry(Generic[LaneT, ItemT]):
     @property
     def lane(self) -> LaneT:
         """The lane it is in."""
-        return self.line.lane
+        return self.queue.lane
 
     @property
     def resolved(self) -> bool:
-        """Whether no member is missing."""
+        """Whether every member has resolved it."""
         return not self.pending
 
     @property
     def clean(self) -> bool:
-        """Whether it is resolved, somebody accepted it, and nobody failed on it or refused it."""
+        """Whether it is resolved, at least one member accepted it, and none failed on it or refused it."""
         return bool(self.acked) and not (self.pending or self.failed or self.rejected)
 
     def __repr__(self) -> str:
-        """Show what matters while debugging."""
+        """Return what matters while debugging."""
         state = f"pending={self.pending:#b}" if self.pending else "resolved"
         return f"<LedgerEntry {self.position} of {self.lane!r}: {self.item!r}, {state}>"
 
@@ -98,17 +98,17 @@ class Batch(Generic[LaneT, ItemT]):
         entries: At least one entry, in order.
     """
 
-    __slots__ = ("_line", "entries")
+    __slots__ = ("_queue", "entries")
 
-    def __init__(self, line: LaneQueue[LaneT, ItemT], entries: Sequence[LedgerEntry[LaneT, ItemT]]) -> None:
+    def __init__(self, queue: LaneQueue[LaneT, ItemT], entries: Sequence[LedgerEntry[LaneT, ItemT]]) -> None:
         """Take the entries as they are."""
-        self._line = line
+        self._queue = queue
         self.entries = entries
 
     @property
     def lane(self) -> LaneT:
-        """The lane it is the head of."""
-        return self._line.lane
+        """The lane whose head it is."""
+        return self._queue.lane
 
 
 class LaneQueue(Generic[LaneT, ItemT]):
@@ -127,38 +127,38 @@ Cut = Callable[[LaneT, Sequence[LedgerEntry[LaneT, ItemT]]], int]
 
 
 class Ledger(Generic[LaneT, ItemT]):
-    """Lanes of entries, and what of them may be advanced.
+    """Lanes of entries, and how far each may be advanced.
 
     Example:
         >>> ledger: Ledger[str, int] = Ledger()
         >>> first, second = ledger.open("a", 10), ledger.open("a", 11)
         >>> ledger.resolve(second)
-        >>> ledger.ready()
+        >>> ledger.take_all()
         []
         >>> ledger.resolve(first)
-        >>> [entry.item for entry in ledger.ready()[0].entries]
+        >>> [entry.item for entry in ledger.take_all()[0].entries]
         [10, 11]
     """
 
-    __slots__ = ("_position", "_ready", "lines", "total")
+    __slots__ = ("_position", "_ready", "queues", "total")
 
     def __init__(self) -> None:
         """Start without lanes."""
-        #: The lanes that have entries. For those who `add` so often that the call matters, and write out its body.
-        self.lines: dict[LaneT, LaneQueue[LaneT, ItemT]] = {}
+        #: The lanes that have entries. Public for callers that `add` so often that they inline its body.
+        self.queues: dict[LaneT, LaneQueue[LaneT, ItemT]] = {}
         # Lanes with a resolved head and nothing in flight, in the order in which they became so.
         self._ready: dict[LaneT, LaneQueue[LaneT, ItemT]] = {}
         self._position = 0
-        #: How many entries of all lanes are not settled; only the ledger changes it.
+        #: How many entries of all lanes are not settled; read-only to callers, except those that inline `add`.
         self.total = 0
 
     def open(self, lane: LaneT, item: ItemT, members: int = 1) -> LedgerEntry[LaneT, ItemT]:
         """Append an entry to a lane.
 
         Args:
-            lane: Where; a lane exists while it has entries.
+            lane: The lane; it exists while it has entries.
             item: Anything the caller wants to find in the batch.
-            members: Who must resolve it, as a bit mask; 0 means nobody: it is resolved at once.
+            members: The members that must resolve it, as a bit mask; with 0 it is resolved at once.
 
         Raises:
             ValueError: `members` is negative.
@@ -171,41 +171,40 @@ class Ledger(Generic[LaneT, ItemT]):
         return entry
 
     def add(self, lane: LaneT, entry: LedgerEntry[LaneT, ItemT]) -> None:
-        """Append an entry that the caller made; its positions are the caller's.
+        """Append an entry that the caller has created, with a position of its own choosing.
 
         Args:
-            lane: Where; a lane exists while it has entries.
-            entry: One that is in no ledger.
+            lane: The lane; it exists while it has entries.
+            entry: One that is not in a ledger.
 
         Raises:
             TypeError: The lane is not hashable; nothing was changed.
         """
-        line = entry.line = self.lines.get(lane) or self.start_line(lane)
+        queue = entry.queue = self.queues.get(lane) or self.start_lane(lane)
         self.total += 1
-        entries = line.entries
+        entries = queue.entries
         entries.append(entry)
         if not entry.pending and entries[0] is entry:
-            self._ready[lane] = line
+            self._ready[lane] = queue
 
-    def start_line(self, lane: LaneT) -> LaneQueue[LaneT, ItemT]:
-        """Begin a lane that has no entries; one must follow."""
-        line = self.lines[lane] = LaneQueue(lane)
-        return line
+    def start_lane(self, lane: LaneT) -> LaneQueue[LaneT, ItemT]:
+        """Create a lane without entries; the caller must append one."""
+        queue = self.queues[lane] = LaneQueue(lane)
+        return queue
 
     def resolve(self, entry: LedgerEntry[LaneT, ItemT], outcome: EntryOutcome = _ACKED, member: int = 1) -> None:
-        """Note how a member dealt with an entry.
+        """Note how a member resolved an entry.
 
-        A second resolution by the same member, one by somebody who is no member, and any of an abandoned lane
-        changes nothing.
+        A second resolution by the same member, one by a non-member, and any in an abandoned lane change nothing.
 
         Args:
             entry: What `open` returned.
-            outcome: How it went.
+            outcome: How the member resolved it.
             member: The member's bit, or the bits of several.
         """
-        line = entry.line
+        queue = entry.queue
         new = entry.pending & member
-        if not new or line.abandoned:
+        if not new or queue.abandoned:
             return
         entry.pending -= new
         if outcome is _ACKED:
@@ -214,53 +213,53 @@ class Ledger(Generic[LaneT, ItemT]):
             entry.failed |= new
         else:
             entry.rejected |= new
-        # With a batch in flight the head was resolved before, so this is not it.
-        if not entry.pending and line.entries[0] is entry:
-            self._ready[line.lane] = line
+        # While a batch is in flight the head is resolved already, so this entry is not the head.
+        if not entry.pending and queue.entries[0] is entry:
+            self._ready[queue.lane] = queue
 
     def note_resolved(self, entry: LedgerEntry[LaneT, ItemT]) -> None:
-        """Take notice that the caller brought `pending` of an entry to zero, which it may do once."""
-        line = entry.line
-        if not line.abandoned and line.entries[0] is entry:
-            self._ready[line.lane] = line
+        """Note that the caller has brought `pending` of an entry to zero, which it may do once."""
+        queue = entry.queue
+        if not queue.abandoned and queue.entries[0] is entry:
+            self._ready[queue.lane] = queue
 
-    def ready(self, cut: Cut[LaneT, ItemT] | None = None) -> list[Batch[LaneT, ItemT]]:
+    def take_all(self, cut: Cut[LaneT, ItemT] | None = None) -> list[Batch[LaneT, ItemT]]:
         """Take the contiguous resolved prefix of every lane that has one and nothing in flight.
 
         Each batch is in flight from now until `settle`, `retry` or `abandon`.
 
         Args:
-            cut: Says how many entries of a lane's prefix may go; what is left is offered again.
+            cut: Returns how many entries of a lane's prefix may go; the rest is offered again.
         """
         batches = []
         waiting = {}
-        for line in self._ready.values():
-            prefix = _prefix(line)
+        for queue in self._ready.values():
+            prefix = _find_prefix(queue)
             if cut is not None:
-                prefix = prefix[: cut(line.lane, prefix)]
+                prefix = prefix[: cut(queue.lane, prefix)]
             if prefix:
-                line.in_flight = batch = Batch(line, prefix)
+                queue.in_flight = batch = Batch(queue, prefix)
                 batches.append(batch)
             else:
-                waiting[line.lane] = line
+                waiting[queue.lane] = queue
         self._ready = waiting
         return batches
 
     def take(self) -> Batch[LaneT, ItemT] | None:
-        """Take the contiguous resolved prefix of one lane, the one that has waited longest, as `ready` does of all."""
-        for lane, line in self._ready.items():
+        """Take the contiguous resolved prefix of the lane that has waited longest, as `take_all` does for all lanes."""
+        for lane, queue in self._ready.items():
             del self._ready[lane]
-            line.in_flight = batch = Batch(line, _prefix(line))
+            queue.in_flight = batch = Batch(queue, _find_prefix(queue))
             return batch
         return None
 
     def settle(self, batch: Batch[LaneT, ItemT]) -> None:
         """Drop the entries of a batch that was advanced; a batch that is not in flight changes nothing."""
-        line = batch._line
-        if line.in_flight is not batch:
+        queue = batch._queue
+        if queue.in_flight is not batch:
             return
-        line.in_flight = None
-        entries = line.entries
+        queue.in_flight = None
+        entries = queue.entries
         if len(entries) == len(batch.entries):
             entries.clear()
         else:
@@ -268,48 +267,49 @@ class Ledger(Generic[LaneT, ItemT]):
                 entries.popleft()
         self.total -= len(batch.entries)
         if not entries:
-            del self.lines[line.lane]
+            del self.queues[queue.lane]
         elif not entries[0].pending:
-            self._ready[line.lane] = line
+            self._ready[queue.lane] = queue
 
     def retry(self, batch: Batch[LaneT, ItemT]) -> None:
-        """Offer the entries of a batch that was not advanced again, with what has joined them since."""
-        line = batch._line
-        if line.in_flight is batch:
-            line.in_flight = None
-            self._ready[line.lane] = line
+        """Offer the entries of a batch that was not advanced again, together with those resolved since."""
+        queue = batch._queue
+        if queue.in_flight is batch:
+            queue.in_flight = None
+            self._ready[queue.lane] = queue
 
     def abandon(self, lane: LaneT) -> None:
-        """Give a lane up: its entries are closed, its batch in flight counts no more."""
-        line = self.lines.pop(lane, None)
-        if line is None:
+        """Give a lane up: its entries are dropped, and its batch in flight no longer counts."""
+        queue = self.queues.pop(lane, None)
+        if queue is None:
             return
         self._ready.pop(lane, None)
-        self.total -= len(line.entries)
-        line.abandoned = True
-        line.in_flight = None
-        line.entries.clear()
+        self.total -= len(queue.entries)
+        queue.abandoned = True
+        queue.in_flight = None
+        queue.entries.clear()
 
-    def outstanding(self, lane: LaneT) -> int:
+    def count_outstanding(self, lane: LaneT) -> int:
         """Return how many entries of a lane are not settled."""
-        line = self.lines.get(lane)
-        return 0 if line is None else len(line.entries)
+        queue = self.queues.get(lane)
+        return 0 if queue is None else len(queue.entries)
 
-    def head(self, lane: LaneT) -> LedgerEntry[LaneT, ItemT] | None:
-        """Return the first entry of a lane that is not settled; unresolved, it is what the lane waits for."""
-        line = self.lines.get(lane)
-        return None if line is None else line.entries[0]
+    def find_head(self, lane: LaneT) -> LedgerEntry[LaneT, ItemT] | None:
+        """Return the first entry of a lane that is not settled; if it is unresolved, the lane waits for it."""
+        queue = self.queues.get(lane)
+        return None if queue is None else queue.entries[0]
 
-    def lanes(self) -> Iterator[LaneT]:
-        """Yield the lanes that have entries."""
-        return iter(self.lines)
+    @property
+    def lanes(self) -> KeysView[LaneT]:
+        """The lanes that have entries."""
+        return self.queues.keys()
 
 
-def _prefix(line: LaneQueue[LaneT, ItemT]) -> Sequence[LedgerEntry[LaneT, ItemT]]:
+def _find_prefix(queue: LaneQueue[LaneT, ItemT]) -> Sequence[LedgerEntry[LaneT, ItemT]]:
     """Return the contiguous resolved entries at the head of a lane."""
     count = 0
-    for entry in line.entries:
+    for entry in queue.entries:
         if entry.pending:
             break
         count += 1
-    return list(islice(line.entries, count))
+    return list(islice(queue.entries, count))

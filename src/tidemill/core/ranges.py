@@ -1,7 +1,7 @@
 """Offset ranges: where they begin and end, how they are split, and what is left of them after a run that was stopped.
 
-Pure decisions of a bounded run. Invariants: pieces cover exactly what was asked for, in order and without overlap; what
-is finished is never given again; no chunk holds two ranges of one partition.
+Pure decisions of a bounded run. Invariants: pieces cover exactly what was requested, in order and without overlap;
+finished offsets are never returned again; no chunk holds two ranges of one partition.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from tidemill.core.errors import ConfigError
 from tidemill.core.intervals import Intervals
 
-#: With so many pieces per core, the last ones to run keep no core idle for long.
+#: With this many pieces per core, no core is idle for long while the last ones run.
 PIECES_PER_CORE = 4
-#: A piece costs the start of an engine (about half a second), so none is made smaller than this without being asked.
+#: A piece costs the start of an engine (about half a second), so smaller ones are created only on request.
 MIN_PIECE_MESSAGES = 1_000
 MAX_PIECE_MESSAGES = 50_000
 
@@ -40,7 +40,7 @@ class Offset:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """In every partition the first message that is not older; milliseconds since the epoch."""
+    """In every partition the first message at or after a time, in milliseconds since the epoch."""
 
     milliseconds: int
 
@@ -58,18 +58,18 @@ class OffsetRange:
 
     @property
     def size(self) -> int:
-        """How many offsets it has; a topic that is compacted or transactional has fewer messages."""
+        """The number of offsets; a topic that is compacted or transactional has fewer messages."""
         return self.end - self.start
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What one partition has of what was asked for.
+    """The part of a requested range that a partition has.
 
     Attributes:
-        range: What there is; empty if nothing.
-        deleted: How many offsets were asked for that the broker has deleted.
-        beyond: How many were asked for that do not exist yet.
+        range: The offsets that exist; may be empty.
+        deleted: How many requested offsets the broker has deleted.
+        beyond: How many requested offsets do not exist yet.
     """
 
     range: OffsetRange
@@ -81,11 +81,11 @@ Chunk = tuple[OffsetRange, ...]
 
 
 def parse_position(text: str, name: str) -> Position:
-    """Read where a range begins or ends.
+    """Parse where a range begins or ends.
 
     Args:
-        text: `earliest`, `latest`, an offset, or a time as ISO 8601 with its zone.
-        name: What it is called where the user wrote it, for the error.
+        text: `earliest`, `latest`, an offset, or an ISO 8601 time with a time zone.
+        name: The option or setting it comes from, for the error message.
 
     Raises:
         ConfigError: It is none of these.
@@ -102,15 +102,15 @@ def parse_position(text: str, name: str) -> Position:
     if _OFFSET.fullmatch(text):
         return Offset(int(text))
     wanted = (
-        "give an offset (1200), a time with its zone (2026-05-01T00:00:00Z or 2026-05-01T00:00:00+02:00), earliest or "
-        "latest"
+        "give an offset (1200), a time with a time zone (2026-05-01T00:00:00Z or 2026-05-01T00:00:00+02:00), earliest "
+        "or latest"
     )
     try:
         moment = datetime.datetime.fromisoformat(text)
     except ValueError:
         raise ConfigError(f"{name} {text!r} is neither an offset nor a time; {wanted}") from None
     if moment.tzinfo is None:
-        raise ConfigError(f"{name} {text!r} has no time zone, so its moment is not known; {wanted}")
+        raise ConfigError(f"{name} {text!r} has no time zone; {wanted}")
     since = moment - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
     if since < datetime.timedelta(0):
         raise ConfigError(f"{name} {text!r} is before 1970; {wanted}")
@@ -118,15 +118,15 @@ def parse_position(text: str, name: str) -> Position:
 
 
 def check_order(start: Position, end: Position, names: tuple[str, str] = ("--from", "--to")) -> None:
-    """Refuse two positions between which nothing can be.
+    """Reject a range that cannot contain anything.
 
     Args:
         start: Where it begins.
         end: Where it ends.
-        names: What both are called where the user wrote them.
+        names: The options or settings that both come from, for the error message.
 
     Raises:
-        ConfigError: The end is not behind the start.
+        ConfigError: The end is not after the start.
     """
     match start, end:
         case Offset(first), Offset(last) if first >= last:
@@ -137,21 +137,21 @@ def check_order(start: Position, end: Position, names: tuple[str, str] = ("--fro
             pass
         case _:
             return
-    raise ConfigError(f"{names[1]} is not behind {names[0]}: there is nothing between them; swap or change them")
+    raise ConfigError(f"{names[1]} is not after {names[0]}, so the range is empty; swap or change them")
 
 
-def span_of(partition: int, start: int, end: int, low: int, high: int) -> Span:
-    """Return what a partition has of [start, end).
+def find_span(partition: int, start: int, end: int, low: int, high: int) -> Span:
+    """Return the part of [start, end) that a partition has.
 
     Args:
         partition: Its number.
-        start: Where to begin.
-        end: Where to end.
-        low: The oldest offset that it still has.
-        high: Its end.
+        start: The first offset requested.
+        end: The offset after the last one requested.
+        low: The oldest offset that the partition still has.
+        high: The offset after its last one.
 
     Example:
-        >>> span_of(0, 10, 100, 30, 80)
+        >>> find_span(0, 10, 100, 30, 80)
         Span(range=OffsetRange(partition=0, start=30, end=80), deleted=20, beyond=20)
     """
     end = max(start, end)
@@ -161,11 +161,11 @@ def span_of(partition: int, start: int, end: int, low: int, high: int) -> Span:
     return Span(OffsetRange(partition, first, max(first, min(end, high))), deleted, beyond)
 
 
-def piece_size(total: int, cores: int) -> int:
-    """Return how many offsets a piece has if nobody said.
+def choose_piece_size(total: int, cores: int) -> int:
+    """Return how many offsets a piece has unless the user says otherwise.
 
     Example:
-        >>> piece_size(100_000, 2), piece_size(10_000_000, 2), piece_size(10, 2)
+        >>> choose_piece_size(100_000, 2), choose_piece_size(10_000_000, 2), choose_piece_size(10, 2)
         (12500, 50000, 1000)
     """
     wanted = -(-total // (max(1, cores) * PIECES_PER_CORE))
@@ -173,9 +173,9 @@ def piece_size(total: int, cores: int) -> int:
 
 
 def split(ranges: Iterable[OffsetRange], size: int) -> list[OffsetRange]:
-    """Cut ranges into pieces of nearly the same size, none above `size`; the order is that of work.
+    """Cut ranges into pieces of nearly the same size, none above `size`, in the order in which they are to be run.
 
-    The first pieces of all partitions come first, so that old messages are done before young ones.
+    The first pieces of all partitions come first, so that older messages are processed before newer ones.
 
     Example:
         >>> [(piece.start, piece.end) for piece in split([OffsetRange(0, 0, 10)], 4)]
@@ -193,17 +193,17 @@ def split(ranges: Iterable[OffsetRange], size: int) -> list[OffsetRange]:
     return [piece for _, piece in sorted(pieces)]
 
 
-def remaining(planned: Iterable[OffsetRange], finished: Iterable[OffsetRange]) -> list[OffsetRange]:
+def find_remaining(planned: Iterable[OffsetRange], finished: Iterable[OffsetRange]) -> list[OffsetRange]:
     """Return the parts of planned ranges that are not finished, in the order of the plan.
 
     Example:
-        >>> remaining([OffsetRange(0, 0, 10)], [OffsetRange(0, 0, 4)])
+        >>> find_remaining([OffsetRange(0, 0, 10)], [OffsetRange(0, 0, 4)])
         [OffsetRange(partition=0, start=4, end=10)]
     """
     done: dict[int, Intervals] = {}
     for part in finished:
         done.setdefault(part.partition, Intervals()).add(part.start, part.end)
-    pairs: Mapping[int, tuple[tuple[int, int], ...]] = {number: found.pairs() for number, found in done.items()}
+    pairs: Mapping[int, tuple[tuple[int, int], ...]] = {number: found.list_pairs() for number, found in done.items()}
     left = []
     for piece in planned:
         start = piece.start
@@ -218,11 +218,11 @@ def remaining(planned: Iterable[OffsetRange], finished: Iterable[OffsetRange]) -
     return left
 
 
-def chunks(pieces: Sequence[OffsetRange], size: int) -> list[Chunk]:
-    """Put small pieces of different partitions together, up to about `size` offsets, so that an engine is worth it.
+def group_pieces(pieces: Sequence[OffsetRange], size: int) -> list[Chunk]:
+    """Combine small pieces of different partitions, up to about `size` offsets, so that each is worth an engine.
 
     Example:
-        >>> chunks([OffsetRange(0, 0, 2), OffsetRange(1, 0, 2), OffsetRange(2, 0, 2)], 4)[0]
+        >>> group_pieces([OffsetRange(0, 0, 2), OffsetRange(1, 0, 2), OffsetRange(2, 0, 2)], 4)[0]
         (OffsetRange(partition=0, start=0, end=2), OffsetRange(partition=1, start=0, end=2))
     """
     found: list[Chunk] = []

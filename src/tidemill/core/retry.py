@@ -1,7 +1,7 @@
-"""Retrying: whether to try again, and how long to wait before.
+"""Retrying: whether to try again, and how long to wait first.
 
-Exponential back-off with full jitter: the wait is uniform between 0 and a bound that grows with each attempt,
-so that many that failed together do not come back together. Randomness comes in as bits.
+Exponential backoff with full jitter: the delay is uniform between 0 and a bound that grows with each attempt,
+so that clients that failed together do not all retry together. Randomness comes in as bits.
 
 Invariants: a delay is never negative and never above the maximum; after `max_retries` retries, or beyond the
 time budget, the decision is to give up.
@@ -13,7 +13,7 @@ import enum
 import math
 from dataclasses import dataclass
 
-#: How many random bits `Backoff.delay` takes.
+#: How many random bits `Backoff.compute_delay` takes.
 JITTER_BITS = 32
 
 
@@ -23,7 +23,7 @@ class Backoff:
 
     Attributes:
         initial_seconds: The bound after the first attempt.
-        maximum_seconds: The bound that is never passed.
+        maximum_seconds: The largest bound.
         multiplier: The growth per attempt, at least 1.
     """
 
@@ -31,21 +31,21 @@ class Backoff:
     maximum_seconds: float
     multiplier: float = 2.0
 
-    def bound(self, attempt: int) -> float:
-        """Return the longest wait in seconds after a failed attempt, the first one being 1."""
+    def compute_bound(self, attempt: int) -> float:
+        """Return the longest delay in seconds after a failed attempt, the first one being 1."""
         try:
             return min(self.maximum_seconds, self.initial_seconds * self.multiplier ** (max(attempt, 1) - 1))
         except OverflowError:  # a float ends at 1e308; the maximum is far below
             return self.maximum_seconds
 
-    def delay(self, attempt: int, bits: int) -> float:
-        """Return the wait in seconds after a failed attempt.
+    def compute_delay(self, attempt: int, bits: int) -> float:
+        """Return the delay in seconds after a failed attempt.
 
         Args:
             attempt: Which attempt failed, the first one being 1.
             bits: 32 random bits.
         """
-        return self.bound(attempt) * (bits / (1 << JITTER_BITS))
+        return self.compute_bound(attempt) * (bits / (1 << JITTER_BITS))
 
 
 class Limit(enum.Enum):
@@ -86,10 +86,10 @@ def decide(
     Args:
         attempt: Which attempt failed, the first one being 1.
         max_retries: How many attempts may follow the first one.
-        backoff: How long to wait.
+        backoff: The delays between attempts.
         bits: 32 random bits.
         elapsed_seconds: Time since the first attempt began.
-        budget_seconds: No attempt starts later than this after the first one.
+        budget_seconds: How long after the first attempt another may begin.
 
     Example:
         >>> decide(1, 3, Backoff(0.5, 30.0), bits=1 << 31)
@@ -99,7 +99,7 @@ def decide(
     """
     if attempt > max_retries:
         return GiveUp(Limit.ATTEMPTS)
-    delay_seconds = backoff.delay(attempt, bits)
+    delay_seconds = backoff.compute_delay(attempt, bits)
     if elapsed_seconds + delay_seconds > budget_seconds:
         return GiveUp(Limit.TIME)
     return Retry(delay_seconds)

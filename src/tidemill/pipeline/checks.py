@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
-from tidemill.core.errors import sound
+from tidemill.core.errors import escape_surrogates
 from tidemill.pipeline.handler.models import ErrorAction, ExecutorTask, PrecomputedResult
 from tidemill.sinks.payloads import CollectResult
 
@@ -32,7 +32,7 @@ def check_tasks(hook: str, tasks: Any) -> list[ExecutorTask]:
         raise TypeError(f"{hook} must return a list of ExecutorTask, not {_shorten(tasks)}")
     for index, task in enumerate(tasks):
         if not isinstance(task, ExecutorTask):
-            raise TypeError(f"{hook} must return a list of ExecutorTask, not one with {_shorten(task)} at {index}")
+            raise TypeError(f"{hook} must return a list of ExecutorTask; item {index} is {_shorten(task)}")
         _check(task)
     return list(tasks)
 
@@ -43,7 +43,7 @@ def _check(task: ExecutorTask) -> None:
     if type(task_id) is not str and not isinstance(task_id, str):
         raise _make_error(task, "task_id", "text", task_id)
     if not task_id.isascii():
-        task.task_id = sound(task_id)
+        task.task_id = escape_surrogates(task_id)
     args = task.args
     if type(args) not in _LISTS:
         _check_list(task, "args", "text", args)
@@ -68,7 +68,7 @@ def _check(task: ExecutorTask) -> None:
         _check_texts(task, "labels", task.labels)
         for name, value in task.labels.items():
             if not (name.isascii() and value.isascii()):
-                task.labels = {sound(name): sound(value) for name, value in task.labels.items()}
+                task.labels = {escape_surrogates(name): escape_surrogates(value) for name, value in task.labels.items()}
                 break
     if task.precomputed is not None:
         _check_result(task, task.precomputed)

@@ -6,7 +6,7 @@ import enum
 
 import msgspec
 
-from tidemill.core.errors import sound
+from tidemill.core.errors import escape_surrogates
 
 
 class StopReason(enum.StrEnum):
@@ -144,7 +144,7 @@ def without_texts(progress: EngineProgress) -> EngineProgress:
     """Return a snapshot that can always be sent: its numbers and names only."""
     return msgspec.structs.replace(
         progress,
-        stalled={sound(name)[:200]: UNSENT for name in progress.stalled},
+        stalled={escape_surrogates(name)[:200]: UNSENT for name in progress.stalled},
         slowest=[(seconds, UNSENT, "") for seconds, _, _ in progress.slowest],
         sinks={
             name: msgspec.structs.replace(stats, last_error=stats.last_error and UNSENT)
@@ -154,6 +154,6 @@ def without_texts(progress: EngineProgress) -> EngineProgress:
 
 
 def drop_summary_texts(summary: EngineSummary) -> EngineSummary:
-    """Return a summary that can always be sent: the error is kept, made sound and shortened."""
-    error = None if summary.error is None else sound(summary.error)[:MAX_ERROR_CHARS]
+    """Return a summary that can always be sent: the error is kept, made encodable, and shortened."""
+    error = None if summary.error is None else escape_surrogates(summary.error)[:MAX_ERROR_CHARS]
     return msgspec.structs.replace(summary, error=error, progress=without_texts(summary.progress))

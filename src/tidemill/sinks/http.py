@@ -24,8 +24,8 @@ import msgspec
 
 from tidemill.config.redaction import PUBLIC_HEADERS, find_url_secrets, mask_secrets, redact_text
 from tidemill.config.sink_settings import HttpSinkSettings
-from tidemill.core.delivery.http_delivery import HttpVerdict, answer_text, judge_response, retry_after_seconds
-from tidemill.core.delivery.http_request import address, form, request_headers
+from tidemill.core.delivery.http_delivery import HttpVerdict, describe_body, judge_response, parse_retry_after
+from tidemill.core.delivery.http_request import build_headers, build_url, encode_form
 from tidemill.core.errors import ConfigError, RemoteError, describe_error
 from tidemill.core.retry import Backoff, GiveUp, decide
 from tidemill.sinks.base import CHECK, WAITS, Encoded, Refusal, Sink, close_within, shorten, to_json
@@ -167,7 +167,7 @@ class HttpSink(Sink):
         """Return the request.
 
         Raises:
-            TypeError: `data` has no JSON form, or a field has a value of the wrong type.
+            TypeError: `data` cannot be encoded as JSON, or a field has a value of the wrong type.
             ValueError: A field has a value that a request cannot have, or would lead outside the sink's URL.
         """
         settings = self._settings
@@ -186,10 +186,10 @@ class HttpSink(Sink):
         if content is not None:
             headers["content-type"] = content_type
         if payload.headers is not None:
-            headers |= request_headers(payload.headers, settings.idempotency_header)
+            headers |= build_headers(payload.headers, settings.idempotency_header)
         url = None
         if payload.path != "" or payload.query is not None:
-            url = address(settings.url, payload.path, payload.query)
+            url = build_url(settings.url, payload.path, payload.query)
         size = len(content or b"") + sum(len(name) + len(value) for name, value in headers.items()) + len(url or "")
         return Encoded(self._order, _Request(method, url, headers, content), size)
 
@@ -209,7 +209,7 @@ class HttpSink(Sink):
         if payload.body == "json":
             return method, to_json(data), self._content_type
         dump = getattr(data, "model_dump", None)
-        content = data if isinstance(data, bytes) else form(data if dump is None else dump(mode="json"))
+        content = data if isinstance(data, bytes) else encode_form(data if dump is None else dump(mode="json"))
         return method, content, "application/x-www-form-urlencoded"
 
     # -- sending ------------------------------------------------------------------------------------------------
@@ -296,16 +296,16 @@ class HttpSink(Sink):
         if verdict is HttpVerdict.DELIVERED:
             return _DELIVERED
         headers = answer.headers
-        body = answer_text(content, headers.get("content-type"), headers.get("content-encoding"))
+        body = describe_body(content, headers.get("content-type"), headers.get("content-encoding"))
         # Masked before it is cut: half a secret would not be found.
         body = shorten(mask_secrets(body, self._collect_secrets(wanted)), SHOWN_CHARACTERS)
-        reason = shorten(answer_text(answer.reason_phrase.encode()), 60)
+        reason = shorten(describe_body(answer.reason_phrase.encode()), 60)
         text = f"{self._where} answered {answer.status_code} {reason}{': ' if body else ''}{body}"
         if answer.is_redirect:
             text = f"{self._where} redirects ({answer.status_code}), which is not followed; correct url"
             text += f" (it says: {body})" if body else ""
         text = mask_secrets(text, self._secrets)
-        pause_seconds = retry_after_seconds(
+        pause_seconds = parse_retry_after(
             answer.headers.get("retry-after"), answer.headers.get("date"), time.time(), MAX_PAUSE_SECONDS
         )
         return _Outcome(verdict, redact_text(text), pause_seconds, answer.status_code == 413)

@@ -14,43 +14,41 @@ run.
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import structlog
 
 from tidemill.config.loading import load_settings
-from tidemill.config.settings import Settings, find_revoke_problem
-from tidemill.core.errors import ConfigError, FencedError, RemoteError
+from tidemill.config.settings import Settings
+from tidemill.core.errors import RemoteError
 from tidemill.core.supervision.slot import SlotLimits
-from tidemill.core.supervision.slot_events import Ending
 from tidemill.core.supervision.slot_group import RunFinished
 from tidemill.pipeline.handler.base import Handler
 from tidemill.runtime.engine_link import RECONNECT_SECONDS
 from tidemill.runtime.exitcode import ExitCode
-from tidemill.runtime.identity import Identity, worker_name
+from tidemill.runtime.identity import find_worker_name
 from tidemill.runtime.link_messages import LinkAddress
 from tidemill.runtime.lock import WorkerLock
-from tidemill.sinks.build import build_sinks
-from tidemill.sources.membership import find_present_members, reap_member
 from tidemill.spark.engine.process import ABANDONED_SECONDS, DEFAULT_FACTORY, EngineJob
-from tidemill.spark.foreground import LEFT_OVER, Foreground, StartStoppedError, Wake
+from tidemill.spark.foreground import LEFT_OVER, Foreground, StartStoppedError, Wake, take
 from tidemill.spark.live.control_desk import ControlDesk
+from tidemill.spark.live.ending import lag_fields, refuse_failure, refuse_uncommitted
 from tidemill.spark.live.group_monitor import GroupWatch
-from tidemill.spark.live.jobs import make_engine_error
+from tidemill.spark.live.leftover_members import leave_group_for
+from tidemill.spark.live.reloader import Code, CodeFiles, Reloader
 from tidemill.spark.live.status_report import build_report
-from tidemill.spark.live.supervisor import Supervisor
+from tidemill.spark.live.supervisor import JobMaker, Supervisor
 from tidemill.spark.preflight import (
     StartUp,
-    check_client_config,
     choose_engine_count,
     look_up_partitions,
     make_handler,
-    refuse_letter_files,
-    refuse_no_sinks,
     refuse_shared_group,
+    refuse_unrunnable,
     warn_without_topic,
     with_full_paths,
 )
@@ -81,6 +79,7 @@ class Pipeline:
         factory: "module:callable" that builds engines, for tests of the supervision.
         limits: The supervision's times, for tests of it.
         spark: A Spark that was launched for these settings; None: one is launched in `run`.
+        files: The files of the handler's code; if they are given, engines are replaced when one is saved.
 
     Example:
         >>> raise SystemExit(Pipeline(MyHandler, "pipeline.yaml").run())  # doctest: +SKIP
@@ -95,8 +94,13 @@ class Pipeline:
         factory: str = DEFAULT_FACTORY,
         limits: SlotLimits | None = None,
         spark: Spark | None = None,
+        files: CodeFiles | None = None,
     ) -> None:
         """Start nothing; everything happens in `run`."""
+        self._files = files
+        # The handler was imported a moment ago: what is saved from now on is news.
+        self._fingerprint = files.fingerprint() if files is not None else ""
+        self._reloader: Reloader | None = None
         self._handler = handler
         self._config_path = config_path
         self._settings = settings
@@ -115,16 +119,23 @@ class Pipeline:
         """Why the run failed; None if it did not, or has not ended."""
         return self._foreground.error
 
-    def run(self) -> ExitCode:
+    def run(self, *, tell: bool = True) -> ExitCode:
         """Run until drained, stopped or failed; say which by an exit code.
 
         In the main thread, SIGTERM and SIGINT are handled: the first one ends the start, or drains; a second one stops
         at once. What went wrong is logged, and is `error` afterwards.
 
+        Args:
+            tell: Whether to report an error at once; False: the caller does, with `tell_failure`.
+
         Returns:
             OK after a drain; else why not, see `ExitCode`.
         """
-        return self._foreground.run(self._run)
+        return self._foreground.run(self._run, tell=tell)
+
+    def tell_failure(self) -> None:
+        """Report why the run failed, if it did."""
+        self._foreground.tell_failure()
 
     def drain(self) -> None:
         """Ask for a clean end; returns at once, from any thread."""
@@ -155,7 +166,7 @@ class Pipeline:
         settings = self._settings or load_settings(self._config_path)
         # `on_startup` may change them; users find this run by the configured ones.
         self._found_by = settings.kafka
-        worker = worker_name(settings)
+        worker = find_worker_name(settings)
         self._foreground.configure_logs(settings, worker)
         spark = self._spark or Spark(settings.spark, _name_app(settings), 1)
         with spark.launching():
@@ -168,14 +179,9 @@ class Pipeline:
         with foreground.states.step(f"{type(handler).__name__}.on_startup is running"):
             settings = with_full_paths(foreground.unless_stopped(startup.run, startup.cancel))
         foreground.configure_logs(settings, worker)
-        refuse_no_sinks(settings)
-        refuse_letter_files(settings)
-        if problem := find_revoke_problem(settings):
-            raise ConfigError(problem)
-        check_client_config(settings)
-        warn_without_topic(configured, settings)
         # What no engine could build is refused before any of them starts.
-        build_sinks(settings)
+        refuse_unrunnable(settings)
+        warn_without_topic(configured, settings)
         packed = pack_handler(handler)
         kafka = settings.kafka
         with (
@@ -216,13 +222,14 @@ class Pipeline:
     def _run_live(
         self, spark: Spark, settings: Settings, worker: str, packed: bytes, count: int, partitions: int
     ) -> ExitCode:
-        folders = list_own_folders()
-
-        def make_job(slot: int, job_token: int, address: LinkAddress) -> EngineJob:
-            log_context = self._foreground.log_context
-            return EngineJob(slot, job_token, worker, address, settings, packed, log_context, self._factory, folders)
-
-        live = Supervisor(spark, worker, count, make_job, self._on_finished, self._choose_limits(settings), partitions)
+        first, on_all_ready = Code(settings, packed), None
+        if self._files is not None:
+            wake = functools.partial(self._foreground.wakes.put, Wake.RELOAD)
+            restart = functools.partial(self._restart, worker)
+            self._reloader = Reloader(self._files, self._fingerprint, first, wake, restart)
+            on_all_ready = self._reloader.on_all_ready
+        make_job, limits = self._job_maker(worker, first), self._choose_limits(settings)
+        live = Supervisor(spark, worker, count, make_job, self._on_finished, limits, partitions, on_all_ready)
         host = "127.0.0.1" if is_local(settings.spark) else spark.driver_host
         spark.watch(lambda: self._foreground.wakes.put(Wake.SPARK_LOST))
         self._live = live
@@ -230,7 +237,7 @@ class Pipeline:
             live.start(bind_host=host)
             self._linked = live
             self._foreground.states.enter(Phase.RUNNING)
-            with GroupWatch(settings):
+            with GroupWatch(settings), self._reloader.attach(live) if self._reloader else nullcontext():
                 code = self._supervise(live, settings.executor.drain_timeout_seconds)
         finally:
             self._linked = None
@@ -253,6 +260,19 @@ class Pipeline:
             )
         return code
 
+    def _job_maker(self, worker: str, code: Code) -> JobMaker:
+        folders, log_context, factory = list_own_folders(), self._foreground.log_context, self._factory
+
+        def make_job(slot: int, job_token: int, address: LinkAddress) -> EngineJob:
+            return EngineJob(
+                slot, job_token, worker, address, code.settings, code.packed, log_context, factory, folders
+            )
+
+        return make_job
+
+    def _restart(self, worker: str, live: Supervisor, code: Code) -> None:
+        live.restart(self._job_maker(worker, code), self._choose_limits(code.settings))
+
     def _choose_limits(self, settings: Settings) -> SlotLimits:
         if self._limits is not None:
             return self._limits
@@ -264,12 +284,15 @@ class Pipeline:
     def _supervise(self, live: Supervisor, drain_seconds: float) -> ExitCode:
         signals = 0
         while True:
-            wake = self._foreground.wakes.get()
+            wake = take(self._foreground.wakes)
             if wake is Wake.SIGNAL:
                 signals += 1
                 wake = Wake.DRAIN if signals == 1 else Wake.STOP
             match wake:
+                case Wake.RELOAD if self._reloader is not None:
+                    self._reloader.step()
                 case Wake.DRAIN:
+                    self._stop_reloads()
                     self._drained_at = self._drained_at or time.monotonic()
                     now = live.progress()
                     log.info(
@@ -290,9 +313,14 @@ class Pipeline:
                     )
                     log.error("Spark's JVM is gone; the engines drain")
                     self._foreground.states.enter(Phase.DRAINING, drain_seconds)
+                    self._stop_reloads()
                     live.drain()
-                case Wake.FINISHED:
+                case Wake.FINISHED if self._reloader is None or self._reloader.ended(self._finished):
                     return ExitCode.OK
+
+    def _stop_reloads(self) -> None:
+        if self._reloader is not None:
+            self._reloader.stop()
 
     def _compute_left(self, settings: Settings) -> float:
         """Return how many seconds of a stop are left."""
@@ -309,7 +337,7 @@ class Pipeline:
 
     def _leave_for(self, settings: Settings, worker: str, slots: list[int]) -> None:
         def leave() -> None:
-            _leave_for(settings, worker, slots, self._compute_left(settings))
+            leave_group_for(settings, worker, slots, self._compute_left(settings))
 
         try:
             self._foreground.unless_stopped(leave, ignored=LEFT_OVER)
@@ -320,80 +348,9 @@ class Pipeline:
         """Raise why the run ended, unless it was drained."""
         if self._foreground.error is not None:
             raise self._foreground.error
-        finished = self._finished
-        if finished is None or finished.ending in (Ending.DRAINED, Ending.ABSENT):
-            return
-        if finished.ending is Ending.FENCED:
-            raise FencedError(
-                f"another process uses worker name {worker!r} in consumer group "
-                f"{settings.kafka.consumer_group!r}; give one of them another name: "
-                f"{settings.worker_name_env}=..."
-            )
-        if finished.ending is Ending.OVERDUE:
-            raise RemoteError(
-                f"slot {finished.slot} had {finished.error} and was killed; what it had not committed will be "
-                "reprocessed by the next run (if a hook held up its event loop, the log names it)"
-            )
-        if finished.ending is Ending.CRASHED:
-            raise RemoteError(f"the engine of slot {finished.slot} was lost: {finished.error}; {_advise(finished)}")
-        raise make_engine_error(f"the engine of slot {finished.slot}", finished.error or finished.ending.value)
-
-
-def lag_fields(progress: PipelineProgress) -> dict[str, int | None]:
-    """Return the lag as fields of a log line: null as long as no engine knows one, which is not 0."""
-    unknown = len(set(progress.partitions) - progress.lag.keys())
-    fields: dict[str, int | None] = {"lag": sum(progress.lag.values()) if progress.lag else None}
-    return fields | {"partitions_without_lag": unknown} if unknown else fields
+        if self._finished is not None:
+            refuse_failure(self._finished, settings, worker)
 
 
 def _name_app(settings: Settings) -> str:
     return f"tidemill {settings.kafka.consumer_group}"
-
-
-def _advise(finished: RunFinished) -> str:
-    if "Cannot run program" in (finished.error or ""):
-        return "check that this user may execute that program and enter every folder above it"
-    return "check how much memory this host has left, and the native libraries that the handler loads"
-
-
-def refuse_uncommitted(done: PipelineProgress) -> None:
-    """Refuse to call a drain clean whose commits failed.
-
-    Raises:
-        RemoteError: Finished messages are not committed.
-    """
-    if done.uncommitted:
-        why = done.stalled.get("kafka") or "no answer from the brokers"
-        raise RemoteError(
-            f"commits failed at the stop: {done.uncommitted:,} finished messages are not committed and will be "
-            f"reprocessed by the next run ({why})"
-        )
-
-
-def _leave_for(settings: Settings, worker: str, slots: list[int], seconds: float) -> None:
-    """Leave the consumer group on behalf of engines that could not, so that others get their partitions at once.
-
-    An engine that died did not leave, and one that was drained while the group was joining may not have been able
-    to; the brokers know.
-    """
-    members = {Identity(worker, slot, "", settings.kafka.consumer_group).instance_id for slot in slots}
-    try:
-        left_behind = find_present_members(settings, members, min(5.0, seconds)) if members else set()
-    except Exception as error:
-        log.warning("cannot find out which members are left in the group", error=str(error))
-        return
-
-    def leave(instance_id: str) -> None:
-        try:
-            reap_member(settings, instance_id, seconds)
-        except Exception as error:
-            log.warning(
-                "an engine's partitions stay reserved for the session timeout",
-                member=instance_id,
-                error=str(error),
-                session_timeout_ms=settings.kafka.session_timeout_ms,
-            )
-
-    if left_behind:
-        with ThreadPoolExecutor(len(left_behind)) as pool:
-            list(pool.map(leave, left_behind))

@@ -1,8 +1,8 @@
-"""Many rows as few parameters: a FROM clause over values that the program holds, the same for both databases.
+"""Passes many rows as few parameters: a FROM clause over values of the program, the same for both databases.
 
-PostgreSQL takes one array per column (`unnest`), SQLite one JSON text (`json_each`). One statement then reads or
-writes a whole batch: it is compiled once whatever its size, knows no limit of parameters, and gives up the
-interpreter's lock once instead of once a row, which matters while the event loop is busy.
+PostgreSQL gets one array per column (`unnest`), SQLite one JSON text (`json_each`). One statement then reads or writes
+a whole batch: it is compiled once whatever its size, is not subject to a limit of parameters, and releases the GIL once
+instead of once per row, which matters while the event loop is busy.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ _encode = msgspec.json.Encoder().encode
 
 
 class RowSet:
-    """The columns of a batch; its rows come when a statement is executed.
+    """The columns of a batch; its rows are given when a statement is executed.
 
     Args:
         name: The alias within statements.
-        columns: Names and types: int or str; None is a value of either.
+        columns: Names and types: int or str; either may be None.
 
     Example:
         >>> names = RowSet("names", name=str)
-        >>> sorted(names.parameters("sqlite", [("a",), ("b",)]))
+        >>> sorted(names.build_parameters("sqlite", [("a",), ("b",)]))
         ['names_rows']
     """
 
     def __init__(self, name: str, /, **columns: type[int] | type[str]) -> None:
-        """Keep the columns."""
+        """Convert the columns to the types of SQL."""
         self._name = name
         self._columns: dict[str, TypeEngine[Any]] = {
             name: BigInteger() if kind is int else Text() for name, kind in columns.items()
         }
 
-    def source(self, dialect: str) -> FromClause:
-        """Return the batch as something to select from; its columns have their names, and `position` counts rows."""
-        return self._arrays() if dialect == "postgresql" else self._json()
+    def build_source(self, dialect: str) -> FromClause:
+        """Return the batch as something to select from: the columns, and `position`, which numbers the rows."""
+        return self._build_unnest() if dialect == "postgresql" else self._build_json_each()
 
-    def _arrays(self) -> FromClause:
+    def _build_unnest(self) -> FromClause:
         values = [
             bindparam(f"{self._name}_{name}", type_=ARRAY(kind, dimensions=1)) for name, kind in self._columns.items()
         ]
@@ -50,11 +50,11 @@ class RowSet:
         table = func.unnest(*values).table_valued(*columns, with_ordinality="position", name=self._name)
         return table.render_derived()
 
-    def _json(self) -> FromClause:
+    def _build_json_each(self) -> FromClause:
         rows = func.json_each(bindparam(f"{self._name}_rows", type_=Text())).table_valued(
             "key", "value", name=f"{self._name}_json"
         )
-        # json_extract has the JSON value's own type already; a cast would only cost time.
+        # json_extract returns the type of the JSON value; a cast would only cost time.
         values = [
             func.json_extract(rows.c.value, f"$[{number}]", type_=kind).label(name)
             for number, (name, kind) in enumerate(self._columns.items())
@@ -62,12 +62,12 @@ class RowSet:
         statement: Select[Any] = select(cast(rows.c.key, BigInteger).label("position"), *values)
         return statement.subquery(self._name)
 
-    def parameters(self, dialect: str, rows: Iterable[Sequence[int | str | None]]) -> dict[str, Any]:
+    def build_parameters(self, dialect: str, rows: Iterable[Sequence[int | str | None]]) -> dict[str, Any]:
         """Return the parameters of a statement over the batch.
 
         Args:
-            dialect: The database's name, as `of` gives it.
-            rows: A value per column each.
+            dialect: The database's name, as `find_dialect` returns it.
+            rows: The rows, with one value per column each.
         """
         if dialect != "postgresql":
             return {f"{self._name}_rows": _encode(list(rows)).decode()}

@@ -1,8 +1,8 @@
-"""What every database of the store can do, and how its failures are classified.
+"""The interface of the store's databases, and how their failures are classified.
 
-Invariants: `write` returns only what is committed, durably; work is a function over a connection, called inside one
+Invariants: `write` returns only after a durable commit; work is a function over a connection, called inside one
 transaction, and called again in another one only if the first lost to other transactions. A retryable `RemoteError`
-does not say whether a commit took place: the answer may have been lost. One that is not retryable means that the
+leaves open whether a commit took place: the answer may have been lost. One that is not retryable means that the
 database refuses the content.
 """
 
@@ -20,7 +20,7 @@ from tidemill.core.errors import RemoteError
 
 T = TypeVar("T")
 
-#: Classes of SQLSTATE that blame the content: data exceptions, constraints, a row that is too large for its limits.
+#: Classes of SQLSTATE that blame the content: data exceptions, constraints, exceeded program limits.
 _CONTENT_CLASSES = frozenset({"22", "23", "54"})
 #: SQLSTATEs of a serialization failure and of a deadlock.
 _CONFLICTS = frozenset({"40001", "40P01"})
@@ -33,16 +33,16 @@ class Database(Protocol):
 
     @property
     def label(self) -> str:
-        """Its name in messages; no secrets."""
+        """Its name in messages, without secrets."""
         ...
 
     @property
     def exclusive(self) -> bool:
-        """Whether no other process can write to it while this one has it open."""
+        """Whether other processes cannot write to it while this one has it open."""
         ...
 
     async def write(self, work: Callable[[Connection], T]) -> T:
-        """Return what the work returned, once its transaction is committed.
+        """Run work in a transaction; return its result once the transaction is committed.
 
         Raises:
             RemoteError: The database failed.
@@ -50,7 +50,7 @@ class Database(Protocol):
         ...
 
     async def read(self, work: Callable[[Connection], T]) -> T:
-        """Return what the work returned; it changes nothing.
+        """Run work that changes nothing in a transaction, and return its result.
 
         Raises:
             RemoteError: The database failed.
@@ -67,25 +67,25 @@ def build_remote_error(label: str, error: BaseException) -> RemoteError:
 
     Args:
         label: The name of the database.
-        error: From SQLAlchemy, a driver or the network.
+        error: An error of SQLAlchemy, a driver or the network.
     """
-    cause = _cause(error)
+    cause = _find_cause(error)
     text = redact_text(f"{type(cause).__name__}: {cause}"[:_TEXT_LIMIT])
-    if gives_way(error):
-        return RemoteError(f"the store {label} prefers other transactions again and again: {text}")
+    if is_conflict(error):
+        return RemoteError(f"a transaction on the store {label} keeps losing to other transactions: {text}")
     if _blames_content(cause):
-        return RemoteError(f"the store {label} refuses what was given to it: {text}", retryable=False)
+        return RemoteError(f"the store {label} refuses the content: {text}", retryable=False)
     return RemoteError(f"the store {label} cannot be reached or does not work: {text}")
 
 
-def gives_way(error: BaseException) -> bool:
+def is_conflict(error: BaseException) -> bool:
     """Return whether a transaction was rolled back in favour of another one, and can be repeated at once."""
-    return getattr(_cause(error), "sqlstate", None) in _CONFLICTS
+    return getattr(_find_cause(error), "sqlstate", None) in _CONFLICTS
 
 
-def _cause(error: BaseException) -> BaseException:
+def _find_cause(error: BaseException) -> BaseException:
     if isinstance(error, DBAPIError) and error.orig is not None:
-        # The driver's own text: SQLAlchemy adds the statement and its parameters, which are users' data.
+        # The driver's own text: SQLAlchemy adds the statement and its parameters, which contain users' data.
         return error.orig
     return error
 

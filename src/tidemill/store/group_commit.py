@@ -1,12 +1,12 @@
 """Stores the events of many triggers in few transactions: the shell around `core.triggers.group_commit`.
 
-A trigger host uses three things of an `EventStore`: `add`, `wait_open` to wait before it pulls the next event, and
-`on_standing`, which tells it when deadlines have to stand still. It decides nothing; one asyncio task writes one batch
-at a time.
+A trigger host uses three parts of an `EventStore`: `add`, `wait_open`, which it awaits before it pulls the next event,
+and `on_standing`, which tells it when to hold deadlines. All decisions are made by the core; one asyncio task writes
+one batch at a time.
 
-Invariants: `done` is called once per event, in order, on the loop, and only when the outcome of the event is
-known; with `Stored` or `Duplicate` the event is on the disk. While the database cannot be reached nothing is called,
-and nothing is failed. An event whose `done` was not called before the end was not confirmed, though it may be stored.
+Invariants: `done` is called once per event, in order, on the loop, and only when the outcome of the event is known;
+with `Stored` or `Duplicate` the event is on disk. While the database cannot be reached, `done` is not called, and no
+event fails. An event whose `done` was not called before the end was not confirmed, though it may be stored.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 
 Done = Callable[[StoreOutcome], None]
 
-#: What an event costs in memory beyond its payload, about.
+#: The approximate memory that an event takes besides its payload.
 _EVENT_BYTES = 200
 #: An outage is logged at most once in this many seconds.
 _LOG_SECONDS = 10.0
@@ -48,7 +48,7 @@ class EventStore:
     """Stores events by group commit.
 
     Args:
-        database: Where to.
+        database: The store, open for writing.
         on_standing: Called on the loop whenever the standing changes.
         limits: When to write, and how much may wait.
 
@@ -66,11 +66,11 @@ class EventStore:
         on_standing: Callable[[Standing], None] | None = None,
         limits: CommitLimits | None = None,
     ) -> None:
-        """Start with nothing pending, without a task."""
+        """Start with nothing pending; `start` begins to write."""
         self._database = database
         self._on_standing = on_standing
         self._machine: GroupCommit[_Entry] = GroupCommit(limits or CommitLimits())
-        self._told = Standing.OPEN
+        self._reported = Standing.OPEN
         self._down_since = 0.0
         self._open = asyncio.Event()
         self._open.set()
@@ -78,7 +78,7 @@ class EventStore:
         self._timer: asyncio.TimerHandle | None = None
         self._empty: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
-        # What the last attempt at this batch would have done; it is not known whether it did.
+        # The plan of the last attempt at this batch, which may or may not have been committed.
         self._tried: tuple[Batch[_Entry], Plan] | None = None
 
     @property
@@ -88,7 +88,7 @@ class EventStore:
 
     @property
     def pending(self) -> int:
-        """Events whose `done` was not called yet."""
+        """How many events wait for their `done` to be called."""
         return self._machine.pending
 
     def start(self) -> None:
@@ -99,30 +99,30 @@ class EventStore:
     def add(self, trigger_id: int, token: int, payload: str, identity: str | None, done: Done) -> None:
         """Accept an event; it is written with others within 20 ms, if the database is idle.
 
-        Never waits, and never refuses because of what waits already: the caller awaits `wait_open` before it
-        creates the next event. An event that cannot be stored gets an outcome that says so.
+        Never waits, and never refuses because of what is pending: the caller awaits `wait_open` before it creates the
+        next event. An event that cannot be stored gets an outcome that says so.
 
         Args:
             trigger_id: The trigger that fired it.
-            token: That of the claim under which it fired (`claim_triggers`); an old one is refused (FENCED) in the
+            token: The token of the claim under which it fired (`claim_triggers`); an old one is refused (FENCED) in the
                 transaction that would store the event.
             payload: JSON text that `content.check_payload` accepts.
-            identity: Identifies a repeated event of this trigger, and `content.check_identity` accepts it; None: it has
-                none.
+            identity: Identifies a repeated event of this trigger; `content.check_identity` must accept it. None: it has
+                no identity.
             done: Called once on the loop with the outcome.
         """
         event = NewEvent(trigger_id, token, payload, identity, time.time_ns() // 1000)
         self._machine.add(_Entry(event, done), len(payload) + _EVENT_BYTES, self._loop.time())
         if self._idle is not None and self._timer is None:
             self._wake_up()
-        if self._machine.standing is not self._told:
-            self._tell()
+        if self._machine.standing is not self._reported:
+            self._report_standing()
 
     async def wait_open(self) -> None:
         """Wait until the next event may be created: the database can be reached, and not too much waits for it."""
         await self._open.wait()
 
-    async def settled(self) -> None:
+    async def wait_settled(self) -> None:
         """Wait until `done` was called for everything that was added, however long an outage takes."""
         while self._machine.pending:
             if self._empty is None:
@@ -130,10 +130,10 @@ class EventStore:
             await asyncio.shield(self._empty)
 
     async def close(self, timeout_seconds: float) -> int:
-        """Write what waits, then stop; the database stays open.
+        """Write what is pending, then stop; the database stays open.
 
         Args:
-            timeout_seconds: How long that may take.
+            timeout_seconds: How long writing may take.
 
         Returns:
             How many events were left unconfirmed.
@@ -144,7 +144,7 @@ class EventStore:
             self._wake_up()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout_seconds):
-                    await self.settled()
+                    await self.wait_settled()
             task.cancel()
             await asyncio.wait([task])
         return self._machine.pending
@@ -158,7 +158,7 @@ class EventStore:
                 await self._sleep()
             else:
                 await self._write(batch)
-                self._tell()
+                self._report_standing()
 
     async def _sleep(self) -> None:
         due = self._machine.due
@@ -176,14 +176,14 @@ class EventStore:
             self._idle.set_result(None)
 
     async def _write(self, batch: Batch[_Entry]) -> None:
-        stalled = self._loop.call_at(self._machine.due or 0.0, self._look)
+        stalled = self._loop.call_at(self._machine.due or 0.0, self._note_stall)
         try:
             plan = await self._database.write(lambda connection: self._store(connection, batch))
         except RemoteError as error:
-            self._failed(error)
-        except Exception as error:  # of our own; the events are kept, and a person reads of it
-            limited(log, _LOG_SECONDS).error("events cannot be stored", exc_info=True)
-            self._failed(RemoteError(f"{type(error).__name__}: {error}"))
+            self._note_failure(error)
+        except Exception as error:  # a bug in tidemill; the events are kept, and the log says so
+            limited(log, _LOG_SECONDS).error("events cannot be stored; this is a bug in tidemill", exc_info=True)
+            self._note_failure(RemoteError(f"{type(error).__name__}: {error}"))
         else:
             self._tried = None
             self._machine.note_committed()
@@ -194,19 +194,19 @@ class EventStore:
             stalled.cancel()
 
     def _store(self, connection: Connection, batch: Batch[_Entry]) -> Plan:
-        """Run on whatever thread the database uses; nothing else touches `_tried` meanwhile."""
+        """Store a batch; runs on a thread of the database, and nothing else uses `_tried` meanwhile."""
         tried = self._tried
         earlier = tried[1] if tried is not None and tried[0] is batch else None
         plan = store_events(connection, [entry.event for entry, _ in batch.items], earlier)
         self._tried = (batch, plan)
         return plan
 
-    def _failed(self, error: RemoteError) -> None:
+    def _note_failure(self, error: RemoteError) -> None:
         now = self._loop.time()
         if error.retryable:
             self._machine.note_unreachable(now, random.getrandbits(JITTER_BITS))
             limited(log, _LOG_SECONDS).warning(
-                "the store cannot be written; events wait", events=self._machine.pending, error=str(error)
+                "the store cannot be written to; events wait", events=self._machine.pending, error=str(error)
             )
             return
         alone = self._machine.note_refused(now)
@@ -220,18 +220,18 @@ class EventStore:
             self._empty.set_result(None)
             self._empty = None
 
-    def _look(self) -> None:
-        """Note that a write was not answered."""
+    def _note_stall(self) -> None:
+        """Note that a write has not been answered for too long."""
         self._machine.take(self._loop.time())
         if self._machine.standing is Standing.DOWN:
             limited(log, _LOG_SECONDS).warning("the store does not answer; events wait", events=self._machine.pending)
-        self._tell()
+        self._report_standing()
 
-    def _tell(self) -> None:
-        before, standing = self._told, self._machine.standing
+    def _report_standing(self) -> None:
+        before, standing = self._reported, self._machine.standing
         if standing is before:
             return
-        self._told = standing
+        self._reported = standing
         if standing is Standing.OPEN:
             self._open.set()
         else:
@@ -240,7 +240,7 @@ class EventStore:
             self._down_since = self._loop.time()
         elif before is Standing.DOWN:
             seconds = round(self._loop.time() - self._down_since, 3)
-            log.info("the store can be written again", after_seconds=seconds)
+            log.info("the store can be written to again", after_seconds=seconds)
         if self._on_standing is not None:
             self._on_standing(standing)
 

@@ -1,7 +1,7 @@
-"""One writing process per SQLite file: a lock beside it that the kernel releases.
+"""One writing process per SQLite file: a lock file beside it, whose lock the kernel releases.
 
-SQLite itself would let two hosts write in turn; both would then run the same triggers. The lock ends with the
-process, however that ends: it is never stale, and a file that is left behind means nothing.
+SQLite itself would let two hosts write in turn; both would then run the same triggers. The lock ends with the process,
+however that ends: it is never stale, and a lock file that is left behind means nothing.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class StoreLock:
     """The right to write to a SQLite file.
 
     Args:
-        path: The database file; links are followed, so that two names of one file are one lock.
+        path: The database file; links are followed, so that all names of a file share one lock.
     """
 
     def __init__(self, path: Path) -> None:
-        """Set the path of the lock; nothing is locked yet."""
+        """Start without the lock."""
         self._database = path
         self.path = Path(f"{path.resolve()}.lock")
         self._fd: int | None = None
@@ -35,19 +35,19 @@ class StoreLock:
 
         Raises:
             StoreInUseError: Another process holds it.
-            ConfigError: The lock's file cannot be used.
+            ConfigError: The lock file cannot be used.
         """
         try:
             self._fd = lock_file(self.path)
         except HeldError as error:
             raise StoreInUseError(
-                f"the store {self._database} is written by process {error.holder}, and one process may write to a "
+                f"the store {self._database} is in use by process {error.holder}, and only one process may write to a "
                 "SQLite file; stop that process, give this one a file of its own (store.url), or use PostgreSQL"
             ) from None
         except OSError as error:
             raise ConfigError(
                 f"the store {self._database} cannot be used: {self.path}: {error.strerror}; "
-                "set store.url to a file in a folder that this user can write to"
+                "set store.url to a file in a folder that this user may write to"
             ) from error
 
     def release(self) -> None:

@@ -1,8 +1,8 @@
-"""Brings a database to the tables that this program knows, when a store is opened.
+"""Upgrades the tables of a database to this program's revision when a store is opened.
 
-Invariants: an upgrade is one transaction, whole or not at all; of processes that start at once one upgrades and the
-others wait for it; a database that is up to date is only read, without importing alembic; one that a newer tidemill
-has upgraded is refused.
+Invariants: an upgrade is one transaction; of processes that start at the same time one upgrades and the others wait for
+it; a database that is up to date is only read, without importing alembic; a database that a newer tidemill has upgraded
+is refused.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from tidemill.store.batches import find_dialect
 from tidemill.store.tables import HEAD, VERSION_TABLE
 
 MIGRATIONS = Path(__file__).parent / "migrations"
-#: Any number that no other program takes for its advisory lock: "tidemill" in ASCII.
+#: A number that no other program uses for its advisory lock: "tidemill" in ASCII.
 _LOCK_KEY = int.from_bytes(b"tidemill", "big")
 
 
 def read_revision(connection: Connection) -> str | None:
-    """Return the revision of a database; None: it has no tables of ours."""
+    """Return the revision of a database; None: it has no tables of tidemill."""
     if not inspect(connection).has_table(VERSION_TABLE):
         return None
     found = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()  # noqa: S608 - a constant
@@ -29,12 +29,12 @@ def read_revision(connection: Connection) -> str | None:
 
 
 def is_current(connection: Connection) -> bool:
-    """Tell whether the database has the newest revision."""
+    """Return whether the database has the newest revision."""
     return read_revision(connection) == HEAD
 
 
 def upgrade(connection: Connection) -> None:
-    """Bring the database to the newest revision.
+    """Upgrade the database to the newest revision.
 
     Args:
         connection: In a transaction; on SQLite an immediate one.
@@ -52,18 +52,18 @@ def upgrade(connection: Connection) -> None:
 
 
 def check_readable(connection: Connection, label: str) -> None:
-    """Make sure that the tables are those that this program reads.
+    """Check that the tables have the revision that this program reads.
 
     Raises:
-        ConfigError: There are none, or others.
+        ConfigError: There are no tables, or they have another revision.
     """
     found = read_revision(connection)
     if found is None:
-        raise ConfigError(f"the store {label} has no tables; `tidemill triggers run` makes them")
+        raise ConfigError(f"the store {label} has no tables; `tidemill triggers run` creates them")
     if found != HEAD:
         raise ConfigError(
-            f"the store {label} has revision {found} and this tidemill reads {HEAD}; use the same version of tidemill "
-            "here and where it is written"
+            f"the store {label} has revision {found}, but this tidemill reads {HEAD}; use the version of tidemill that "
+            "writes to the store"
         )
 
 
@@ -82,7 +82,7 @@ def _run_alembic(connection: Connection) -> None:
             ScriptDirectory.from_config(config).get_revision(found)
         except CommandError:
             raise ConfigError(
-                f"the store has revision {found}, which this tidemill does not know (its own is {HEAD}): a newer one "
-                "has upgraded it; update tidemill here"
+                f"the store has revision {found}, which this tidemill does not know (its own is {HEAD}): a newer "
+                "version has upgraded it; update tidemill"
             ) from None
     command.upgrade(config, "head")

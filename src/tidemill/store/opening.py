@@ -20,15 +20,15 @@ _POSTGRES = re.compile(r"postgres(?:ql)?(?:\+\w+)?(?P<rest>://.*)\Z", re.DOTALL)
 DEFAULT_NAME = "tidemill.db"
 
 
-def store_url(configured: str, folder: Path) -> str:
-    """Return the URL to open.
+def choose_store_url(configured: str, folder: Path) -> str:
+    """Return the URL of the store to open.
 
     Args:
         configured: `store.url`; empty: a SQLite file in the folder.
-        folder: Where the list of triggers is.
+        folder: The folder of the list of triggers.
 
     Example:
-        >>> store_url("", Path("/srv"))
+        >>> choose_store_url("", Path("/srv"))
         'sqlite:////srv/tidemill.db'
     """
     return configured or f"sqlite:///{(folder / DEFAULT_NAME).absolute()}"
@@ -38,7 +38,7 @@ def has_one_writer(url: str) -> bool:
     """Return whether only one process at a time can write to a store.
 
     Raises:
-        ConfigError: The URL names nothing that can be opened.
+        ConfigError: The URL is not that of a store.
     """
     path, _ = _parse_url(url)
     return path is not None
@@ -48,7 +48,7 @@ async def open_store(url: str) -> Database:
     """Open a store for writing, with its tables up to date.
 
     Raises:
-        ConfigError: The URL names nothing that can be opened, or another process writes to the file.
+        ConfigError: The URL is not that of a store, or another process writes to the file.
         RemoteError: The database cannot be reached.
     """
     path, address = _parse_url(url)
@@ -56,7 +56,7 @@ async def open_store(url: str) -> Database:
         from tidemill.store.sqlite import open_sqlite
 
         return await open_sqlite(path)
-    with _driver():
+    with _explain_missing_driver():
         from tidemill.store.postgres import open_postgres
     return await open_postgres(address)
 
@@ -65,7 +65,7 @@ async def open_reader(url: str) -> Database:
     """Open a store for reading, while another process may write to it.
 
     Raises:
-        ConfigError: The URL cannot be opened, or there is no store.
+        ConfigError: The URL is not that of a store, or the store does not exist.
         RemoteError: The database cannot be reached.
     """
     path, address = _parse_url(url)
@@ -73,13 +73,13 @@ async def open_reader(url: str) -> Database:
         from tidemill.store.sqlite import open_sqlite_reader
 
         return await open_sqlite_reader(path)
-    with _driver():
+    with _explain_missing_driver():
         from tidemill.store.postgres import open_postgres_reader
     return await open_postgres_reader(address)
 
 
 @contextlib.contextmanager
-def _driver() -> Iterator[None]:
+def _explain_missing_driver() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
@@ -96,6 +96,6 @@ def _parse_url(url: str) -> tuple[Path | None, str]:
     if postgres:
         return None, f"postgresql{postgres['rest']}"
     raise ConfigError(
-        f"store.url {redact_text(url)!r} names no store; use sqlite:///folder/file.db, sqlite:////absolute/file.db "
-        "or postgresql://user:password@host:5432/name"
+        f"store.url {redact_text(url)!r} is not the URL of a store; use sqlite:///folder/file.db, "
+        "sqlite:////absolute/file.db or postgresql://user:password@host:5432/name"
     )

@@ -1,14 +1,14 @@
 """The store in PostgreSQL, over asyncpg; directly, or through a pooler that gives each transaction any connection.
 
-Invariants: a commit is on the server's disk when it returns (`synchronous_commit=on`, whatever the role's default
-says); no attempt takes longer than `attempt_seconds`. A transaction that loses to another one (a deadlock, a
-serialization failure) is repeated at once, on its connection: that is not an outage. After any other failure
-of the server its connection is dropped, and the idle ones before they are used again, so that a server that was
-restarted or replaced is found; a transaction that another task has under way is never cut off.
+Invariants: a commit is on the server's disk when it returns (`synchronous_commit=on`, whatever the role's default is);
+no attempt takes longer than `attempt_seconds`. A transaction that loses to another (a deadlock, a serialization
+failure) is repeated at once, on its connection: that is not an outage. After any other failure of the server its
+connection is dropped, and idle ones are dropped before they are used again, so that a server that was restarted or
+replaced is found; a transaction that another task has in progress is never cut off.
 
-Behind a pooler the next transaction may have another session of the server. So settings are local to each transaction,
-sent in one message with its BEGIN, and statements are prepared for later ones only where a connection has been seen to
-lead to the server itself. (Per transaction of 50 events the settings cost 2 %, and preparing each time 17 %.)
+Behind a pooler the next transaction may get another session of the server. So settings are local to each transaction,
+sent in one message with its BEGIN, and prepared statements are kept only where a connection has been found to lead to
+the server itself. (Per transaction of 50 events the settings cost 2 %, and preparing each time 17 %.)
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from tidemill.config.redaction import redact_text
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.runtime.log import limited
-from tidemill.store.database import build_remote_error, gives_way
+from tidemill.store.database import build_remote_error, is_conflict
 from tidemill.store.migrate import check_readable, is_current, upgrade
 
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-#: An attempt that takes longer is given up: the network may swallow everything without a word.
+#: An attempt that takes longer is given up: a network may drop everything silently.
 ATTEMPT_SECONDS = 10.0
 _CONNECT_SECONDS = 5.0
 _CLOSE_SECONDS = 2.0
-#: One writes events, one reports and claims, one reads.
+#: One for writing events, one for reports and claims, one for reading.
 _CONNECTIONS = 3
 #: Statements that a connection keeps prepared; there are about thirty.
 _PREPARED = 100
-#: Between attempts of a transaction that gave way; by then the other one is mostly over.
+#: Between attempts of a transaction that lost to another, which is usually over by then.
 _CONFLICT_BACKOFF = Backoff(0.005, 0.2)
-#: Every statement here finds some rows by their keys. The planner must not sort or hash the whole table for that,
-#: which it would do for a batch of hundreds in a table that it last looked at when it was small.
+#: Every statement here finds some rows by their keys. The planner must not sort or hash the whole table for that, as it
+#: would for a batch of hundreds if its statistics are from a time when the table was small.
 _PLANNING = {"enable_mergejoin": "off", "enable_hashjoin": "off", "plan_cache_mode": "force_custom_plan", "jit": "off"}
 _FAILURES = (SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError, UnicodeError)
 
@@ -57,26 +57,26 @@ class PostgresDatabase:
     """A PostgreSQL database that is open; created by `open_postgres` and `open_postgres_reader`."""
 
     def __init__(self, url: str, *, read_only: bool, attempt_seconds: float = ATTEMPT_SECONDS) -> None:
-        """Prepare; nothing is connected yet."""
+        """Start without a connection."""
         self._label = redact_text(url)
         self._attempt_seconds = attempt_seconds
         self._read_only = read_only
         # Rises with every failure; an idle connection from before is not trusted.
         self._epoch = 0
-        self._begin = _beginning(read_only, attempt_seconds, _PLANNING)
-        # Where the server knows it (17): the other limit does not hold between the messages of one statement.
+        self._begin = _build_begin(read_only, attempt_seconds, _PLANNING)
+        # From version 17 on: the other timeout does not apply between the messages of one statement.
         self._begin_17 = f"{self._begin}; SET LOCAL transaction_timeout = {round(attempt_seconds * 1000)}"
         self._prepared_count = 0
         self._connections: weakref.WeakSet[Any] = weakref.WeakSet()
         self._engine = self._make_engine(url)
-        event.listen(self._engine.sync_engine, "connect", self._opened)
-        event.listen(self._engine.sync_engine, "checkout", self._used_again)
-        # Transactions are begun and ended below, not by SQLAlchemy.
+        event.listen(self._engine.sync_engine, "connect", self._note_connected)
+        event.listen(self._engine.sync_engine, "checkout", self._check_epoch)
+        # Transactions are begun and ended in `_attempt`, not by SQLAlchemy.
         self._transactions = self._engine.execution_options(isolation_level="AUTOCOMMIT")
 
     @property
     def label(self) -> str:
-        """The address, without its password."""
+        """The URL, without its password."""
         return self._label
 
     @property
@@ -85,21 +85,21 @@ class PostgresDatabase:
         return False
 
     async def prepare(self) -> None:
-        """Bring the tables up to date, or make sure that they are those that are read.
+        """Bring the tables up to date, or, for reading only, check their version.
 
         Raises:
-            ConfigError: They are those of another version.
+            ConfigError: The tables are of another version.
             RemoteError: The database cannot be reached.
         """
         if await self.read(_is_direct):
             self._prepared_count = _PREPARED
-            self._epoch += 1  # the connection that found out is replaced by one that prepares
+            self._epoch += 1  # replaces this connection by one that prepares statements
         if self._read_only:
             await self.read(lambda connection: check_readable(connection, self._label))
         elif not await self.read(is_current):
-            # As long as it takes: a large table is copied, and other processes wait for the one that does it. What
-            # is good for batches of keys is not good for whole tables.
-            await self._run(upgrade, None, _beginning(False, self._attempt_seconds, {}))
+            # Without a limit: a large table is copied, and other processes wait for the one that does it. The planner
+            # settings for batches of keys are wrong for whole tables.
+            await self._run(upgrade, None, _build_begin(False, self._attempt_seconds, {}))
 
     async def write(self, work: Callable[[Connection], T]) -> T:
         """Run work in a transaction; see `Database.write`."""
@@ -112,7 +112,7 @@ class PostgresDatabase:
         return await self._run(work, self._attempt_seconds)
 
     async def close(self) -> None:
-        """Close all connections; a server that does not answer is not waited for."""
+        """Close all connections, without waiting for a server that does not answer."""
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await self._engine.dispose()
@@ -129,12 +129,12 @@ class PostgresDatabase:
                     try:
                         return await self._attempt(work, begin)
                     except _FAILURES as error:
-                        if not gives_way(error):
+                        if not is_conflict(error):
                             raise
                         refused = error
                     conflicts += 1
-                    limited(log, 10.0).info("a transaction gave way to another one and is repeated", times=conflicts)
-                    await asyncio.sleep(_CONFLICT_BACKOFF.delay(conflicts, random.getrandbits(JITTER_BITS)))
+                    limited(log, 10.0).info("a transaction conflicts with another one and is repeated", times=conflicts)
+                    await asyncio.sleep(_CONFLICT_BACKOFF.compute_delay(conflicts, random.getrandbits(JITTER_BITS)))
                     refused = None
         except TimeoutError as error:
             self._epoch += 1
@@ -164,19 +164,19 @@ class PostgresDatabase:
     async def _give_up(self, connection: AsyncConnection, driver: asyncpg.Connection, error: BaseException) -> None:
         """Roll back; drop the connection if it may be dead."""
         if isinstance(error, Exception) and not (
-            isinstance(error, _FAILURES) and build_remote_error(self._label, error).retryable and not gives_way(error)
+            isinstance(error, _FAILURES) and build_remote_error(self._label, error).retryable and not is_conflict(error)
         ):
             with contextlib.suppress(*_FAILURES):
                 await driver.execute("ROLLBACK")
                 return
-        # Not closed: that would wait for a server that may never answer.
+        # Not closed, because that would wait for a server that may never answer.
         driver.terminate()
         await connection.invalidate()
 
     def _make_engine(self, url: str) -> AsyncEngine:
         async def connect() -> Any:
-            # asyncpg reads the address itself: libpq's forms (several hosts, sslmode, a service, a socket's folder)
-            # work. PgBouncer refuses most settings at the start of a session, but not the name.
+            # asyncpg parses the URL itself, so libpq's forms (several hosts, sslmode, a service, a socket folder) work.
+            # PgBouncer refuses most settings at the start of a session, but not the application's name.
             settings = {"application_name": "tidemill"}
             return await asyncpg.connect(
                 url, timeout=_CONNECT_SECONDS, statement_cache_size=0, server_settings=settings
@@ -186,7 +186,7 @@ class PostgresDatabase:
             return engine.sync_engine.dialect.dbapi.connect(  # type: ignore[union-attr]
                 async_creator_fn=connect,
                 prepared_statement_cache_size=self._prepared_count,
-                # Without a name a statement is used at once, and replaced by the next one.
+                # A statement without a name is used at once, and replaced by the next one.
                 prepared_statement_name_func=None if self._prepared_count else str,
             )
 
@@ -195,16 +195,16 @@ class PostgresDatabase:
             creator=create,
             pool_size=_CONNECTIONS,
             max_overflow=0,
-            # Every transaction here is ended where it began.
+            # Every transaction is ended in `_attempt`.
             pool_reset_on_return=None,
         )
         return engine
 
-    def _opened(self, adapted: Any, record: Any) -> None:
+    def _note_connected(self, adapted: Any, record: Any) -> None:
         record.info["epoch"] = self._epoch
         self._connections.add(adapted.driver_connection)
 
-    def _used_again(self, adapted: Any, record: Any, proxy: Any) -> None:
+    def _check_epoch(self, adapted: Any, record: Any, proxy: Any) -> None:
         if record.info["epoch"] != self._epoch:
             adapted.driver_connection.terminate()
             raise DisconnectionError("another connection has failed since")
@@ -214,27 +214,27 @@ async def open_postgres(url: str, *, attempt_seconds: float = ATTEMPT_SECONDS) -
     """Open a database for writing, and bring its tables up to date.
 
     Args:
-        url: As libpq and asyncpg know it: `postgresql://user:password@host:5432/name`.
+        url: A URL that libpq and asyncpg accept: `postgresql://user:password@host:5432/name`.
         attempt_seconds: How long one transaction may take.
 
     Raises:
         ConfigError: A newer tidemill has upgraded it.
         RemoteError: It cannot be reached.
     """
-    return await _opened(PostgresDatabase(url, read_only=False, attempt_seconds=attempt_seconds))
+    return await _prepare(PostgresDatabase(url, read_only=False, attempt_seconds=attempt_seconds))
 
 
 async def open_postgres_reader(url: str) -> PostgresDatabase:
     """Open a database for reading.
 
     Raises:
-        ConfigError: It has no tables of ours, or those of another version.
+        ConfigError: It has no tables of tidemill, or those of another version.
         RemoteError: It cannot be reached.
     """
-    return await _opened(PostgresDatabase(url, read_only=True))
+    return await _prepare(PostgresDatabase(url, read_only=True))
 
 
-async def _opened(database: PostgresDatabase) -> PostgresDatabase:
+async def _prepare(database: PostgresDatabase) -> PostgresDatabase:
     try:
         await database.prepare()
     except BaseException:
@@ -243,10 +243,10 @@ async def _opened(database: PostgresDatabase) -> PostgresDatabase:
     return database
 
 
-def _beginning(read_only: bool, attempt_seconds: float, planning: Mapping[str, str]) -> str:
+def _build_begin(read_only: bool, attempt_seconds: float, planning: Mapping[str, str]) -> str:
     settings = {
         "synchronous_commit": "on",
-        # A process that stands still must not keep the rows of its triggers from the host that takes over.
+        # A process that hangs must not keep the rows of its triggers locked for the host that takes over.
         "idle_in_transaction_session_timeout": str(round(attempt_seconds * 1000)),
         **planning,
     }
@@ -256,6 +256,6 @@ def _beginning(read_only: bool, attempt_seconds: float, planning: Mapping[str, s
 
 
 def _is_direct(connection: Connection) -> bool:
-    """Return whether the server's process is the one that answered at the start: a pooler reports another number."""
-    told = connection.connection.driver_connection.get_server_pid()  # type: ignore[union-attr]
-    return bool(connection.execute(select(func.pg_backend_pid())).scalar() == told)
+    """Return whether the server reports the process id that was sent at the start: a pooler sends another one."""
+    expected = connection.connection.driver_connection.get_server_pid()  # type: ignore[union-attr]
+    return bool(connection.execute(select(func.pg_backend_pid())).scalar() == expected)

@@ -1,6 +1,6 @@
-"""The values that go into the store and come out of it; frozen, and free of any database.
+"""The values that go into the store and come out of it; frozen, and independent of any database.
 
-Invariants: what comes out is what went in; a page holds where the next one begins, or that there is none.
+Invariants: what is read is what was written; a page says where the next one begins, or that there is none.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ T = TypeVar("T")
 class TriggerState(enum.StrEnum):
     """The state of a trigger.
 
-    REGISTERED: known, not yet run. RUNNING: a host runs it, or did when it was killed. FINISHED: it ended by itself.
-    FAILED: it raised. CANCELLED: it was ended, for a reason.
+    REGISTERED: known, but not yet run. RUNNING: a host runs it, or ran it when that host was killed. FINISHED: it ended
+    by itself. FAILED: it raised. CANCELLED: it was stopped, for a reason.
     """
 
     REGISTERED = "registered"
@@ -27,7 +27,7 @@ class TriggerState(enum.StrEnum):
 
 
 class ReportOutcome(enum.Enum):
-    """What became of a report about a trigger: accepted, or refused because its token is old or its id unknown."""
+    """What became of a report about a trigger: recorded, or refused because its token is old or its id unknown."""
 
     MARKED = "marked"
     FENCED = "fenced"
@@ -41,7 +41,7 @@ class TriggerSpec:
     Attributes:
         name: Its stable name.
         classpath: Where its class is imported from.
-        kwargs: What it is created with, as JSON text with sorted keys, so that equal ones are equal.
+        kwargs: Its arguments, as JSON text with sorted keys, so that equal arguments are equal texts.
         restart: When it runs again: always, on-failure or never.
     """
 
@@ -58,16 +58,16 @@ class TriggerRecord:
     Attributes:
         id: Its number.
         spec: What it is.
-        state: Where it is in its life.
+        state: Its state.
         reason: Why it was cancelled.
         error: The traceback it failed with.
         list: The list that it belongs to; None: none yet.
-        session: Where it runs, for people to read: host and process of the live session that claimed it last.
-        serialized: What it is created from again where that is not its spec: JSON text of classpath and kwargs.
+        session: Where it runs, in words: host and process of the live session that claimed it last.
+        serialized: What it is re-created from where that is not its spec: JSON text of classpath and kwargs.
         token: Rises with every claim.
         next_index: How many events of it are stored.
-        created_us: When it was registered first, in UTC microseconds since the epoch.
-        changed_us: When its state changed last, likewise.
+        created_us: When it was first registered, in UTC microseconds since the epoch.
+        changed_us: When its state last changed, likewise.
     """
 
     id: int
@@ -89,8 +89,8 @@ class TriggerReport:
     """The new state of a trigger, as reported by the run that has the token.
 
     Attributes:
-        trigger_id: Which.
-        token: That of the claim under which it runs.
+        trigger_id: The trigger's number.
+        token: The token of the claim under which it runs.
         state: Its new state.
         now_us: When it changed, in UTC microseconds since the epoch.
         reason: Why it was cancelled.
@@ -112,17 +112,17 @@ class SessionRecord:
     Attributes:
         id: Its number; never used again.
         kind: What runs: "triggerer".
-        name: What it is called.
-        host: The machine's name.
+        name: Its name.
+        host: The name of its machine.
         boot_id: Changes with every boot of the machine.
-        pid: The process.
+        pid: The process id.
         list: The name of the list that it runs.
         lock: Identifies the list's lock file on its machine.
-        digest: That of the list's content.
-        beat: Rises while it lives.
+        digest: The digest of the list's content.
+        beat: Rises while it is alive.
         started_us: When it began, in UTC microseconds since the epoch, by its own clock.
-        beat_us: When it beat last, likewise.
-        ended_us: When it ended; None: it has not.
+        beat_us: When it last beat, likewise.
+        ended_us: When it ended, likewise; None: it has not.
         ended_by: The session that declared it dead; None: it ended by itself, or has not.
     """
 
@@ -148,10 +148,10 @@ class EventRecord:
 
     Attributes:
         id: Its number among all events of the store.
-        trigger_id: Whose it is.
+        trigger_id: The trigger that fired it.
         trigger_name: The trigger's name.
         sequence_index: Its number among those of the trigger, from 0 without gaps.
-        identity: What tells it apart; None: nothing does.
+        identity: Identifies it among those of the trigger; None: it has no identity.
         payload: JSON text.
         created_us: When it fired, in UTC microseconds since the epoch.
     """
@@ -171,7 +171,7 @@ class Page(Generic[T]):
 
     Attributes:
         rows: In the list's order.
-        next: Pass it to the same function to continue behind these rows; None: there are no more.
+        next: Pass it to the same function to continue after these rows; None: there are no more.
     """
 
     rows: list[T]

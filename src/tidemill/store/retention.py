@@ -1,7 +1,7 @@
-"""Removes events and identities when they are old enough: the task that a trigger host runs beside its triggers.
+"""Removes old events and identities: the task that a trigger host runs besides its triggers.
 
-Invariants: with nothing to remove it reads one entry of an index per round; batches are short transactions with pauses
-between them, so that events are stored meanwhile; a store that does not work is left alone until the next round.
+Invariants: with nothing to remove it reads one index entry per round; batches are short transactions with pauses
+between them, so that events are stored meanwhile; after a failure of the store it waits for the next round.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tidemill.store.queries.retention import BATCH_COUNT, Removed, remove_events
 
 log = structlog.get_logger(__name__)
 
-#: Between rounds. What is removed is days old: it does not matter how soon.
+#: Between rounds; rows are days old, so it does not matter how soon they are removed.
 ROUND_SECONDS = 60.0
-#: Between batches of a round, which leaves most of the time to the host's own writes.
+#: Between batches of a round; leaves most of the time to the host's own writes.
 PAUSE_SECONDS = 0.02
 _DAY_US = 24 * 60 * 60 * 1_000_000
 
@@ -54,7 +54,7 @@ class Retention:
         round_seconds: float = ROUND_SECONDS,
         pause_seconds: float = PAUSE_SECONDS,
     ) -> None:
-        """Remove nothing yet."""
+        """Start without removing anything; `run` does."""
         self._database = database
         self._round_seconds = round_seconds
         self._pause_seconds = pause_seconds
@@ -65,22 +65,22 @@ class Retention:
         self._kinds = [kind for kind in kinds if kind[1]]
 
     async def run(self) -> None:
-        """Remove what is old, round after round, until cancelled; returns at once if everything is kept."""
+        """Remove old rows, round after round, until cancelled; return at once if everything is kept."""
         while self._kinds:
             try:
-                await self.round(time.time_ns() // 1000)
+                await self.remove_old(time.time_ns() // 1000)
             except RemoteError as error:
                 limited(log, 600.0).warning("old rows cannot be removed from the store", error=str(error))
             await asyncio.sleep(self._round_seconds)
 
-    async def round(self, now_us: int) -> int:
-        """Remove everything that is old, and return how many rows that was.
+    async def remove_old(self, now_us: int) -> int:
+        """Remove all old rows, and return how many there were.
 
         Args:
             now_us: The time, in UTC microseconds since the epoch.
 
         Raises:
-            RemoteError: The database failed; what was removed before stays so.
+            RemoteError: The database failed; rows that were removed before stay removed.
         """
         total = 0
         for name, days, remove in self._kinds:
@@ -93,12 +93,12 @@ class Retention:
     async def _remove(self, remove: Remove, before_us: int) -> int:
         total, since_us = 0, 0
         while True:
-            count, since_us = await self._database.write(_batch(remove, before_us, since_us))
+            count, since_us = await self._database.write(_bind_arguments(remove, before_us, since_us))
             total += count
             if count < BATCH_COUNT:
                 return total
             await asyncio.sleep(self._pause_seconds)
 
 
-def _batch(remove: Remove, before_us: int, since_us: int) -> Callable[[Connection], Removed]:
+def _bind_arguments(remove: Remove, before_us: int, since_us: int) -> Callable[[Connection], Removed]:
     return lambda connection: remove(connection, before_us, since_us)

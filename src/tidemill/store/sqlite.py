@@ -1,8 +1,8 @@
-"""The store in a SQLite file: one writing process, one thread that writes, one that reads.
+"""The store in a SQLite file: one writing process, with one thread that writes and one that reads.
 
-Invariants: a commit is on the disk when it returns (WAL, `synchronous=FULL`); a transaction that writes takes the
-write lock at its start (BEGIN IMMEDIATE), so that it never fails half way; connections are used by their own thread
-only; readers, in this process and in others, disturb no one.
+Invariants: a commit is on disk when it returns (WAL, `synchronous=FULL`); a transaction that writes takes the write
+lock at its start (BEGIN IMMEDIATE), so that it never fails half way; each connection is used only by its own thread;
+readers, in this process and in others, block nobody.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 #: Another program (the sqlite3 shell, a backup) may hold the file for this long before a write fails and is retried.
 BUSY_SECONDS = 5.0
-#: The log is cut back to this size after a checkpoint, so that one burst does not leave a large file forever.
+#: The log is truncated to this size after a checkpoint, so that one burst does not leave a large file for ever.
 _WAL_BYTES = 64 * 1024 * 1024
 
 
@@ -36,7 +36,7 @@ class SqliteDatabase:
     """A SQLite file that is open; created by `open_sqlite` and `open_sqlite_reader`."""
 
     def __init__(self, path: Path, writer: Engine | None, reader: Engine, lock: StoreLock | None) -> None:
-        """Keep the engines; each gets a thread of its own."""
+        """Create a thread for each engine."""
         self._path = path
         self._writer = writer
         self._reader = reader
@@ -46,7 +46,7 @@ class SqliteDatabase:
 
     @property
     def label(self) -> str:
-        """The file."""
+        """The path of the file."""
         return str(self._path)
 
     @property
@@ -55,13 +55,13 @@ class SqliteDatabase:
         return self._lock is not None
 
     async def write(self, work: Callable[[Connection], T]) -> T:
-        """Run work in an immediate transaction on the writing thread; see `Database.write`."""
+        """Run work in an immediate transaction on the writer thread; see `Database.write`."""
         if self._writer is None:
             raise ConfigError(f"the store {self._path} is open for reading only")
         return await asyncio.get_running_loop().run_in_executor(self._writing, self._run, self._writer, work)
 
     async def read(self, work: Callable[[Connection], T]) -> T:
-        """Run work on the reading thread; see `Database.read`."""
+        """Run work on the reader thread; see `Database.read`."""
         return await asyncio.get_running_loop().run_in_executor(self._reading, self._run, self._reader, work)
 
     async def close(self) -> None:
@@ -93,7 +93,7 @@ async def open_sqlite(path: Path) -> SqliteDatabase:
     """
     lock = StoreLock(path)
     await asyncio.to_thread(lock.acquire)
-    database = SqliteDatabase(path, _engine(path, "rwc"), _engine(path, "ro"), lock)
+    database = SqliteDatabase(path, _create_engine(path, "rwc"), _create_engine(path, "ro"), lock)
     try:
         await database.write(upgrade)
     except BaseException:
@@ -106,12 +106,12 @@ async def open_sqlite_reader(path: Path) -> SqliteDatabase:
     """Open a file for reading, which another process may be writing to.
 
     Raises:
-        ConfigError: There is no such file, or its tables are of another version.
+        ConfigError: The file does not exist, or its tables have another revision.
         RemoteError: SQLite failed.
     """
     if not await asyncio.to_thread(path.is_file):
-        raise ConfigError(f"there is no store {path}; `tidemill triggers run` makes it, store.url says where")
-    database = SqliteDatabase(path, None, _engine(path, "ro"), None)
+        raise ConfigError(f"the store {path} does not exist; `tidemill triggers run` creates it where store.url says")
+    database = SqliteDatabase(path, None, _create_engine(path, "ro"), None)
     try:
         await database.read(lambda connection: check_readable(connection, str(path)))
     except BaseException:
@@ -120,15 +120,15 @@ async def open_sqlite_reader(path: Path) -> SqliteDatabase:
     return database
 
 
-def _engine(path: Path, mode: str) -> Engine:
+def _create_engine(path: Path, mode: str) -> Engine:
     def connect() -> sqlite3.Connection:
         connection = sqlite3.connect(
             f"file:{quote(str(path.absolute()))}?mode={mode}",
             uri=True,
             timeout=BUSY_SECONDS,
-            # Transactions are begun below, not by the driver.
+            # Transactions are begun in `begin_transaction`, not by the driver.
             isolation_level=None,
-            # Disposal closes it from elsewhere if the thread is gone already.
+            # `dispose` closes it from another thread if its own is gone already.
             check_same_thread=False,
         )
         if mode != "ro":
@@ -141,8 +141,8 @@ def _engine(path: Path, mode: str) -> Engine:
     engine = create_engine("sqlite://", creator=connect, poolclass=SingletonThreadPool, pool_size=1)
     begin = "BEGIN" if mode == "ro" else "BEGIN IMMEDIATE"
 
-    def on_begin(connection: Connection) -> Any:
+    def begin_transaction(connection: Connection) -> Any:
         connection.exec_driver_sql(begin)
 
-    event.listen(engine, "begin", on_begin)
+    event.listen(engine, "begin", begin_transaction)
     return engine

@@ -1,7 +1,7 @@
-"""The tables, as SQLAlchemy Core describes them; what they hold is made by `migrations`, in the same words.
+"""The tables, as SQLAlchemy Core describes them; `migrations` creates the same tables.
 
-Invariants: times are UTC microseconds since the epoch (SQLite has no time zones); JSON is text, so that it comes back
-as it was given, and no database's idea of JSON refuses it.
+Invariants: times are UTC microseconds since the epoch (SQLite has no time zones); JSON is stored as text, so that it is
+read exactly as it was written, and is not refused by a database with other rules for JSON.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from sqlalchemy import (
 
 #: The revision that this program reads and writes; the last one in `migrations/versions`.
 HEAD = "0002"
-#: Not alembic's own name: the database may be shared with another program that uses alembic.
+#: Not alembic's default name: the database may be shared with another program that uses alembic.
 VERSION_TABLE = "tidemill_version"
 
 metadata = MetaData()
 
 _Id = BigInteger().with_variant(Integer, "sqlite")
 
-#: One row per start of a trigger host. `beat` rises while it lives; once `ended_us` is set, the session stays dead.
+#: One row per start of a trigger host. `beat` rises while it is alive; once `ended_us` is set, the session stays dead.
 session = Table(
     "session",
     metadata,
@@ -46,7 +46,7 @@ session = Table(
     Column("beat_us", BigInteger, nullable=False),
     Column("ended_us", BigInteger),
     Column("ended_by", _Id),
-    # An id is never used again: what a dead session held must not become another session's.
+    # Ids are never reused: what a dead session held must not become another session's.
     sqlite_autoincrement=True,
 )
 
@@ -65,7 +65,7 @@ trigger_list = Table(
     Column("session_id", _Id, ForeignKey("session.id")),
 )
 
-#: What only one live list may read from upstream, by the session that reads it.
+#: The upstreams that only one live list may read, by the session that reads them.
 list_claim = Table(
     "list_claim",
     metadata,
@@ -75,7 +75,7 @@ list_claim = Table(
 
 Index("ix_list_claim_session", list_claim.c.session_id)
 
-#: One row per trigger that was ever registered, by its stable name. Wide, and written only when a trigger's life turns.
+#: One row per trigger that was ever registered, by its stable name. Wide, and written only when its state changes.
 trigger = Table(
     "trigger",
     metadata,
@@ -95,8 +95,8 @@ trigger = Table(
 
 Index("ix_trigger_list_state", trigger.c.list, trigger.c.state)
 
-#: One narrow row per trigger: who may store events for it, and the number of its next one. It is locked before
-#: anything else of the trigger is, and written with every batch of events.
+#: One narrow row per trigger: which claim may store events for it, and the number of its next event. It is locked
+#: before any other row of the trigger, and written with every batch of events.
 trigger_cursor = Table(
     "trigger_cursor",
     metadata,
@@ -106,7 +106,7 @@ trigger_cursor = Table(
     Column("session_id", _Id),
 )
 
-#: Covers what a session counts with each beat.
+#: Covers the query that a session makes with each beat.
 Index("ix_trigger_cursor_session", trigger_cursor.c.session_id, trigger_cursor.c.token)
 
 #: One row per event that a trigger fired. `id` orders all events of a store, `sequence_index` those of a trigger.
@@ -114,21 +114,21 @@ trigger_event = Table(
     "trigger_event",
     metadata,
     Column("id", _Id, primary_key=True),
-    # The cursor's row, which is locked already; a reference to `trigger` would lock the wide row as well.
+    # Refers to the cursor's row, which is locked already; a reference to `trigger` would lock the wide row as well.
     Column("trigger_id", _Id, ForeignKey("trigger_cursor.trigger_id"), nullable=False),
     Column("sequence_index", BigInteger, nullable=False),
     Column("identity", Text),
     Column("payload", Text, nullable=False),
     Column("created_us", BigInteger, nullable=False),
     UniqueConstraint("trigger_id", "sequence_index", name="uq_trigger_event_sequence"),
-    # The ids of events that retention has removed are not used again: lists are continued behind them.
+    # Ids of events that retention has removed are not reused: pages continue after them.
     sqlite_autoincrement=True,
 )
 
 Index("ix_trigger_event_created", trigger_event.c.created_us)
 
-#: One row per identity that a trigger has fired with; kept for as long as repetitions are to be recognised, which may
-#: be longer than the event itself.
+#: One row per identity of an event; kept for as long as repetitions are to be recognised, which may be longer than the
+#: event itself.
 trigger_identity = Table(
     "trigger_identity",
     metadata,

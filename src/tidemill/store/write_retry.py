@@ -1,8 +1,8 @@
 """Writes that must not be lost: reports about triggers wait for the database as their events do.
 
-Invariants: only an outage is waited for; what the database refuses is raised at once. As it is unknown whether an
-attempt without an answer was committed, the work has to be one that may be done twice, the last result being the one
-that counts; all functions of `queries.triggers` are.
+Invariants: only an outage is waited for; a refusal by the database is raised at once. Because an attempt without an
+answer may have been committed, the work must be idempotent, and its last result is the one that counts; this holds for
+all functions of `queries.triggers`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ BACKOFF = Backoff(0.1, 2.0)
 
 
 async def write_patiently(database: Database, work: Callable[[Connection], T], backoff: Backoff = BACKOFF) -> T:
-    """Return what the work returned, once it is committed; wait however long an outage takes.
+    """Run work and return its result once it is committed; wait for as long as an outage takes.
 
     Args:
-        database: Where to.
-        work: May be done twice; the last result counts.
-        backoff: The waits between attempts.
+        database: The store, open for writing.
+        work: An idempotent function; its last result is returned.
+        backoff: The delays between attempts.
 
     Raises:
         RemoteError: The database refuses the content.
@@ -46,5 +46,5 @@ async def write_patiently(database: Database, work: Callable[[Connection], T], b
         except RemoteError as error:
             if not error.retryable:
                 raise
-            limited(log, 10.0).warning("the store cannot be written; a report waits", error=str(error))
-        await asyncio.sleep(backoff.delay(attempt, random.getrandbits(JITTER_BITS)))
+            limited(log, 10.0).warning("the store cannot be written to; a report waits", error=str(error))
+        await asyncio.sleep(backoff.compute_delay(attempt, random.getrandbits(JITTER_BITS)))

@@ -1,4 +1,4 @@
-"""Files of dead letters: which of them count, and journals that crashes tear and people edit."""
+"""Files of dead letters: which of them are valid, and journals that were truncated by a crash or edited."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from tidemill.core.deadletters.letter_files import (
     JournalEntry,
-    counts,
+    build_run_pattern,
+    build_unfinished_pattern,
     decode_journal,
     encode_journal,
-    match_run,
-    match_unfinished_files,
+    is_valid,
     name_letters_file,
     name_unfinished_file,
 )
@@ -22,17 +22,17 @@ from tidemill.core.deadletters.letter_files import (
 ENTRIES = st.builds(JournalEntry, st.text(), st.text(), st.integers(0, 2**40), st.text())
 
 
-def test_a_name_is_that_of_one_run_and_one_part() -> None:
+def test_a_name_belongs_to_one_run_and_one_part() -> None:
     names = {name_letters_file(run, part) for run in ("a", "b") for part in ("part-0.parquet", "part-1.parquet")}
     assert len(names) == 4
-    assert all(fnmatchcase(name, match_run("a")) == ("-a-" in name) for name in names)
+    assert all(fnmatchcase(name, build_run_pattern("a")) == ("-a-" in name) for name in names)
 
 
 def test_unfinished_files_have_names_that_readers_skip_and_the_next_run_finds() -> None:
     names = {name_unfinished_file(outcomes, engine, part) for outcomes in "ab" for engine in "ef" for part in (0, 1)}
     assert len(names) == 8
     assert all(name.startswith("_") for name in names)
-    assert sum(fnmatchcase(name, match_unfinished_files("a")) for name in names) == 4
+    assert sum(fnmatchcase(name, build_unfinished_pattern("a")) for name in names) == 4
 
 
 @pytest.mark.parametrize(
@@ -46,17 +46,17 @@ def test_unfinished_files_have_names_that_readers_skip_and_the_next_run_finds() 
         ("y", "letters-2", True),  # another folder of the same name
     ],
 )
-def test_letters_count_unless_their_part_will_be_or_was_done_again(outcomes_id, named, wanted) -> None:
-    assert counts("letters-1", "x", outcomes_id, named) is wanted
+def test_a_file_is_valid_unless_its_part_will_be_or_was_processed_again(outcomes_id, named, wanted) -> None:
+    assert is_valid("letters-1", "x", outcomes_id, named) is wanted
 
 
 @given(st.lists(ENTRIES))
-def test_the_last_entry_of_a_file_holds(entries: list[JournalEntry]) -> None:
+def test_the_last_entry_of_a_file_counts(entries: list[JournalEntry]) -> None:
     assert decode_journal(encode_journal(entries)) == {each.file: each for each in entries}
 
 
 @given(st.lists(ENTRIES, min_size=1), st.data())
-def test_a_journal_that_is_torn_anywhere_has_all_lines_before(entries: list[JournalEntry], data: st.DataObject) -> None:
+def test_a_truncated_journal_keeps_all_complete_lines(entries: list[JournalEntry], data: st.DataObject) -> None:
     *before, last = entries
     text, line = encode_journal(before), encode_journal([last])
     torn = line[: data.draw(st.integers(0, len(line) - 1))]
@@ -66,6 +66,6 @@ def test_a_journal_that_is_torn_anywhere_has_all_lines_before(entries: list[Jour
 @pytest.mark.parametrize(
     "line", ["", "no JSON", "[]", "{}", '{"tidemill": 2}', '{"tidemill": 1, "file": "a", "mark": "", "position": "x"}']
 )
-def test_a_line_that_is_not_understood_is_named(line: str) -> None:
+def test_an_invalid_line_is_reported_by_its_number(line: str) -> None:
     with pytest.raises(ValueError, match="line 2 is not an entry of a redrive"):
         decode_journal(encode_journal([JournalEntry("a", "m", 1, "")]) + line + "\n")

@@ -1,4 +1,4 @@
-"""Redrives: which letters, in which steps, how fast; and what is saved is sent once, whatever happens in between."""
+"""Redrives: which letters are sent, in which steps and how fast; what is saved is sent once, whatever happens."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ LETTER = Facts(
         (Criteria(kinds=("delivery",), keys=("other",)), False),
     ],
 )
-def test_a_letter_matches_if_it_meets_one_of_each_kind_of_criterion(criteria: Criteria, matches: bool) -> None:
+def test_a_letter_matches_if_it_meets_one_value_of_every_criterion(criteria: Criteria, matches: bool) -> None:
     assert criteria.matches(LETTER) is matches
 
 
@@ -69,12 +69,12 @@ def test_a_letter_without_a_sink_matches_no_sink() -> None:
     assert not Criteria(sinks=(".",)).matches(Facts("1", "task"))
 
 
-def test_only_no_criteria_at_all_are_empty() -> None:
+def test_criteria_are_empty_only_if_none_is_set() -> None:
     assert Criteria().empty
     assert not Criteria(text="x").empty
 
 
-def test_the_same_letters_to_the_same_place_are_the_same_redrive() -> None:
+def test_the_same_selection_to_the_same_target_is_the_same_redrive() -> None:
     one = identify_redrive("t", "b", "source", Criteria(kinds=("task", "parse"), since=1.0))
     assert one == identify_redrive("t", "b", "source", Criteria(kinds=("parse", "task", "task"), since=1.0))
     others = [
@@ -102,11 +102,11 @@ def test_the_same_letters_to_the_same_place_are_the_same_redrive() -> None:
         (Facts("1", "hook", payloads=2), Target.SINK, Why.NO_PAYLOADS),
     ],
 )
-def test_a_letter_is_sent_or_there_is_a_reason(facts: Facts, target: Target, why: Why | None) -> None:
+def test_a_letter_is_sent_or_has_a_reason_not_to_be(facts: Facts, target: Target, why: Why | None) -> None:
     assert judge_letter(facts, Criteria(), target, max_redrives=3) is why
 
 
-def test_what_is_not_asked_for_has_no_other_reason() -> None:
+def test_a_letter_that_is_not_selected_has_no_other_reason() -> None:
     assert (
         judge_letter(Facts("1", "task", redrives=9), Criteria(kinds=("parse",)), Target.SOURCE, 3) is Why.NOT_SELECTED
     )
@@ -137,12 +137,12 @@ class Simulation:
             number = unfinished[pick % len(unfinished)]
             self.batch.append((number, self.positions[number]))
             self.positions[number] += 1
-            self.cursor.passed(number, self.positions[number])
+            self.cursor.advance(number, self.positions[number])
 
     def flush(self, crash_between: bool) -> None:
         positions = self.cursor.unsaved
         if crash_between and self.together:
-            # A transaction that did not end: nothing of it is there.
+            # A transaction that did not end: nothing of it is visible.
             self.begin()
             return
         self.sent += self.batch
@@ -151,9 +151,9 @@ class Simulation:
             return
         self.batch = []
         self.saved |= positions
-        self.cursor.saved(positions)
+        self.cursor.note_saved(positions)
         assert self.cursor.unsaved == {}
-        assert all(self.cursor.saved_at(number) == at for number, at in positions.items())
+        assert all(self.cursor.find_saved(number) == at for number, at in positions.items())
 
 
 STEPS = st.lists(
@@ -192,14 +192,16 @@ def test_with_transactions_each_letter_is_sent_exactly_once_whatever_crashes(
 
 
 @given(TOPIC, STEPS)
-def test_without_them_only_what_was_sent_in_an_unsaved_step_comes_again(letters: dict[int, int], steps: list) -> None:
+def test_without_transactions_only_letters_of_an_unsaved_step_are_sent_again(
+    letters: dict[int, int], steps: list
+) -> None:
     run = carried_out(letters, steps, together=False)
     expected = {(number, offset) for number, end in letters.items() for offset in range(end)}
     crashes = sum(1 for name, value in steps if name == "flush" and value)
     assert set(run.sent) == expected
     if not crashes:
         assert len(run.sent) == len(expected)
-    # Within a partition letters go in order, a repetition starting again at the saved place.
+    # Within a partition letters are sent in order; a repetition starts at the saved position.
     for number, end in letters.items():
         offsets = [offset for other, offset in run.sent if other == number]
         assert all(after <= before + 1 for before, after in itertools.pairwise(offsets))
@@ -211,7 +213,7 @@ def test_a_cursor_never_moves_back_nor_beyond_the_end(letters: dict[int, int], t
     cursor = Cursor({}, letters)
     lefts = [cursor.left]
     for partition, position in told:
-        cursor.passed(partition, position)
+        cursor.advance(partition, position)
         lefts.append(cursor.left)
     assert lefts == sorted(lefts, reverse=True)
     assert lefts[-1] >= 0
@@ -229,8 +231,8 @@ def test_no_more_is_sent_than_the_rate_allows(rate: float, sends: list[tuple[int
     pace, now, sent = Pace(rate), 0.0, []
     for count, idle in sends:
         now += idle
-        now += pace.wait(now)
-        pace.sent(count, now)
+        now += pace.find_wait(now)
+        pace.note_sent(count, now)
         sent.append((now, count))
     for first, (began, _) in enumerate(sent):
         for last in range(first + 1, len(sent)):
@@ -240,27 +242,27 @@ def test_no_more_is_sent_than_the_rate_allows(rate: float, sends: list[tuple[int
 
 def test_without_a_rate_nothing_waits() -> None:
     pace = Pace(None)
-    pace.sent(1_000, 5.0)
-    assert pace.wait(5.0) == 0.0
+    pace.note_sent(1_000, 5.0)
+    assert pace.find_wait(5.0) == 0.0
 
 
 def test_a_batch_is_due_by_count_size_or_age() -> None:
     batching = Batching(max_letters=2, max_bytes=100, max_seconds=1.0)
-    assert not batching.due(1e9)
+    assert not batching.is_due(1e9)
     batching.add(10, 5.0)
-    assert not batching.due(5.9)
-    assert batching.due(6.0)
+    assert not batching.is_due(5.9)
+    assert batching.is_due(6.0)
     batching.add(10, 5.5)
-    assert batching.due(5.5)
+    assert batching.is_due(5.5)
     batching.clear()
-    assert not batching.due(1e9)
+    assert not batching.is_due(1e9)
     batching.add(100, 7.0)
-    assert batching.due(7.0)
+    assert batching.is_due(7.0)
 
 
-def test_a_letter_that_was_written_twice_is_recognised_as_long_as_it_is_remembered() -> None:
+def test_a_letter_that_was_written_twice_is_recognised_while_it_is_remembered() -> None:
     recent = Recent(size=2)
-    assert [recent.seen(letter_id) for letter_id in ("a", "a", "b", "c", "a", "c")] == [
+    assert [recent.check_seen(letter_id) for letter_id in ("a", "a", "b", "c", "a", "c")] == [
         False,
         True,
         False,
@@ -270,21 +272,21 @@ def test_a_letter_that_was_written_twice_is_recognised_as_long_as_it_is_remember
     ]
 
 
-def test_letters_that_were_asked_for_and_not_sent_are_kept_by_name_up_to_a_bound() -> None:
+def test_selected_letters_that_were_not_sent_are_listed_up_to_a_bound() -> None:
     tally = Tally(keep=1)
-    tally.passed_over(Why.NOT_SELECTED)
-    tally.passed_over(Why.LOST, "a", "gone")
-    tally.passed_over(Why.LOST, "b", "gone")
-    tally.passed_over(Why.TWICE, "c")
+    tally.note_skipped(Why.NOT_SELECTED)
+    tally.note_skipped(Why.LOST, "a", "gone")
+    tally.note_skipped(Why.LOST, "b", "gone")
+    tally.note_skipped(Why.TWICE, "c")
     assert tally.failed == [("a", Why.LOST, "gone")]
     assert tally.unsent == 2
     assert tally.why == {Why.NOT_SELECTED: 1, Why.LOST: 2, Why.TWICE: 1}
 
 
-def test_letters_that_were_sent_in_part_are_kept_by_name_up_to_a_bound() -> None:
+def test_letters_that_were_sent_in_part_are_listed_up_to_a_bound() -> None:
     tally = Tally(keep=1)
-    tally.sent_in_part("a", 3)
-    tally.sent_in_part("b", 4)
+    tally.note_sent_in_part("a", 3)
+    tally.note_sent_in_part("b", 4)
     assert (tally.lost_messages, tally.in_part, tally.unsent) == (7, [("a", 3)], 0)
 
 
@@ -298,17 +300,17 @@ def test_letters_that_were_sent_in_part_are_kept_by_name_up_to_a_bound() -> None
         ([], set()),
     ],
 )
-def test_names_of_sinks_that_nothing_has_are_found(asked: list[str], unknown: set[str]) -> None:
+def test_names_that_match_no_sink_are_found(asked: list[str], unknown: set[str]) -> None:
     names = SinkNames(asked, [("http", "api")])
-    names.met("redis", "cache")
-    names.met("", "")
+    names.note_sink("redis", "cache")
+    names.note_sink("", "")
     assert names.unknown == unknown
 
 
 # -- counts ---------------------------------------------------------------------------------------------------
 
 
-def test_errors_that_differ_in_numbers_and_ids_only_are_one() -> None:
+def test_errors_that_differ_only_in_numbers_and_ids_are_counted_together() -> None:
     assert generalize_error("timeout after 30000 ms\ntrace") == generalize_error("timeout after 31234 ms")
     assert generalize_error("no 0f8fad5b-d9cb-469f-a165-70867728950e") == generalize_error(
         "no 7c9e6679-7425-40de-944b-e07fc1f90ae7"

@@ -1,4 +1,4 @@
-"""What a redrive remembers: no letter is claimed that was not sent, whatever has no room."""
+"""What a redrive saves: an unsent letter is never claimed, whatever has no room."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def facts(kind: str = "task") -> Facts:
 
 def test_a_letter_was_sent_by_the_last_run_over_it():
     record = RedriveRecord("source", Criteria())
-    record.passed(0, 10, 1_000.5)
-    record.passed(10, 20, 1_010.0)
-    record.passed(20, 30, 2_000.0)
-    record.passed(5, 7, 3_000.0)
-    record.passed(7, 7, 4_000.0)
+    record.note_range(0, 10, 1_000.5)
+    record.note_range(10, 20, 1_010.0)
+    record.note_range(20, 30, 2_000.0)
+    record.note_range(5, 7, 3_000.0)
+    record.note_range(7, 7, 4_000.0)
     assert record.runs == [Run(0, 20, 1_010), Run(20, 30, 2_000), Run(5, 7, 3_000)]
-    assert [record.sent_at(offset, facts()) for offset in (0, 5, 6, 7, 25, 30)] == [
+    assert [record.find_sent_at(offset, facts()) for offset in (0, 5, 6, 7, 25, 30)] == [
         1_010,
         3_000,
         3_000,
@@ -34,25 +34,25 @@ def test_a_letter_was_sent_by_the_last_run_over_it():
 
 def test_a_letter_that_does_not_match_or_was_refused_was_not_sent():
     record = RedriveRecord("sink", Criteria(kinds=("delivery",)))
-    record.passed(0, 10, 1_000.0, [3])
-    record.not_sent(4)
-    assert record.sent_at(2, facts("delivery")) == 1_000
-    assert record.sent_at(2, facts("task")) is None
-    assert record.sent_at(3, facts("delivery")) is None
-    assert record.sent_at(4, facts("delivery")) is None
+    record.note_range(0, 10, 1_000.0, [3])
+    record.note_unsent(4)
+    assert record.find_sent_at(2, facts("delivery")) == 1_000
+    assert record.find_sent_at(2, facts("task")) is None
+    assert record.find_sent_at(3, facts("delivery")) is None
+    assert record.find_sent_at(4, facts("delivery")) is None
 
 
-def test_a_letter_that_is_sent_another_time_is_no_longer_unsent():
+def test_a_letter_that_is_sent_later_is_no_longer_unsent():
     record = RedriveRecord("source", Criteria())
-    record.passed(0, 20, 1_000.0, [3, 12])
-    record.passed(0, 10, 2_000.0)
-    assert record.sent_at(3, facts()) == 2_000
-    assert record.sent_at(12, facts()) is None
-    record.passed(10, 20, 2_001.0)
-    assert record.sent_at(12, facts()) == 2_001
+    record.note_range(0, 20, 1_000.0, [3, 12])
+    record.note_range(0, 10, 2_000.0)
+    assert record.find_sent_at(3, facts()) == 2_000
+    assert record.find_sent_at(12, facts()) is None
+    record.note_range(10, 20, 2_001.0)
+    assert record.find_sent_at(12, facts()) == 2_001
 
 
-def test_a_record_comes_back_as_it_was():
+def test_a_record_is_decoded_as_it_was_encoded():
     asked = Criteria(("ab",), ("task",), ("kafka.out",), 1.5, 2.5, ("k\ud800", "ü"), "text")
     record = RedriveRecord("other-topic", asked, [Run(1, 5, 7)], [2])
     assert decode_record(record.encode()) == record
@@ -62,17 +62,17 @@ def test_a_record_comes_back_as_it_was():
 @pytest.mark.parametrize(
     "text", ["", "other", "7", "{}", '{"tidemill":2}', '{"tidemill":1,"to":"x","asked":[],"runs":[],"unsent":[]}']
 )
-def test_another_text_is_no_record(text: str):
+def test_any_other_text_is_not_a_record(text: str):
     assert decode_record(text) is None
 
 
-def test_a_copy_goes_on_by_itself():
+def test_a_copy_is_independent():
     record = RedriveRecord("source", Criteria(), [Run(0, 5, 7)], [2])
-    record.copy().passed(5, 9, 8.0, [6])
+    record.copy().note_range(5, 9, 8.0, [6])
     assert record == RedriveRecord("source", Criteria(), [Run(0, 5, 7)], [2])
 
 
-def test_what_has_no_room_is_forgotten_and_nothing_is_claimed_that_was_not_sent():
+def test_what_has_no_room_is_forgotten_and_no_unsent_letter_is_claimed():
     shuffled = random.Random(7)
     for _ in range(300):
         record = RedriveRecord("source", Criteria())
@@ -86,9 +86,9 @@ def test_what_has_no_room_is_forgotten_and_nothing_is_claimed_that_was_not_sent(
             for offset in range(position, end):
                 sent[offset] = int(at)
             unsent = [offset for offset in range(position, end) if shuffled.random() < 0.2]
-            record.passed(position, end, at, unsent[::2])
+            record.note_range(position, end, at, unsent[::2])
             for offset in unsent[1::2]:
-                record.not_sent(offset)
+                record.note_unsent(offset)
             for offset in unsent:
                 del sent[offset]
             position = end
@@ -100,7 +100,7 @@ def test_what_has_no_room_is_forgotten_and_nothing_is_claimed_that_was_not_sent(
         if kept is None:
             assert room < 4_000
             continue
-        claimed = {offset for offset in range(3_000) if kept.sent_at(offset, facts()) is not None}
+        claimed = {offset for offset in range(3_000) if kept.find_sent_at(offset, facts()) is not None}
         assert claimed <= sent.keys()
         if room == 4_000 and len(record.unsent) < 100:
             assert claimed == sent.keys()

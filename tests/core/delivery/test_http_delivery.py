@@ -1,4 +1,4 @@
-"""HTTP answers for deliveries: what they mean, and how long a server asks to be left alone."""
+"""HTTP responses to deliveries: what they mean, and how long a server asks to wait."""
 
 from __future__ import annotations
 
@@ -14,56 +14,57 @@ from hypothesis import strategies as st
 from tidemill.core.delivery.http_delivery import (
     MAX_TEXT_BYTES,
     HttpVerdict,
-    answer_text,
+    describe_body,
     judge_response,
-    retry_after_seconds,
+    parse_retry_after,
 )
 
 DATE = "Sun, 06 Nov 1994 08:49:37 GMT"
 AT = datetime.datetime(1994, 11, 6, 8, 49, 37, tzinfo=datetime.UTC).timestamp()
 
 
-@given(st.integers(100, 999))
-def test_only_what_may_pass_is_sent_again(status: int) -> None:
-    verdict = judge_response(status)
-    assert (verdict is HttpVerdict.DELIVERED) == (200 <= status < 300)
-    assert (verdict in (HttpVerdict.AGAIN, HttpVerdict.OVERLOADED)) == (status >= 500 or status in (408, 425, 429))
+def test_only_transient_failures_are_retried() -> None:
+    for status in range(100, 1000):
+        verdict = judge_response(status)
+        assert (verdict is HttpVerdict.DELIVERED) == (200 <= status < 300)
+        assert (verdict is HttpVerdict.OVERLOADED) == (status in (408, 429, 502, 503, 504))
+        assert (verdict in (HttpVerdict.AGAIN, HttpVerdict.OVERLOADED)) == (status >= 500 or status in (408, 425, 429))
 
 
 @given(st.integers(0, 10**12), st.floats(0, 1e6))
 def test_seconds_are_bounded(seconds: int, bound: float) -> None:
-    assert retry_after_seconds(str(seconds), None, 0.0, bound) == min(seconds, bound)
+    assert parse_retry_after(str(seconds), None, 0.0, bound) == min(seconds, bound)
 
 
 @given(st.integers(0, 4_000_000_000), st.integers(-100_000, 100_000), st.floats(0, 1e6))
-def test_dates_are_read_against_the_servers_own_clock(now: int, later: int, bound: float) -> None:
+def test_dates_are_relative_to_the_servers_own_clock(now: int, later: int, bound: float) -> None:
     date, until = (email.utils.formatdate(at, usegmt=True) for at in (now, max(0, now + later)))
     expected = min(max(0.0, max(0, now + later) - now), bound)
-    assert retry_after_seconds(until, date, 0.0, bound) == expected
-    assert retry_after_seconds(until, None, now, bound) == expected
+    assert parse_retry_after(until, date, 0.0, bound) == expected
+    assert parse_retry_after(until, None, now, bound) == expected
 
 
 @pytest.mark.parametrize(
     "text", [DATE, "Sunday, 06-Nov-94 08:49:37 GMT", "Sun Nov  6 08:49:37 1994", "Sun, 06 Nov 1994 08:49:37 GMT "]
 )
-def test_the_three_forms_of_a_date_are_read(text: str) -> None:
-    assert retry_after_seconds(text, None, AT - 10, 60) == 10
+def test_the_three_formats_of_a_date_are_parsed(text: str) -> None:
+    assert parse_retry_after(text, None, AT - 10, 60) == 10
 
 
-def test_years_of_two_digits_are_near_ones() -> None:
-    assert retry_after_seconds("Monday, 01-Jan-40 00:00:00 GMT", None, 0.0, 1e12) == pytest.approx(2208988800)
+def test_two_digit_years_are_recent_ones() -> None:
+    assert parse_retry_after("Monday, 01-Jan-40 00:00:00 GMT", None, 0.0, 1e12) == pytest.approx(2208988800)
 
 
 @pytest.mark.parametrize(
     "text", [None, "", "-5", "1.5", "soon", "Sun, 06 Foo 1994 08:49:37 GMT", "Sun, 66 Nov 1994 08:49:37 GMT", "\u0661"]
 )
-def test_what_cannot_be_read_counts_as_nothing(text: str | None) -> None:
-    assert retry_after_seconds(text, "Sun", 0.0, 60) == 0.0
+def test_an_invalid_header_is_ignored(text: str | None) -> None:
+    assert parse_retry_after(text, "Sun", 0.0, 60) == 0.0
 
 
 @given(st.text(), st.text())
-def test_no_text_breaks_it(header: str, date: str) -> None:
-    assert 0.0 <= retry_after_seconds(header, date, 0.0, 60) <= 60
+def test_no_header_makes_it_raise(header: str, date: str) -> None:
+    assert 0.0 <= parse_retry_after(header, date, 0.0, 60) <= 60
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,7 @@ def test_no_text_breaks_it(header: str, date: str) -> None:
         (409, True, True, HttpVerdict.REFUSED),
     ],
 )
-def test_what_is_gone_was_deleted(status: int, deleting: bool, again: bool, verdict: HttpVerdict) -> None:
+def test_a_missing_resource_was_deleted(status: int, deleting: bool, again: bool, verdict: HttpVerdict) -> None:
     assert judge_response(status, deleting=deleting, again=again) is verdict
 
 
@@ -104,20 +105,20 @@ PLAIN = "sch\u00f6n ".encode() * 3
         (PLAIN, None, "identity", "sch\u00f6n sch\u00f6n sch\u00f6n"),
     ],
 )
-def test_an_answer_says_its_start_on_one_line(
+def test_the_start_of_a_body_is_described_on_one_line(
     content: bytes, kind: str | None, encoding: str | None, text: str
 ) -> None:
-    assert answer_text(content, kind, encoding) == text
+    assert describe_body(content, kind, encoding) == text
 
 
-def test_an_answer_that_grows_without_end_is_read_to_its_bound() -> None:
+def test_a_body_that_decompresses_without_end_is_read_up_to_a_bound() -> None:
     packed = gzip.compress(b"x" * 50_000_000)
-    assert len(answer_text(packed, None, "gzip")) == MAX_TEXT_BYTES
-    assert len(answer_text(b"x" * 1_000_000)) == MAX_TEXT_BYTES
+    assert len(describe_body(packed, None, "gzip")) == MAX_TEXT_BYTES
+    assert len(describe_body(b"x" * 1_000_000)) == MAX_TEXT_BYTES
 
 
 @given(st.binary(), st.none() | st.text(), st.none() | st.text() | st.sampled_from(["gzip", "deflate"]))
-def test_any_answer_says_something_that_can_be_logged(content: bytes, kind: str | None, encoding: str | None) -> None:
-    text = answer_text(content, kind, encoding)
+def test_the_description_of_any_body_can_be_logged(content: bytes, kind: str | None, encoding: str | None) -> None:
+    text = describe_body(content, kind, encoding)
     text.encode()
     assert all(character.isprintable() for character in text)

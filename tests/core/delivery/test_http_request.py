@@ -1,4 +1,4 @@
-"""Addresses, headers and forms of requests: what is added never leads elsewhere, and nothing becomes two things."""
+"""URLs, headers and forms of requests: a path never leads elsewhere, and a header never becomes two."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tidemill.core.delivery.http_request import (
     MAX_HEADER_CHARACTERS,
     MAX_TARGET_CHARACTERS,
-    address,
-    form,
-    request_headers,
+    build_headers,
+    build_url,
+    encode_form,
 )
 
 BASES = ["https://h/v1", "https://app:pw@h:8080/v1/?key=k&x=", "http://h", "http://h/?key=k"]
@@ -37,9 +37,9 @@ def folders(path: str) -> list[str]:
 
 
 @given(st.sampled_from(BASES), TRICKY)
-def test_a_path_leads_below_the_address_as_the_client_sends_it_or_is_refused(base: str, path: str) -> None:
+def test_a_path_leads_below_the_configured_url_as_the_client_sends_it_or_is_refused(base: str, path: str) -> None:
     try:
-        made = address(base, path)
+        made = build_url(base, path)
     except ValueError:
         return
     sent, root = httpx.URL(made), httpx.URL(base)
@@ -67,7 +67,7 @@ def test_a_path_leads_below_the_address_as_the_client_sends_it_or_is_refused(bas
 )  # fmt: skip
 def test_a_path_that_could_lead_elsewhere_is_refused(path: str) -> None:
     with pytest.raises(ValueError, match="path") as caught:
-        address("https://h/v1", path)
+        build_url("https://h/v1", path)
     assert len(str(caught.value)) < 300
     str(caught.value).encode()
 
@@ -86,14 +86,14 @@ def test_a_path_that_could_lead_elsewhere_is_refused(path: str) -> None:
     ],
 )  # fmt: skip
 def test_path_and_query_are_added_encoded(base: str, path: str, query: Any, made: str) -> None:
-    assert address(base, path, query) == made
+    assert build_url(base, path, query) == made
 
 
 @given(st.sampled_from(BASES), st.dictionaries(st.text(), VALUES | st.lists(VALUES, max_size=3), max_size=4))
-def test_a_query_is_added_to_that_of_the_address_and_comes_back_as_it_was(base: str, query: dict[str, Any]) -> None:
+def test_a_query_is_added_to_that_of_the_url_and_parses_as_it_was(base: str, query: dict[str, Any]) -> None:
     own = parse_qsl(urlsplit(base).query, keep_blank_values=True)
     try:
-        made = address(base, "", query)
+        made = build_url(base, "", query)
     except ValueError:
         assert {name for name, _ in own} & set(query)
         return
@@ -101,44 +101,44 @@ def test_a_query_is_added_to_that_of_the_address_and_comes_back_as_it_was(base: 
     pairs = [(name, each) for name, value in query.items() for each in (value if isinstance(value, list) else [value])]
     shown = [str(value).lower() if isinstance(value, bool) else str(value) for _, value in pairs]
     assert found == [*own, *zip([name for name, _ in pairs], shown, strict=True)]
-    assert parse_qsl(form(query).decode(), keep_blank_values=True) == found[len(own) :]
+    assert parse_qsl(encode_form(query).decode(), keep_blank_values=True) == found[len(own) :]
 
 
 @pytest.mark.parametrize(
     ("query", "problem"),
     [
-        ("a=1", "query has to be a mapping, or pairs of name and value, not str"),
-        (5, "query has to be a mapping"),
-        ({"a": None}, "'a' of query has to be str, int, float, bool or a list of those, not NoneType"),
+        ("a=1", "query must be a mapping, or pairs of name and value, not str"),
+        (5, "query must be a mapping"),
+        ({"a": None}, "'a' of query must be str, int, float, bool or a list of those, not NoneType"),
         ({"a": [b"x"]}, "not bytes"),
         ({"a": [[1]]}, "not list"),
-        ({"a": float("nan")}, "not a number that others read"),
-        ({"a": float("inf")}, "not a number that others read"),
-        ({5: "a"}, "a name of the type int"),
+        ({"a": float("nan")}, "not a finite number"),
+        ({"a": float("inf")}, "not a finite number"),
+        ({5: "a"}, "a name of type int"),
         (["ab"], "pairs of name and value, not 'ab'"),
         ([("a", 1, 2)], "pairs of name and value"),
         ({"a\ud800": 1}, "lone surrogate"),
         ({"a": "\ud800"}, "lone surrogate"),
-        ({"key": "mine"}, "query has 'key', which the sink's url says already"),
+        ({"key": "mine"}, "query has 'key', which the sink's url has already"),
         ({"a": "x" * 10_000_000}, "longer than 8000"),
-        ({"a" * 10_000_000: None}, "has to be str"),
+        ({"a" * 10_000_000: None}, "must be str"),
     ],
 )
-def test_a_query_that_cannot_be_one_is_refused(query: Any, problem: str) -> None:
+def test_an_invalid_query_is_refused(query: Any, problem: str) -> None:
     with pytest.raises((TypeError, ValueError), match=problem) as caught:
-        address("https://h/v1?key=k", "", query)
+        build_url("https://h/v1?key=k", "", query)
     assert len(str(caught.value)) < 300
 
 
 def test_a_path_of_another_type_is_refused() -> None:
-    with pytest.raises(TypeError, match="path has to be str, not bytes"):
-        address("https://h/", b"x")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="path must be str, not bytes"):
+        build_url("https://h/", b"x")  # type: ignore[arg-type]
 
 
 @given(st.dictionaries(st.text(min_size=1, max_size=10), st.text(max_size=20), max_size=3))
-def test_headers_are_taken_by_the_client_as_they_are_or_refused(headers: dict[str, str]) -> None:
+def test_headers_are_accepted_by_the_client_unchanged_or_refused(headers: dict[str, str]) -> None:
     try:
-        made = request_headers(headers, "Idempotency-Key")
+        made = build_headers(headers, "Idempotency-Key")
     except ValueError:
         return
     assert {name: made[name.lower()] for name in headers} == headers
@@ -151,12 +151,12 @@ def test_headers_are_taken_by_the_client_as_they_are_or_refused(headers: dict[st
 @pytest.mark.parametrize(
     ("headers", "problem"),
     [
-        ([("a", "b")], "headers have to be a mapping, not list"),
-        ({"a": 5}, "have to be str, not str with int"),
-        ({5: "a"}, "not int with str"),
-        ({"a b": "x"}, "'a b' is not a name of a header"),
-        ({"": "x"}, "is not a name"),
-        ({"a\r\nb": "x"}, "is not a name"),
+        ([("a", "b")], "headers must be a mapping, not list"),
+        ({"a": 5}, "must map str to str, not str to int"),
+        ({5: "a"}, "not int to str"),
+        ({"a b": "x"}, "'a b' is not a valid header name"),
+        ({"": "x"}, "is not a valid header name"),
+        ({"a\r\nb": "x"}, "is not a valid header name"),
         ({"a": "x\r\nHost: evil"}, "has a character that a header cannot have"),
         ({"a": "x\0"}, "has a character"),
         ({"a": " x"}, "or a blank at its start or end"),
@@ -171,7 +171,7 @@ def test_headers_are_taken_by_the_client_as_they_are_or_refused(headers: dict[st
         ({"x" * 10_000_000: ""}, "longer than 8000"),
     ],
 )
-def test_headers_that_cannot_be_are_refused(headers: Any, problem: str) -> None:
+def test_invalid_headers_are_refused(headers: Any, problem: str) -> None:
     with pytest.raises((TypeError, ValueError), match=problem) as caught:
-        request_headers(headers, "Idempotency-Key")
+        build_headers(headers, "Idempotency-Key")
     assert len(str(caught.value)) < 300

@@ -15,46 +15,46 @@ def results(taken: Any) -> list[str]:
     return [staged.result for staged in taken]
 
 
-def test_what_is_not_staged_holds_nothing() -> None:
+def test_without_staged_results_nothing_is_held_back() -> None:
     staging: PendingRecords[str, str] = PendingRecords()
-    assert staging.cut("p", [1, 2, 3]) == 3
+    assert staging.find_cut("p", [1, 2, 3]) == 3
     assert staging.take("p", 3) == ()
     assert staging.settle("p") == ()
     assert staging.retry("p") == ()
     staging.abandon("p")
-    assert staging.outstanding("p") == 0
+    assert staging.count_outstanding("p") == 0
 
 
-def test_a_result_of_one_message_goes_with_it() -> None:
+def test_a_result_of_one_message_is_committed_with_it() -> None:
     staging: PendingRecords[str, str] = PendingRecords()
     for position in (1, 2, 3):
         staging.stage("p", position, position, f"r{position}")
-    assert staging.cut("p", [1, 2]) == 2
+    assert staging.find_cut("p", [1, 2]) == 2
     assert results(staging.take("p", 2)) == ["r1", "r2"]
-    assert staging.outstanding("p") == 3
+    assert staging.count_outstanding("p") == 3
     assert results(staging.settle("p")) == ["r1", "r2"]
-    assert staging.outstanding("p") == 1
+    assert staging.count_outstanding("p") == 1
 
 
-def test_a_result_of_several_messages_holds_the_first_until_the_last_may_go() -> None:
+def test_a_result_of_several_messages_holds_the_first_until_the_last_is_resolved() -> None:
     staging: PendingRecords[str, str] = PendingRecords()
     staging.stage("p", 2, 5, "wide")
     staging.stage("p", 2, 3, "narrow")
     staging.stage("p", 1, 1, "r1")
-    assert staging.cut("p", [1, 2, 3, 4]) == 1
-    assert staging.cut("p", [1, 2, 3, 4, 5]) == 5
-    assert staging.cut("p", [2, 3]) == 0
+    assert staging.find_cut("p", [1, 2, 3, 4]) == 1
+    assert staging.find_cut("p", [1, 2, 3, 4, 5]) == 5
+    assert staging.find_cut("p", [2, 3]) == 0
 
 
 def test_overlapping_results_hold_each_other() -> None:
     staging: PendingRecords[str, str] = PendingRecords()
     staging.stage("p", 1, 3, "a")
     staging.stage("p", 3, 6, "b")
-    assert staging.cut("p", [1, 2, 3, 4]) == 0
-    assert staging.cut("p", [1, 2, 3, 4, 6, 7]) == 6
+    assert staging.find_cut("p", [1, 2, 3, 4]) == 0
+    assert staging.find_cut("p", [1, 2, 3, 4, 6, 7]) == 6
 
 
-def test_an_aborted_transaction_is_offered_again_before_what_came_later() -> None:
+def test_an_aborted_transaction_is_offered_again_before_later_results() -> None:
     staging: PendingRecords[str, str] = PendingRecords()
     staging.stage("p", 1, 1, "r1")
     staging.take("p", 1)
@@ -63,32 +63,32 @@ def test_an_aborted_transaction_is_offered_again_before_what_came_later() -> Non
     assert results(staging.take("p", 1)) == ["r1", "later"]
 
 
-def test_an_undecided_result_holds_its_messages_and_all_behind_until_it_is_decided() -> None:
+def test_an_undecided_result_holds_its_messages_and_all_later_ones_until_it_is_decided() -> None:
     staging: PendingRecords[str, str] = PendingRecords()
     first, second = staging.stage("p", 2, 2, "bad"), staging.stage("p", 3, 3, "worse")
     staging.take("p", 3)
     staging.retry("p")
     staging.withhold(first)
     staging.withhold(second)
-    assert staging.cut("p", [1, 2, 3]) == 1
-    staging.again(first)
-    assert staging.cut("p", [1, 2, 3]) == 2
+    assert staging.find_cut("p", [1, 2, 3]) == 1
+    staging.allow(first)
+    assert staging.find_cut("p", [1, 2, 3]) == 2
     staging.drop(second)
-    assert staging.cut("p", [1, 2, 3]) == 3
+    assert staging.find_cut("p", [1, 2, 3]) == 3
     assert results(staging.take("p", 3)) == ["bad"]
 
 
-def test_what_is_not_undecided_cannot_be_decided() -> None:
+def test_only_an_undecided_result_can_be_decided() -> None:
     staging: PendingRecords[str, str] = PendingRecords()
     staged = staging.stage("p", 1, 1, "r")
-    staging.again(staged)
+    staging.allow(staged)
     staging.drop(staged)
     assert staged.state is StagedState.READY
     staging.abandon("p")
     staging.withhold(staged)
     staging.drop(staged)
     assert staged.state is StagedState.GONE
-    assert staging.outstanding("p") == 0
+    assert staging.count_outstanding("p") == 0
 
 
 # -- random schedules, together with the ledger ----------------------------------------------------------------
@@ -151,7 +151,7 @@ class Schedule:
             self.spans[number] = (first, last)
 
     def collect(self) -> None:
-        batches = self.ledger.ready(self.cut)
+        batches = self.ledger.take_all(self.cut)
         if batches:
             (self.batch,) = batches
             self.taken = list(self.staging.take("p", self.batch.entries[-1].item))
@@ -164,7 +164,7 @@ class Schedule:
                 assert (number in taken) == (inside and number not in self.gone)
 
     def cut(self, lane: str, prefix: Any) -> int:
-        return self.staging.cut(lane, [entry.item for entry in prefix])
+        return self.staging.find_cut(lane, [entry.item for entry in prefix])
 
     def end(self, well: bool, bad: int) -> None:
         if well:
@@ -192,12 +192,14 @@ class Schedule:
                 self.end(True, 0)
             self.collect()
         assert self.ledger.total == 0, "something waits for ever"
-        assert self.staging.outstanding("p") == 0
+        assert self.staging.count_outstanding("p") == 0
 
 
 @settings(max_examples=400, deadline=None)
 @given(st.lists(STEPS, max_size=80))
-def test_results_and_their_messages_go_together_once_and_all_go_in_the_end(steps: list[tuple[Any, ...]]) -> None:
+def test_results_and_their_messages_are_committed_together_once_and_all_are_in_the_end(
+    steps: list[tuple[Any, ...]],
+) -> None:
     schedule = Schedule()
     for step in steps:
         schedule.step(step)

@@ -1,4 +1,4 @@
-"""Rows and statements: what may share one, and what it says."""
+"""Rows and statements: which rows may share one, and its SQL."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def test_ranges_cover_all_rows_in_order_and_keep_every_limit(given: list[Row]) -
         part = given[first:last]
         assert len({row.shape for row in part}) == 1
         keys = [row.key for row in part if row.key is not None]
-        # Statements of the configuration are carried out one by one.
+        # Statements from the configuration are executed one by one.
         assert len(keys) == len(set(keys)) or part[0].shape is NAMED
         assert len(part) == 1 or part[0].shape not in (MOVING, NULLS, DELETE_NULLS)
 
 
 @given(st.lists(rows, min_size=1))
-def test_nothing_is_split_that_could_be_together(given: list[Row]) -> None:
+def test_rows_that_can_share_a_statement_do(given: list[Row]) -> None:
     parts = list(group_rows(given))
     for (first, last), (after, _) in pairwise(parts):
         part, following = given[first:last], given[after]
@@ -128,7 +128,7 @@ def test_a_statement_of_arrays_has_one_parameter_per_column_whatever_the_number_
         (NAMED, 1, "SELECT add($1, $2)"),
     ],
 )
-def test_statements_say_what_the_shape_means(shape: Shape, count: int, sql: str) -> None:
+def test_a_shape_gives_the_expected_statement(shape: Shape, count: int, sql: str) -> None:
     assert build_statement(shape, count) == sql
 
 
@@ -151,12 +151,12 @@ def test_statements_say_what_the_shape_means(shape: Shape, count: int, sql: str)
         ),
     ],
 )
-def test_statements_of_arrays_say_what_the_shape_means(shape: Shape, types: tuple[str, ...], sql: str) -> None:
+def test_a_shape_gives_the_expected_array_statement(shape: Shape, types: tuple[str, ...], sql: str) -> None:
     assert build_array_statement(shape, types) == sql
 
 
 @given(st.text(max_size=8), st.sampled_from(["table", "schema", "columns", "conflict", "where", "nulls"]))
-def test_only_whole_identifiers_come_into_a_statement(name: str, place: str) -> None:
+def test_only_identifiers_are_inserted_into_a_statement(name: str, place: str) -> None:
     fine = re.fullmatch("[a-zA-Z_][a-zA-Z0-9_]{0,62}", name) is not None
     parts: dict[str, tuple[str, ...]] = {"columns": ("a",), "conflict": (), "where": ("b",), "nulls": ()}
     operation = Operation.UPDATE
@@ -178,18 +178,18 @@ def test_only_whole_identifiers_come_into_a_statement(name: str, place: str) -> 
     ("parts", "problem"),
     [
         ({"columns": ()}, "no column"),
-        ({"operation": Operation.UPDATE, "conflict": ("a",), "where": ("a",)}, "takes where, not conflict"),
-        ({"operation": Operation.UPDATE}, "would concern every row"),
+        ({"operation": Operation.UPDATE, "conflict": ("a",), "where": ("a",)}, "needs where, not conflict"),
+        ({"operation": Operation.UPDATE}, "would affect every row"),
         ({"operation": Operation.UPDATE, "columns": (), "where": ("a",)}, "no column"),
-        ({"operation": Operation.DELETE, "where": ("a",)}, "takes where, and no data"),
-        ({"operation": Operation.DELETE, "columns": ()}, "would concern every row"),
-        ({"where": ("a",)}, "where is for updates"),
-        ({"nulls": ("a",)}, "where is for updates"),
-        ({"table": "t" * 64}, "is no name of a table"),
-        ({"table": "t" * 10_000_000}, "is no name of a table"),
-        ({"operation": Operation.UPSERT}, "needs the columns"),
+        ({"operation": Operation.DELETE, "where": ("a",)}, "needs where, not data"),
+        ({"operation": Operation.DELETE, "columns": ()}, "would affect every row"),
+        ({"where": ("a",)}, "where is only for updates"),
+        ({"nulls": ("a",)}, "where is only for updates"),
+        ({"table": "t" * 64}, "is not a valid table name"),
+        ({"table": "t" * 10_000_000}, "is not a valid table name"),
+        ({"operation": Operation.UPSERT}, "an upsert needs conflict"),
         ({"operation": Operation.UPSERT, "conflict": ("b", "c")}, "data has no b, c"),
-        ({"conflict": (1,)}, "column 1 of t is no name"),
+        ({"conflict": (1,)}, "column 1 of t is not a valid column name"),
     ],
 )
 def test_parts_that_do_not_fit_are_refused(parts: dict[str, object], problem: str) -> None:

@@ -1,4 +1,4 @@
-"""The course of a transaction: which call follows which answer, and whom to blame for an abort."""
+"""The course of a transaction: which call follows which answer, and which result is to blame for an abort."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tidemill.core.delivery.transaction import (
 )
 
 
-def test_a_transaction_that_goes_well_makes_each_call_once() -> None:
+def test_a_successful_transaction_makes_each_call_once() -> None:
     course: list[Call | End] = [Call.BEGIN]
     while isinstance(call := course[-1], Call):
         course.append(choose_next(call, TransactionAnswer.DONE))
@@ -26,7 +26,7 @@ def test_a_transaction_that_goes_well_makes_each_call_once() -> None:
 
 
 @given(st.lists(st.sampled_from(TransactionAnswer), max_size=30))
-def test_every_course_keeps_the_rules_of_a_transactional_producer(answers: list[TransactionAnswer]) -> None:
+def test_every_course_follows_the_rules_of_a_transactional_producer(answers: list[TransactionAnswer]) -> None:
     call: Call | End = Call.BEGIN
     for answer in answers:
         if isinstance(call, End):
@@ -45,7 +45,7 @@ def test_every_course_keeps_the_rules_of_a_transactional_producer(answers: list[
         call = after
 
 
-def test_an_abort_that_requires_an_abort_is_the_end() -> None:
+def test_an_abort_that_requires_an_abort_is_fatal() -> None:
     assert choose_next(Call.ABORT, TransactionAnswer.ABORT) is End.FATAL
     assert choose_next(Call.SEND, TransactionAnswer.ABORT) is Call.ABORT
 
@@ -54,40 +54,41 @@ def at(call: Call) -> Transaction[str]:
     transaction = Transaction({"a": 10, "b": 20})
     while transaction.call is not call:
         assert (
-            transaction.answered(TransactionAnswer.DONE if call is not Call.ABORT else TransactionAnswer.ABORT) is None
+            transaction.note_answer(TransactionAnswer.DONE if call is not Call.ABORT else TransactionAnswer.ABORT)
+            is None
         )
     return transaction
 
 
-def test_a_lane_given_up_before_its_offsets_were_accepted_dooms_its_transaction() -> None:
+def test_a_transaction_is_aborted_if_a_lane_is_given_up_before_its_offsets_were_accepted() -> None:
     for call in (Call.SEND, Call.OFFSETS, Call.ABORT):
         transaction = at(call)
         assert transaction.give_up(["b", "x"]) is None
         assert transaction.call is Call.ABORT
-        assert transaction.answered(TransactionAnswer.AGAIN) is None
+        assert transaction.note_answer(TransactionAnswer.AGAIN) is None
         assert transaction.call is Call.ABORT
-        assert transaction.answered(TransactionAnswer.DONE) is End.ABORTED
+        assert transaction.note_answer(TransactionAnswer.DONE) is End.ABORTED
 
 
 def test_a_transaction_that_has_not_begun_ends_with_its_lane() -> None:
     assert at(Call.BEGIN).give_up({"a"}) is End.ABORTED
 
 
-def test_a_transaction_whose_offsets_were_accepted_is_finished_although_a_lane_is_given_up() -> None:
+def test_a_transaction_whose_offsets_were_accepted_is_committed_even_if_a_lane_is_given_up() -> None:
     transaction = at(Call.COMMIT)
     assert transaction.give_up({"a"}) is None
-    assert transaction.answered(TransactionAnswer.AGAIN) is None
-    assert transaction.answered(TransactionAnswer.DONE) is End.COMMITTED
+    assert transaction.note_answer(TransactionAnswer.AGAIN) is None
+    assert transaction.note_answer(TransactionAnswer.DONE) is End.COMMITTED
 
 
-def test_a_lane_that_is_given_up_is_no_concern_of_a_transaction_without_it() -> None:
+def test_giving_up_a_lane_does_not_affect_a_transaction_without_it() -> None:
     transaction = at(Call.SEND)
     assert not transaction.holds({"c"})
     assert transaction.give_up({"c"}) is None
     assert transaction.call is Call.SEND
 
 
-def test_the_end_tells_nothing_of_forgotten_lanes() -> None:
+def test_the_end_is_not_reported_for_forgotten_lanes() -> None:
     transaction = at(Call.SEND)
     transaction.forget({"a", "c"})
     assert transaction.offsets == {"b": 20}
@@ -98,7 +99,7 @@ def test_nothing_of_a_lane_that_was_given_up_in_time_is_ever_committed(steps: li
     transaction, doomed = Transaction({"a": 10}), False
     for step in steps:
         if isinstance(step, TransactionAnswer):
-            end = transaction.answered(step)
+            end = transaction.note_answer(step)
         else:
             doomed = doomed or transaction.call is not Call.COMMIT
             end = transaction.give_up({"a"})
@@ -107,7 +108,7 @@ def test_nothing_of_a_lane_that_was_given_up_in_time_is_ever_committed(steps: li
             break
 
 
-def test_a_producer_whose_transaction_grew_too_old_was_not_replaced() -> None:
+def test_a_producer_whose_transaction_timed_out_was_not_replaced() -> None:
     assert judge_fence(53.9, 60.0) is Fence.REPLACED
     assert judge_fence(54.0, 60.0) is Fence.EXPIRED
 

@@ -1,4 +1,4 @@
-"""The graph message <-> task, beside a model made of sets."""
+"""The graph of messages and tasks, compared with a model made of sets."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tidemill.core.pipeline.arrangement import Arrangement, Effect, MessageCompl
 picks = st.integers(0, 1000)
 
 
-class ArrangementBesideSets(RuleBasedStateMachine):
-    """The model: per message the set of its open tasks, a multiset of holds, and who had the hook."""
+class ArrangementAgainstSets(RuleBasedStateMachine):
+    """The model: per message the set of its open tasks, a multiset of holds, and the messages whose hook was due."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,13 +39,13 @@ class ArrangementBesideSets(RuleBasedStateMachine):
         for key, own in enumerate(tasks):
             self.tasks[key] = set(own) or set(range(size))
             self.ever.append(key)
-        self.take(self.graph.arranged(list(enumerate(tasks))))
+        self.take(self.graph.set_tasks(list(enumerate(tasks))))
 
     def waiting_for(self, index: int) -> set[int]:
         return {key for key, own in self.tasks.items() if index in own}
 
     def take(self, effects: list[Effect]) -> None:
-        """Check each effect against the sets: it is allowed now, and it is new."""
+        """Check that each effect is allowed by the sets, and new."""
         for effect in effects:
             match effect:
                 case MessageComplete(index):
@@ -65,7 +65,7 @@ class ArrangementBesideSets(RuleBasedStateMachine):
         if self.ever:
             key = self.ever[pick % len(self.ever)]
             self.tasks.pop(key, None)
-            self.take(self.graph.task_done(key))
+            self.take(self.graph.note_task_done(key))
 
     @rule(pick=picks, count=st.integers(0, 3))
     def a_task_is_replaced(self, pick: int, count: int) -> None:
@@ -84,7 +84,7 @@ class ArrangementBesideSets(RuleBasedStateMachine):
             index = pick % self.size
             if index in self.complete:
                 self.hooked.add(index)
-            self.take(self.graph.message_hook_done(index))
+            self.take(self.graph.note_hook_done(index))
 
     @rule(data=st.data())
     def a_delivery_opens(self, data: st.DataObject) -> None:
@@ -108,10 +108,10 @@ class ArrangementBesideSets(RuleBasedStateMachine):
             index = sorted(self.resolved)[pick % len(self.resolved)]
             self.graph.hold([index])
             assert self.graph.release([index, index]) == []
-            assert self.graph.message_hook_done(index) == []
-        assert self.graph.task_done("unknown") == []
+            assert self.graph.note_hook_done(index) == []
+        assert self.graph.note_task_done("unknown") == []
         assert self.graph.replace("unknown", ["x"]) == []
-        assert self.graph.indexes_of("x") == ()
+        assert self.graph.find_indexes("x") == ()
 
     @invariant()
     def nothing_is_forgotten(self) -> None:
@@ -120,25 +120,25 @@ class ArrangementBesideSets(RuleBasedStateMachine):
         assert self.resolved == {index for index in self.hooked if not self.holds[index]}
         assert self.window == int(hasattr(self, "graph") and self.hooked == everything)
         for key, own in self.tasks.items():
-            assert set(self.graph.indexes_of(key)) == own
+            assert set(self.graph.find_indexes(key)) == own
 
 
-TestArrangementBesideSets = ArrangementBesideSets.TestCase
-TestArrangementBesideSets.settings = settings(max_examples=100, stateful_step_count=40)
+TestArrangementAgainstSets = ArrangementAgainstSets.TestCase
+TestArrangementAgainstSets.settings = settings(max_examples=100, stateful_step_count=40)
 
 
 @given(st.integers(1, 6), st.randoms(use_true_random=False))
 def test_whatever_the_order_every_message_is_resolved_once_and_the_window_completes_once(size: int, random) -> None:
     graph = Arrangement(size)
     tasks = [(key, random.sample(range(size), random.randint(0, size))) for key in range(random.randint(0, 5))]
-    todo = [("effects", graph.arranged(tasks)), *(("task", key) for key, _ in tasks)]
+    todo = [("effects", graph.set_tasks(tasks)), *(("task", key) for key, _ in tasks)]
     seen: Counter[Effect] = Counter()
     while todo:
         kind, what = todo.pop(random.randrange(len(todo)))
         effects = {
             "effects": lambda what=what: what,
-            "task": lambda what=what: graph.task_done(what),
-            "hook": lambda what=what: graph.message_hook_done(what),
+            "task": lambda what=what: graph.note_task_done(what),
+            "hook": lambda what=what: graph.note_hook_done(what),
             "release": lambda what=what: graph.release([what]),
         }[kind]()
         seen.update(effects)
@@ -155,59 +155,59 @@ def test_whatever_the_order_every_message_is_resolved_once_and_the_window_comple
 
 
 def test_a_message_without_a_task_completes_at_once() -> None:
-    assert Arrangement(2).arranged([("task", [1])]) == [MessageComplete(0)]
+    assert Arrangement(2).set_tasks([("task", [1])]) == [MessageComplete(0)]
 
 
 def test_fan_in_reports_one_task_to_each_of_its_messages() -> None:
     graph = Arrangement(3)
-    assert graph.arranged([("task", [])]) == []
-    assert list(graph.indexes_of("task")) == [0, 1, 2]
-    assert graph.task_done("task") == [MessageComplete(0), MessageComplete(1), MessageComplete(2)]
+    assert graph.set_tasks([("task", [])]) == []
+    assert list(graph.find_indexes("task")) == [0, 1, 2]
+    assert graph.note_task_done("task") == [MessageComplete(0), MessageComplete(1), MessageComplete(2)]
 
 
 def test_fan_out_completes_a_message_after_its_last_task() -> None:
     graph = Arrangement(1)
-    graph.arranged([("a", [0]), ("b", [0])])
-    assert graph.task_done("b") == []
-    assert graph.task_done("b") == []
-    assert graph.task_done("a") == [MessageComplete(0)]
+    graph.set_tasks([("a", [0]), ("b", [0])])
+    assert graph.note_task_done("b") == []
+    assert graph.note_task_done("b") == []
+    assert graph.note_task_done("a") == [MessageComplete(0)]
 
 
 def test_replacements_join_the_messages_and_an_empty_list_ends_the_task() -> None:
     graph = Arrangement(1)
-    graph.arranged([("a", [0])])
+    graph.set_tasks([("a", [0])])
     assert graph.replace("a", ["b", "c"]) == []
-    assert graph.task_done("b") == []
+    assert graph.note_task_done("b") == []
     assert graph.replace("c", []) == [MessageComplete(0)]
 
 
 def test_a_message_waits_for_its_hook_and_for_all_its_deliveries() -> None:
     graph = Arrangement(1)
-    graph.arranged([("a", [0])])
+    graph.set_tasks([("a", [0])])
     graph.hold([0])
     graph.hold([0])
-    graph.task_done("a")
+    graph.note_task_done("a")
     assert graph.release([0]) == []
-    assert graph.message_hook_done(0) == [WindowComplete()]
+    assert graph.note_hook_done(0) == [WindowComplete()]
     assert graph.release([0]) == [MessageResolved(0)]
 
 
 def test_a_release_without_a_hold_changes_nothing() -> None:
     graph = Arrangement(1)
-    graph.arranged([])
+    graph.set_tasks([])
     assert graph.release([0]) == []
     graph.hold([0])
-    assert graph.message_hook_done(0) == [WindowComplete()]
+    assert graph.note_hook_done(0) == [WindowComplete()]
     assert graph.release([0]) == [MessageResolved(0)]
     assert graph.release([0]) == []
 
 
 def test_a_window_is_arranged_once_and_a_key_is_one_task() -> None:
     graph = Arrangement(1)
-    graph.arranged([("a", [0]), ("b", [0])])
+    graph.set_tasks([("a", [0]), ("b", [0])])
     with pytest.raises(InvariantError, match="twice"):
-        graph.arranged([])
+        graph.set_tasks([])
     with pytest.raises(InvariantError, match="'b'"):
         graph.replace("a", ["b"])
     with pytest.raises(InvariantError, match="'a'"):
-        Arrangement(1).arranged([("a", [0]), ("a", [0])])
+        Arrangement(1).set_tasks([("a", [0]), ("a", [0])])

@@ -23,7 +23,7 @@ class Load:
     paused: bool = False
 
 
-class BackpressureBesideModel(RuleBasedStateMachine):
+class BackpressureAgainstModel(RuleBasedStateMachine):
     @initialize(
         high=st.integers(1, 40),
         low=st.integers(1, 20),
@@ -51,14 +51,14 @@ class BackpressureBesideModel(RuleBasedStateMachine):
         return self.left(load) <= 0 or sum(load.sizes or []) >= share
 
     def room(self, lane: str) -> int:
-        return self.pressure.room(lane, 0, self.loads[lane].waiting)
+        return self.pressure.find_room(lane, 0, self.loads[lane].waiting)
 
     @rule(lane=st.sampled_from(LANES))
     def a_lane_comes(self, lane: str) -> None:
         assume(lane not in self.loads)
         self.pressure.assign(lane)
         self.loads[lane] = Load(sizes=[])
-        assert self.pressure.room(lane) > 0, "nothing in hand, so there is room"
+        assert self.pressure.find_room(lane) > 0, "nothing is in flight, so there is room"
 
     @rule(lane=st.sampled_from(LANES))
     def a_lane_goes(self, lane: str) -> None:
@@ -69,7 +69,7 @@ class BackpressureBesideModel(RuleBasedStateMachine):
     def messages_are_handed_over(self, lane: str, share: float, size: int) -> None:
         others = {other: self.room(other) for other in self.loads if other != lane}
         count = int(self.room(lane) * share) if lane in self.loads else 0
-        self.pressure.handed(lane, count, count * size)
+        self.pressure.note_handed_over(lane, count, count * size)
         if lane in self.loads:
             load = self.loads[lane]
             load.count += count
@@ -83,24 +83,24 @@ class BackpressureBesideModel(RuleBasedStateMachine):
     def messages_wait_for_others_or_cease_to(self, lane: str, amount: int) -> None:
         load = self.loads.get(lane)
         if load is None:
-            self.pressure.waits(lane, amount)
-            assert self.pressure.room(lane) == 0
+            self.pressure.note_waiting(lane, amount)
+            assert self.pressure.find_room(lane) == 0
             return
         amount = max(-load.held, min(amount, load.count))
         load.held += amount
         load.count -= amount
-        self.pressure.waits(lane, amount)
+        self.pressure.note_waiting(lane, amount)
 
     @rule(lane=st.sampled_from(LANES), amount=st.integers(1, 10))
     def work_ends(self, lane: str, amount: int) -> None:
         load = self.loads.get(lane)
         if load is None:
-            self.pressure.finished(lane, amount, amount)
-            assert self.pressure.room(lane) == 0
+            self.pressure.note_finished(lane, amount, amount)
+            assert self.pressure.find_room(lane) == 0
             return
         amount = min(amount, load.count)
         load.count -= amount
-        self.pressure.finished(lane, amount, 0)
+        self.pressure.note_finished(lane, amount, 0)
 
     @rule(lane=st.sampled_from(LANES), amount=st.integers(1, 10))
     def messages_are_let_go(self, lane: str, amount: int) -> None:
@@ -108,7 +108,7 @@ class BackpressureBesideModel(RuleBasedStateMachine):
         if load is not None and load.sizes:
             freed = sum(load.sizes[:amount])
             del load.sizes[:amount]
-            self.pressure.finished(lane, 0, freed)
+            self.pressure.note_finished(lane, 0, freed)
 
     @rule(lane=st.sampled_from(LANES), amount=st.integers(1, 10))
     def a_commit_passes(self, lane: str, amount: int) -> None:
@@ -116,7 +116,7 @@ class BackpressureBesideModel(RuleBasedStateMachine):
         amount = min(amount, load.uncommitted) if load else amount
         if load:
             load.uncommitted -= amount
-        self.pressure.committed(lane, amount)
+        self.pressure.note_committed(lane, amount)
 
     @rule(lane=st.sampled_from(LANES), amount=st.integers(-10, 10))
     def results_wait_for_sinks_or_are_delivered(self, lane: str, amount: int) -> None:
@@ -139,20 +139,20 @@ class BackpressureBesideModel(RuleBasedStateMachine):
             assert self.room(lane) == (0 if load.paused else self.left(load))
 
 
-TestBackpressureBesideModel = BackpressureBesideModel.TestCase
-TestBackpressureBesideModel.settings = settings(max_examples=100, stateful_step_count=40)
+TestBackpressureAgainstModel = BackpressureAgainstModel.TestCase
+TestBackpressureAgainstModel.settings = settings(max_examples=100, stateful_step_count=40)
 
 
-def test_a_paused_lane_goes_on_only_at_its_low_mark() -> None:
+def test_a_paused_lane_resumes_only_at_its_low_mark() -> None:
     pressure: Backpressure[str] = Backpressure(128, 16, 100, 1 << 26, 10_000, 4_000)
     pressure.assign("a")
-    assert pressure.room("a") == 128
-    pressure.handed("a", 128, 0)
-    assert pressure.room("a") == 0
-    pressure.finished("a", 111, 0)
-    assert pressure.room("a") == 0
-    pressure.finished("a", 1, 0)
-    assert pressure.room("a") == 112
+    assert pressure.find_room("a") == 128
+    pressure.note_handed_over("a", 128, 0)
+    assert pressure.find_room("a") == 0
+    pressure.note_finished("a", 111, 0)
+    assert pressure.find_room("a") == 0
+    pressure.note_finished("a", 1, 0)
+    assert pressure.find_room("a") == 112
 
 
 def test_shares_shrink_with_every_lane_but_never_below_a_window() -> None:
@@ -160,7 +160,7 @@ def test_shares_shrink_with_every_lane_but_never_below_a_window() -> None:
     rooms = []
     for lane in range(4):
         pressure.assign(lane)
-        rooms.append(pressure.room(0))
+        rooms.append(pressure.find_room(0))
     assert (rooms, pressure.lanes) == ([128, 64, 50, 50], 4)
 
 
@@ -168,61 +168,61 @@ def test_with_many_lanes_one_slow_message_does_not_hold_its_lane() -> None:
     pressure: Backpressure[int] = Backpressure(128, 16, 100, 1 << 26, 10_000, 4_000)
     for lane in range(50):
         pressure.assign(lane)
-    pressure.handed(0, 100, 0)
-    pressure.finished(0, 99, 0)
-    assert pressure.room(0) == 99
+    pressure.note_handed_over(0, 100, 0)
+    pressure.note_finished(0, 99, 0)
+    assert pressure.find_room(0) == 99
 
 
 def test_a_share_of_bytes_and_a_slow_head_pause_too() -> None:
     pressure: Backpressure[str] = Backpressure(128, 16, 100, 1000, 50, 4_000)
     pressure.assign("bytes")
     pressure.assign("head")
-    pressure.handed("bytes", 1, 500)
-    assert pressure.room("bytes") == 0
-    assert pressure.room("head") == 50
-    pressure.finished("bytes", 1, 500)
-    assert pressure.room("bytes") == 49
-    pressure.handed("head", 50, 0)
-    pressure.finished("head", 50, 0)
-    assert pressure.room("head") == 0
-    pressure.committed("head", 10)
-    assert pressure.room("head") == 10
+    pressure.note_handed_over("bytes", 1, 500)
+    assert pressure.find_room("bytes") == 0
+    assert pressure.find_room("head") == 50
+    pressure.note_finished("bytes", 1, 500)
+    assert pressure.find_room("bytes") == 49
+    pressure.note_handed_over("head", 50, 0)
+    pressure.note_finished("head", 50, 0)
+    assert pressure.find_room("head") == 0
+    pressure.note_committed("head", 10)
+    assert pressure.find_room("head") == 10
 
 
-def test_a_limit_that_was_met_is_remembered_although_nobody_asked_meanwhile() -> None:
+def test_a_lane_that_reached_its_limit_is_paused_even_if_nobody_asked_for_room_meanwhile() -> None:
     pressure: Backpressure[str] = Backpressure(10, 2, 1, 1000, 50, 4_000)
     pressure.assign("a")
-    pressure.handed("a", 10, 0)
-    pressure.finished("a", 5, 0)
-    assert pressure.room("a") == 0
+    pressure.note_handed_over("a", 10, 0)
+    pressure.note_finished("a", 5, 0)
+    assert pressure.find_room("a") == 0
 
 
-def test_what_is_said_of_an_unknown_lane_changes_nothing() -> None:
+def test_reports_about_an_unknown_lane_change_nothing() -> None:
     pressure: Backpressure[str] = Backpressure(10, 2, 1, 1000, 50, 4_000)
-    pressure.handed("a", 10, 10)
-    pressure.finished("a", 1, 1)
-    pressure.committed("a", 1)
+    pressure.note_handed_over("a", 10, 10)
+    pressure.note_finished("a", 1, 1)
+    pressure.note_committed("a", 1)
     pressure.revoke("a")
-    assert pressure.room("a") == 0
+    assert pressure.find_room("a") == 0
 
 
-def test_what_a_lane_has_in_hand_besides_messages_counts_too() -> None:
+def test_bytes_in_flight_besides_messages_count_too() -> None:
     pressure: Backpressure[str] = Backpressure(10, 2, 1, 1000, 50, 4_000)
     pressure.assign("a")
-    pressure.handed("a", 1, 400)
-    assert pressure.room("a", 599) == 9
-    assert pressure.room("a", 600) == 0
-    assert pressure.room("a", 599) == 9
+    pressure.note_handed_over("a", 1, 400)
+    assert pressure.find_room("a", 599) == 9
+    assert pressure.find_room("a", 600) == 0
+    assert pressure.find_room("a", 599) == 9
 
 
 def test_a_share_of_results_that_wait_for_sinks_pauses_too_but_a_window_always_fits() -> None:
     pressure: Backpressure[str] = Backpressure(100, 20, 10, 1 << 26, 10_000, 50)
     pressure.assign("a")
-    assert pressure.room("a", 0, 45) == 5
-    assert pressure.room("a", 0, 50) == 0
-    assert pressure.room("a", 0, 20) == 30, "nothing else is in hand"
+    assert pressure.find_room("a", 0, 45) == 5
+    assert pressure.find_room("a", 0, 50) == 0
+    assert pressure.find_room("a", 0, 20) == 30, "nothing else is in flight"
     for lane in range(9):
         pressure.assign(f"other {lane}")
-    assert pressure.room("a") == 10
-    assert pressure.room("a", 0, 10) == 0
-    assert pressure.room("other 1", 0, 0) == 10
+    assert pressure.find_room("a") == 10
+    assert pressure.find_room("a", 0, 10) == 0
+    assert pressure.find_room("other 1", 0, 0) == 10

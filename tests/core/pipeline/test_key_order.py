@@ -1,4 +1,4 @@
-"""Order per key: what may start, beside a model that looks at every open task each time."""
+"""Order per key: which tasks may start, compared with a model that scans every open task each time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Place:
 
 @dataclass
 class Model:
-    """All that is open, in order; every question looks at all of it."""
+    """Everything that is open, in order; each call scans all of it."""
 
     places: list[Place] = field(default_factory=list)
     started: set[str] = field(default_factory=set)
@@ -44,7 +44,7 @@ class Model:
         self.places += entries
 
     def is_before(self, earlier: Place, later: Place) -> bool:
-        """Whether a task has to wait for an earlier one, or for a hook."""
+        """Return whether a task has to wait for an earlier one, or for a hook."""
         return any(
             not (len(messages) == 1 and messages == later.messages[key])
             for key, messages in earlier.messages.items()
@@ -63,7 +63,7 @@ class Model:
             place.open.discard(name)
 
     def hooks_due(self) -> list[int]:
-        """The messages whose tasks are all done and whose hook is not."""
+        """Return the messages whose tasks are all done and whose hook is not."""
         due = []
         for place in self.places:
             for name in place.open:
@@ -89,7 +89,7 @@ def draw_window(
 
 @pytest.mark.parametrize("hooked", [False, True])
 @pytest.mark.parametrize("part", range(4))
-def test_what_may_start_is_what_the_model_says_and_nothing_waits_for_ever(hooked: bool, part: int) -> None:
+def test_tasks_start_as_in_the_model_and_none_waits_for_ever(hooked: bool, part: int) -> None:
     for seed in range(part * 150, part * 150 + 150):
         play(seed, hooked)
 
@@ -119,12 +119,12 @@ def play(seed: int, hooked: bool) -> None:
                 offset += len(keys)
                 number += 1
                 model.arranged(tasks, keys, hooked)
-                started(order.arranged(tasks, keys))
+                started(order.add_tasks(tasks, keys))
             case "done":
                 name = running.pop(dice.randrange(len(running)))
                 model.close(name)
-                started(order.done(name))
-                assert order.done(name) == [], "a second end changes nothing"
+                started(order.note_task_done(name))
+                assert order.note_task_done(name) == [], "a second end changes nothing"
             case "replace":
                 name = running.pop(dice.randrange(len(running)))
                 others = [f"{name}/{n}" for n in range(dice.randint(0, 2))]
@@ -135,13 +135,13 @@ def play(seed: int, hooked: bool) -> None:
             case "hook":
                 message = dice.choice(due)
                 model.close(f"hook {message}")
-                started(order.message_done(message))
-                assert order.message_done(message) == []
+                started(order.note_message_done(message))
+                assert order.note_message_done(message) == []
         waiting = {name for place in model.places for name in place.open if not name.startswith("hook")}
         assert order.waiting_tasks == len(waiting - model.started)
     assert not any(place.open for place in model.places), f"seed {seed}: something waits for ever"
     assert (order.waiting_tasks, order.waiting_messages) == (0, 0)
-    assert [*order._lines, *order._places, *order._hooks] == [], "memory is what is open"
+    assert [*order._queues, *order._places, *order._hooks] == [], "memory is what is open"
 
 
 @pytest.mark.parametrize("part", range(2))
@@ -170,7 +170,7 @@ def play_with_withdrawals(seed: int) -> None:
         offset += len(keys)
         model.arranged(tasks, keys, False)
         waiting += [name for name, _ in tasks]
-        started(order.arranged(tasks, keys))
+        started(order.add_tasks(tasks, keys))
         for _ in range(dice.randint(0, 4)):
             if waiting and dice.random() < 0.5:
                 name = waiting.pop(dice.randrange(len(waiting)))
@@ -186,87 +186,87 @@ def play_with_withdrawals(seed: int) -> None:
             else:
                 break
             model.close(name)
-            started(order.done(name))
+            started(order.note_task_done(name))
     while running:
         name = running.pop()
         model.close(name)
-        started(order.done(name))
+        started(order.note_task_done(name))
     assert waiting == [], f"seed {seed}: {waiting} never start"
     assert (order.waiting_tasks, order.waiting_messages) == (0, 0)
-    assert [*order._lines, *order._places] == []
+    assert [*order._queues, *order._places] == []
 
 
-def test_tasks_of_one_message_run_side_by_side_and_those_of_the_next_with_its_key_wait_for_all() -> None:
+def test_tasks_of_one_message_run_in_parallel_and_those_of_the_next_with_its_key_wait_for_all() -> None:
     order: KeyOrder[str] = KeyOrder()
-    assert order.arranged([("a", [1]), ("b", [1]), ("c", [2])], {1: "k", 2: "k"}) == ["a", "b"]
-    assert order.done("b") == []
-    assert order.done("a") == ["c"]
+    assert order.add_tasks([("a", [1]), ("b", [1]), ("c", [2])], {1: "k", 2: "k"}) == ["a", "b"]
+    assert order.note_task_done("b") == []
+    assert order.note_task_done("a") == ["c"]
 
 
 def test_tasks_are_ordered_by_smallest_offset_and_then_by_index() -> None:
     order: KeyOrder[str] = KeyOrder()
     tasks = [("late", [2]), ("both", [1, 2]), ("early", [1])]
-    assert order.arranged(tasks, {1: "k", 2: "k"}) == ["both"]
-    assert order.done("both") == ["early"]
-    assert order.done("early") == ["late"]
+    assert order.add_tasks(tasks, {1: "k", 2: "k"}) == ["both"]
+    assert order.note_task_done("both") == ["early"]
+    assert order.note_task_done("early") == ["late"]
 
 
 def test_a_task_without_offsets_works_for_every_message_of_its_window() -> None:
     order: KeyOrder[str] = KeyOrder()
-    assert order.arranged([("all", ()), ("other", [3])], {1: "k", 2: "l", 3: None}) == ["all", "other"]
-    assert order.arranged([("k", [4]), ("l", [5]), ("m", [6])], {4: "k", 5: "l", 6: "m"}) == ["m"]
-    assert order.done("all") == ["k", "l"]
+    assert order.add_tasks([("all", ()), ("other", [3])], {1: "k", 2: "l", 3: None}) == ["all", "other"]
+    assert order.add_tasks([("k", [4]), ("l", [5]), ("m", [6])], {4: "k", 5: "l", 6: "m"}) == ["m"]
+    assert order.note_task_done("all") == ["k", "l"]
 
 
 def test_messages_without_a_key_never_wait() -> None:
     order: KeyOrder[str] = KeyOrder()
-    assert order.arranged([("a", [1]), ("b", [2])], {1: None, 2: None}) == ["a", "b"]
+    assert order.add_tasks([("a", [1]), ("b", [2])], {1: None, 2: None}) == ["a", "b"]
     assert order.replace("a", ["a2"]) == ["a2"]
-    assert order.done("a2") == []
+    assert order.note_task_done("a2") == []
 
 
 def test_a_message_counts_as_waiting_once_until_none_of_its_tasks_waits() -> None:
     order: KeyOrder[str] = KeyOrder()
-    order.arranged([("a", [1]), ("b", [2])], {1: "k", 2: "l"})
-    order.arranged([("c", [3]), ("d", [3, 4])], {3: "k", 4: "l"})
+    order.add_tasks([("a", [1]), ("b", [2])], {1: "k", 2: "l"})
+    order.add_tasks([("c", [3]), ("d", [3, 4])], {3: "k", 4: "l"})
     assert (order.waiting_messages, order.waiting_tasks) == (2, 2)
-    assert order.done("a") == ["c"]
+    assert order.note_task_done("a") == ["c"]
     assert (order.waiting_messages, order.waiting_tasks) == (2, 1)
-    assert order.done("b") == ["d"], "both are of message 3"
+    assert order.note_task_done("b") == ["d"], "both are of message 3"
     assert (order.waiting_messages, order.waiting_tasks) == (0, 0)
 
 
 def test_nothing_is_left_of_a_partition_that_was_given_up() -> None:
     order: KeyOrder[str] = KeyOrder(hooked=True)
-    order.arranged([("a", [1]), ("b", [2])], {1: "k", 2: "k"})
+    order.add_tasks([("a", [1]), ("b", [2])], {1: "k", 2: "k"})
     order.clear()
-    assert (order.done("a"), order.message_done(1)) == ([], [])
+    assert (order.note_task_done("a"), order.note_message_done(1)) == ([], [])
     assert (order.waiting_messages, order.waiting_tasks) == (0, 0)
-    assert order.arranged([("c", [3])], {3: "k"}) == ["c"]
+    assert order.add_tasks([("c", [3])], {3: "k"}) == ["c"]
 
 
 def cost_of(count: int) -> float:
-    """Return the seconds per task of one key's line of so many."""
+    """Return the seconds per task of a queue of this many tasks of one key."""
     order: KeyOrder[int] = KeyOrder(hooked=True)
     keys = dict.fromkeys(range(count), "k")
     began = time.process_time()
-    order.arranged([(n, [n]) for n in range(count)], keys)
+    order.add_tasks([(n, [n]) for n in range(count)], keys)
     for n in range(count):
-        order.message_done(n)
-        order.done(n)
+        order.note_message_done(n)
+        order.note_task_done(n)
     return (time.process_time() - began) / count
 
 
-def test_a_task_costs_the_same_however_long_its_line_is() -> None:
+def test_a_task_costs_the_same_however_long_its_queue_is() -> None:
     short = min(cost_of(1_000) for _ in range(5))
     long = min(cost_of(50_000) for _ in range(3))
     print(f"{short * 1e6:.1f} us a task in a line of 1,000, {long * 1e6:.1f} us in one of 50,000")
     assert long < short * 8
 
 
-def test_which_messages_wait_is_told():
+def test_waiting_messages_are_known():
     order: KeyOrder[str] = KeyOrder()
-    order.arranged([("a", [10]), ("b", [11])], {10: b"x", 11: b"x"})
-    assert [order.waits(offset) for offset in (10, 11, 12)] == [False, True, False]
-    order.done("a")
-    assert not order.waits(11)
+    order.add_tasks([("a", [10]), ("b", [11])], {10: b"x", 11: b"x"})
+    assert [order.is_waiting(offset) for offset in (10, 11, 12)] == [False, True, False]
+    order.note_task_done("a")
+    assert not order.is_waiting(11)

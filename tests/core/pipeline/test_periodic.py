@@ -11,15 +11,15 @@ declared = st.builds(Periodic, st.floats(0.001, 1e6), st.sampled_from(OnError), 
 
 
 @given(declared, st.integers(0, 100))
-def test_an_engine_sleeps_first_and_those_of_the_pipeline_run_in_slot_0_only(hook: Periodic, slot: int) -> None:
+def test_an_engine_sleeps_first_and_hooks_of_the_pipeline_run_only_in_slot_0(hook: Periodic, slot: int) -> None:
     runs_here = hook.scope is Scope.ENGINE or slot == 0
-    assert hook.first(slot) == (Sleep(hook.seconds) if runs_here else Stop())
+    assert hook.decide_first(slot) == (Sleep(hook.seconds) if runs_here else Stop())
 
 
 @given(declared, st.lists(st.sampled_from(PeriodicOutcome), max_size=20))
-def test_it_goes_on_until_an_error_that_stops_it(hook: Periodic, outcomes: list[PeriodicOutcome]) -> None:
+def test_it_runs_until_an_error_stops_it(hook: Periodic, outcomes: list[PeriodicOutcome]) -> None:
     for outcome in outcomes:
-        step = hook.after(outcome)
+        step = hook.decide_next(outcome)
         if outcome is PeriodicOutcome.RAISED and hook.on_error is OnError.STOP:
             assert step == Stop()
             break

@@ -1,4 +1,4 @@
-"""Resident copies: who gets which task, recycling, and starts that fail."""
+"""Resident copies: which copy gets which task, retirement, and starts that fail."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tidemill.core.retry import Backoff
 BACKOFF = Backoff(1.0, 8.0, 2.0)
 
 
-class CopiesBesideModel(RuleBasedStateMachine):
-    """A shell that does what it is told, with copies that answer and die as they like."""
+class CopiesAgainstModel(RuleBasedStateMachine):
+    """A shell that carries out the effects, with copies that answer and die at random."""
 
     @initialize(limit=st.integers(1, 4), recycle=st.integers(0, 3), ahead=st.integers(0, 2))
     def begin(self, limit: int, recycle: int, ahead: int) -> None:
@@ -69,7 +69,7 @@ class CopiesBesideModel(RuleBasedStateMachine):
         copy = self.draw_copy(data, busy=True)
         self.has[copy].pop(0)
         self.answers[copy] += 1
-        self.apply(self.copies.answered(copy, self.now))
+        self.apply(self.copies.note_answer(copy, self.now))
         assert self.copies.failed_starts == 0 or self.answers[copy] > 1
 
     @precondition(lambda self: self.has)
@@ -80,17 +80,17 @@ class CopiesBesideModel(RuleBasedStateMachine):
         before = self.copies.failed_starts
         if how == "unseen" and len(tasks) == 1:
             self.waiting[:0] = tasks
-            self.apply(self.copies.unseen(copy, self.now))
+            self.apply(self.copies.note_undelivered(copy, self.now))
             how = Ending.DIED
         elif isinstance(how, Ending):
             self.waiting[:0] = tasks[1:]
-            self.apply(self.copies.ended(copy, how, self.now))
+            self.apply(self.copies.note_ended(copy, how, self.now))
         else:
-            self.apply(self.copies.dropped(copy, self.now))
+            self.apply(self.copies.drop(copy, self.now))
         counts = how is Ending.DIED and not self.answers[copy]
         assert before <= self.copies.failed_starts <= before + counts
-        assert list(self.copies.ended(copy, Ending.DIED, self.now)) == []
-        assert list(self.copies.dropped(copy, self.now)) == []
+        assert list(self.copies.note_ended(copy, Ending.DIED, self.now)) == []
+        assert list(self.copies.drop(copy, self.now)) == []
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
@@ -115,8 +115,8 @@ class CopiesBesideModel(RuleBasedStateMachine):
                 assert self.wake < math.inf or any(self.answers[copy] == 0 for copy in self.has)
 
 
-TestCopiesBesideModel = CopiesBesideModel.TestCase
-TestCopiesBesideModel.settings = settings(max_examples=200, stateful_step_count=40)
+TestCopiesAgainstModel = CopiesAgainstModel.TestCase
+TestCopiesAgainstModel.settings = settings(max_examples=200, stateful_step_count=40)
 
 
 def copies(limit: int = 2, recycle: int = 0) -> Residents[str]:
@@ -132,8 +132,8 @@ def test_copies_are_started_for_tasks_that_find_none_idle_up_to_the_limit() -> N
     assert names(mine.submit("a", 0)) == [Start(0, "a")]
     assert names(mine.submit("b", 0)) == [Start(1, "b")]
     assert names(mine.submit("c", 0)) == []
-    assert names(mine.answered(0, 0)) == [Give(0, "c")]
-    assert names(mine.answered(1, 0)) == []
+    assert names(mine.note_answer(0, 0)) == [Give(0, "c")]
+    assert names(mine.note_answer(1, 0)) == []
     assert mine.alive == 2
 
 
@@ -141,8 +141,8 @@ def test_the_copy_that_was_used_last_is_used_again() -> None:
     mine = copies()
     mine.submit("a", 0)
     mine.submit("b", 0)
-    mine.answered(1, 0)
-    mine.answered(0, 0)
+    mine.note_answer(1, 0)
+    mine.note_answer(0, 0)
     assert names(mine.submit("c", 0)) == [Give(0, "c")]
 
 
@@ -151,9 +151,9 @@ def test_a_copy_is_retired_after_its_tasks_and_the_next_task_starts_another() ->
     mine.submit("a", 0)
     mine.submit("b", 0)
     mine.submit("c", 0)
-    assert names(mine.answered(0, 0)) == [Give(0, "b")]
-    assert names(mine.answered(0, 0)) == [Retire(0), Start(1, "c")]
-    assert names(mine.ended(0, Ending.DIED, 0)) == [], "the end of a retired copy is no failure"
+    assert names(mine.note_answer(0, 0)) == [Give(0, "b")]
+    assert names(mine.note_answer(0, 0)) == [Retire(0), Start(1, "c")]
+    assert names(mine.note_ended(0, Ending.DIED, 0)) == [], "the end of a retired copy is not a failure"
     assert mine.failed_starts == 0
 
 
@@ -161,26 +161,26 @@ def test_after_a_start_that_failed_one_copy_is_tried_and_only_after_a_wait_that_
     mine = copies()
     mine.submit("a", 0)
     mine.submit("b", 0)
-    assert names(mine.ended(0, Ending.DIED, 10.0)) == []
-    assert names(mine.ended(1, Ending.DIED, 10.0)) == []
+    assert names(mine.note_ended(0, Ending.DIED, 10.0)) == []
+    assert names(mine.note_ended(1, Ending.DIED, 10.0)) == []
     assert mine.failed_starts == 1, "two that were started together are one failed start"
     assert names(mine.submit("c", 10.0)) == [WakeAt(11.0)]
     assert names(mine.tick(11.0)) == [Start(2, "c")]
     assert names(mine.submit("d", 11.0)) == [], "while one is tried, no other is started"
-    assert names(mine.ended(2, Ending.DIED, 12.0)) == [WakeAt(14.0)]
+    assert names(mine.note_ended(2, Ending.DIED, 12.0)) == [WakeAt(14.0)]
     assert names(mine.tick(14.0)) == [Start(3, "d")]
     mine.submit("e", 14.0)
     mine.submit("f", 14.0)
-    assert names(mine.answered(3, 14.0)) == [Give(3, "e"), Start(4, "f")], "it answers, so the others may start"
+    assert names(mine.note_answer(3, 14.0)) == [Give(3, "e"), Start(4, "f")], "it answers, so the others may start"
 
 
-def test_a_copy_that_was_stopped_is_no_failed_start_nor_is_one_that_had_answered() -> None:
+def test_neither_a_stopped_copy_nor_one_that_had_answered_is_a_failed_start() -> None:
     mine = copies()
     mine.submit("a", 0)
-    assert names(mine.ended(0, Ending.STOPPED, 0)) == []
+    assert names(mine.note_ended(0, Ending.STOPPED, 0)) == []
     mine.submit("b", 0)
-    mine.answered(1, 0)
-    assert names(mine.ended(1, Ending.DIED, 0)) == []
+    mine.note_answer(1, 0)
+    assert names(mine.note_ended(1, Ending.DIED, 0)) == []
     assert mine.failed_starts == 0
     assert names(mine.submit("c", 0)) == [Start(2, "c")]
 
@@ -188,37 +188,37 @@ def test_a_copy_that_was_stopped_is_no_failed_start_nor_is_one_that_had_answered
 def test_a_task_that_its_copy_never_saw_goes_first() -> None:
     mine = copies(limit=1)
     mine.submit("a", 0)
-    mine.answered(0, 0)
+    mine.note_answer(0, 0)
     assert names(mine.submit("b", 0)) == [Give(0, "b")]
     mine.submit("c", 0)
-    assert names(mine.unseen(0, 0)) == [Start(1, "b")]
+    assert names(mine.note_undelivered(0, 0)) == [Start(1, "b")]
     mine.withdraw("c")
     mine.withdraw("nobody")
-    assert names(mine.answered(1, 0)) == []
+    assert names(mine.note_answer(1, 0)) == []
 
 
-def test_with_all_copies_busy_tasks_are_sent_behind_those_that_have_the_fewest() -> None:
+def test_while_all_copies_are_busy_a_task_goes_to_the_copy_with_the_fewest() -> None:
     mine: Residents[str] = Residents(2, 5, BACKOFF, ahead=2)
     mine.submit("a", 0)
     mine.submit("b", 0)
     assert names(mine.submit("c", 0)) == [], "none has answered yet"
     mine.submit("d", 0)
-    assert names(mine.answered(0, 0)) == [Give(0, "c"), Give(0, "d")]
-    assert names(mine.answered(1, 0)) == []
+    assert names(mine.note_answer(0, 0)) == [Give(0, "c"), Give(0, "d")]
+    assert names(mine.note_answer(1, 0)) == []
     assert names(mine.submit("e", 0)) == [Give(1, "e")], "an idle one first"
     assert names(mine.submit("f", 0)) == [Give(1, "f")]
     assert names(mine.submit("g", 0)) == [Give(0, "g")]
     assert names(mine.submit("h", 0)) == [Give(1, "h")]
     assert names(mine.submit("i", 0)) == []
-    assert names(mine.ended(0, Ending.DIED, 0)) == [Start(2, "d")], "c was worked on; d and g were not"
-    assert names(mine.answered(1, 0)) == [Give(1, "g")], "it goes on with the next one, and gets another"
+    assert names(mine.note_ended(0, Ending.DIED, 0)) == [Start(2, "d")], "c was worked on; d and g were not"
+    assert names(mine.note_answer(1, 0)) == [Give(1, "g")], "it goes on with the next one, and gets another"
     assert mine.waiting == 1
 
 
-def test_a_copy_gets_no_more_than_it_does_before_it_is_retired() -> None:
+def test_a_copy_gets_no_more_tasks_than_it_may_do_before_it_is_retired() -> None:
     mine: Residents[str] = Residents(1, 2, BACKOFF, ahead=5)
     mine.submit("a", 0)
     mine.submit("b", 0)
     mine.submit("c", 0)
-    assert names(mine.answered(0, 0)) == [Give(0, "b")]
-    assert names(mine.answered(0, 0)) == [Retire(0), Start(1, "c")]
+    assert names(mine.note_answer(0, 0)) == [Give(0, "b")]
+    assert names(mine.note_answer(0, 0)) == [Retire(0), Start(1, "c")]

@@ -38,7 +38,7 @@ def test_every_item_is_in_one_window_in_order_and_within_the_bounds(
         elif action == "flush":
             window = windowing.flush()
         else:
-            window = windowing.idle(now) if action == "idle" else windowing.expire(now)
+            window = windowing.close_idle(now) if action == "idle" else windowing.expire(now)
             assert windowing.due is None or windowing.due > now, "what is due was closed"
         if window is not None:
             closed.append((window, now))
@@ -86,15 +86,15 @@ def test_without_a_linger_a_window_closes_as_soon_as_nothing_more_is_waiting() -
     windowing.add("a", 1, 0.0)
     assert windowing.due is None
     assert windowing.expire(99.0) is None
-    assert windowing.idle(0.0) == Window(0, ["a"], 1)
-    assert windowing.idle(0.0) is None
+    assert windowing.close_idle(0.0) == Window(0, ["a"], 1)
+    assert windowing.close_idle(0.0) is None
 
 
-def test_with_a_linger_a_window_waits_for_it_although_nothing_more_is_waiting() -> None:
+def test_with_a_linger_a_window_stays_open_although_nothing_more_is_waiting() -> None:
     windowing: Windowing[str] = Windowing(10, 100, 0.5)
     windowing.add("a", 1, 1.0)
     assert windowing.due == 1.5
-    assert windowing.idle(1.4) is None
+    assert windowing.close_idle(1.4) is None
     assert windowing.expire(1.5) == Window(0, ["a"], 1)
 
 
@@ -105,7 +105,7 @@ def test_an_item_larger_than_a_window_makes_its_own() -> None:
     assert windowing.due == 0.1, "it is due at once"
     assert windowing.add("next", 1, 0.2) == Window(1, ["large"], 1000)
     assert windowing.add("alone", 1000, 0.3) == Window(2, ["next"], 1)
-    assert windowing.idle(0.3) == Window(3, ["alone"], 1000)
+    assert windowing.close_idle(0.3) == Window(3, ["alone"], 1000)
     assert windowing.add("first", 1000, 0.4) == Window(4, ["first"], 1000)
 
 
@@ -114,4 +114,4 @@ def test_a_large_item_without_a_linger_is_closed_when_nothing_more_is_waiting() 
     windowing.add("small", 1, 0.0)
     assert windowing.add("large", 1000, 0.0) == Window(0, ["small"], 1)
     assert windowing.due is None
-    assert windowing.idle(0.0) == Window(1, ["large"], 1000)
+    assert windowing.close_idle(0.0) == Window(1, ["large"], 1000)

@@ -1,4 +1,4 @@
-"""The memory over a store that is written later: the latest value or nothing, whatever the store does."""
+"""The write-behind cache: the latest value or nothing, whatever the store does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tidemill.core.pipeline.write_behind import Batch, CacheEntry, Known, Load, 
 KEYS = st.sampled_from("abcdef")
 
 
-class MemoryBesideModel(RuleBasedStateMachine):
+class MemoryAgainstModel(RuleBasedStateMachine):
     """A store that answers late and refuses batches; loads overlap everything."""
 
     @initialize(size=st.integers(1, 4), rows=st.dictionaries(KEYS, st.binary(max_size=2), max_size=6))
@@ -58,13 +58,13 @@ class MemoryBesideModel(RuleBasedStateMachine):
         found = self.cache.get(key, self.now)
         self.check(key, found)
         if found is Known.UNKNOWN:
-            self.loads.append((self.cache.load(key), self.store.get(key)))
+            self.loads.append((self.cache.begin_load(key), self.store.get(key)))
 
     @precondition(lambda self: self.loads)
     @rule(data=st.data())
     def a_load_ends(self, data: st.DataObject) -> None:
         load, entry = self.loads.pop(data.draw(st.integers(0, len(self.loads) - 1)))
-        self.check(load.key, self.cache.loaded(load, entry, self.now))
+        self.check(load.key, self.cache.end_load(load, entry, self.now))
 
     @rule()
     def a_batch_leaves(self) -> None:
@@ -81,7 +81,7 @@ class MemoryBesideModel(RuleBasedStateMachine):
     def the_store_answers(self, taken: bool) -> None:
         batch, self.batch = self.batch, None
         if not taken:
-            self.cache.failed()
+            self.cache.note_failed()
         elif batch is not None:
             if batch.clear:
                 self.store.clear()
@@ -90,7 +90,7 @@ class MemoryBesideModel(RuleBasedStateMachine):
                     self.store.pop(key, None)
                 else:
                     self.store[key] = entry
-            self.cache.written()
+            self.cache.note_written()
 
     @rule(seconds=st.floats(0.1, 3))
     def time_passes(self, seconds: float) -> None:
@@ -102,11 +102,11 @@ class MemoryBesideModel(RuleBasedStateMachine):
             assert len(self.cache) <= self.size
 
 
-TestMemoryBesideModel = MemoryBesideModel.TestCase
-TestMemoryBesideModel.settings = settings(max_examples=300, stateful_step_count=50)
+TestMemoryAgainstModel = MemoryAgainstModel.TestCase
+TestMemoryAgainstModel.settings = settings(max_examples=300, stateful_step_count=50)
 
 
-def test_the_least_recently_used_entry_goes_first_and_is_asked_of_the_store() -> None:
+def test_the_least_recently_used_entry_is_evicted_and_read_from_the_store() -> None:
     cache = WriteBehind(2)
     cache.start([], everything=True)
     assert cache.get("a", 0) is Known.ABSENT, "the store was empty, so nobody asks it"
@@ -117,11 +117,11 @@ def test_the_least_recently_used_entry_goes_first_and_is_asked_of_the_store() ->
     assert cache.peek("b", 0) == b"2", "it left the memory, but the store does not have it yet"
     cache.take()
     assert cache.peek("b", 0) == b"2"
-    cache.written()
+    cache.note_written()
     assert [cache.peek(key, 0) for key in "abc"] == [b"1", Known.UNKNOWN, b"3"]
 
 
-def test_an_entry_counts_until_its_time_and_peek_does_not_make_it_younger() -> None:
+def test_an_entry_is_valid_until_it_expires_and_peek_does_not_refresh_it() -> None:
     cache = WriteBehind(2)
     cache.set("a", CacheEntry(b"1", 10.0))
     assert cache.peek("a", 9.9) == b"1"
@@ -132,11 +132,11 @@ def test_an_entry_counts_until_its_time_and_peek_does_not_make_it_younger() -> N
     cache.peek("b", 0)
     cache.set("d", CacheEntry(b"4"))
     cache.take()
-    cache.written()
+    cache.note_written()
     assert cache.peek("b", 0) is Known.UNKNOWN
 
 
-def test_what_left_the_memory_before_it_was_written_comes_back_into_it() -> None:
+def test_an_entry_evicted_before_it_was_written_is_found_again() -> None:
     cache = WriteBehind(1)
     cache.set("a", CacheEntry(b"1"))
     cache.set("b", CacheEntry(b"2"))
@@ -149,14 +149,14 @@ def test_a_change_that_is_lost_does_not_leave_an_older_one_behind(taken: bool) -
     cache = WriteBehind(1)
     cache.delete("a")
     cache.take()
-    cache.failed()
+    cache.note_failed()
     cache.set("a", CacheEntry(b"1"))
     cache.take()
     cache.set("a", CacheEntry(b"2"))
     cache.set("b", CacheEntry(b"3"))
     assert cache.lost == 1
     assert cache.get("a", 0) is Known.ABSENT, "the latest is lost; the one on its way to the store is older"
-    cache.written() if taken else cache.failed()
+    cache.note_written() if taken else cache.note_failed()
     assert cache.get("a", 0) is Known.ABSENT
     assert cache.take() == Batch(clear=True, changes={"b": CacheEntry(b"3")})
 
@@ -167,8 +167,8 @@ def test_while_the_store_fails_the_oldest_changes_are_lost_and_the_store_is_empt
     cache.set("b", CacheEntry(b"2"))
     assert cache.is_full
     cache.take()
-    cache.failed()
-    assert not cache.is_full, "there is no hurry while the store takes nothing"
+    cache.note_failed()
+    assert not cache.is_full, "there is no hurry while the store fails"
     cache.set("a", CacheEntry(b"3"))
     assert (cache.lost, cache.unwritten) == (0, 2)
     cache.set("c", CacheEntry(b"4"))
@@ -177,23 +177,23 @@ def test_while_the_store_fails_the_oldest_changes_are_lost_and_the_store_is_empt
     assert cache.take() == Batch(clear=True, changes={"a": CacheEntry(b"3"), "c": CacheEntry(b"4")})
     assert cache.take() is None
     assert cache.peek("b", 0) is Known.ABSENT
-    cache.written()
+    cache.note_written()
     assert cache.peek("b", 0) is Known.UNKNOWN
     assert cache.take() is None
-    cache.failed()
+    cache.note_failed()
     assert cache.unwritten == 0, "no batch was on its way"
 
 
-def test_a_load_that_was_overtaken_counts_for_nothing() -> None:
+def test_a_load_that_was_overtaken_is_ignored() -> None:
     cache = WriteBehind(1)
-    first, second = cache.load("a"), cache.load("a")
+    first, second = cache.begin_load("a"), cache.begin_load("a")
     assert first is second
     cache.set("a", CacheEntry(b"new"))
-    assert cache.loaded(first, CacheEntry(b"old"), 0) == b"new"
+    assert cache.end_load(first, CacheEntry(b"old"), 0) == b"new"
     cache.set("b", CacheEntry(b"other"))
     cache.take()
-    cache.written()
-    assert cache.loaded(second, CacheEntry(b"old"), 0) is Known.UNKNOWN, "ask again"
-    third = cache.load("a")
-    assert cache.loaded(third, CacheEntry(b"new"), 0) == b"new"
-    assert cache.loaded(cache.load("z"), None, 0) is Known.ABSENT
+    cache.note_written()
+    assert cache.end_load(second, CacheEntry(b"old"), 0) is Known.UNKNOWN, "ask again"
+    third = cache.begin_load("a")
+    assert cache.end_load(third, CacheEntry(b"new"), 0) == b"new"
+    assert cache.end_load(cache.begin_load("z"), None, 0) is Known.ABSENT

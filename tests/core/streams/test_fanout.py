@@ -1,4 +1,4 @@
-"""The shared log: readers beside plain lists, and what is freed."""
+"""The shared log: readers compared with plain lists, and what is freed."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def read(log: Fanout, reader: LogReader, count: int) -> list:
             found.append(item)
             if len(found) == count:
                 return found
-        if not log.more(reader):
+        if not log.load_more(reader):
             break
     return found
 
 
 @given(steps, st.integers(1, 3 * CHUNK))
-def test_readers_see_what_a_list_each_would_hold(script: list[tuple], max_backlog: int) -> None:
+def test_each_reader_sees_the_same_as_a_plain_list(script: list[tuple], max_backlog: int) -> None:
     log: Fanout = Fanout(max_backlog)
     readers: list[tuple[LogReader, list]] = []
     published = 0
@@ -63,7 +63,7 @@ def test_readers_see_what_a_list_each_would_hold(script: list[tuple], max_backlo
             log.leave(readers.pop(step[1] % len(readers))[0])
         elif step[0] == "read" and readers:
             reader, unread = readers[step[1] % len(readers)]
-            assert list(reader.rest()) == unread
+            assert list(reader.yield_unread()) == unread
             assert read(log, reader, step[2]) == unread[: step[2]]
             del unread[: step[2]]
         assert log.end == published
@@ -73,10 +73,10 @@ def test_readers_see_what_a_list_each_would_hold(script: list[tuple], max_backlo
 
 
 class Item:
-    """Something that can be watched while it is freed."""
+    """An object whose release can be observed."""
 
 
-def test_what_everybody_has_read_is_freed() -> None:
+def test_items_that_all_readers_have_read_are_freed() -> None:
     log: Fanout = Fanout(1000)
     readers = [LogReader(n) for n in range(2)]
     for reader in readers:
@@ -92,7 +92,7 @@ def test_what_everybody_has_read_is_freed() -> None:
     assert [one() for one in watched if one() is not None] == []
 
 
-def test_who_has_left_keeps_nothing_alive_and_has_nothing_more() -> None:
+def test_a_reader_that_left_keeps_nothing_alive_and_reads_nothing_more() -> None:
     log: Fanout = Fanout(1000)
     reader: LogReader = LogReader("a")
     log.join(reader)
@@ -103,7 +103,7 @@ def test_who_has_left_keeps_nothing_alive_and_has_nothing_more() -> None:
     log.leave(reader)
     log.leave(reader)
     log.skip()
-    assert (watched(), log.size, log.more(reader), list(reader.rest())) == (None, 0, False, [])
+    assert (watched(), log.size, log.load_more(reader), list(reader.yield_unread())) == (None, 0, False, [])
 
 
 def test_a_backlog_below_one_is_refused() -> None:
@@ -126,20 +126,20 @@ def test_the_lowest_is_the_one_that_a_scan_finds(script: list[tuple[str, int]]) 
         elif what == "out" and keys.pop(who, None) is not None:
             inside.discard(who)
             lowest.note_out()
-        elif what == "drop" and (top := lowest.top()) is not None:
+        elif what == "drop" and (top := lowest.find_top()) is not None:
             inside.discard(top)
             lowest.drop_top()
         elif what == "top":
-            top = lowest.top()
+            top = lowest.find_top()
             assert (top is None) == (not inside)
             if top is not None:
                 assert keys[top] == min(keys[one] for one in inside)
         assert inside <= lowest.members
-        bound = lowest.bound()
+        bound = lowest.find_bound()
         assert not inside or bound <= min(keys[one] for one in inside)
 
 
-def test_members_that_are_out_are_swept_out() -> None:
+def test_members_without_a_key_are_swept_out() -> None:
     keys = dict.fromkeys(range(100), 1)
     lowest: LazyMin[int] = LazyMin(keys.get)
     for who in range(100):
@@ -148,4 +148,4 @@ def test_members_that_are_out_are_swept_out() -> None:
         del keys[who]
         lowest.note_out()
     assert len(lowest.members) < 40
-    assert lowest.top() == 0
+    assert lowest.find_top() == 0

@@ -1,4 +1,4 @@
-"""Shared streams with acknowledgement: the machine beside a naive model, and each rule by itself."""
+"""Shared streams with acknowledgement: comparison with a naive model, and each rule by itself."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ picks = st.integers(0, 1000)
 
 
 class Shell:
-    """What the group belongs to: counts how often it was told."""
+    """The shell of the group: counts how often it was notified."""
 
     def __init__(self) -> None:
         self.told = 0
@@ -34,7 +34,7 @@ class Shell:
 
 
 class Group(StreamGroup):
-    """A group with its pending_events at hand, pulled from as the shell pulls."""
+    """A group with its `pending_events`, which is read as the shell reads it."""
 
     def __init__(
         self,
@@ -57,16 +57,16 @@ class Group(StreamGroup):
         return [(one.member.name, one.cause) for one in self.publish(event, f"payload of {event}", lane, now)]
 
     def pull(self, member: Member):
-        """Request the next event; return it, or None when there is none yet."""
+        """Request the next event; return it, or None if there is none yet."""
         for _ in range(2):
             for sent in member.unread:
                 if member.newest:
                     member.carry()
                 member.window = sent
                 return sent.event
-            if not self.more(member):
+            if not self.load_more(member):
                 return None
-        raise AssertionError("more said that there was more")
+        raise AssertionError("load_more reported more, but there is nothing")
 
     def bound(self, member: Member) -> int | None:
         return self.pending_events.bind_pending_event(trigger_id=member.name, key=id(self))
@@ -75,7 +75,7 @@ class Group(StreamGroup):
         self.pending_events.confirm_persisted(iter(seqs))
 
     def advance(self) -> list[tuple]:
-        """Take and settle all that is ready: per batch the lane and its items with their outcomes."""
+        """Take and settle what is ready; return the lane of each batch, and its items with their outcomes."""
         batches = []
         while (batch := self.take()) is not None:
             batches.append((batch.lane, outcomes(batch)))
@@ -124,21 +124,21 @@ class NaiveMember:
         return self.seat_until is not None or self.catches_up_to is not None
 
     def deadlines(self, event: NaiveEvent) -> list[float]:
-        """From when each hold that it has on an event counts."""
+        """Return the times from which its holds on events count."""
         found = []
         if event is self.window or event in self.unread:
             found += [] if self.seat_until is not None else [max(event.at, self.back_at)]
         return found + [max(event.at, self.back_at) for bound in self.carried() if bound is event]
 
     def carried(self) -> list[NaiveEvent]:
-        """What it waits for beside the event that it is on."""
+        """Return what it waits for besides the event that it is on."""
         return [
             bound for seq, bound in self.unconfirmed.items() if not (bound is self.window and seq == self.bound_last)
         ]
 
 
 class Naive:
-    """Everything by scanning everything."""
+    """The expected behaviour, by scanning everything."""
 
     def __init__(self, max_backlog: int, max_outstanding: int, seat_seconds: float = 0.0, full: float = 5.0) -> None:
         self.max_backlog, self.max_outstanding = max_backlog, max_outstanding
@@ -161,7 +161,7 @@ class Naive:
                 self.blame[event.number, member.name] = "rejected" if result == "rejected" else error
 
     def settle_member(self, member: NaiveMember) -> None:
-        """Ack what the member has moved past with everything confirmed."""
+        """Ack the events that the member has moved past with everything confirmed."""
         for event in self.events:
             if event is member.window or event in member.unread or event in member.unconfirmed.values():
                 continue
@@ -191,7 +191,7 @@ class Naive:
         if self.present.get(member.name) is member:
             del self.present[member.name]
             if self.seat_seconds:
-                self.seat(member.name, now + self.seat_seconds)
+                self.add_seat(member.name, now + self.seat_seconds)
 
     def fail_event(self, member: NaiveMember, event: NaiveEvent, error: str | None) -> None:
         self.resolve(event, member, "failed", error)
@@ -217,15 +217,15 @@ class Naive:
         if self.present.get(member.name) is member:
             del self.present[member.name]
 
-    def seat(self, name: str, until: float) -> NaiveMember:
+    def add_seat(self, name: str, until: float) -> NaiveMember:
         if all(member.seat_until is None for member in self.present.values()):
             self.alone_since = None
         seat = self.join(name)
         seat.seat_until = until
         return seat
 
-    def sit(self, member: NaiveMember, now: float) -> None:
-        seat = self.seat(member.name, now + self.seat_seconds)
+    def suspend(self, member: NaiveMember, now: float) -> None:
+        seat = self.add_seat(member.name, now + self.seat_seconds)
         seat.unread, member.unread = member.unread, []
         for event in seat.unread:
             event.pending.remove(member.number)
@@ -316,7 +316,7 @@ class Naive:
         return found
 
 
-class GroupBesideNaive(RuleBasedStateMachine):
+class GroupAgainstNaive(RuleBasedStateMachine):
     MAX_BACKLOG = 4
     MAX_OUTSTANDING = 9
     SEAT_SECONDS = 0.0
@@ -346,13 +346,13 @@ class GroupBesideNaive(RuleBasedStateMachine):
             self.naive.join(name)
 
     def there(self, name: str) -> bool:
-        """Whether somebody of this name is present, and not only their seat."""
+        """Return whether a member of this name is present, and not only its seat."""
         member = self.naive.present.get(name)
         return member is not None and member.seat_until is None
 
     @rule(name=names)
     def leave(self, name: str) -> None:
-        if (seat := self.group.seat(name)) is not None:
+        if (seat := self.group.find_seat(name)) is not None:
             self.members[name] = seat
         if name in self.members:
             self.group.leave(self.members[name])
@@ -362,7 +362,7 @@ class GroupBesideNaive(RuleBasedStateMachine):
     @rule(lane=lanes, passed=st.sampled_from([0.0, 0.0, 1.0, 4.0]))
     def publish(self, lane: str, passed: float) -> None:
         self.now += passed
-        # The naive group looks again when it publishes, the other only if somebody may be late.
+        # The naive group checks for late members at every publish, the other only if one may be late.
         while forced := set(self.group.expired(self.now)):
             assert forced == self.naive.expire(self.now)
         assert not self.naive.expire(self.now)
@@ -402,7 +402,7 @@ class GroupBesideNaive(RuleBasedStateMachine):
     @rule(name=names)
     def release(self, name: str) -> None:
         if name in self.naive.present:
-            self.group.release(self.group.seat(name) or self.members[name])
+            self.group.release(self.group.find_seat(name) or self.members[name])
             self.naive.release(self.naive.present[name])
 
     @rule(name=names)
@@ -472,22 +472,22 @@ class GroupBesideNaive(RuleBasedStateMachine):
             assert set(line.holders) == {self.naive.all[number].name for number in events[0].pending}
 
 
-class SeatsBesideNaive(GroupBesideNaive):
+class SeatsAgainstNaive(GroupAgainstNaive):
     SEAT_SECONDS = 12.0
     FULL_SECONDS = 4.0
 
     @rule(name=names)
-    def sit(self, name: str) -> None:
+    def suspend(self, name: str) -> None:
         if self.there(name):
-            self.group.sit(self.members[name], self.now)
-            self.naive.sit(self.naive.present[name], self.now)
+            self.group.suspend(self.members[name], self.now)
+            self.naive.suspend(self.naive.present[name], self.now)
             # A stale copy changes nothing.
-            self.group.sit(self.members[name], self.now)
+            self.group.suspend(self.members[name], self.now)
             assert self.group.pull(self.members[name]) is None
 
     @rule(name=names)
     def resume(self, name: str) -> None:
-        seat = self.group.seat(name)
+        seat = self.group.find_seat(name)
         assert (seat is not None) == (name in self.naive.present and not self.there(name))
         if seat is not None:
             self.group.resume(seat, self.now)
@@ -498,18 +498,18 @@ class SeatsBesideNaive(GroupBesideNaive):
     def add_seat(self, name: str) -> None:
         if name not in self.naive.present:
             self.group.add_seat(name, self.now + 7.0)
-            self.naive.seat(name, self.now + 7.0)
+            self.naive.add_seat(name, self.now + 7.0)
 
     @invariant()
     def seats_are_known(self) -> None:
         seats = {name: one.seat_until for name, one in self.naive.present.items() if one.seat_until is not None}
-        assert self.group.seats() == seats
+        assert self.group.list_seats() == seats
 
 
-TestGroupBesideNaive = GroupBesideNaive.TestCase
-TestGroupBesideNaive.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
-TestSeatsBesideNaive = SeatsBesideNaive.TestCase
-TestSeatsBesideNaive.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
+TestGroupAgainstNaive = GroupAgainstNaive.TestCase
+TestGroupAgainstNaive.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestSeatsAgainstNaive = SeatsAgainstNaive.TestCase
+TestSeatsAgainstNaive.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
 
 
 @given(st.data())
@@ -550,7 +550,7 @@ def test_an_event_is_acked_by_requesting_the_next_one_even_if_there_is_none() ->
     assert group.advance() == [("x", [("e1", 1, 0, 0)])]
 
 
-def test_who_joins_after_the_fan_out_does_not_count_in_it() -> None:
+def test_a_member_that_joins_after_the_fan_out_does_not_count_in_it() -> None:
     group = Group()
     first = group.join("a")
     group.send("e1")
@@ -559,7 +559,7 @@ def test_who_joins_after_the_fan_out_does_not_count_in_it() -> None:
     assert group.one_lane() == [("e1", 1, 0, 0)]
 
 
-def test_an_event_that_nobody_is_present_for_is_advanced_in_order_as_nothing() -> None:
+def test_an_event_without_members_is_advanced_in_order_and_acked_by_nobody() -> None:
     group = Group()
     member = group.join("a")
     group.send("e1")
@@ -575,7 +575,7 @@ def test_an_event_that_nobody_is_present_for_is_advanced_in_order_as_nothing() -
     assert group.one_lane() == [("e3", 1, 0, 0)]
 
 
-def test_confirmations_come_in_any_order_and_all_are_awaited() -> None:
+def test_confirmations_may_come_in_any_order_and_all_are_awaited() -> None:
     group = Group()
     member = group.join("a")
     group.send("e1"), group.send("e2")
@@ -602,7 +602,7 @@ def test_a_confirmation_while_the_member_is_still_on_the_event_resolves_nothing_
     assert group.one_lane() == [("e1", 1, 0, 0)]
 
 
-def test_who_leaves_fails_what_it_never_read_and_acks_what_it_read_once_confirmed() -> None:
+def test_a_member_that_leaves_fails_what_it_never_read_and_acks_what_it_read_once_confirmed() -> None:
     group = Group()
     member, other = group.join("a"), group.join("b")
     group.send("e1"), group.send("e2")
@@ -618,7 +618,7 @@ def test_who_leaves_fails_what_it_never_read_and_acks_what_it_read_once_confirme
     assert group.one_lane() == [("e1", 2, 0, 0), ("e2", 1, 1, 0)]
 
 
-def test_what_a_member_that_left_has_not_confirmed_fails_at_the_ack_timeout_and_is_told_to_nobody() -> None:
+def test_events_unconfirmed_by_a_member_that_left_fail_at_the_ack_timeout_without_a_forced_member() -> None:
     group = Group()
     member = group.join("a")
     group.send("e1", now=0.0), group.send("e2", now=5.0)
@@ -633,7 +633,7 @@ def test_what_a_member_that_left_has_not_confirmed_fails_at_the_ack_timeout_and_
     assert group.one_lane() == [("e1", 0, 1, 0), ("e2", 0, 1, 0)]
 
 
-def test_the_ack_timeout_fails_only_who_is_pending_and_all_that_it_holds() -> None:
+def test_the_ack_timeout_fails_only_pending_members_and_everything_they_hold() -> None:
     group = Group()
     slow, unconfirmed, good = group.join("slow"), group.join("unconfirmed"), group.join("good")
     group.send("e1", now=0.0), group.send("e2", now=8.0)
@@ -655,23 +655,23 @@ def test_the_ack_timeout_fails_only_who_is_pending_and_all_that_it_holds() -> No
     assert group.one_lane() == [("e3", 1, 0, 0)]
 
 
-def test_what_waited_in_a_seat_may_take_as_long_to_be_stored_as_anything_else() -> None:
+def test_events_that_waited_in_a_seat_have_the_whole_ack_timeout_to_be_stored() -> None:
     group = Group(seat_seconds=60.0)
     member, other = group.join("a"), group.join("b")
-    group.sit(member, 0.0)
+    group.suspend(member, 0.0)
     for n in range(3):
         group.send(n, now=0.0)
         group.pull(other)
     group.pull(other)
-    seat = group.seat("a")
+    seat = group.find_seat("a")
     assert seat is not None
     group.resume(seat, 20.0)
     seqs = []
     for _ in range(3):
         group.pull(seat)
         seqs.append(group.bind(seat))
-    # It leaves, and what it derived waits to be stored.
-    group.sit(seat, 21.0)
+    # It leaves while its trigger event waits to be stored.
+    group.suspend(seat, 21.0)
     assert group.expired(29.9) == []
     group.confirm(*seqs[:2])
     assert group.one_lane() == [(0, 2, 0, 0), (1, 2, 0, 0)]
@@ -679,15 +679,15 @@ def test_what_waited_in_a_seat_may_take_as_long_to_be_stored_as_anything_else() 
     assert group.one_lane() == [(2, 1, 1, 0)]
 
 
-def test_who_came_back_does_not_hide_who_holds_something_for_too_long() -> None:
+def test_a_member_that_came_back_does_not_hide_one_that_holds_an_event_for_too_long() -> None:
     group = Group(seat_seconds=60.0)
     away, other = group.join("a"), group.join("b")
-    group.sit(away, 0.0)
+    group.suspend(away, 0.0)
     group.send(0, now=0.0), group.send(1, now=5.0)
     for _ in range(2):
         group.pull(other)
     group.bind(other)
-    seat = group.seat("a")
+    seat = group.find_seat("a")
     assert seat is not None
     group.resume(seat, 9.0)
     group.pull(seat)
@@ -696,7 +696,7 @@ def test_who_came_back_does_not_hide_who_holds_something_for_too_long() -> None:
     assert group.expired(15.0) == [("b", Cause.TIMEOUT)]
 
 
-def test_only_what_is_too_late_or_kept_others_unread_is_blamed() -> None:
+def test_only_events_that_are_too_late_or_kept_others_unread_are_blamed() -> None:
     group = Group(max_backlog=2)
     late, slow = group.join("late"), group.join("slow")
     group.send(0, now=0.0), group.send(1, now=9.0)
@@ -717,7 +717,7 @@ def test_only_what_is_too_late_or_kept_others_unread_is_blamed() -> None:
     ]
 
 
-def test_what_everybody_has_moved_past_and_nobody_confirms_fails_at_the_ack_timeout() -> None:
+def test_an_event_that_all_have_moved_past_but_none_confirms_fails_at_the_ack_timeout() -> None:
     group = Group()
     member = group.join("a")
     group.send("e1"), group.send("e2")
@@ -729,7 +729,7 @@ def test_what_everybody_has_moved_past_and_nobody_confirms_fails_at_the_ack_time
     assert group.one_lane() == [("e1", 0, 1, 0), ("e2", 1, 0, 0)]
 
 
-def test_deadlines_are_looked_at_before_a_fan_out() -> None:
+def test_deadlines_are_checked_before_a_fan_out() -> None:
     group = Group()
     group.join("a")
     group.send("e1", now=0.0)
@@ -763,7 +763,7 @@ def test_an_overflow_fails_that_member_alone_in_all_it_holds_and_in_the_event_th
     assert group.pull(slow) is None
 
 
-def test_it_is_known_who_failed_on_an_event_until_it_is_settled() -> None:
+def test_the_members_that_failed_an_event_are_known_until_it_is_settled() -> None:
     group = Group()
     for name in ("a", "b"):
         member = group.join(name)
@@ -795,7 +795,7 @@ def test_a_reject_resolves_at_once_and_binds_nothing_and_is_a_reject_only_once()
     assert group.one_lane() == [("e2", 0, 0, 1)]
 
 
-def test_lanes_do_not_wait_for_each_other_and_what_is_behind_a_pending_head_goes_into_the_next_batch() -> None:
+def test_lanes_do_not_wait_for_each_other_and_events_after_a_pending_head_go_into_the_next_batch() -> None:
     group = Group()
     member = group.join("a")
     for number, lane in enumerate("xyxy"):
@@ -811,7 +811,7 @@ def test_lanes_do_not_wait_for_each_other_and_what_is_behind_a_pending_head_goes
     assert group.report() == []
 
 
-def test_a_lane_that_is_not_hashable_is_an_error_and_the_event_is_not_in() -> None:
+def test_an_event_with_an_unhashable_lane_is_not_published() -> None:
     group = Group()
     group.join("a")
     with pytest.raises(TypeError):
@@ -819,7 +819,7 @@ def test_a_lane_that_is_not_hashable_is_an_error_and_the_event_is_not_in() -> No
     assert group.outstanding == 0
 
 
-def test_what_is_outstanding_is_bounded_until_it_is_settled() -> None:
+def test_outstanding_events_are_bounded_until_they_are_settled() -> None:
     group = Group(max_outstanding=2)
     member = group.join("a")
     group.send("e1", now=1.0)
@@ -870,7 +870,7 @@ def test_numbers_are_unique_over_all_groups_and_confirmed_together() -> None:
     assert [group.one_lane() for group in groups] == [[("e1", 1, 0, 0)]] * 2
 
 
-def test_numbers_that_are_done_take_no_room() -> None:
+def test_numbers_that_are_done_take_no_memory() -> None:
     pending_events = PendingEvents()
     group = Group(pending_events=pending_events)
     member, other = group.join("a"), group.join("b")
@@ -889,7 +889,7 @@ def test_numbers_that_are_done_take_no_room() -> None:
     assert group.one_lane() == [("e1", 2, 0, 0)]
 
 
-def test_a_lane_says_who_holds_its_head_and_since_when() -> None:
+def test_a_lane_reports_which_members_hold_its_head_and_since_when() -> None:
     group = Group()
     slow, unconfirmed, good = group.join("slow"), group.join("unconfirmed"), group.join("good")
     group.send("e1", now=3.0), group.send("e2", now=4.0)
@@ -923,7 +923,7 @@ def test_limits_below_one_are_refused(limits: dict[str, int]) -> None:
 # -- runs that end otherwise than by finishing -------------------------------------------------------------------------
 
 
-def test_who_is_interrupted_fails_the_event_it_is_on_at_once_and_nothing_else() -> None:
+def test_an_interrupted_member_fails_the_event_it_is_on_at_once_and_nothing_else() -> None:
     group = Group()
     member, other = group.join("a"), group.join("b")
     for number in range(3):
@@ -946,7 +946,7 @@ def test_who_is_interrupted_fails_the_event_it_is_on_at_once_and_nothing_else() 
     assert group.pull(member) == 2
 
 
-def test_an_interruption_without_an_error_is_blamed_on_nobody() -> None:
+def test_an_interruption_without_an_error_blames_nobody() -> None:
     group = Group()
     member = group.join("a")
     group.send("e1")
@@ -977,7 +977,7 @@ def test_an_event_fails_at_once_when_what_was_derived_from_it_is_refused(still_o
     assert group.pending_events.trim() <= 2
 
 
-def test_what_is_refused_is_found_behind_older_events_that_still_wait() -> None:
+def test_a_refused_event_is_found_after_older_events_that_still_wait() -> None:
     group = Group()
     member = group.join("a")
     seqs = []
@@ -991,7 +991,7 @@ def test_what_is_refused_is_found_behind_older_events_that_still_wait() -> None:
     assert group.one_lane() == [(0, 1, 0, 0), (1, 0, 1, 0), (2, 1, 0, 0)]
 
 
-def test_a_key_binds_for_the_group_that_it_means_last_and_a_member_for_its_own() -> None:
+def test_a_key_binds_in_its_latest_group_and_a_member_in_its_own() -> None:
     pending_events = PendingEvents()
     first, second = Group(pending_events=pending_events), Group(pending_events=pending_events)
     members = first.join("a"), second.join("a")
@@ -1013,7 +1013,7 @@ def test_a_key_binds_for_the_group_that_it_means_last_and_a_member_for_its_own()
     assert first.bind(members[0]) is None
 
 
-def test_who_is_gone_for_good_counts_in_nothing_that_it_holds_and_is_awaited_for_what_it_moved_past() -> None:
+def test_a_released_member_does_not_count_in_what_it_holds_and_is_awaited_for_what_it_moved_past() -> None:
     group = Group()
     gone, stays = group.join("gone"), group.join("stays")
     for number in range(3):
@@ -1031,7 +1031,7 @@ def test_who_is_gone_for_good_counts_in_nothing_that_it_holds_and_is_awaited_for
     assert list(group.members) == ["stays"]
 
 
-def test_what_who_is_gone_derived_and_the_store_refuses_fails_nobody() -> None:
+def test_a_refusal_of_what_a_released_member_derived_fails_nobody() -> None:
     group = Group()
     gone, stays = group.join("gone"), group.join("stays")
     group.send("e1"), group.send("e2")
@@ -1045,7 +1045,7 @@ def test_what_who_is_gone_derived_and_the_store_refuses_fails_nobody() -> None:
     assert group.one_lane() == [("e1", 1, 0, 0), ("e2", 1, 0, 0)]
 
 
-def test_an_event_of_which_everybody_is_gone_is_accepted_by_nobody() -> None:
+def test_an_event_whose_members_were_all_released_is_accepted_by_nobody() -> None:
     group = Group()
     group.join("gone")
     group.send("e1")
@@ -1056,34 +1056,34 @@ def test_an_event_of_which_everybody_is_gone_is_accepted_by_nobody() -> None:
 # -- seats -------------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_published_meanwhile_waits_in_a_seat_and_is_read_by_its_owner_alone() -> None:
+def test_events_published_meanwhile_wait_in_a_seat_and_are_read_only_by_its_owner() -> None:
     group = Group(seat_seconds=60.0)
     away, stays = group.join("away"), group.join("stays")
     group.send("e1"), group.send("e2")
     group.pull(away)
-    group.sit(away, now=1.0)
-    assert (group.seats(), group.has_seats) == ({"away": 61.0}, True)
+    group.suspend(away, now=1.0)
+    assert (group.list_seats(), group.has_seats) == ({"away": 61.0}, True)
     for event in ("e3", "e4"):
         group.send(event, now=2.0)
     for _ in range(5):
         group.pull(stays)
     assert group.pull(away) is None
     assert group.one_lane() == [("e1", 2, 0, 0)]
-    back = group.seat("away")
+    back = group.find_seat("away")
     group.resume(back, now=5.0)
     assert [group.pull(back) for _ in range(4)] == ["e2", "e3", "e4", None]
     assert group.one_lane() == [("e2", 2, 0, 0), ("e3", 2, 0, 0), ("e4", 2, 0, 0)]
-    assert (group.seats(), group.has_seats) == ({}, False)
+    assert (group.list_seats(), group.has_seats) == ({}, False)
 
 
-def test_a_seat_knows_neither_overflow_nor_ack_timeout_until_who_came_back_has_caught_up() -> None:
+def test_neither_overflow_nor_ack_timeout_applies_to_a_seat_until_its_owner_has_caught_up() -> None:
     group = Group(max_backlog=2, seat_seconds=1000.0)
     member = group.join("a")
-    group.sit(member, now=0.0)
+    group.suspend(member, now=0.0)
     for number in range(6):
         assert group.send(number, now=0.0) == []
     assert group.expired(TIMEOUT) == []
-    seat = group.seat("a")
+    seat = group.find_seat("a")
     group.resume(seat, now=TIMEOUT)
     assert group.send(6, now=TIMEOUT) == []
     assert group.pull(seat) == 0
@@ -1091,12 +1091,12 @@ def test_a_seat_knows_neither_overflow_nor_ack_timeout_until_who_came_back_has_c
     assert group.expired(2 * TIMEOUT) == [("a", Cause.TIMEOUT)]
 
 
-def test_who_came_back_and_caught_up_overflows_like_all_others() -> None:
+def test_a_member_that_came_back_and_caught_up_overflows_like_any_other() -> None:
     group = Group(max_backlog=2, seat_seconds=1000.0)
-    group.sit(group.join("a"), now=0.0)
+    group.suspend(group.join("a"), now=0.0)
     for number in range(4):
         group.send(number)
-    seat = group.seat("a")
+    seat = group.find_seat("a")
     group.resume(seat, now=1.0)
     for _ in range(5):
         group.pull(seat)
@@ -1105,27 +1105,27 @@ def test_who_came_back_and_caught_up_overflows_like_all_others() -> None:
 
 def test_a_seat_ends_after_its_time_and_what_it_held_is_unread() -> None:
     group = Group(seat_seconds=60.0)
-    group.sit(group.join("a"), now=0.0)
+    group.suspend(group.join("a"), now=0.0)
     group.send("e1", now=1.0)
     assert group.expired(59.9) == []
-    group.keep_seat(group.seat("a"), until=80.0)
+    group.keep_seat(group.find_seat("a"), until=80.0)
     assert group.expired(60.0) == []
     assert group.expired(80.0) == [("a", Cause.SEAT_TIMEOUT)]
     batch = group.take()
     assert outcomes(batch) == [("e1", 0, 1, 0)]
     assert group.blame(batch.entries[0]) == Blame({}, ("a",))
-    assert group.seat("a") is None
+    assert group.find_seat("a") is None
 
 
-def test_a_seat_ends_that_alone_keeps_the_stream_full() -> None:
+def test_a_seat_that_alone_keeps_the_stream_full_ends() -> None:
     group = Group(max_outstanding=2, seat_seconds=60.0, seat_full_seconds=5.0)
     first, second, quick = group.join("first"), group.join("second"), group.join("quick")
-    group.sit(first, now=0.0)
+    group.suspend(first, now=0.0)
     group.send("e1"), group.send("e2")
     group.pull(quick), group.pull(quick), group.pull(second)
-    # It is not alone while others have something to do.
+    # The seat is not the only cause while other members have something to do.
     assert group.expired(1.0) == group.expired(9.0) == []
-    group.sit(second, now=9.0)
+    group.suspend(second, now=9.0)
     group.pull(quick)
     assert group.expired(10.0) == group.expired(14.9) == []
     assert group.expired(15.0) == [("first", Cause.SEAT_FULL)]
@@ -1134,22 +1134,22 @@ def test_a_seat_ends_that_alone_keeps_the_stream_full() -> None:
     assert group.expired(20.0) == []
 
 
-def test_a_seat_is_not_blamed_for_an_advance_that_is_slow() -> None:
+def test_a_seat_does_not_end_because_of_a_slow_advance() -> None:
     group = Group(max_outstanding=2, seat_seconds=60.0, seat_full_seconds=5.0)
     member = group.join("a")
     group.send("e1")
     group.pull(member)
-    group.sit(member, now=0.0)
+    group.suspend(member, now=0.0)
     group.send("e2")
     batch = group.take()
     assert group.expired(0.0) == group.expired(8.0) == []
     group.settle(batch)
     group.send("e3")
-    group.resume(group.seat("a"), now=8.0)
+    group.resume(group.find_seat("a"), now=8.0)
     assert group.expired(8.0) == group.expired(17.0) == []
 
 
-def test_who_is_forced_to_fail_where_seats_are_kept_misses_nothing_that_comes_after() -> None:
+def test_with_seats_a_member_that_was_forced_to_fail_misses_no_later_event() -> None:
     group = Group(max_backlog=1, seat_seconds=60.0)
     slow = group.join("slow")
     group.send("e1")
@@ -1159,23 +1159,23 @@ def test_who_is_forced_to_fail_where_seats_are_kept_misses_nothing_that_comes_af
     assert outcomes(batch) == [("e1", 0, 1, 0), ("e2", 0, 1, 0)]
     assert group.blame(batch.entries[1]) == Blame({}, ("slow",))
     assert group.pull(slow) is None
-    seat = group.seat("slow")
+    seat = group.find_seat("slow")
     group.resume(seat, now=1.0)
     assert [group.pull(seat), group.pull(seat)] == ["e3", "e4"]
 
 
-def test_a_seat_can_be_there_from_the_beginning() -> None:
+def test_a_seat_can_exist_from_the_beginning() -> None:
     group = Group(seat_seconds=60.0)
     group.add_seat("a", until=30.0)
     group.send("e1", now=1.0)
-    assert group.seats() == {"a": 30.0}
+    assert group.list_seats() == {"a": 30.0}
     assert group.one_lane() == []
-    seat = group.seat("a")
+    seat = group.find_seat("a")
     group.resume(seat, now=2.0)
     assert group.pull(seat) == "e1"
 
 
-def test_a_refused_event_fails_alone_though_older_ones_are_not_confirmed() -> None:
+def test_a_refused_event_fails_alone_although_older_ones_are_not_confirmed() -> None:
     group = Group()
     member = group.join("a")
     group.send("e1"), group.send("e2"), group.send("e3")
@@ -1189,12 +1189,12 @@ def test_a_refused_event_fails_alone_though_older_ones_are_not_confirmed() -> No
     assert group.one_lane() == [("e1", 1, 0, 0), ("e2", 0, 1, 0)]
 
 
-def test_who_is_back_has_the_whole_ack_timeout_for_what_was_published_while_it_was_away() -> None:
+def test_a_member_that_came_back_has_the_whole_ack_timeout_for_events_published_meanwhile() -> None:
     group = Group(seat_seconds=60.0)
     away, other = group.join("away"), group.join("other")
-    group.sit(away, now=0.0)
+    group.suspend(away, now=0.0)
     group.send("e1", now=1.0)
-    seat = group.seat("away")
+    seat = group.find_seat("away")
     group.resume(seat, now=TIMEOUT)
     group.send("e2", now=TIMEOUT)
     group.pull(seat)
@@ -1210,11 +1210,11 @@ def test_who_is_back_has_the_whole_ack_timeout_for_what_was_published_while_it_w
 # -- a stream whose reading has ended ----------------------------------------------------------------------------------
 
 
-def test_after_the_reading_has_ended_who_is_on_an_event_can_move_past_it_and_no_other_is_resolved() -> None:
+def test_after_stop_reading_a_member_can_move_past_its_event_and_no_other_is_resolved() -> None:
     group = Group(seat_seconds=60.0)
     on_it, waits, away = group.join("on it"), group.join("waits"), group.join("away")
-    group.sit(away, now=0.0)
-    seat = group.seat("away")
+    group.suspend(away, now=0.0)
+    seat = group.find_seat("away")
     group.send("e1"), group.send("e2")
     group.resume(seat, now=0.0)
     group.pull(on_it), group.pull(waits), group.pull(waits), group.pull(waits)
@@ -1234,7 +1234,7 @@ def test_after_the_reading_has_ended_who_is_on_an_event_can_move_past_it_and_no_
 
 
 @pytest.mark.parametrize("seat_seconds", [0.0, 60.0])
-def test_after_the_reading_has_ended_who_is_too_late_fails_its_event_and_acks_nothing_that_it_left_unread(
+def test_after_stop_reading_a_late_member_fails_its_event_and_acks_nothing_that_it_left_unread(
     seat_seconds: float,
 ) -> None:
     group = Group(seat_seconds=seat_seconds)
@@ -1247,10 +1247,10 @@ def test_after_the_reading_has_ended_who_is_too_late_fails_its_event_and_acks_no
     assert (group.busy, group.take(), group.outstanding) == (False, None, 1)
 
 
-@pytest.mark.parametrize("kind", [GroupBesideNaive, SeatsBesideNaive])
+@pytest.mark.parametrize("kind", [GroupAgainstNaive, SeatsAgainstNaive])
 @pytest.mark.parametrize("seed", range(60))
-def test_both_say_the_same_over_long_schedules(kind: type[GroupBesideNaive], seed: int) -> None:
-    """Hypothesis shrinks what it finds, and prefers short schedules; what takes many steps is found here."""
+def test_the_group_agrees_with_the_model_over_long_schedules(kind: type[GroupAgainstNaive], seed: int) -> None:
+    """Hypothesis prefers short schedules; this finds failures that take many steps."""
     rng = random.Random(seed)
     machine = kind()
 
@@ -1272,9 +1272,9 @@ def test_both_say_the_same_over_long_schedules(kind: type[GroupBesideNaive], see
         (10, lambda: machine.take()),
         (10, lambda: machine.settle(rng.randrange(1000))),
     ]
-    if isinstance(machine, SeatsBesideNaive):
+    if isinstance(machine, SeatsAgainstNaive):
         acts += [
-            (5, lambda: machine.sit(name())),
+            (5, lambda: machine.suspend(name())),
             (4, lambda: machine.resume(name())),
             (1, lambda: machine.add_seat(name())),
         ]
@@ -1282,5 +1282,5 @@ def test_both_say_the_same_over_long_schedules(kind: type[GroupBesideNaive], see
     for act in rng.choices(chosen, weights, k=250):
         act()
         machine.both_say_the_same()
-        if isinstance(machine, SeatsBesideNaive):
+        if isinstance(machine, SeatsAgainstNaive):
             machine.seats_are_known()

@@ -1,4 +1,4 @@
-"""What leaving, timing out and overflowing cost: what they touch, however much is outstanding."""
+"""The cost of leaving, timing out and overflowing does not depend on how much is outstanding."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Home:
 
 
 class Crowded:
-    """A group in which very much is outstanding, because what `good` derived from it is not stored.
+    """A group with very many outstanding events, because what `good` derived from it is not stored.
 
     `due` waits for what it derived from the first event alone, which is older than all others.
     """
@@ -48,7 +48,7 @@ class Crowded:
         return self.group.publish(0, 0, "lane", now)
 
     def read(self, member: Member[str, int, int], *, bind: bool) -> None:
-        while self.group.more(member):
+        while self.group.load_more(member):
             for sent in member.unread:
                 member.window = sent
                 if bind:
@@ -79,12 +79,12 @@ class Crowded:
         return act
 
     def refuse(self) -> Callable[[], None]:
-        # The second number of all: the first one is that of `due`.
+        # The second of all numbers; the first belongs to `due`.
         return lambda: self.pending_events.refuse_persisted([2], "refused")
 
     def reject(self) -> Callable[[], None]:
         self.publish(5.0)
-        assert self.group.more(self.good)
+        assert self.group.load_more(self.good)
         self.good.window = sent = next(self.good.unread)
         for _ in range(2):
             self.pending_events.bind_pending_event(trigger_id="good", key="key")
@@ -92,7 +92,7 @@ class Crowded:
 
 
 def lines_run(act: Callable[[], Any]) -> int:
-    """Return how many lines of Python an act takes."""
+    """Return how many lines of Python a call executes."""
     count = 0
 
     def trace(frame: FrameType, event: str, arg: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Notes beside committed offsets."""
+"""Metadata that is committed with offsets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ gaps = st.lists(st.tuples(st.integers(1, 10**6), st.integers(1, 10**6)), max_siz
 
 
 @given(st.integers(0, 2**62), gaps, st.lists(st.integers(1, 9), max_size=400))
-def test_a_note_fits_and_tells_the_first_of_what_was_to_be_said(
+def test_metadata_fits_and_decodes_to_a_prefix_of_the_commit(
     floor: int, steps: list[tuple[int, int]], counts: list[int]
 ) -> None:
     clean, at = [], floor
@@ -35,7 +35,7 @@ def test_a_note_fits_and_tells_the_first_of_what_was_to_be_said(
         assert (said.clean, said.failures) == (tuple(clean), failures)
 
 
-def test_a_note_leaves_out_from_the_end_what_does_not_fit():
+def test_metadata_leaves_out_what_does_not_fit_from_the_end():
     clean = tuple((3 * n + 1, 3 * n + 2) for n in range(2000))
     failures = tuple((3 * n, 2) for n in range(2000))
     said = decode_metadata("a", encode_metadata(Commit("a", 0, clean, failures)))
@@ -46,14 +46,14 @@ def test_a_note_leaves_out_from_the_end_what_does_not_fit():
 
 
 @pytest.mark.parametrize("beyond", [-9, 2**63])
-def test_what_could_not_be_read_back_is_left_out_of_a_note(beyond: int) -> None:
+def test_offsets_that_could_not_be_decoded_are_left_out(beyond: int) -> None:
     commit = Commit("a", 10, ((10 + beyond, 12 + beyond), (12, 14), (20, 20 + beyond)), ((10 + beyond, 2), (11, 3)))
     text = encode_metadata(commit)
     assert text == "tidemill1;10;1+3;2+2"
     assert decode_metadata("a", text) == Commit("a", 10, ((12, 14),), ((11, 3),))
 
 
-def test_a_note_of_which_nothing_could_be_read_back_is_not_written():
+def test_metadata_without_anything_that_can_be_decoded_is_empty():
     assert encode_metadata(Commit("a", 10, (), ((1, 2), (11, 0)))) == ""
     assert encode_metadata(Commit("a", -1, ((2, 3),), ())) == ""
     assert encode_metadata(Commit("a", 2**63, ((2**63 + 2, 2**63 + 3),), ())) == ""
@@ -62,5 +62,5 @@ def test_a_note_of_which_nothing_could_be_read_back_is_not_written():
 @pytest.mark.parametrize(
     "text", [None, "", "somebody else's", "tidemill1;1", "tidemill1;1;2+;", "tidemill1;1;;1+2,", "tidemill1;x;;"]
 )
-def test_a_text_that_is_not_a_note_says_nothing(text: str | None) -> None:
+def test_a_text_in_another_format_is_ignored(text: str | None) -> None:
     assert decode_metadata("a", text) is None

@@ -1,4 +1,4 @@
-"""The commit floor and its redeliveries: each rule by itself, then random schedules beside a naive model."""
+"""The commit floor and its redeliveries: each rule by itself, then random schedules compared with a naive model."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ def floors(log: Log) -> dict[str, int]:
         ((0, 1, 1, 1), RedeliveryVerdict.REJECTED),
     ],
 )
-def test_a_reject_outweighs_a_failure_a_failure_what_was_left_unread_and_that_any_number_of_acks(counts, expected):
+def test_a_reject_outweighs_a_failure_which_outweighs_unread_which_outweighs_any_number_of_acks(counts, expected):
     assert judge_outcome(*counts) is expected
 
 
-def test_clean_offsets_move_the_floor_in_order_only():
+def test_clean_offsets_move_the_floor_only_in_order():
     log, (a, b, c) = log_of(5, 6, 7)
     clean(log, b)
     assert log.take_commits() == [Commit("a", 5, ((6, 7),), ())]
@@ -104,10 +104,10 @@ def test_a_failed_offset_freezes_the_floor_until_it_is_clean():
 def test_a_redelivery_waits_for_its_backoff():
     log, (a,) = log_of(0)
     fail(log, a, 10.0)
-    assert log.due() == 11.0
+    assert log.due == 11.0
     assert log.take(10.9) == []
     assert [d.offset for d in log.take(11.0)] == [0]
-    assert log.due() is None
+    assert log.due is None
 
 
 def unread(log: Log, delivery: Delivery[str, int], now: float = 0.0, *who: str) -> bool:
@@ -116,7 +116,7 @@ def unread(log: Log, delivery: Delivery[str, int], now: float = 0.0, *who: str) 
 
 @pytest.mark.parametrize("resolve", [fail, unread])
 @pytest.mark.parametrize("early", [True, False])
-def test_a_redelivery_waits_for_those_who_failed_it_or_left_it_unread_to_subscribe_again(resolve, early):
+def test_a_redelivery_waits_until_a_subscriber_that_failed_it_or_left_it_unread_is_back(resolve, early):
     log, (a,) = log_of(0, who=("t", "u"))
     if early:
         log.note_left("t")
@@ -130,13 +130,13 @@ def test_a_redelivery_waits_for_those_who_failed_it_or_left_it_unread_to_subscri
         assert log.take(50.0) == [], "it never left"
         log.note_left("t")
         assert log.take(50.0) == []
-    assert log.due() == 60.0
+    assert log.due == 60.0
     log.note_joined("t")
     assert [d.offset for d in log.take(50.0)] == [0]
 
 
 @pytest.mark.parametrize("resolve", [fail, unread])
-def test_those_who_came_back_before_their_failure_was_told_are_not_waited_for(resolve):
+def test_subscribers_that_came_back_before_their_failure_was_reported_are_not_waited_for(resolve):
     log, (a,) = log_of(0, who=("t", "u"))
     for who in ("t", "u"):
         log.note_left(who)
@@ -148,7 +148,7 @@ def test_those_who_came_back_before_their_failure_was_told_are_not_waited_for(re
     assert [d.offset for d in log.take(1.0)] == [0]
 
 
-def test_a_redelivery_waits_for_all_who_failed_it_or_left_it_unread():
+def test_a_redelivery_waits_for_all_subscribers_that_failed_it_or_left_it_unread():
     log, (a,) = log_of(0, who=("t", "u"))
     log.note_left("t")
     log.note_left("u")
@@ -159,7 +159,7 @@ def test_a_redelivery_waits_for_all_who_failed_it_or_left_it_unread():
     assert [d.offset for d in log.take(50.0)] == [0]
 
 
-def test_who_went_for_good_before_the_failure_was_told_is_not_waited_for():
+def test_a_subscriber_that_left_permanently_before_its_failure_was_reported_is_not_waited_for():
     log, (a,) = log_of(0, who=("t", "u"))
     log.note_left("t")
     log.note_gone("t")
@@ -167,7 +167,7 @@ def test_who_went_for_good_before_the_failure_was_told_is_not_waited_for():
     assert [d.offset for d in log.take(1.0)] == [0]
 
 
-def test_who_comes_after_having_gone_for_good_is_not_waited_for_twice():
+def test_a_subscriber_that_returns_after_leaving_permanently_is_not_waited_for_twice():
     log, (a,) = log_of(0, who=("t", "u"))
     log.note_gone("t")
     log.note_gone("t")
@@ -176,7 +176,7 @@ def test_who_comes_after_having_gone_for_good_is_not_waited_for_twice():
     assert [d.offset for d in log.take(1.0)] == [0]
 
 
-def test_those_who_do_not_come_back_in_time_are_named():
+def test_subscribers_that_do_not_come_back_in_time_are_reported():
     log, (a, b) = log_of(0, 1, who=("t", "u", "v"))
     log.note_left("t")
     log.note_left("u")
@@ -198,8 +198,8 @@ def test_what_is_left_unread_is_never_dead_lettered_and_backs_off_further_each_t
         log.note_left("t")
         assert unread(log, delivery, now, "t") is False
         log.note_joined("t")
-        pauses.append(log.due() - now)
-        now = log.due()
+        pauses.append(log.due - now)
+        now = log.due
         (delivery,) = log.take(now)
     assert pauses == [1.0, 2.0] + [4.0] * 48
     assert (delivery.failures, delivery.unread) == (0, 50)
@@ -207,7 +207,7 @@ def test_what_is_left_unread_is_never_dead_lettered_and_backs_off_further_each_t
     assert log.take_commits() == [Commit("a", 1, (), ())]
 
 
-def test_only_failures_count_of_an_offset_that_is_also_left_unread():
+def test_for_an_offset_that_is_also_left_unread_only_failures_count():
     log, (delivery,) = log_of(0, max_redeliveries=1)
     for resolve, failures, lettered in ((unread, 0, False), (fail, 1, False), (unread, 1, False), (fail, 2, True)):
         assert resolve(log, delivery, 0.0) is lettered
@@ -218,7 +218,7 @@ def test_only_failures_count_of_an_offset_that_is_also_left_unread():
             (delivery,) = log.take(100.0)
 
 
-def test_an_offset_that_nobody_looked_at_waits_for_somebody_to_join_and_counts_as_no_failure():
+def test_an_offset_that_nobody_saw_waits_for_a_subscriber_and_does_not_count_as_failed():
     log, (a,) = log_of(0, who=("t",))
     assert log.resolve(a, RedeliveryVerdict.UNSEEN, 0.0, HALF) is False
     assert log.take(50.0) == []
@@ -228,10 +228,10 @@ def test_an_offset_that_nobody_looked_at_waits_for_somebody_to_join_and_counts_a
     assert (again.failures, again.unread) == (0, 1)
     log.note_joined("v")
     log.resolve(again, RedeliveryVerdict.UNSEEN, 50.0, HALF)
-    assert log.due() == 52.0, "somebody joined since: only the backoff counts, and it grows"
+    assert log.due == 52.0, "a subscriber has joined since: only the backoff counts, and it grows"
     (third,) = log.take(52.0)
     fail(log, third, 52.0)
-    assert log.due() == 53.0
+    assert log.due == 53.0
 
 
 def test_an_offset_is_dead_lettered_after_its_last_redelivery_failed():
@@ -281,7 +281,7 @@ def test_stale_and_repeated_offsets_are_not_delivered():
     assert floors(log) == {"a": 6}
 
 
-def test_a_lane_that_went_away_takes_its_redeliveries_and_its_outcomes_along():
+def test_a_revoked_lane_has_no_more_redeliveries_or_outcomes():
     log, (a, b, c) = log_of(0, 1, 2, who=("t", "u"))
     log.note_left("t")
     fail(log, a, 0.0, "t")
@@ -293,12 +293,12 @@ def test_a_lane_that_went_away_takes_its_redeliveries_and_its_outcomes_along():
     log.note_lettered(c)
     log.offer_again("a")
     assert log.take(100.0) == []
-    assert (log.take_commits(), log.open, log.find_overdue(100.0), log.due()) == ([], 0, None, None)
+    assert (log.take_commits(), log.open, log.find_overdue(100.0), log.due) == ([], 0, None, None)
     assert "a" not in log
     assert log.wants("a") is False
 
 
-def test_a_lane_that_comes_back_knows_what_was_clean_and_how_often_the_rest_failed():
+def test_a_lane_that_is_assigned_again_knows_what_was_clean_and_how_often_the_rest_failed():
     log, _ = log_of()
     log.assign("a", Commit("a", 5, ((6, 8), (9, 10)), ((5, 4), (8, 5))))
     kinds = [log.admit("a", offset, 0) for offset in range(5, 11)]
@@ -310,13 +310,13 @@ def test_a_lane_that_comes_back_knows_what_was_clean_and_how_often_the_rest_fail
     assert floors(log) == {"a": 8}
 
 
-def test_a_lane_that_was_made_anew_begins_where_it_begins():
+def test_a_lane_that_was_recreated_begins_at_its_own_beginning():
     log, _ = log_of()
     log.assign("a", Commit("a", 5, ((6, 8),), ((5, 4),)))
     assert [admitted(log, offset).failures for offset in range(9)] == [0] * 9
 
 
-def test_a_lane_whose_head_was_deleted_begins_behind_what_is_done():
+def test_a_lane_whose_head_was_deleted_begins_after_what_is_done():
     log, _ = log_of()
     log.assign("a", Commit("a", 5, ((6, 8), (9, 10)), ((5, 4), (8, 1))))
     assert log.admit("a", 6, 0) is Skip.CLEAN
@@ -337,7 +337,7 @@ def test_a_failed_offset_that_was_removed_from_the_log_is_forgotten():
     assert encode_metadata(commit) == ""
 
 
-def test_a_failure_of_an_offset_that_is_clean_by_the_same_note_counts_for_nothing():
+def test_a_failure_of_an_offset_that_the_same_commit_calls_clean_is_ignored():
     log, _ = log_of()
     log.assign("a", Commit("a", 5, ((7, 9),), ((8, 2),)))
     admitted(log, 5)
@@ -359,7 +359,7 @@ def test_open_offsets_are_bounded_in_number_and_bytes():
     assert log.wants("b")
 
 
-def test_a_commit_that_did_not_succeed_is_made_again_as_things_are_then():
+def test_a_failed_commit_is_repeated_with_the_then_current_state():
     log, (a, b) = log_of(0, 1)
     clean(log, a)
     assert floors(log) == {"a": 1}
@@ -373,7 +373,7 @@ def test_a_commit_that_did_not_succeed_is_made_again_as_things_are_then():
     assert floors(log) == {}
 
 
-def test_redeliveries_are_taken_by_portions():
+def test_redeliveries_are_taken_up_to_a_limit():
     log, deliveries = log_of(*range(5))
     for delivery in deliveries:
         fail(log, delivery)
@@ -381,7 +381,7 @@ def test_redeliveries_are_taken_by_portions():
     assert [d.offset for d in log.take(10.0, limit=3)] == [3, 4]
 
 
-def test_who_left_long_ago_is_forgotten_unless_it_may_have_failed_something():
+def test_a_subscriber_that_left_long_ago_is_forgotten_unless_it_may_have_failed_something():
     log, (held,) = log_of(0, who=("t",))
     for number in range(500):
         log.note_joined(number)
@@ -399,19 +399,19 @@ def test_who_left_long_ago_is_forgotten_unless_it_may_have_failed_something():
     assert log.take(10.0) == []
 
 
-def test_a_delivery_shows_what_it_is():
+def test_the_repr_of_a_delivery_describes_it():
     _, (a,) = log_of(3)
     assert repr(a) == "<Delivery 2 of 'a' at 3, failed 0 times>"
 
 
-# -- random schedules beside a naive model -----------------------------------------------------------------------
+# -- random schedules against a naive model ----------------------------------------------------------------------
 
 SUBSCRIBERS = ("t", "u", "v")
 PARTITION = st.lists(st.sampled_from((True, True, False)), min_size=1, max_size=40)
 
 
 @pytest.mark.parametrize("kind", [RedeliveryVerdict.FAILED, RedeliveryVerdict.UNREAD])
-def test_what_others_accepted_is_clean_once_all_who_did_not_are_gone_for_good(kind):
+def test_an_offset_that_others_accepted_is_clean_once_all_that_did_not_have_left_permanently(kind):
     log, (first, second) = log_of(0, 1, who=("a", "b"))
     log.note_left("a"), log.note_joined("a")
     log.resolve(first, kind, 0.0, HALF, ("a", "b"), accepted=True)
@@ -427,14 +427,14 @@ def test_what_others_accepted_is_clean_once_all_who_did_not_are_gone_for_good(ki
     assert [again.offset for again in log.take(1000.0)] == [1]
 
 
-def test_what_fails_because_of_who_was_gone_by_then_is_clean_if_others_accepted_it():
+def test_a_failure_by_a_subscriber_that_has_left_permanently_is_clean_if_others_accepted_it():
     log, (delivery,) = log_of(0, who=("a",))
     log.note_gone("a")
     log.resolve(delivery, RedeliveryVerdict.FAILED, 0.0, HALF, ("a",), accepted=True)
     assert log.open == 0
 
 
-def test_who_is_gone_after_a_redelivery_or_a_revoke_changes_nothing():
+def test_a_permanent_leave_after_a_redelivery_or_a_revoke_changes_nothing():
     log, (delivery, other) = log_of(0, 1, who=("a",))
     log.note_left("a"), log.note_joined("a")
     for one in (delivery, other):
@@ -453,7 +453,7 @@ def test_who_is_gone_after_a_redelivery_or_a_revoke_changes_nothing():
 
 @dataclass
 class World:
-    """A partition with holes, its subscribers, a manager that fans out and resolves, and what really happened."""
+    """A partition with holes, its subscribers, a manager that fans out and resolves, and what actually happened."""
 
     offsets: list[int]
     chance: random.Random
@@ -478,7 +478,7 @@ class World:
         self.start()
 
     def start(self) -> None:
-        """Begin with a new log at what was committed, as after a crash."""
+        """Begin with a new log at the committed offsets, as after a crash."""
         limits = RedeliveryLimits(max_redeliveries=self.max_redeliveries, max_open=8)
         self.log = Redelivery(limits)
         past = decode_metadata("a", self.note)
@@ -517,7 +517,7 @@ class World:
     def fan_out(self, delivery: Delivery[str, int]) -> None:
         assert delivery.offset not in self.done, "what is done is given to nobody again"
         assert self.crashed or delivery.failures <= self.max_redeliveries
-        assert not self.owed.get(delivery.offset), "somebody who failed it, or left it unread, has not come back"
+        assert not self.owed.get(delivery.offset), "a subscriber that failed it, or left it unread, has not come back"
         self.flying.append((delivery, frozenset(self.present), self.clock))
 
     def read(self) -> None:
@@ -532,7 +532,7 @@ class World:
                     assert offset in self.done
 
     def repeat(self) -> None:
-        """A message that was read before comes once more."""
+        """Deliver a message that was read before once more."""
         if 0 < self.position < len(self.offsets):
             offset = self.offsets[self.chance.randrange(self.position)]
             if offset >= self.committed and self.log.admit("a", self.offsets[self.position - 1], 0) is Skip.STALE:
@@ -566,7 +566,7 @@ class World:
         self.owed[delivery.offset] = awaited - self.present - self.gone
 
     def end(self, awaited: frozenset[str], sent_at: int) -> None:
-        """Those who failed an event or left it unread end, unless that is why they did; some are back at once."""
+        """End the subscribers that failed an event or left it unread, unless they ended anyway; some return at once."""
         for who in sorted(awaited):
             if self.left_at.get(who, 0) <= sent_at:
                 self.leave(who, for_good=False)
@@ -591,15 +591,15 @@ class World:
             above = {offset for start, end in commit.clean for offset in range(start, end)}
             assert above & set(self.offsets) <= self.done
             assert self.crashed or len(commit.clean) <= self.log.open + 1, "intervals are bounded by what is open"
-            told = decode_metadata("a", encode_metadata(commit))
-            assert told == (commit if commit.clean or commit.failures else None), "a note cannot be read back"
+            decoded = decode_metadata("a", encode_metadata(commit))
+            assert decoded == (commit if commit.clean or commit.failures else None), "metadata cannot be decoded"
             if self.chance.random() < 0.2:
                 self.log.offer_again("a")
                 continue
             self.committed, self.note = commit.floor, encode_metadata(commit)
 
     def compact(self) -> None:
-        """The log removes some of what was not read since the last start, and knows nothing of who failed it."""
+        """Remove some messages that were not read since the last start, whether or not they have failed before."""
         unread = self.offsets[self.position :]
         self.offsets[self.position :] = [offset for offset in unread if self.chance.random() < 0.7]
 
@@ -631,7 +631,7 @@ class World:
                     self.compact()
 
     def finish(self) -> None:
-        """Let everybody come back and everything go well, until nothing is left to do."""
+        """Let every subscriber return and succeed, until nothing is left to do."""
         for _ in range(40 * len(self.offsets) + 200):
             for who in SUBSCRIBERS:
                 self.join(who)
@@ -649,7 +649,7 @@ STEPS += ["repeat", "reject", "letter", "join", "join", "leave", "wait", "wait",
 
 @settings(max_examples=300)
 @given(PARTITION, st.integers(0, 100), st.integers(0, 2**32), st.integers(0, 3), st.integers(0, 300))
-def test_no_commit_passes_what_is_not_done_and_everything_ends_clean_or_dead_lettered(
+def test_no_commit_passes_an_offset_that_is_not_done_and_all_end_clean_or_dead_lettered(
     exists: list[bool], first: int, seed: int, max_redeliveries: int, length: int
 ) -> None:
     offsets = [first + index for index, there in enumerate(exists) if there]
@@ -667,7 +667,7 @@ HARMLESS = [step for step in STEPS if step not in ("fail", "reject")]
 
 @settings(max_examples=200)
 @given(PARTITION, st.integers(0, 2**32), st.integers(0, 3), st.integers(0, 300))
-def test_what_nobody_fails_or_rejects_is_never_dead_lettered_and_ends_clean_once_it_is_read(
+def test_an_offset_that_nobody_fails_or_rejects_is_never_dead_lettered_and_ends_clean_once_it_is_read(
     exists: list[bool], seed: int, max_redeliveries: int, length: int
 ) -> None:
     world = World([index for index, there in enumerate(exists) if there], random.Random(seed), max_redeliveries)

@@ -1,4 +1,4 @@
-"""A partition without an owner is named after the patience, not sooner and not again at once."""
+"""A partition without an owner is reported after the patience, not sooner, and not again at once."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ looks = st.lists(
 
 
 @given(looks)
-def test_what_is_named_had_no_owner_for_so_long_at_every_look(steps: list[tuple[float, bool, frozenset[int]]]) -> None:
+def test_a_reported_partition_had_no_owner_at_every_check(steps: list[tuple[float, bool, frozenset[int]]]) -> None:
     watch, now = OwnerWatch(PATIENCE), 0.0
     without: dict[int, float] = {}
     for seconds, settled, owned in steps:
         now += seconds
-        named = watch.look(now, settled, set(range(4)), owned)
+        named = watch.check(now, settled, set(range(4)), owned)
         without = {n: without.get(n, now) for n in range(4) if settled and n not in owned}
         due = [n for n, since in without.items() if now - since >= PATIENCE]
         assert named == sorted(due)
@@ -27,16 +27,16 @@ def test_what_is_named_had_no_owner_for_so_long_at_every_look(steps: list[tuple[
             without = dict.fromkeys(without, now)
 
 
-def test_a_group_that_distributes_is_given_time_anew() -> None:
+def test_a_rebalance_starts_the_patience_over() -> None:
     watch = OwnerWatch(PATIENCE)
-    assert watch.look(0.0, True, {0, 1}, {1}) == []
-    assert watch.look(9.0, False, {0, 1}, set()) == []
-    assert watch.look(10.0, True, {0, 1}, {1}) == []
-    assert watch.look(20.0, True, {0, 1}, {1}) == [0]
-    assert watch.look(21.0, True, {0, 1}, {1}) == []
+    assert watch.check(0.0, True, {0, 1}, {1}) == []
+    assert watch.check(9.0, False, {0, 1}, set()) == []
+    assert watch.check(10.0, True, {0, 1}, {1}) == []
+    assert watch.check(20.0, True, {0, 1}, {1}) == [0]
+    assert watch.check(21.0, True, {0, 1}, {1}) == []
 
 
-def test_a_partition_that_is_gone_is_not_missed() -> None:
+def test_a_partition_that_no_longer_exists_is_not_reported() -> None:
     watch = OwnerWatch(PATIENCE)
-    assert watch.look(0.0, True, {0, 1}, {0}) == []
-    assert watch.look(20.0, True, {0}, {0}) == []
+    assert watch.check(0.0, True, {0, 1}, {0}) == []
+    assert watch.check(20.0, True, {0}, {0}) == []

@@ -41,7 +41,7 @@ class Play:
         self.reports: list[Report] = []
 
     def feed(self, event: Input, after: float = 0.0) -> list[Effect]:
-        """Let time pass, with its ticks, and then something happen."""
+        """Let time pass, with ticks, and then feed an event."""
         until = self.now + after
         effects: list[Effect] = []
         while self.slot.due is not None and self.slot.due < until:
@@ -88,7 +88,7 @@ def fresh() -> Play:
 
 @pytest.fixture
 def running(fresh: Play) -> Play:
-    """A slot whose first job's engine, number 1, is ready."""
+    """Return a slot whose first job's engine, number 1, is ready."""
     assert fresh.feed(Start()) == [SubmitJob(1)]
     assert fresh.feed(Hello(1, 1), 0.5) == [Admit(1)]
     assert fresh.feed(Ready(1), 0.5) == []
@@ -96,7 +96,7 @@ def running(fresh: Play) -> Play:
 
 
 def kill(play: Play, job: int, run: int) -> list[Effect]:
-    """The engine's process dies: its link closes at once, Spark notices soon."""
+    """Kill the engine's process: its link closes at once, and Spark notices soon."""
     assert play.feed(LinkClosed(run)) == []
     return play.feed(JobEnded(job, Ending.CRASHED, "worker died"), 0.1)
 
@@ -104,7 +104,7 @@ def kill(play: Play, job: int, run: int) -> list[Effect]:
 # -- restarts ------------------------------------------------------------------------------------------------------
 
 
-def test_the_replacement_of_a_killed_engine_is_submitted_after_the_first_back_off(running: Play) -> None:
+def test_the_replacement_of_a_killed_engine_is_submitted_after_the_first_backoff(running: Play) -> None:
     assert kill(running, 1, 1) == []
     assert running.slot.due == running.now + 0.2
     assert running.tick(0.2) == [SubmitJob(2)]
@@ -113,7 +113,7 @@ def test_the_replacement_of_a_killed_engine_is_submitted_after_the_first_back_of
     assert running.reports[0].text == ("slot 3 lost its engine (crashed: worker died); the next one starts in 0.2 s")
 
 
-def test_the_back_off_grows_up_to_half_a_minute_and_starts_anew_after_a_healthy_minute(running: Play) -> None:
+def test_the_backoff_grows_up_to_half_a_minute_and_is_reset_by_a_healthy_minute(running: Play) -> None:
     waits = []
     job = 1
     for _ in range(10):
@@ -138,7 +138,7 @@ def test_a_new_job_waits_until_the_old_engines_link_is_closed(running: Play) -> 
     assert running.feed(LinkClosed(1)) == [SubmitJob(2)]
 
 
-def test_a_slot_whose_old_link_does_not_close_says_so(running: Play) -> None:
+def test_an_old_link_that_does_not_close_is_reported(running: Play) -> None:
     running.feed(JobEnded(1, Ending.CRASHED))
     running.idle(60)
     assert running.reports[-1] == Report(
@@ -154,7 +154,7 @@ def test_nothing_is_restarted_after_a_fencing_or_a_configuration_error(running: 
     assert running.tick(100) == []
 
 
-def test_a_failure_that_an_engine_of_the_first_start_tells_of_ends_the_run(fresh: Play) -> None:
+def test_a_failure_that_an_engine_of_the_first_start_reports_ends_the_run(fresh: Play) -> None:
     fresh.feed(Start())
     fresh.feed(Hello(1, 1))
     assert fresh.feed(JobEnded(1, Ending.FAILED, "sink x: no route")) == [Finished(Ending.FAILED, "sink x: no route")]
@@ -172,7 +172,7 @@ def test_an_engine_that_is_killed_in_the_first_start_is_replaced(fresh: Play) ->
     assert kill(fresh, 3, 3) == []
 
 
-def test_engines_that_die_again_and_again_in_the_first_start_end_the_run(fresh: Play) -> None:
+def test_engines_that_die_repeatedly_in_the_first_start_end_the_run(fresh: Play) -> None:
     fresh.feed(Start())
     for job in (1, 2):
         assert fresh.feed(JobEnded(job, Ending.CRASHED, "killed")) == []
@@ -182,7 +182,7 @@ def test_engines_that_die_again_and_again_in_the_first_start_end_the_run(fresh: 
     ]
 
 
-def test_a_restarted_engine_that_cannot_start_is_tried_again(running: Play) -> None:
+def test_a_restarted_engine_that_cannot_start_is_restarted_again(running: Play) -> None:
     kill(running, 1, 1)
     running.tick(0.2)
     assert running.feed(JobEnded(2, Ending.FAILED, "sink x: no route")) == []
@@ -195,7 +195,7 @@ def test_an_engine_that_drained_although_nobody_asked_is_replaced(running: Play)
     assert running.tick(0.2) == [SubmitJob(2)]
 
 
-def test_start_means_something_once(running: Play) -> None:
+def test_only_the_first_start_has_an_effect(running: Play) -> None:
     assert running.feed(Start()) == []
     kill(running, 1, 1)
     assert running.feed(Start()) == []
@@ -208,10 +208,10 @@ def test_the_end_of_an_older_job_changes_nothing(running: Play) -> None:
     assert running.slot.state is SlotState.STARTING
 
 
-# -- who counts ----------------------------------------------------------------------------------------------------
+# -- tokens --------------------------------------------------------------------------------------------------------
 
 
-def test_an_engine_that_connects_again_keeps_its_place(running: Play) -> None:
+def test_an_engine_that_reconnects_keeps_its_place(running: Play) -> None:
     running.feed(LinkClosed(1), 1.0)
     assert running.slot.state is SlotState.LINK_LOST
     assert running.slot.run_token == 1
@@ -245,20 +245,20 @@ def test_an_engine_of_an_older_job_is_refused_and_holds_up_the_next_job_until_it
     assert ReportKind.REFUSED in running.kinds()
 
 
-def test_what_a_replaced_engine_says_does_not_count(running: Play) -> None:
+def test_messages_of_a_replaced_engine_do_not_count(running: Play) -> None:
     running.feed(Hello(1, 2))
     running.feed(Heartbeat(1), 14.0)
     running.feed(Ready(1))
     assert running.tick(1.0) == [CancelJob(1)]
 
 
-def test_a_finished_slot_refuses_everybody(running: Play) -> None:
+def test_a_finished_slot_refuses_every_engine(running: Play) -> None:
     running.feed(JobEnded(1, Ending.CONFIG))
     assert running.feed(Hello(1, 1)) == [Refuse(1, "slot 3 is finished")]
     assert running.feed(DrainRequested()) == []
 
 
-def test_health_is_that_of_one_engine(running: Play) -> None:
+def test_a_healthy_time_is_that_of_one_engine(running: Play) -> None:
     running.idle(60, 1)
     kill(running, 1, 1)
     running.tick(0.2)
@@ -330,10 +330,10 @@ def test_an_engine_silent_for_15_s_is_cancelled_and_replaced_once_its_link_has_e
     assert running.feed(JobEnded(1, Ending.CRASHED, "cancelled")) == []
     assert running.tick(5.0) == []
     assert running.feed(LinkClosed(1)) == [SubmitJob(2)]
-    assert "said nothing for 15 s is considered dead" in running.reports[-1].text
+    assert "was silent for 15 s is considered dead" in running.reports[-1].text
 
 
-def test_an_engine_taken_for_dead_that_comes_back_is_refused(running: Play) -> None:
+def test_an_engine_that_was_considered_dead_is_refused_when_it_comes_back(running: Play) -> None:
     running.tick(15.0)
     running.feed(LinkClosed(1))
     assert [type(effect) for effect in running.feed(Hello(1, 1))] == [Refuse]
@@ -346,7 +346,7 @@ def test_a_job_that_does_not_end_is_cancelled_again(running: Play) -> None:
     assert running.kinds() == [ReportKind.SILENT, ReportKind.CANCELLED]
 
 
-def test_an_engine_that_lost_its_link_for_good_is_cancelled_after_its_own_deadline(running: Play) -> None:
+def test_an_engine_that_never_reconnects_is_cancelled_after_its_own_deadline(running: Play) -> None:
     running.feed(LinkClosed(1))
     running.idle(54)
     assert running.tick(1.0) == [CancelJob(1)]
@@ -360,10 +360,10 @@ def test_an_engine_gone_for_a_minute_is_reported(running: Play) -> None:
     patient.feed(Hello(1, 1))
     patient.feed(LinkClosed(1))
     patient.tick(60.0)
-    assert patient.reports[-1].text.endswith("its engine lost the link and has neither come back nor ended")
+    assert patient.reports[-1].text.endswith("its engine lost the link and has neither reconnected nor ended")
 
 
-def test_a_long_back_off_is_reported_too(running: Play) -> None:
+def test_a_long_backoff_is_reported_too(running: Play) -> None:
     from tidemill.core.retry import Backoff
 
     patient = Play()
@@ -377,7 +377,7 @@ def test_a_long_back_off_is_reported_too(running: Play) -> None:
 
 
 @pytest.mark.parametrize("seconds", [1.6, 14.0, 15.0, 15.5, 16.0, 3600.0])
-def test_a_supervisor_that_stood_still_holds_it_against_no_engine(running: Play, seconds: float) -> None:
+def test_a_pause_of_the_supervisor_is_not_held_against_an_engine(running: Play, seconds: float) -> None:
     running.feed(Heartbeat(1), 0.5)
     running.stand_still(seconds)
     assert running.tick(0.0) == [], "the heartbeats still wait in the sockets"
@@ -387,21 +387,21 @@ def test_a_supervisor_that_stood_still_holds_it_against_no_engine(running: Play,
     assert running.kinds() == [ReportKind.SILENT]
 
 
-def test_a_supervisor_that_stands_still_again_and_again_never_takes_an_engine_for_dead(running: Play) -> None:
+def test_repeated_pauses_of_the_supervisor_never_make_an_engine_count_as_dead(running: Play) -> None:
     for _ in range(100):
         running.stand_still(5.0)
         assert running.tick(0.0) == []
     assert running.reports == []
 
 
-def test_what_happens_first_after_a_stop_is_not_held_against_an_engine_either(running: Play) -> None:
+def test_the_first_input_after_a_pause_is_not_held_against_an_engine_either(running: Play) -> None:
     running.stand_still(100.0)
     assert running.feed(Heartbeat(1)) == []
     assert running.tick(14.9) == []
     assert running.seconds_to_effect() == pytest.approx(0.1)
 
 
-def test_other_waits_stand_still_with_the_supervisor(running: Play) -> None:
+def test_other_waits_pause_with_the_supervisor(running: Play) -> None:
     running.feed(LinkClosed(1))
     running.idle(30)
     running.stand_still(1000.0)
@@ -413,7 +413,7 @@ def test_other_waits_stand_still_with_the_supervisor(running: Play) -> None:
 # -- the end -------------------------------------------------------------------------------------------------------
 
 
-def test_a_drain_is_passed_on_and_its_end_is_the_end_of_the_slot(running: Play) -> None:
+def test_a_drain_is_sent_to_the_engine_whose_end_finishes_the_slot(running: Play) -> None:
     assert running.feed(DrainRequested()) == [Drain(1)]
     assert running.feed(DrainRequested()) == []
     running.feed(LinkClosed(1), 1.0)
@@ -451,7 +451,9 @@ def test_a_drain_before_anything_ran_finishes_at_once(fresh: Play) -> None:
     assert fresh.feed(DrainRequested()) == [Finished(Ending.DRAINED)]
 
 
-def test_a_drain_while_no_engine_runs_finishes_at_once_and_tells_that_its_place_is_left_over(running: Play) -> None:
+def test_a_drain_while_no_engine_runs_finishes_at_once_and_reports_that_its_membership_is_left_over(
+    running: Play,
+) -> None:
     kill(running, 1, 1)
     assert running.feed(DrainRequested()) == [Finished(Ending.ABSENT)]
 
@@ -462,10 +464,49 @@ def test_a_drain_while_the_first_job_waits_for_a_core_cancels_it(fresh: Play) ->
     assert [type(effect) for effect in fresh.feed(Hello(1, 1))] == [Refuse]
 
 
-def test_an_engine_without_link_is_told_to_drain_when_it_comes_back(running: Play) -> None:
+def test_an_engine_without_a_link_is_told_to_drain_when_it_reconnects(running: Play) -> None:
     running.feed(LinkClosed(1))
     assert running.feed(DrainRequested()) == []
     assert running.feed(Hello(1, 1), 1.0) == [Admit(1), Drain(1)]
+
+
+def test_a_renewed_slot_starts_at_once_and_refuses_the_engines_before_it(running: Play) -> None:
+    running.feed(DrainRequested())
+    running.feed(LinkClosed(1))
+    running.feed(JobEnded(1, Ending.DRAINED))
+
+    running.slot = running.slot.renew(SlotLimits())
+
+    assert running.slot.state is SlotState.IDLE
+    assert running.feed(Start()) == [SubmitJob(2)]
+    assert [type(effect) for effect in running.feed(Hello(1, 1))] == [Refuse]
+    assert running.feed(Hello(2, 2)) == [Admit(2)]
+
+
+def test_a_renewed_slot_submits_nothing_before_the_links_of_killed_engines_are_closed(running: Play) -> None:
+    running.slot = Slot(3, SlotLimits(drain_seconds=8.0))
+    running.feed(Start())
+    running.feed(Hello(1, 1))
+    running.feed(DrainRequested())
+    assert isinstance(running.tick(8.0)[-1], Finished)
+
+    running.slot = running.slot.renew(SlotLimits())
+
+    assert running.feed(Start()) == []
+    assert running.feed(JobEnded(1, Ending.CRASHED, "killed"), 0.5) == []
+    assert running.feed(LinkClosed(1)) == [SubmitJob(2)]
+
+
+def test_code_that_fails_in_a_renewed_slot_before_it_is_ready_is_not_tried_again(running: Play) -> None:
+    running.feed(DrainRequested())
+    running.feed(LinkClosed(1))
+    running.feed(JobEnded(1, Ending.DRAINED))
+    running.slot = running.slot.renew(SlotLimits())
+    running.feed(Start())
+    running.feed(Hello(2, 2))
+    running.feed(LinkClosed(2))
+
+    assert running.feed(JobEnded(2, Ending.FAILED, "on_ready raised")) == [Finished(Ending.FAILED, "on_ready raised")]
 
 
 def test_an_engine_that_hangs_while_it_drains_is_cancelled(running: Play) -> None:
@@ -474,7 +515,7 @@ def test_an_engine_that_hangs_while_it_drains_is_cancelled(running: Play) -> Non
     running.feed(LinkClosed(1))
     (finished,) = running.feed(JobEnded(1, Ending.CRASHED, "Spark's words"))
     assert finished == Finished(
-        Ending.CRASHED, "its job was cancelled: an engine that said nothing for 15 s is considered dead"
+        Ending.CRASHED, "its job was cancelled: an engine that was silent for 15 s is considered dead"
     )
 
 
@@ -482,7 +523,7 @@ def test_an_engine_that_hangs_while_it_drains_is_cancelled(running: Play) -> Non
 
 
 class SlotUnderRandomEvents(RuleBasedStateMachine):
-    """Anything may happen in any order; what is asked for must keep the invariants all the same."""
+    """Anything may happen in any order; the effects must keep the invariants all the same."""
 
     @initialize()
     def begin(self) -> None:
@@ -595,7 +636,7 @@ class SlotUnderRandomEvents(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([15.0, 60.0]))
     def the_supervisor_stands_still(self, seconds: float) -> None:
-        # What was due within the next look anyway may happen: another try to cancel, the end of the time for a drain.
+        # What was due before the next tick anyway may happen: another cancellation, the end of the drain's time.
         healthy = self.slot.state is SlotState.RUNNING and not self.drain_asked
         self.now += seconds
         cancelled = any(isinstance(effect, CancelJob) for effect in self.feed(Tick()))

@@ -1,4 +1,4 @@
-"""All slots of a pipeline: who may begin, and how it ends."""
+"""All slots of a pipeline: which may begin, and how the run ends."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from tidemill.core.supervision.slot_group import Begin, Consume, DrainSlot, Go, 
 
 def test_slot_0_is_ready_before_the_others_begin_and_all_subscribe_together() -> None:
     group = SlotGroup(4)
-    assert group.connected(3) == []
-    assert group.connected(2) == []
-    assert group.connected(0) == [Begin(0)]
-    assert group.ready(0, 100.0) == [Begin(2), Begin(3)]
-    assert group.ready(3, 101.0) == []
-    assert group.connected(1) == [Begin(1)]
-    assert group.ready(2, 101.0) == []
-    assert group.ready(1, 102.0) == [Go(0), Go(1), Go(2), Go(3)]
+    assert group.note_connected(3) == []
+    assert group.note_connected(2) == []
+    assert group.note_connected(0) == [Begin(0)]
+    assert group.note_ready(0, 100.0) == [Begin(2), Begin(3)]
+    assert group.note_ready(3, 101.0) == []
+    assert group.note_connected(1) == [Begin(1)]
+    assert group.note_ready(2, 101.0) == []
+    assert group.note_ready(1, 102.0) == [Go(0), Go(1), Go(2), Go(3)]
 
 
-def test_nobody_takes_messages_before_all_have_partitions() -> None:
+def test_no_engine_takes_messages_before_all_have_partitions() -> None:
     group = subscribed(3)
     assert group.holding
-    assert group.owns(0) == []
-    assert group.owns(0) == []
-    assert group.owns(2) == []
-    assert group.owns(1) == [Consume()]
+    assert group.note_partitions(0) == []
+    assert group.note_partitions(0) == []
+    assert group.note_partitions(2) == []
+    assert group.note_partitions(1) == [Consume()]
     assert not group.holding
     assert group.due is None
-    assert group.owns(1) == []
+    assert group.note_partitions(1) == []
     assert group.tick(200.0) == []
 
 
 def test_no_more_slots_are_waited_for_than_there_are_partitions() -> None:
     group = subscribed(4, partitions=2)
-    assert group.owns(3) == []
-    assert group.owns(1) == [Consume()]
+    assert group.note_partitions(3) == []
+    assert group.note_partitions(1) == [Consume()]
 
 
 def test_a_slot_without_partitions_is_waited_for_5_seconds() -> None:
     group = subscribed(2)
-    assert group.owns(0) == []
+    assert group.note_partitions(0) == []
     assert group.due == 105.0
     assert group.tick(104.9) == []
     assert group.tick(105.0) == [Consume()]
@@ -53,76 +53,76 @@ def test_a_slot_that_is_not_ready_holds_up_the_others_for_5_seconds() -> None:
     assert group.due is None
     assert group.tick(50.0) == []
     for slot in (0, 1):
-        group.connected(slot)
-    group.ready(0, 100.0)
-    group.ready(1, 101.0)
+        group.note_connected(slot)
+    group.note_ready(0, 100.0)
+    group.note_ready(1, 101.0)
     assert group.tick(105.0) == [Go(0), Go(1), Consume()]
-    assert group.connected(2) == [Begin(2)]
-    assert group.ready(2, 110.0) == [Go(2)]
+    assert group.note_connected(2) == [Begin(2)]
+    assert group.note_ready(2, 110.0) == [Go(2)]
 
 
-def test_a_slot_alone_waits_for_nobody() -> None:
+def test_a_single_slot_does_not_wait() -> None:
     group = SlotGroup(1)
-    group.connected(0)
+    group.note_connected(0)
     assert not group.holding
-    assert group.ready(0, 100.0) == [Go(0)]
+    assert group.note_ready(0, 100.0) == [Go(0)]
     assert group.due is None
 
 
 def test_an_engine_that_is_replaced_while_others_are_held_subscribes_at_once() -> None:
     group = subscribed(2)
-    assert group.connected(1) == [Begin(1)]
-    assert group.ready(1, 103.0) == [Go(1)]
+    assert group.note_connected(1) == [Begin(1)]
+    assert group.note_ready(1, 103.0) == [Go(1)]
     assert group.holding
 
 
 def test_later_starts_are_not_held_up() -> None:
     group = subscribed(2)
     group.tick(105.0)
-    assert group.connected(0) == [Begin(0)]
-    assert group.connected(1) == [Begin(1)]
-    assert group.ready(1, 110.0) == [Go(1)]
-    assert group.ready(0, 110.0) == [Go(0)]
+    assert group.note_connected(0) == [Begin(0)]
+    assert group.note_connected(1) == [Begin(1)]
+    assert group.note_ready(1, 110.0) == [Go(1)]
+    assert group.note_ready(0, 110.0) == [Go(0)]
     assert not group.holding
 
 
-def test_nobody_is_let_go_on_by_time_or_partitions_while_the_pipeline_drains() -> None:
+def test_neither_time_nor_partitions_start_an_engine_while_the_pipeline_drains() -> None:
     group = subscribed(2)
-    group.owns(0)
+    group.note_partitions(0)
     group.drain()
     assert group.due is None
-    assert group.owns(1) == []
+    assert group.note_partitions(1) == []
     assert group.tick(200.0) == []
 
 
 def subscribed(slots: int, partitions: int | None = None) -> SlotGroup:
-    """Return a group whose slots all subscribed, slot 0 being ready at 100."""
+    """Return a group whose slots have all subscribed; slot 0 was ready at 100."""
     group = SlotGroup(slots, partitions)
     for slot in range(slots):
-        group.connected(slot)
+        group.note_connected(slot)
     for slot in range(slots):
-        group.ready(slot, 100.0)
+        group.note_ready(slot, 100.0)
     return group
 
 
 def test_a_drain_goes_to_every_slot_and_nothing_begins_after_it() -> None:
     group = SlotGroup(2)
-    group.connected(1)
+    group.note_connected(1)
     assert group.drain() == [DrainSlot(0), DrainSlot(1)]
     assert group.draining
     assert group.drain() == []
-    assert group.connected(0) == []
-    assert group.ready(0, 1.0) == []
-    assert group.finished(1, Ending.DRAINED) == []
-    assert group.finished(0, Ending.ABSENT) == [RunFinished(Ending.DRAINED)]
+    assert group.note_connected(0) == []
+    assert group.note_ready(0, 1.0) == []
+    assert group.note_finished(1, Ending.DRAINED) == []
+    assert group.note_finished(0, Ending.ABSENT) == [RunFinished(Ending.DRAINED)]
 
 
 def test_a_slot_that_finished_for_a_reason_of_its_own_ends_the_pipeline_for_that_reason() -> None:
     group = SlotGroup(3)
-    assert group.finished(1, Ending.FENCED, "taken") == [DrainSlot(0), DrainSlot(2)]
-    assert group.finished(1, Ending.FENCED, "taken") == []
-    assert group.finished(0, Ending.CRASHED, "later") == []
-    assert group.finished(2, Ending.DRAINED) == [RunFinished(Ending.FENCED, 1, "taken")]
+    assert group.note_finished(1, Ending.FENCED, "taken") == [DrainSlot(0), DrainSlot(2)]
+    assert group.note_finished(1, Ending.FENCED, "taken") == []
+    assert group.note_finished(0, Ending.CRASHED, "later") == []
+    assert group.note_finished(2, Ending.DRAINED) == [RunFinished(Ending.FENCED, 1, "taken")]
 
 
 calls = st.lists(
@@ -135,7 +135,7 @@ calls = st.lists(
 
 
 @given(st.integers(1, 4), calls)
-def test_a_run_ends_once_after_its_last_slot_and_nobody_overtakes_slot_0(
+def test_a_run_ends_once_after_its_last_slot_and_no_slot_overtakes_slot_0(
     slots: int, script: list[tuple[str, int, Ending]]
 ) -> None:
     group = SlotGroup(slots)
@@ -152,20 +152,20 @@ def test_a_run_ends_once_after_its_last_slot_and_nobody_overtakes_slot_0(
         was_draining = group.draining
         match call:
             case "connected":
-                effects = group.connected(slot)
+                effects = group.note_connected(slot)
                 waiting.add(slot)
             case "ready":
                 if slot not in begun:
                     continue  # an engine says so only after it was let begin
-                effects = group.ready(slot, float(now))
+                effects = group.note_ready(slot, float(now))
                 ready_0 = ready_0 or (slot == 0 and not was_draining)
                 ready.add(slot)
             case "owns":
-                effects = group.owns(slot) if slot in gone else []
+                effects = group.note_partitions(slot) if slot in gone else []
             case "tick":
                 effects = group.tick(float(now))
             case "finished":
-                effects = group.finished(slot, ending)
+                effects = group.note_finished(slot, ending)
                 if slot not in seen:
                     seen.add(slot)
                     finished.append(ending)

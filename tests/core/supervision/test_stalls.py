@@ -1,17 +1,17 @@
-"""Which stalls are told: those that last."""
+"""Which stalls are reported: those that last."""
 
 from tidemill.core.supervision.stalls import AGAIN_SECONDS, FIRST_SECONDS, Stalls
 
 WAITS = {"hook": "has not returned"}
 
 
-def test_a_stall_is_told_once_it_lasts_and_again_from_time_to_time() -> None:
+def test_a_stall_is_reported_once_it_lasts_and_again_at_intervals() -> None:
     stalls = Stalls()
-    told = [moment / 4 for moment in range(4 * 130) if stalls.feed(0, WAITS, moment / 4)]
-    assert told == [FIRST_SECONDS, FIRST_SECONDS + AGAIN_SECONDS, FIRST_SECONDS + 2 * AGAIN_SECONDS]
+    reported = [moment / 4 for moment in range(4 * 130) if stalls.feed(0, WAITS, moment / 4)]
+    assert reported == [FIRST_SECONDS, FIRST_SECONDS + AGAIN_SECONDS, FIRST_SECONDS + 2 * AGAIN_SECONDS]
 
 
-def test_a_stall_that_passes_is_not_told_and_a_later_one_counts_from_its_own_beginning() -> None:
+def test_a_stall_that_passes_is_not_reported_and_a_later_one_counts_from_its_own_beginning() -> None:
     stalls = Stalls()
     assert stalls.feed(0, WAITS, 0.0) == []
     assert stalls.feed(0, {}, FIRST_SECONDS - 1) == []
@@ -19,7 +19,7 @@ def test_a_stall_that_passes_is_not_told_and_a_later_one_counts_from_its_own_beg
     assert stalls.feed(0, WAITS, 2 * FIRST_SECONDS) == [("hook", "has not returned")]
 
 
-def test_engines_and_reasons_are_told_apart_with_the_newest_text() -> None:
+def test_stalls_are_kept_by_engine_and_name_and_reported_with_the_newest_reason() -> None:
     stalls = Stalls()
     assert stalls.feed(0, {"a": "1"}, 0.0) == []
     assert stalls.feed(1, {"a": "1"}, 3.0) == []

@@ -59,11 +59,11 @@ def test_a_plan_is_recognised_after_it_was_committed_and_only_then(
 ) -> None:
     plan = make_plan(events, counters, {})
 
-    assert not plan.landed(None)
-    assert plan.landed(plan.first) == bool(plan.rows)
+    assert not plan.was_committed(None)
+    assert plan.was_committed(plan.first) == bool(plan.rows)
 
 
-def test_a_duplicate_of_an_older_transaction_is_told_the_first_number() -> None:
+def test_a_duplicate_of_an_older_event_gets_the_first_number() -> None:
     plan = make_plan([event(identity="a"), event(identity="b")], {1: Counter(9, 1)}, {(1, "a"): 4})
 
     assert plan.outcomes == [Duplicate(4), Stored(9)]
@@ -80,5 +80,5 @@ def test_a_plan_is_recognised_by_its_own_first_row_and_not_by_another_under_the_
     plan = make_plan([event(1), event(2)], {1: Counter(0, 1), 2: Counter(0, 1)}, {})
     [first, _] = plan.rows
 
-    assert plan.landed(first)
-    assert not plan.landed(first._replace(created_us=first.created_us + 1))
+    assert plan.was_committed(first)
+    assert not plan.was_committed(first._replace(created_us=first.created_us + 1))

@@ -1,4 +1,4 @@
-"""Group commit: by time, in order, nothing lost, and an outage that fails nothing."""
+"""Group commit: by time, in order, nothing is lost, and an outage fails nothing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def commits_with(*items: int, size_bytes: int = 1, at: float = 0.0) -> GroupComm
 
 
 class Machine(RuleBasedStateMachine):
-    """Random schedules against a database that takes, refuses or cannot be reached."""
+    """Random schedules against a database that accepts, refuses or cannot be reached."""
 
     @initialize()
     def start(self) -> None:
@@ -145,7 +145,7 @@ def test_the_oldest_item_sets_the_time() -> None:
     assert values(commits.take(0.01)) == [1, 2]
 
 
-def test_what_comes_during_a_write_is_due_at_its_own_time() -> None:
+def test_items_added_during_a_write_are_due_at_their_own_time() -> None:
     commits = commits_with(1)
     commits.take(0.01)
     commits.add(2, 1, 0.5)
@@ -167,7 +167,7 @@ def test_a_batch_that_failed_is_the_same_when_it_is_tried_again_and_later_items_
     assert values(commits.take(1.5)) == [3]
 
 
-def test_waits_grow_with_each_failure_and_begin_anew_after_a_commit() -> None:
+def test_delays_grow_with_each_failure_and_are_reset_by_a_commit() -> None:
     commits = commits_with(1)
     now, waits = 0.01, []
     for _ in range(4):
@@ -242,6 +242,6 @@ def test_at_the_end_nothing_lingers() -> None:
     assert values(commits.take(0.0)) == [1]
 
 
-def test_an_answer_without_a_batch_is_our_own_fault() -> None:
+def test_an_answer_without_a_batch_is_a_bug() -> None:
     with pytest.raises(InvariantError):
         GroupCommit[int](LIMITS).note_committed()

@@ -1,14 +1,14 @@
-"""What HTTP answers mean to a poll."""
+"""What HTTP responses mean to a poll."""
 
 from __future__ import annotations
 
 import pytest
 
-from tidemill.core.triggers.http_poll import PollAnswer, judge_answer, retry_after_seconds
+from tidemill.core.triggers.http_poll import PollAnswer, judge_answer, parse_retry_after
 
 
 @pytest.mark.parametrize("status", [200, 404, 401, 503, 302])
-def test_a_status_that_is_waited_for_is_expected_whatever_it_is(status):
+def test_an_expected_status_is_expected_whatever_it_is(status):
     assert judge_answer(status, {status}) is PollAnswer.EXPECTED
 
 
@@ -28,7 +28,7 @@ def test_a_status_that_is_waited_for_is_expected_whatever_it_is(status):
         (403, PollAnswer.REFUSED),
     ],
 )
-def test_other_statuses_are_waited_out_tried_again_or_refused(status, answer):
+def test_other_statuses_are_waited_out_retried_or_refused(status, answer):
     assert judge_answer(status, {200}) is answer
 
 
@@ -45,5 +45,5 @@ def test_other_statuses_are_waited_out_tried_again_or_refused(status, answer):
         ("61", 60),
     ],
 )
-def test_a_server_is_left_alone_for_as_long_as_it_asks_within_bounds(header, seconds):
-    assert retry_after_seconds(header, 60.0) == seconds
+def test_retry_after_is_honoured_within_bounds(header, seconds):
+    assert parse_retry_after(header, 60.0) == seconds

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.core.triggers.json_condition import COMPARISONS, parse_condition, same
+from tidemill.core.triggers.json_condition import COMPARISONS, are_equal, parse_condition
 
 ORDER = {"type": "order", "total": 120.5, "test": False, "items": [{"sku": "a"}, {"sku": "b"}], "note": None}
 
@@ -70,31 +70,31 @@ def test_a_condition_does_not_hold(where):
 @pytest.mark.parametrize(
     ("where", "error", "said"),
     [
-        (["type"], TypeError, "maps paths"),
-        ({1: "x"}, TypeError, "maps paths"),
-        ({"a": {"above": 1}}, ValueError, "'a' is compared by 'above', which is none of eq, ne, gt"),
-        ({"a": {"in": "abc"}}, TypeError, "`in` takes a list"),
-        ({"a": {"exists": "yes"}}, TypeError, "`exists` takes true or false"),
-        ({"a": {"gt": True}}, TypeError, "`gt` takes a number or a text"),
-        ({"a": {"lt": None}}, TypeError, "`lt` takes a number or a text"),
+        (["type"], TypeError, "must be a mapping of paths"),
+        ({1: "x"}, TypeError, "must be a mapping of paths"),
+        ({"a": {"above": 1}}, ValueError, "'a' has the unknown comparison 'above'; use one of eq, ne, gt"),
+        ({"a": {"in": "abc"}}, TypeError, "`in` needs a list"),
+        ({"a": {"exists": "yes"}}, TypeError, "`exists` needs true or false"),
+        ({"a": {"gt": True}}, TypeError, "`gt` needs a number or a text"),
+        ({"a": {"lt": None}}, TypeError, "`lt` needs a number or a text"),
     ],
 )
-def test_a_condition_that_cannot_be_meant_is_refused(where, error, said):
+def test_an_invalid_condition_is_refused(where, error, said):
     with pytest.raises(error, match=said):
         parse_condition(where)
 
 
 @given(json_values)
-def test_every_document_is_the_same_as_itself_and_what_is_there_is_found(value):
-    assert same(value, value)
+def test_every_document_equals_itself_and_existing_values_are_found(value):
+    assert are_equal(value, value)
     assert parse_condition({"a.b": {"eq": value}}).holds({"a": {"b": value}})
     assert parse_condition({"a.b": {"in": [value]}}).holds({"a": {"b": value}})
 
 
 @given(json_values, json_values)
-def test_to_be_the_same_is_mutual_and_ne_is_its_opposite(one, other):
-    assert same(one, other) is same(other, one)
-    assert parse_condition({"a": {"ne": other}}).holds({"a": one}) is not same(one, other)
+def test_equality_is_symmetric_and_ne_is_its_opposite(one, other):
+    assert are_equal(one, other) is are_equal(other, one)
+    assert parse_condition({"a": {"ne": other}}).holds({"a": one}) is not are_equal(one, other)
 
 
 @given(json_values, st.sampled_from([name for name in COMPARISONS if name not in ("in", "exists")]), st.integers())

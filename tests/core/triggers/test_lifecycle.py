@@ -20,7 +20,7 @@ SHORTEST, LONGEST = BACKOFF.initial_seconds, BACKOFF.maximum_seconds
 
 
 @pytest.mark.parametrize("restart", [Restart.ON_FAILURE, Restart.NEVER])
-def test_who_fired_and_returned_is_finished(restart):
+def test_a_trigger_that_fired_and_returned_is_finished(restart):
     assert TriggerLife(restart).decide_ended(Ending.RETURNED, 1, 0.0, 0) == Next(
         EndVerdict.FINISHED, None, from_start=True
     )
@@ -32,7 +32,7 @@ def test_with_always_it_runs_again_from_its_beginning_after_a_pause():
 
 
 @pytest.mark.parametrize("events", [0, 1])
-def test_with_always_who_took_an_event_from_its_stream_and_returned_begins_again_at_once(events):
+def test_with_always_a_trigger_that_took_an_event_from_its_stream_and_returned_restarts_at_once(events):
     life = TriggerLife(Restart.ALWAYS)
     life.decide_ended(Ending.RAISED, 0, 0.0, MOST)
     assert life.decide_ended(Ending.RETURNED, events, 0.0, MOST, taken=1) == Next(
@@ -43,12 +43,12 @@ def test_with_always_who_took_an_event_from_its_stream_and_returned_begins_again
 
 
 @pytest.mark.parametrize("restart", [Restart.ON_FAILURE, Restart.NEVER])
-def test_without_always_who_took_an_event_and_fired_nothing_has_failed(restart):
+def test_without_always_a_trigger_that_took_an_event_and_fired_nothing_has_failed(restart):
     assert TriggerLife(restart).decide_ended(Ending.RETURNED, 0, 0.0, 0, taken=1).verdict is EndVerdict.FAILED
 
 
 @pytest.mark.parametrize(("ending", "events"), [(Ending.RAISED, 0), (Ending.RAISED, 5), (Ending.RETURNED, 0)])
-def test_who_raised_or_fired_nothing_has_failed(ending, events):
+def test_a_trigger_that_raised_or_fired_nothing_has_failed(ending, events):
     assert TriggerLife(Restart.NEVER).decide_ended(ending, events, 0.0, 0) == Next(EndVerdict.FAILED)
     again = TriggerLife(Restart.ON_FAILURE).decide_ended(ending, events, 0.0, 0)
     assert (again.verdict, again.from_start) == (EndVerdict.FAILED, False)
@@ -66,7 +66,7 @@ def test_pauses_grow_to_their_maximum_and_start_over_after_a_long_run():
 
 @pytest.mark.parametrize("restart", list(Restart))
 @pytest.mark.parametrize("reason", list(CancelReason))
-def test_who_was_cancelled_runs_again_only_after_a_timeout(restart, reason):
+def test_a_cancelled_trigger_runs_again_only_after_a_timeout(restart, reason):
     following = TriggerLife(restart).decide_cancelled(reason, 0)
     runs_again = reason is CancelReason.TIMEOUT and restart is not Restart.NEVER
     assert (following.pause_seconds is not None) is runs_again

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tidemill.core.triggers.pausable_clock import PausableClock
 
 
-def test_it_goes_on_where_it_was_held():
+def test_it_continues_where_it_was_held():
     clock = PausableClock()
     assert clock.read(5.0) == 5.0
     clock.hold(10.0)

@@ -1,4 +1,4 @@
-"""Whether others live, told by their beats alone."""
+"""Which sessions are alive, judged by their beats alone."""
 
 from __future__ import annotations
 
@@ -12,79 +12,79 @@ LEASE, LOOK = 30.0, 1.0
 
 
 def watched(*steps: tuple[float, dict[int, int] | None]) -> SessionWatch:
-    """A watch after looks at these times; None: the look failed."""
+    """Return a watch after reads at these times; None: the read failed."""
     watch = SessionWatch(LEASE, LOOK)
     for now, beats in steps:
         if beats is None:
-            watch.missed()
+            watch.note_failure()
         else:
-            watch.look(beats, now)
+            watch.note_beats(beats, now)
     return watch
 
 
-def test_a_session_that_nobody_has_seen_is_unknown():
-    assert watched().life(1) is Life.UNKNOWN
-    assert watched((0.0, {2: 1})).life(1) is Life.UNKNOWN
+def test_a_session_that_was_never_seen_is_unknown():
+    assert watched().judge(1) is Life.UNKNOWN
+    assert watched((0.0, {2: 1})).judge(1) is Life.UNKNOWN
 
 
-def test_a_beat_that_moves_proves_life():
-    assert watched((0.0, {1: 4})).life(1) is Life.UNKNOWN
-    assert watched((0.0, {1: 4}), (1.0, {1: 4})).life(1) is Life.UNKNOWN
-    assert watched((0.0, {1: 4}), (1.0, {1: 5})).life(1) is Life.LIVE
+def test_a_beat_that_changes_proves_that_the_session_is_live():
+    assert watched((0.0, {1: 4})).judge(1) is Life.UNKNOWN
+    assert watched((0.0, {1: 4}), (1.0, {1: 4})).judge(1) is Life.UNKNOWN
+    assert watched((0.0, {1: 4}), (1.0, {1: 5})).judge(1) is Life.LIVE
 
 
 @pytest.mark.parametrize("moves", [False, True])
-def test_a_beat_that_stands_still_for_the_lease_is_a_death_and_not_before(moves):
+def test_a_session_is_dead_once_its_beat_was_unchanged_for_the_lease_and_not_before(moves):
     watch = watched((0.0, {1: 4 if moves else 5}))
-    watch.look({1: 5}, 0.0)
+    watch.note_beats({1: 5}, 0.0)
     for second in range(1, 30):
-        watch.look({1: 5}, float(second))
-        assert watch.life(1) is (Life.LIVE if moves else Life.UNKNOWN)
-    watch.look({1: 5}, 30.0)
-    assert watch.life(1) is Life.DEAD
+        watch.note_beats({1: 5}, float(second))
+        assert watch.judge(1) is (Life.LIVE if moves else Life.UNKNOWN)
+    watch.note_beats({1: 5}, 30.0)
+    assert watch.judge(1) is Life.DEAD
 
 
-def test_a_pause_of_the_observer_counts_for_two_looks_at_most():
+def test_a_pause_of_the_observer_counts_for_at_most_two_intervals():
     watch = watched((0.0, {1: 5}), (1_000_000.0, {1: 5}))
-    assert watch.life(1) is Life.UNKNOWN
+    assert watch.judge(1) is Life.UNKNOWN
     for second in range(1, 28):
-        watch.look({1: 5}, 1_000_000.0 + second)
-    assert watch.life(1) is Life.UNKNOWN
-    watch.look({1: 5}, 1_000_028.0)
-    assert watch.life(1) is Life.DEAD
+        watch.note_beats({1: 5}, 1_000_000.0 + second)
+    assert watch.judge(1) is Life.UNKNOWN
+    watch.note_beats({1: 5}, 1_000_028.0)
+    assert watch.judge(1) is Life.DEAD
 
 
-def test_a_look_that_failed_takes_the_time_around_it_out_of_the_count():
+def test_the_time_around_a_failed_read_does_not_count():
     steps: list[tuple[float, dict[int, int] | None]] = [(0.0, {1: 5})]
     for second in range(1, 200):
         steps.append((float(second), None if second % 2 else {1: 5}))
-    assert watched(*steps).life(1) is Life.UNKNOWN
+    assert watched(*steps).judge(1) is Life.UNKNOWN
 
 
-def test_a_beat_that_moves_again_brings_a_dead_session_back():
+def test_a_beat_that_changes_again_revives_a_dead_session():
     steps = [(float(second), {1: 5}) for second in range(31)]
-    assert watched(*steps).life(1) is Life.DEAD
-    assert watched(*steps, (31.0, {1: 6})).life(1) is Life.LIVE
+    assert watched(*steps).judge(1) is Life.DEAD
+    assert watched(*steps, (31.0, {1: 6})).judge(1) is Life.LIVE
 
 
 def test_a_session_that_has_ended_is_forgotten_and_the_others_are_not():
     steps = [(float(second), {1: 5, 2: 5}) for second in range(31)]
     watch = watched(*steps, (31.0, {2: 5}))
-    assert (watch.life(1), watch.life(2)) == (Life.UNKNOWN, Life.DEAD)
-    watch.look({1: 5, 2: 5}, 32.0)
-    assert (watch.life(1), watch.life(2)) == (Life.UNKNOWN, Life.DEAD)
+    assert (watch.judge(1), watch.judge(2)) == (Life.UNKNOWN, Life.DEAD)
+    watch.note_beats({1: 5, 2: 5}, 32.0)
+    assert (watch.judge(1), watch.judge(2)) == (Life.UNKNOWN, Life.DEAD)
 
 
 def test_a_clock_that_stands_still_or_runs_backwards_counts_nothing():
     watch = watched(*[(-float(second), {1: 5}) for second in range(100)])
-    assert watch.life(1) is Life.UNKNOWN
+    assert watch.judge(1) is Life.UNKNOWN
 
 
 def test_each_session_has_a_lease_of_its_own():
     watch = SessionWatch(LEASE, LOOK)
     for second in range(31):
-        watch.look({1: 5, 2: second // 5, **({3: 1} if second >= 10 else {})}, float(second))
-    assert [watch.life(number) for number in (1, 2, 3)] == [Life.DEAD, Life.LIVE, Life.UNKNOWN]
+        watch.note_beats({1: 5, 2: second // 5, **({3: 1} if second >= 10 else {})}, float(second))
+    assert [watch.judge(number) for number in (1, 2, 3)] == [Life.DEAD, Life.LIVE, Life.UNKNOWN]
 
 
 LOOKS = st.lists(
@@ -100,21 +100,21 @@ LOOKS = st.lists(
 
 
 @given(LOOKS)
-def test_whatever_is_seen_a_session_is_what_its_own_looks_say(steps):
-    """Compared with a count over the whole history, done in the plainest way."""
+def test_a_session_is_judged_by_its_own_beats_alone(steps):
+    """Compared with a naive count over the whole history."""
     watch = SessionWatch(10.0, LOOK)
     now = 0.0
     history: list[tuple[float, dict[int, int]] | None] = []
     for step in steps:
         if step is None:
-            watch.missed()
+            watch.note_failure()
             history.append(None)
         else:
             now += step[0]
-            watch.look(step[1], now)
+            watch.note_beats(step[1], now)
             history.append((now, step[1]))
         for session in (1, 2, 3):
-            assert watch.life(session) is plainly(history, session)
+            assert watch.judge(session) is plainly(history, session)
 
 
 def plainly(history: list[tuple[float, dict[int, int]] | None], session: int) -> Life:
@@ -143,28 +143,28 @@ def plainly(history: list[tuple[float, dict[int, int]] | None], session: int) ->
 
 
 @given(st.lists(st.floats(0.0, 5.0), min_size=1, max_size=200), st.floats(0.1, 4.9))
-def test_who_beats_in_time_is_never_dead_however_late_the_observer_looks(pauses, every):
+def test_a_session_that_beats_in_time_is_never_dead_however_late_the_observer_is(pauses, every):
     watch = SessionWatch(LEASE, LOOK)
     now = 0.0
     for pause in pauses:
         now += pause
-        watch.look({1: int(now / every)}, now)
-        assert watch.life(1) is not Life.DEAD
+        watch.note_beats({1: int(now / every)}, now)
+        assert watch.judge(1) is not Life.DEAD
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 1000.0), st.booleans()), max_size=29))
-def test_a_lease_takes_a_number_of_looks_whatever_the_clock_says(steps):
-    """Fifteen intervals of twice the look at least: no jump of the clock ends a lease by itself."""
+def test_a_lease_takes_several_reads_whatever_the_clock_says(steps):
+    """At least fifteen intervals of twice `look_seconds`: no jump of the clock ends a lease by itself."""
     watch = SessionWatch(LEASE, LOOK)
     now, counted = 0.0, 0
     answered = False
     for pause, fails in steps:
         now += pause
         if fails:
-            watch.missed()
+            watch.note_failure()
         else:
             counted += answered
-            watch.look({1: 5}, now)
+            watch.note_beats({1: 5}, now)
         answered = not fails
         if counted < 15:
-            assert watch.life(1) is Life.UNKNOWN
+            assert watch.judge(1) is Life.UNKNOWN

@@ -357,7 +357,7 @@ async def test_a_list_that_is_read_again_as_its_host_is_about_to_start_is_run_wh
     part.begin()
     await until(lambda: DID["waits"] and DID["new"])
     await until(lambda: part.replica._reading is None)
-    await part.replica.host.events.settled()
+    await part.replica.host.events.wait_settled()
     records = await part.store.read(lambda c: find_triggers(c, ["waits", "new"]))
     assert {(record.spec.name, record.state, record.next_index) for record in records} == {
         ("waits", TriggerState.RUNNING, 1),

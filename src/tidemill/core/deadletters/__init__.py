@@ -1,1 +1,1 @@
-"""What decides about dead letters and their redrive."""
+"""The decisions about dead letters and their redrive."""

@@ -1,16 +1,16 @@
-"""Dead letters in files: how files are named, which of them count, and the journal of a redrive of them.
+"""Dead letters in files: how files are named, which of them are valid, and the journal of a redrive of them.
 
-Theory of operation. A part of a bounded run writes its letters to one file, which gets its name just before the part's
-outcome file, and that names the letters file. A crash in between leaves a letters file that no outcome names: the part
-is processed again and writes its letters again, so such a file does not count. If the outcomes have been removed since
-(their folder is gone, or a later run created another of the same name), nothing can be reprocessed because of
-them, so the file counts.
+Theory of operation. A part of a bounded run writes its letters to one file, which is renamed just before the part's
+outcome file; the outcome file names the letters file. A crash in between leaves a letters file that no outcome names:
+the part is processed again and writes its letters again, so such a file is not valid. If the outcomes have been removed
+since (their folder is gone, or a later run created another of the same name), nothing will be reprocessed because of
+them, so the file is valid.
 
-A redrive keeps a journal: one line per file and save, of which the last one of a file holds. Appending costs the same
-however many files there are. A crash can only tear the last line, which then has no line feed and is skipped.
+A redrive keeps a journal: one line per file and save; the last line of a file is its state. Appending costs the same
+however many files there are. A crash can only truncate the last line, which then has no line feed and is skipped.
 
-Invariants: a name is that of one run and one part, so a part that is retried replaces its own file and no other; a
-journal that is not understood is an error, never an empty one.
+Invariants: a name belongs to one run and one part, so a part that is retried replaces its own file and no other; a
+journal that cannot be parsed is an error, never an empty one.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def name_letters_file(run: str, outcome: str) -> str:
     return f"{_PREFIX}{run}-{outcome}"
 
 
-def match_run(run: str) -> str:
-    """Return the glob pattern of all letters files of a run."""
+def build_run_pattern(run: str) -> str:
+    """Return the glob pattern for all letters files of a run."""
     return f"{_PREFIX}{run}-*"
 
 
@@ -47,28 +47,28 @@ def name_unfinished_file(outcomes_id: str, engine_id: str, part: int) -> str:
 
     Args:
         outcomes_id: The id of the outcomes folder it is written for.
-        engine_id: The engine that writes it.
-        part: Which of the engine's files it is.
+        engine_id: The id of the engine that writes it.
+        part: The number of the file among those of the engine.
     """
     return f"_{_PREFIX}{outcomes_id}-{engine_id}-{part:05d}"
 
 
-def match_unfinished_files(outcomes_id: str) -> str:
-    """Return the glob pattern of all unfinished letters files for an outcomes folder."""
+def build_unfinished_pattern(outcomes_id: str) -> str:
+    """Return the glob pattern for all unfinished letters files of an outcomes folder."""
     return f"_{_PREFIX}{outcomes_id}-*"
 
 
-def counts(name: str, written_for: str, outcomes_id: str | None, named: str | None) -> bool:
-    """Tell whether the letters of a file are to be shown and sent.
+def is_valid(name: str, written_for: str, outcomes_id: str | None, named: str | None) -> bool:
+    """Return whether the letters of a file are to be shown and sent.
 
     Args:
         name: The file's name.
         written_for: The id of the outcomes folder that it was written for.
-        outcomes_id: The id of the folder that is there now, None if there is none.
-        named: The letters file that its outcome file names, None if there is no outcome file.
+        outcomes_id: The id of the folder that exists now; None if there is none.
+        named: The letters file that its outcome file names; None if there is no outcome file.
 
     Example:
-        >>> counts("letters-a", "x", "x", None), counts("letters-a", "x", None, None)
+        >>> is_valid("letters-a", "x", "x", None), is_valid("letters-a", "x", None, None)
         (False, True)
     """
     return outcomes_id != written_for or named == name
@@ -76,12 +76,12 @@ def counts(name: str, written_for: str, outcomes_id: str | None, named: str | No
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """How far a redrive is in one file.
+    """How far a redrive has come in one file.
 
     Attributes:
         file: The file's name.
-        mark: What tells the file from another of this name.
-        position: The first row that is not dealt with.
+        mark: Distinguishes the file from others of the same name.
+        position: The first row that is not processed.
         note: The `RedriveRecord` of the file, encoded.
     """
 
@@ -92,7 +92,7 @@ class JournalEntry:
 
 
 def encode_journal(entries: Iterable[JournalEntry]) -> str:
-    """Return entries as lines of a journal."""
+    """Return entries as the lines of a journal."""
     return "".join(
         json.dumps(
             {"tidemill": _VERSION, "file": each.file, "mark": each.mark, "position": each.position, "note": each.note},
@@ -107,7 +107,7 @@ def decode_journal(text: str) -> dict[str, JournalEntry]:
     """Return the last entry of each file.
 
     Raises:
-        ValueError: A line is not that of a journal; the text says which.
+        ValueError: A line is not an entry of a journal; the message gives its number.
 
     Example:
         >>> decode_journal(encode_journal([JournalEntry("a", "m", 3, "")]) + '{"torn')

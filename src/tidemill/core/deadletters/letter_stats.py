@@ -8,14 +8,14 @@ from collections.abc import Mapping
 
 from tidemill.core.deadletters.redrive import Facts
 
-#: Numbers and ids that differ from letter to letter; short numbers (exit codes, ports' names) tell something.
+#: Numbers and ids that differ from letter to letter; short numbers, such as exit codes, are significant.
 _VARYING = re.compile(r"\b(?:[0-9a-f]{8,}(?:-[0-9a-f]{4,})*|\d{4,})\b", re.IGNORECASE)
 _LINE = 120
 OTHERS = "(others)"
 
 
 def generalize_error(error: str) -> str:
-    """Return the first line of an error without what differs from letter to letter.
+    """Return the first line of an error with # for the parts that differ from letter to letter.
 
     Example:
         >>> generalize_error("no user 123456 in table users\\nmore")
@@ -29,7 +29,7 @@ class LetterStats:
     """Counts of letters.
 
     Args:
-        most: How many different values are counted by themselves; the rest is counted as others.
+        most: How many different values are counted separately; the rest is counted as others.
     """
 
     def __init__(self, most: int = 1_000) -> None:
@@ -65,7 +65,7 @@ class LetterStats:
 
     @property
     def counts(self) -> Mapping[str, Mapping[str, int]]:
-        """By kind, sink, error (the most frequent first) and day (in order)."""
+        """The counts by kind, sink, error (the most frequent first) and day (in order)."""
         return {
             group: dict(sorted(counts.items(), key=lambda each: each[0] if group == "day" else (-each[1], each[0])))
             for group, counts in self._counts.items()

@@ -1,14 +1,14 @@
-"""Which dead letters to look at and to send again, how fast, and how far a redrive has come.
+"""Which dead letters are read and sent again, how fast, and how far a redrive has come.
 
-Theory of operation. A redrive goes through the dead-letter topic in order. Each letter is judged once: passed over for
-a reason, or sent. The cursor says, per partition, up to where letters were dealt with; it is saved in steps, together
-with what was sent (or right after it), and a redrive that starts again goes on at what was saved last.
+Theory of operation. A redrive reads the dead-letter topic in order. Each letter is judged once: skipped for a reason,
+or sent. The cursor holds, per partition, the position up to which letters have been processed; it is saved in steps,
+together with what was sent (or right after it), and a redrive that starts again continues at the last saved step.
 
-Invariants, property tests:
-1. Between two ends of a cursor each letter is dealt with exactly once as far as saved steps go; after a crash exactly
-   those letters come again that were dealt with after the last saved step.
-2. A cursor never moves back, and never past what was dealt with.
-3. No more than the rate allows is sent within any time, counted from the start.
+Invariants, each a property test:
+1. Without a crash each letter before the end of the cursor is processed exactly once; after a crash exactly those
+   letters are processed again that came after the last saved step.
+2. A cursor never moves back, and never past the letters that were processed.
+3. In any time, counted from the start, no more is sent than the rate allows.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Why(enum.Enum):
 
     @property
     def failed(self) -> bool:
-        """Whether the letter was asked for, and something has to be done about it."""
+        """Whether the letter was selected but not sent, so that the user has to act."""
         return self not in (Why.NOT_SELECTED, Why.NO_LETTER, Why.TWICE)
 
 
@@ -59,13 +59,13 @@ class Facts:
         letter_id: Its id.
         kind: What went wrong.
         sink_type: The type of the sink that refused, '' where none did.
-        sink_name: Its name.
-        written_at: Seconds since the epoch.
-        keys: Of its messages.
-        redrives: How often the message was sent again before.
+        sink_name: The name of that sink.
+        written_at: When it was written, in seconds since the epoch.
+        keys: The keys of its messages.
+        redrives: How often it was redriven before.
         messages: How many source messages it has.
         payloads: How many payloads it has.
-        text: Everything that is searched for a text; filled only where one is asked for.
+        text: Everything in which a text is searched for; set only if `Criteria.text` is.
     """
 
     letter_id: str
@@ -82,16 +82,16 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Criteria:
-    """Which letters are asked for: those that match one of each kind of criterion that is given.
+    """Which letters are selected: those that match at least one value of every criterion that is set.
 
     Attributes:
-        ids: Beginnings of letter ids.
+        ids: Prefixes of letter ids.
         kinds: What went wrong.
         sinks: `name`, `type.name` or `sinks.type.name`.
-        since: Not older than this, in seconds since the epoch.
-        until: Older than this, in seconds since the epoch.
+        since: Written at or after this time, in seconds since the epoch.
+        until: Written before this time, in seconds since the epoch.
         keys: Keys of source messages.
-        text: Anywhere in it, in any case of letters.
+        text: Contained anywhere in the letter, in upper or lower case.
 
     Example:
         >>> Criteria(kinds=("task",)).matches(Facts("1", "task"))
@@ -107,7 +107,7 @@ class Criteria:
     text: str = ""
 
     def matches(self, facts: Facts) -> bool:
-        """Tell whether a letter is asked for."""
+        """Return whether a letter is selected."""
         return (
             (not self.ids or facts.letter_id.startswith(self.ids))
             and (not self.kinds or facts.kind in self.kinds)
@@ -129,13 +129,13 @@ class Criteria:
 
 
 def identify_redrive(topic: str, brokers: str, target: str, criteria: Criteria) -> str:
-    """Return what tells a redrive from others: the same letters to the same place are the same redrive.
+    """Return the id of a redrive: the same selection of letters to the same target is the same redrive.
 
     Args:
         topic: The dead-letter topic.
         brokers: Its brokers.
-        target: Where to, as it was given.
-        criteria: Which letters.
+        target: The target, as the user gave it.
+        criteria: Which letters are selected.
     """
     lists = (criteria.ids, criteria.kinds, criteria.sinks, criteria.keys)
     sets = [sorted(set(words)) for words in lists]
@@ -144,7 +144,7 @@ def identify_redrive(topic: str, brokers: str, target: str, criteria: Criteria) 
 
 
 def judge_letter(facts: Facts, criteria: Criteria, target: Target, max_redrives: int) -> Why | None:
-    """Return why a letter is not sent, None if it is.
+    """Return why a letter is not sent; None if it is.
 
     Example:
         >>> judge_letter(Facts("1", "task", redrives=3), Criteria(), Target.SOURCE, max_redrives=3)
@@ -156,26 +156,26 @@ def judge_letter(facts: Facts, criteria: Criteria, target: Target, max_redrives:
         return None if facts.payloads and facts.sink_name else Why.NO_PAYLOADS
     if not facts.messages:
         return Why.NO_MESSAGES
-    # What goes to a sink ends there; what goes to a topic may come back as a letter, again and again.
+    # A payload sent to a sink ends there; a message sent to a topic may come back as a letter, again and again.
     return Why.MAX_REDRIVES if facts.redrives >= max_redrives else None
 
 
 class SinkNames:
-    """The names by which sinks were asked for and that nothing has: most likely they are misspelt.
+    """Finds the sinks in `Criteria.sinks` that match no sink at all: most likely they are misspelt.
 
     Args:
-        asked: As in `Criteria.sinks`.
-        configured: (type, name) of the sinks there are.
+        wanted: The names, as in `Criteria.sinks`.
+        configured: (type, name) of the configured sinks.
     """
 
-    def __init__(self, asked: Iterable[str], configured: Iterable[tuple[str, str]]) -> None:
-        """Start with what is configured."""
-        self.unknown = set(asked)
+    def __init__(self, wanted: Iterable[str], configured: Iterable[tuple[str, str]]) -> None:
+        """Start with the configured sinks."""
+        self.unknown = set(wanted)
         for kind, name in configured:
-            self.met(kind, name)
+            self.note_sink(kind, name)
 
-    def met(self, kind: str, name: str) -> None:
-        """Note a sink that a letter names."""
+    def note_sink(self, kind: str, name: str) -> None:
+        """Note a sink that is configured or named in a letter."""
         if self.unknown:
             label = f"{kind}.{name}"
             self.unknown -= {name, label, f"sinks.{label}"}
@@ -185,38 +185,38 @@ class Cursor:
     """How far a redrive has come in the partitions of a topic.
 
     Args:
-        starts: The first offset of each partition that is not dealt with.
-        ends: The offset after the last one to deal with; what is written later is another run's.
+        starts: The first offset of each partition that is not processed.
+        ends: The offset after the last one to process; letters written later are left to another run.
     """
 
     def __init__(self, starts: Mapping[int, int], ends: Mapping[int, int]) -> None:
-        """Start with nothing dealt with."""
+        """Start with nothing processed."""
         self._ends = dict(ends)
         self._positions = {number: min(starts.get(number, 0), end) for number, end in ends.items()}
         self._saved = dict(self._positions)
 
-    def passed(self, partition: int, position: int) -> None:
-        """Note that everything before `position` is done."""
+    def advance(self, partition: int, position: int) -> None:
+        """Note that everything before `position` is processed."""
         if partition in self._ends:
             self._positions[partition] = max(self._positions[partition], min(position, self._ends[partition]))
 
     @property
     def unsaved(self) -> dict[int, int]:
-        """The positions that differ from what was saved."""
+        """The positions that differ from the saved ones."""
         return {number: at for number, at in self._positions.items() if at != self._saved[number]}
 
-    def saved(self, positions: Mapping[int, int]) -> None:
-        """Note what was saved."""
+    def note_saved(self, positions: Mapping[int, int]) -> None:
+        """Note the positions that were saved."""
         for number, at in positions.items():
             self._saved[number] = max(self._saved[number], at)
 
-    def saved_at(self, partition: int) -> int:
+    def find_saved(self, partition: int) -> int:
         """Return the position that was saved last."""
         return self._saved[partition]
 
     @property
     def left(self) -> int:
-        """How many offsets are not dealt with."""
+        """How many offsets are not processed."""
         return sum(end - self._positions[number] for number, end in self._ends.items())
 
 
@@ -224,31 +224,31 @@ class Pace:
     """When the next message may be sent.
 
     Args:
-        per_second: How many messages in a second; None: any number.
+        per_second: How many messages per second; None: no limit.
     """
 
     def __init__(self, per_second: float | None) -> None:
-        """Start without any message sent."""
+        """Start before the first message."""
         self._seconds = 1.0 / per_second if per_second else 0.0
         self._next = 0.0
 
-    def wait(self, now: float) -> float:
-        """Return for how many seconds nothing may be sent yet."""
+    def find_wait(self, now: float) -> float:
+        """Return how many seconds to wait before the next message may be sent."""
         return max(0.0, self._next - now)
 
-    def sent(self, count: int, now: float) -> None:
-        """Book messages; time that passed unused is not made up for."""
+    def note_sent(self, count: int, now: float) -> None:
+        """Count messages that were sent; unused time is not made up for."""
         self._next = max(self._next, now) + count * self._seconds
 
 
 @dataclass(slots=True)
 class Batching:
-    """When what was gathered has to be sent.
+    """When a batch of letters has to be sent.
 
     Attributes:
         max_letters: After this many letters.
-        max_bytes: Or this many bytes.
-        max_seconds: Or this long after the first.
+        max_bytes: Or after this many bytes.
+        max_seconds: Or this long after the first letter.
     """
 
     max_letters: int
@@ -264,8 +264,8 @@ class Batching:
         self.size_bytes += size_bytes
         self.began = now if self.began is None else self.began
 
-    def due(self, now: float) -> bool:
-        """Tell whether it is time."""
+    def is_due(self, now: float) -> bool:
+        """Return whether the batch has to be sent now."""
         return (
             self.letters >= self.max_letters
             or self.size_bytes >= self.max_bytes
@@ -273,16 +273,16 @@ class Batching:
         )
 
     def clear(self) -> None:
-        """Begin again."""
+        """Begin a new batch."""
         self.letters = self.size_bytes = 0
         self.began = None
 
 
 class Recent:
-    """The letters seen lately: an engine whose broker answered late may have written one twice.
+    """The letters seen recently: an engine whose broker answered late may have written a letter twice.
 
     Args:
-        size: How many to remember; the second copy comes within seconds, so this bounds memory at no cost.
+        size: How many to remember; the second copy follows within seconds, so a bound loses nothing.
     """
 
     def __init__(self, size: int = 20_000) -> None:
@@ -291,8 +291,8 @@ class Recent:
         self._ids: set[str] = set()
         self._order: deque[str] = deque()
 
-    def seen(self, letter_id: str) -> bool:
-        """Tell whether a letter was seen before, and remember it."""
+    def check_seen(self, letter_id: str) -> bool:
+        """Return whether a letter was seen before, and remember it."""
         if letter_id in self._ids:
             return True
         self._ids.add(letter_id)
@@ -304,15 +304,16 @@ class Recent:
 
 @dataclass(slots=True)
 class Tally:
-    """What happened in a redrive.
+    """The counts of a redrive.
 
     Attributes:
         sent: Letters that were sent.
         messages: Messages or payloads that were sent.
         why: How many letters were not sent, by reason.
-        failed: (letter id, reason, text) of letters that were asked for and not sent; the first ones.
-        lost_messages: Messages of letters that were sent, which those letters had no room to name.
-        in_part: (letter id, messages lost) of such letters; the first ones.
+        failed: (letter id, reason, text) of the first letters that were selected but not sent.
+        lost_messages: Messages that were not sent because their letters had no room for their positions.
+        in_part: (letter id, messages lost) of the first such letters.
+        keep: How many entries `failed` and `in_part` keep.
     """
 
     sent: int = 0
@@ -323,13 +324,13 @@ class Tally:
     in_part: list[tuple[str, int]] = field(default_factory=list)
     keep: int = 1_000
 
-    def passed_over(self, why: Why, letter_id: str = "", text: str = "") -> None:
+    def note_skipped(self, why: Why, letter_id: str = "", text: str = "") -> None:
         """Count a letter that is not sent."""
         self.why[why] = self.why.get(why, 0) + 1
         if why.failed and len(self.failed) < self.keep:
             self.failed.append((letter_id, why, text))
 
-    def sent_in_part(self, letter_id: str, lost: int) -> None:
+    def note_sent_in_part(self, letter_id: str, lost: int) -> None:
         """Count a letter that was sent without the messages whose positions it had no room for."""
         self.lost_messages += lost
         if len(self.in_part) < self.keep:
@@ -337,5 +338,5 @@ class Tally:
 
     @property
     def unsent(self) -> int:
-        """How many letters were asked for and not sent."""
+        """How many letters were selected but not sent."""
         return sum(count for why, count in self.why.items() if why.failed)

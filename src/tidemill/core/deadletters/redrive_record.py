@@ -1,10 +1,10 @@
-"""What a redrive remembers of itself beside its cursor: which letters it sent, where to, and when.
+"""What a redrive saves beside its cursor: which letters it sent, where, and when.
 
-A redrive deals with the letters of a partition in order, so a run is a range of offsets and a time; the letters of
-the range that match the criteria were sent, without those that are named as unsent.
+A redrive processes the letters of a partition in order, so a run is a range of offsets and a time; the letters in the
+range that match the criteria were sent, except those that are listed as unsent.
 
-Invariant: a record never claims a letter that was not sent. What does not fit into the room for it is forgotten, the
-oldest first.
+Invariant: a record never claims a letter that was not sent. What does not fit into the available room is forgotten,
+the oldest first.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from tidemill.core.deadletters.redrive import Criteria, Facts
 
 #: Kafka keeps 4,096 bytes beside a committed offset by default.
 ROOM_BYTES = 4_000
-#: What is saved within this time of the run's last save belongs to it.
+#: A range that is saved within this time of the last run, and adjoins it, extends that run.
 SAME_RUN_SECONDS = 60.0
 _VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Offsets that were dealt with together.
+    """Offsets that were processed together.
 
     Attributes:
         first: The first offset.
         end: The offset after the last one.
-        at: When the last of them was, in whole seconds since the epoch.
+        at: When the last of them was processed, in whole seconds since the epoch.
     """
 
     first: int
@@ -43,9 +43,9 @@ class RedriveRecord:
 
     Attributes:
         to: Where the letters went: source, sink, or a topic.
-        criteria: Which letters were asked for.
-        runs: What was dealt with, in the order in which it was.
-        unsent: Offsets of letters that were asked for and not sent.
+        criteria: Which letters were selected.
+        runs: The ranges that were processed, in the order of processing.
+        unsent: Offsets of letters that were selected but not sent.
     """
 
     to: str
@@ -53,8 +53,8 @@ class RedriveRecord:
     runs: list[Run] = field(default_factory=list)
     unsent: list[int] = field(default_factory=list)
 
-    def passed(self, first: int, end: int, at: float, unsent: Iterable[int] = ()) -> None:
-        """Note that the letters of a range are done, and which of the matching ones were not sent."""
+    def note_range(self, first: int, end: int, at: float, unsent: Iterable[int] = ()) -> None:
+        """Note that the letters of a range are processed, and which of the selected ones were not sent."""
         if end <= first:
             return
         last = self.runs[-1] if self.runs else None
@@ -65,34 +65,34 @@ class RedriveRecord:
         self.unsent = [offset for offset in self.unsent if not first <= offset < end]
         self.unsent += unsent
 
-    def not_sent(self, offset: int) -> None:
+    def note_unsent(self, offset: int) -> None:
         """Note that a letter was not sent after all."""
         self.unsent.append(offset)
 
-    def sent_at(self, offset: int, facts: Facts) -> int | None:
+    def find_sent_at(self, offset: int, facts: Facts) -> int | None:
         """Return when a letter was sent last, in seconds since the epoch; None: this redrive did not send it.
 
         Args:
-            offset: Where the letter is.
-            facts: What the letter is judged by, with its text if `criteria.text` asks for one.
+            offset: The letter's offset.
+            facts: What the letter is judged by, with its text if `criteria.text` is set.
         """
         if offset in self.unsent or not self.criteria.matches(facts):
             return None
         return next((run.at for run in reversed(self.runs) if run.first <= offset < run.end), None)
 
     def copy(self) -> RedriveRecord:
-        """Return a record that can go on by itself."""
+        """Return an independent copy."""
         return RedriveRecord(self.to, self.criteria, list(self.runs), list(self.unsent))
 
     def encode(self, room_bytes: int = ROOM_BYTES) -> str:
         """Return the record as text of at most `room_bytes`; '' if not even one run has room."""
         runs, unsent = list(self.runs), list(self.unsent)
         while runs:
-            text = self._text(runs, unsent)
+            text = self._format(runs, unsent)
             if len(text) <= room_bytes:  # ASCII
                 return text
             if unsent:
-                # Whatever lies before what is forgotten may have been unsent, too: nothing is claimed of it.
+                # Forgotten offsets were unsent, so nothing at or before the last of them may be claimed.
                 cut = sorted(unsent)[(len(unsent) - 1) // 2] + 1
                 unsent = [offset for offset in unsent if offset >= cut]
                 runs = [Run(max(run.first, cut), run.end, run.at) for run in runs if run.end > cut]
@@ -100,16 +100,16 @@ class RedriveRecord:
                 runs = runs[(len(runs) + 1) // 2 :]
         return ""
 
-    def _text(self, runs: Iterable[Run], unsent: Iterable[int]) -> str:
-        asked = self.criteria
+    def _format(self, runs: Iterable[Run], unsent: Iterable[int]) -> str:
+        criteria = self.criteria
         fields = {
-            "ids": asked.ids,
-            "kinds": asked.kinds,
-            "sinks": asked.sinks,
-            "since": asked.since,
-            "until": asked.until,
-            "keys": asked.keys,
-            "text": asked.text,
+            "ids": criteria.ids,
+            "kinds": criteria.kinds,
+            "sinks": criteria.sinks,
+            "since": criteria.since,
+            "until": criteria.until,
+            "keys": criteria.keys,
+            "text": criteria.text,
         }
         content = {
             "tidemill": _VERSION,
@@ -122,7 +122,7 @@ class RedriveRecord:
 
 
 def decode_record(text: str) -> RedriveRecord | None:
-    """Return what `RedriveRecord.encode` made; None for any other text."""
+    """Return the record that `RedriveRecord.encode` wrote; None for any other text."""
     try:
         content = json.loads(text)
         if content["tidemill"] != _VERSION:
@@ -133,4 +133,4 @@ def decode_record(text: str) -> RedriveRecord | None:
         runs = [Run(int(first), int(end), int(at)) for first, end, at in content["runs"]]
         return RedriveRecord(str(content["to"]), criteria, runs, [int(offset) for offset in content["unsent"]])
     except (ValueError, TypeError, KeyError, AttributeError):
-        return None  # not ours, or of another version
+        return None  # not a record

@@ -1,1 +1,1 @@
-"""What decides how payloads reach sinks: batches, retries, breakers, transactions, statements."""
+"""The decisions about delivery to sinks: batches, retries, breakers, transactions, statements."""

@@ -2,10 +2,10 @@
 
 Theory of operation. *Closed*: everything may be sent. After a number of failures in a row it is *open*: nothing is sent
 until a cool-down is over. Then it is *half-open*: one probe may be sent, whose failure opens it again and whose
-success closes it. What is done with what waits meanwhile is not decided here.
+success closes it. What happens to the items that wait meanwhile is decided by the caller.
 
 Invariants: it opens only after the configured number of failures in a row, or after a failed probe; one success closes
-it; a cool-down is between half of `open_seconds` and all of it, so that many that opened together do not come back
+it; a cool-down is between half of `open_seconds` and all of it, so that breakers that opened together do not all probe
 together.
 """
 
@@ -33,9 +33,9 @@ class Breaker:
 
     Example:
         >>> breaker = Breaker(2, 10.0)
-        >>> breaker.failed(0.0, 0), breaker.failed(1.0, 0)
+        >>> breaker.note_failure(0.0, 0), breaker.note_failure(1.0, 0)
         (<BreakerState.CLOSED: 'closed'>, <BreakerState.OPEN: 'open'>)
-        >>> breaker.until, breaker.state(5.0), breaker.state(6.0)
+        >>> breaker.until, breaker.find_state(5.0), breaker.find_state(6.0)
         (6.0, <BreakerState.OPEN: 'open'>, <BreakerState.HALF_OPEN: 'half-open'>)
     """
 
@@ -51,13 +51,13 @@ class Breaker:
         #: When the cool-down is over; None while it is closed.
         self.until: float | None = None
 
-    def state(self, now: float) -> BreakerState:
+    def find_state(self, now: float) -> BreakerState:
         """Return what may be sent at this time."""
         if self.until is None:
             return BreakerState.CLOSED
         return BreakerState.OPEN if now < self.until else BreakerState.HALF_OPEN
 
-    def failed(self, now: float, bits: int) -> BreakerState:
+    def note_failure(self, now: float, bits: int) -> BreakerState:
         """Count a failure and return what may be sent after it.
 
         Args:
@@ -70,9 +70,9 @@ class Breaker:
         if self.until is None:
             self.opened += 1
         self.until = now + self._open_seconds * (1 + bits / (1 << JITTER_BITS)) / 2
-        return self.state(now)
+        return self.find_state(now)
 
-    def succeeded(self) -> None:
-        """Count a success: it closes, and failures are counted from zero."""
+    def note_success(self) -> None:
+        """Note a success: the breaker closes, and failures are counted from zero."""
         self._failed = 0
         self.until = None

@@ -1,17 +1,17 @@
-"""Finds the payload of a batch at which a sink raises, and tells a bad payload from a sink that fails.
+"""Finds the payload that makes a sink raise, and tells a bad payload from a sink that fails.
 
-Theory of operation. A sink says what it refuses, and raises a `TidemillError` if it failed as a whole. Any other
-exception of a call is unexpected: one payload of the batch may have caused it. The batch is then sent in parts of
-about the square root of its size, and the payloads of a part that raises too are sent one by one. Halves would find
-the culprit in fewer calls, but a sink that writes a part of a batch before it raises would write the payloads next to
-the culprit once for each halving (seven times in a batch of 50); with these parts nothing is sent more than three
-times.
+Theory of operation. A sink reports the payloads it refuses, and raises a `TidemillError` if it failed as a whole. Any
+other exception is unexpected: one payload of the batch may have caused it. The batch is then sent in parts of about the
+square root of its size, and if a part raises too, its payloads are sent one by one. Halving would find the culprit in
+fewer calls, but a sink that writes part of a batch before it raises would write the culprit's neighbours once per
+halving (seven times in a batch of 50); this way no payload is sent more than three times.
 
-A payload that raised alone is at fault if the exception is of a kind that wrong data raise. With any other exception
-it is at fault if it raises alone a second time although something has gone through since its batch was sent; until
-then the sink failed. What went through before the circuit breaker opened proves nothing about the time after.
+A payload whose call raised when it was sent alone is at fault if the exception is of a kind that bad data causes. With
+any other exception it is at fault if its call raises a second time although another payload has been delivered since
+its batch was sent; until then the sink is blamed. Deliveries before the circuit breaker opened prove nothing about the
+time after.
 
-Invariant: a payload that has not raised alone is never at fault.
+Invariant: a payload is never at fault unless a call with that payload alone has raised.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from tidemill.core.errors import TidemillError, WrongPlaceError
 
 ItemT = TypeVar("ItemT")
 
-#: What wrong data raise, whatever the sink does with them.
+#: The exceptions that bad data causes, whatever the sink does with it.
 _DATA_ERRORS = (TypeError, ValueError, LookupError, AttributeError, OverflowError)
 
 
 class Fault(enum.Enum):
-    """What an exception of `send` says about its cause.
+    """What an exception raised by `send` says about its cause.
 
     Attributes:
         SINK: The sink failed, and says so.
-        PLACE: What it writes to is not there, so no payload can be to blame, ever.
-        DATA: A payload is wrong.
-        UNKNOWN: Either.
+        PLACE: The place it writes to is missing, so no payload can be to blame.
+        DATA: A payload is bad.
+        UNKNOWN: Either the sink or a payload.
     """
 
     SINK = "sink"
@@ -51,7 +51,7 @@ class Fault(enum.Enum):
 
 
 def find_fault(error: BaseException) -> Fault:
-    """Return what an exception of `send` says about its cause.
+    """Return what an exception raised by `send` says about its cause.
 
     Example:
         >>> find_fault(KeyError("id")), find_fault(OSError("gone"))
@@ -66,11 +66,11 @@ def find_fault(error: BaseException) -> Fault:
 
 
 def split_batch(batch: Sequence[ItemT], *, is_part: bool) -> list[Sequence[ItemT]]:
-    """Split what raised together.
+    """Split a batch whose call raised.
 
     Args:
-        batch: What raised.
-        is_part: Whether it is such a part already; then its items stand alone.
+        batch: Its items.
+        is_part: Whether it is a part of such a batch already; then each item is sent alone.
 
     Example:
         >>> split_batch("abcdefg", is_part=False), split_batch("abc", is_part=True)
@@ -81,11 +81,11 @@ def split_batch(batch: Sequence[ItemT], *, is_part: bool) -> list[Sequence[ItemT
 
 
 class Suspect(Protocol):
-    """Something in a batch that raised.
+    """An item of a batch whose call raised.
 
     Attributes:
-        doubted_at: How much had gone through when its batch was sent; None while it is above suspicion.
-        raised_alone: Whether a call with nothing else raised.
+        doubted_at: How many deliveries had been counted when its batch was sent; None while it is above suspicion.
+        raised_alone: Whether a call with this item alone has raised.
     """
 
     doubted_at: int | None
@@ -93,28 +93,28 @@ class Suspect(Protocol):
 
 
 class Witnesses:
-    """Counts what goes through one sink, and judges what does not."""
+    """Counts the deliveries of one sink, and judges the items at which it raises."""
 
     def __init__(self) -> None:
-        """Start with nothing."""
+        """Start without any delivery."""
         self._through = 0
         self._since = 0
 
-    def went_through(self) -> None:
-        """Count a call that delivered something."""
+    def note_delivery(self) -> None:
+        """Count a call that delivered at least one item."""
         self._through += 1
 
-    def sink_failed(self) -> None:
-        """Let only what goes through from now on count."""
+    def note_sink_failure(self) -> None:
+        """Let only deliveries from now on count."""
         self._since = self._through
 
     def doubt(self, suspect: Suspect) -> None:
-        """Note that a batch raised with this in it."""
+        """Note that the call for a batch with this item raised."""
         if suspect.doubted_at is None:
             suspect.doubted_at = self._through
 
-    def guilty(self, suspect: Suspect, fault: Fault) -> bool:
-        """Judge what raised alone."""
+    def judge_alone(self, suspect: Suspect, fault: Fault) -> bool:
+        """Note that a call with this item alone raised, and return whether the item is at fault."""
         self.doubt(suspect)
         assert suspect.doubted_at is not None
         again, suspect.raised_alone = suspect.raised_alone, True

@@ -1,7 +1,7 @@
-"""What an HTTP answer means for something that is to be delivered, what it says, and when the server is asked again.
+"""What an HTTP response means for the payload of its request, what its body says, and when the request is retried.
 
-Invariants: what asking again cannot change is refused at once; no server is obeyed for longer than the given bound, and
-what cannot be read counts as nothing.
+Invariants: a response that a retry cannot change is a refusal; a `Retry-After` is honoured only up to the given bound,
+and ignored if it cannot be parsed.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import enum
 import re
 import zlib
 
-#: An answer's text is looked at this far: further than it is shown, so that no secret is cut where it is shown.
+#: How much of a body is read: more than is shown, so that a secret at the end of what is shown can still be recognised.
 MAX_TEXT_BYTES = 16 * 1024
 _CHARSET = re.compile(r"charset=[\"']?([A-Za-z0-9._:-]{1,40})", re.IGNORECASE)
-#: Of 4xx, those that may pass: request time-out, too early, too many requests.
-_PASSING = frozenset({408, 425, 429})
-#: The server as a whole cannot do it now, whatever is sent.
+#: The 4xx statuses that are transient: request timeout, too early, too many requests.
+_TRANSIENT = frozenset({408, 425, 429})
+#: The server as a whole is unavailable, whatever is sent.
 _OVERLOADED = frozenset({408, 429, 502, 503, 504})
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
-#: The forms of RFC 9110 5.6.7: IMF-fixdate and RFC 850's, then asctime's.
+#: The formats of RFC 9110, section 5.6.7: IMF-fixdate and RFC 850's, then asctime's.
 _DATES = (
     re.compile(r"\w+, (?P<day>\d\d?)[ -](?P<month>\w{3})[ -](?P<year>\d{4}|\d\d) (?P<time>\d\d:\d\d:\d\d) GMT"),
     re.compile(r"\w{3} (?P<month>\w{3}) +(?P<day>\d\d?) (?P<time>\d\d:\d\d:\d\d) (?P<year>\d{4})"),
@@ -27,7 +27,7 @@ _DATES = (
 
 
 class HttpVerdict(enum.Enum):
-    """What becomes of a payload after an answer."""
+    """What becomes of a payload after a response."""
 
     DELIVERED = "delivered"
     REFUSED = "refused"
@@ -36,12 +36,13 @@ class HttpVerdict(enum.Enum):
 
 
 def judge_response(status: int, *, deleting: bool = False, again: bool = False) -> HttpVerdict:
-    """Return what a status means.
+    """Return what a status means for the payload.
 
     Args:
-        status: The answer's.
-        deleting: Whether the request was a DELETE, after which there is nothing (410), or nothing any more (404).
-        again: Whether the same request was sent before without a clear answer.
+        status: The status of the response.
+        deleting: Whether the request was a DELETE, which has succeeded if the resource is gone (410), or is not found
+            (404) on a retry.
+        again: Whether the same request was sent before without a clear response.
 
     Example:
         >>> [judge_response(status).value for status in (204, 301, 404, 425, 500, 503)]
@@ -51,69 +52,69 @@ def judge_response(status: int, *, deleting: bool = False, again: bool = False) 
         return HttpVerdict.DELIVERED
     if status in _OVERLOADED:
         return HttpVerdict.OVERLOADED
-    return HttpVerdict.AGAIN if status >= 500 or status in _PASSING else HttpVerdict.REFUSED
+    return HttpVerdict.AGAIN if status >= 500 or status in _TRANSIENT else HttpVerdict.REFUSED
 
 
-def answer_text(content: bytes, content_type: str | None = None, content_encoding: str | None = None) -> str:
-    """Return what the start of an answer's body says, on one line and with nothing that a log could not hold.
+def describe_body(content: bytes, content_type: str | None = None, content_encoding: str | None = None) -> str:
+    """Return the start of a response's body as one printable line.
 
     Args:
-        content: The start of the body, as it came.
-        content_type: Its header, for the character set.
-        content_encoding: Its header; of bodies packed otherwise than by gzip or deflate only the size is told.
+        content: The start of the body, as received.
+        content_type: The header of this name, for the character set.
+        content_encoding: The header of this name; with any other than gzip or deflate only the size is given.
 
     Example:
-        >>> answer_text(b"<h1>not   found</h1>", "text/html; charset=latin-1")
+        >>> describe_body(b"<h1>not   found</h1>", "text/html; charset=latin-1")
         '<h1>not found</h1>'
     """
     packed = (content_encoding or "").strip().lower()
     if packed in ("gzip", "x-gzip", "deflate"):
         try:
-            # Both forms by their own head; bounded, since what is packed can grow without end.
+            # gzip or zlib, detected by the header; bounded, because a small body can decompress to gigabytes.
             content = zlib.decompressobj(wbits=47).decompress(content, MAX_TEXT_BYTES)
         except zlib.error:
             return f"({len(content)} bytes that are not {packed})"
     elif packed not in ("", "identity"):
-        return f"({len(content)} bytes of {_visible(packed)[:20]})"
-    text = _decoded(content[:MAX_TEXT_BYTES], content_type or "")
-    return "(binary)" if "\0" in text else _visible(text)
+        return f"({len(content)} bytes of {_make_printable(packed)[:20]})"
+    text = _decode(content[:MAX_TEXT_BYTES], content_type or "")
+    return "(binary)" if "\0" in text else _make_printable(text)
 
 
-def _decoded(content: bytes, content_type: str) -> str:
+def _decode(content: bytes, content_type: str) -> str:
     found = _CHARSET.search(content_type)
     try:
         text = content.decode(found[1] if found else "utf-8", "replace")
     except (LookupError, ValueError):
         text = content.decode("utf-8", "replace")
-    # Some character sets can make lone surrogates.
+    # Some codecs produce lone surrogates.
     return text.encode("utf-8", "replace").decode()
 
 
-def _visible(text: str) -> str:
-    """Return a text on one line, without what controls a terminal."""
+def _make_printable(text: str) -> str:
+    """Return a text on one line, without control characters."""
     return " ".join("".join(character if character.isprintable() else " " for character in text).split())
 
 
-def retry_after_seconds(header: str | None, date: str | None, now: float, maximum_seconds: float) -> float:
-    """Return how long a server asks to be left alone; 0 if it does not say so.
+def parse_retry_after(header: str | None, date: str | None, now: float, maximum_seconds: float) -> float:
+    """Return how many seconds a server asks clients to wait; 0 if it does not.
 
     Args:
-        header: The answer's `Retry-After`: seconds, or a date.
-        date: The answer's `Date`, against which a date is read: the clocks need not agree.
+        header: The response's `Retry-After`: seconds, or a date.
+        date: The response's `Date`, which a date is relative to, because the server's clock may be wrong.
         now: Seconds since the epoch, used where there is no `Date`.
-        maximum_seconds: The bound.
+        maximum_seconds: The longest wait to return.
     """
     text = (header or "").strip()
     if text.isascii() and text.isdigit():
         return maximum_seconds if len(text) > 9 else min(float(text), maximum_seconds)
-    until = _epoch(text)
+    until = _parse_date(text)
     if until is None:
         return 0.0
-    since = _epoch((date or "").strip())
+    since = _parse_date((date or "").strip())
     return min(max(0.0, until - (now if since is None else since)), maximum_seconds)
 
 
-def _epoch(text: str) -> float | None:
+def _parse_date(text: str) -> float | None:
     found = next((match for form in _DATES if (match := form.fullmatch(text))), None)
     if found is None or found["month"].lower() not in _MONTHS:
         return None

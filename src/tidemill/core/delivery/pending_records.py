@@ -1,14 +1,14 @@
 """What goes into the next transaction: results that wait until their messages may be committed with them.
 
-Theory of operation. A result is *staged* for the span of positions of its messages, in its lane. Of a lane's resolved
-prefix as much may be committed as no staged result straddles: a result whose messages are not all in the prefix waits,
-and the messages of its that are in it wait too, or a crash would lose it. A result that awaits a decision
-is *undecided*, and lets nothing at or behind its first message go. What is taken is in flight until it is settled or
-offered again.
+Theory of operation. A result is *staged* in its lane, for the span of its messages' positions. A lane's resolved prefix
+is committed only up to a *cut* that no staged result straddles: a result some of whose messages lie behind the prefix
+waits, and so do its messages within the prefix, or a crash would lose the result. A result that awaits a decision is
+*undecided*, and blocks everything from its first message on. What is taken is in flight until it is settled or offered
+again.
 
-Invariants: of a result and the positions of its span either all are at or before a cut or none; nothing is taken
-twice unless it was offered again; results of a lane are taken in the order in which they were staged, as far as they
-go together; an abandoned lane has nothing. Memory is O(staged).
+Invariants: a result and the positions of its span are all at or before a cut, or none of them is; nothing is taken
+twice unless it was offered again; the results that are taken together from a lane are in the order in which they were
+staged; an abandoned lane has nothing. Memory is O(staged).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class StagedState(enum.Enum):
 
 
 class Staged(Generic[LaneT, ResultT]):
-    """One result and its span. Read it; only `PendingRecords` changes it.
+    """One result and its span; read-only to all but `PendingRecords`.
 
     Attributes:
         lane: Its lane.
         first: The first position of its messages.
-        last: The last one.
+        last: The last position of its messages.
         result: Opaque.
         state: Whether it may go.
     """
@@ -51,7 +51,7 @@ class Staged(Generic[LaneT, ResultT]):
         self.state = StagedState.READY
 
 
-class _Line(Generic[LaneT, ResultT]):
+class _LaneRecords(Generic[LaneT, ResultT]):
     """The staged results of one lane."""
 
     __slots__ = ("in_flight", "waiting")
@@ -67,37 +67,37 @@ class PendingRecords(Generic[LaneT, ResultT]):
     Example:
         >>> staging: PendingRecords[str, str] = PendingRecords()
         >>> _ = staging.stage("a", 10, 10, "one"), staging.stage("a", 11, 14, "of two")
-        >>> staging.cut("a", [10, 11, 12])
+        >>> staging.find_cut("a", [10, 11, 12])
         1
         >>> [staged.result for staged in staging.take("a", 10)]
         ['one']
     """
 
-    __slots__ = ("_lines",)
+    __slots__ = ("_lanes",)
 
     def __init__(self) -> None:
         """Start empty."""
-        self._lines: dict[LaneT, _Line[LaneT, ResultT]] = {}
+        self._lanes: dict[LaneT, _LaneRecords[LaneT, ResultT]] = {}
 
     def stage(self, lane: LaneT, first: int, last: int, result: ResultT) -> Staged[LaneT, ResultT]:
         """Add a result behind the others of its lane."""
-        line = self._lines.get(lane)
-        if line is None:
-            line = self._lines[lane] = _Line()
+        records = self._lanes.get(lane)
+        if records is None:
+            records = self._lanes[lane] = _LaneRecords()
         staged = Staged(lane, first, last, result)
-        line.waiting.append(staged)
+        records.waiting.append(staged)
         return staged
 
-    def cut(self, lane: LaneT, positions: Sequence[int]) -> int:
+    def find_cut(self, lane: LaneT, positions: Sequence[int]) -> int:
         """Return how many of a lane's resolved positions may be committed now.
 
         Args:
             lane: The lane.
-            positions: Its contiguous resolved prefix, rising.
+            positions: Its contiguous resolved prefix, in ascending order.
         """
-        line = self._lines.get(lane)
+        records = self._lanes.get(lane)
         reach: dict[int, float] = {}
-        for staged in line.waiting if line is not None else ():
+        for staged in records.waiting if records is not None else ():
             if staged.state is StagedState.UNDECIDED:
                 reach[staged.first] = float("inf")
             elif staged.last > staged.first:
@@ -113,62 +113,62 @@ class PendingRecords(Generic[LaneT, ResultT]):
         return count
 
     def take(self, lane: LaneT, last: int) -> Sequence[Staged[LaneT, ResultT]]:
-        """Take every result whose messages are at or before `last`, a position up to which `cut` allowed."""
-        line = self._lines.get(lane)
-        if line is None:
+        """Take every result whose messages are all at or before `last`, the position of a cut."""
+        records = self._lanes.get(lane)
+        if records is None:
             return ()
-        line.in_flight = [staged for staged in line.waiting if staged.last <= last]
-        if len(line.in_flight) == len(line.waiting):
-            line.waiting = []
+        records.in_flight = [staged for staged in records.waiting if staged.last <= last]
+        if len(records.in_flight) == len(records.waiting):
+            records.waiting = []
         else:
-            line.waiting = [staged for staged in line.waiting if staged.last > last]
-        return line.in_flight
+            records.waiting = [staged for staged in records.waiting if staged.last > last]
+        return records.in_flight
 
     def settle(self, lane: LaneT) -> Sequence[Staged[LaneT, ResultT]]:
-        """Let what is in flight go for good, and return it: the transaction was committed."""
-        line = self._lines.get(lane)
-        if line is None:
+        """Forget what is in flight, and return it: the transaction was committed."""
+        records = self._lanes.get(lane)
+        if records is None:
             return ()
-        done, line.in_flight = line.in_flight, []
+        done, records.in_flight = records.in_flight, []
         for staged in done:
             staged.state = StagedState.GONE
-        if not line.waiting:
-            del self._lines[lane]
+        if not records.waiting:
+            del self._lanes[lane]
         return done
 
     def retry(self, lane: LaneT) -> Sequence[Staged[LaneT, ResultT]]:
-        """Offer what is in flight again, before the others, and return it: the transaction was aborted."""
-        line = self._lines.get(lane)
-        if line is None:
+        """Offer what is in flight again, ahead of the others, and return it: the transaction was aborted."""
+        records = self._lanes.get(lane)
+        if records is None:
             return ()
-        back, line.in_flight = line.in_flight, []
-        line.waiting = [*back, *line.waiting]
+        back, records.in_flight = records.in_flight, []
+        records.waiting = [*back, *records.waiting]
         return back
 
     def withhold(self, staged: Staged[LaneT, ResultT]) -> None:
-        """Let nothing at or behind a waiting result go until it is decided about."""
+        """Mark a waiting result as undecided: nothing from its first message on is committed until it is decided."""
         if staged.state is StagedState.READY:
             staged.state = StagedState.UNDECIDED
 
-    def again(self, staged: Staged[LaneT, ResultT]) -> None:
-        """Let an undecided result go with its messages after all."""
+    def allow(self, staged: Staged[LaneT, ResultT]) -> None:
+        """Let an undecided result be committed with its messages after all."""
         if staged.state is StagedState.UNDECIDED:
             staged.state = StagedState.READY
 
     def drop(self, staged: Staged[LaneT, ResultT]) -> None:
-        """Forget an undecided result: its messages go without it."""
+        """Forget an undecided result: its messages are committed without it."""
         if staged.state is StagedState.UNDECIDED:
             staged.state = StagedState.GONE
-            self._lines[staged.lane].waiting.remove(staged)
+            self._lanes[staged.lane].waiting.remove(staged)
 
     def abandon(self, lane: LaneT) -> None:
         """Forget everything of a lane."""
-        line = self._lines.pop(lane, None)
-        if line is not None:
-            for staged in (*line.waiting, *line.in_flight):
+        records = self._lanes.pop(lane, None)
+        if records is not None:
+            for staged in (*records.waiting, *records.in_flight):
                 staged.state = StagedState.GONE
 
-    def outstanding(self, lane: LaneT) -> int:
+    def count_outstanding(self, lane: LaneT) -> int:
         """Return how many results of a lane are staged, those in flight included."""
-        line = self._lines.get(lane)
-        return 0 if line is None else len(line.waiting) + len(line.in_flight)
+        records = self._lanes.get(lane)
+        return 0 if records is None else len(records.waiting) + len(records.in_flight)

@@ -1,4 +1,4 @@
-"""What goes in and out of `send_queue.SendQueue`: items, what became of them, and how a queue behaves."""
+"""The inputs, effects and limits of `send_queue.SendQueue`: items, what became of them, and how a queue behaves."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class Refused(Protocol):
 
     @property
     def retryable(self) -> bool:
-        """Whether the same item may be taken later."""
+        """Whether the sink may accept the same item later."""
 
     @property
     def oversize(self) -> bool:
-        """Whether it is larger than the sink takes at all."""
+        """Whether it is larger than the sink ever accepts."""
 
     @property
     def waits(self) -> bool:
-        """Whether it was not tried, because one before it in the batch was refused."""
+        """Whether it was not tried because an earlier item of the batch was refused."""
 
 
 class State(enum.Enum):
@@ -54,13 +54,13 @@ class Item(Generic[LaneT, ValueT]):
     """One thing to deliver.
 
     Attributes:
-        lane: What can be abandoned together.
-        key: Orders items; None: in no order to any other.
-        size_bytes: What it counts for in a batch.
+        lane: Items of one lane are abandoned together.
+        key: Items of one key are delivered in order; None: the item has no order.
+        size_bytes: Its size in a batch.
         value: Opaque.
-        attempts: How often it was refused; not how often it waited behind another.
+        attempts: How often it was refused; waiting behind another item does not count.
         doubted_at: See `culprit.Suspect`.
-        raised_alone: Likewise; it is then sent alone.
+        raised_alone: See `culprit.Suspect`; from then on it is sent alone.
     """
 
     __slots__ = (
@@ -95,11 +95,11 @@ class Item(Generic[LaneT, ValueT]):
 
     @property
     def gone(self) -> bool:
-        """Whether it ended."""
+        """Whether it has ended."""
         return self.state is State.GONE
 
-    def refused(self, deadline: float) -> float:
-        """Count a refusal, and return until when the item is tried again: the first deadline counts."""
+    def note_refusal(self, deadline: float) -> float:
+        """Count a refusal, and return until when the item is retried: the deadline of its first refusal."""
         self.attempts += 1
         if self.deadline is None:
             self.deadline = deadline
@@ -119,14 +119,14 @@ class Delivered(Generic[LaneT, ValueT]):
 
 @dataclass(frozen=True, slots=True)
 class Ask(Generic[LaneT, ValueT]):
-    """These need a decision; answer with `SendQueue.decided`.
+    """These need a decision; answer with `SendQueue.note_decision`.
 
     Attributes:
         items: What was refused.
         error: Why.
-        oversize: Whether they are larger than the sink takes at all.
+        oversize: Whether they are larger than the sink ever accepts.
         attempts: How often each was refused.
-        sink_failed: Whether the sink failed as a whole, for good: none of the items is to blame.
+        sink_failed: Whether the sink failed as a whole, permanently: none of the items is to blame.
     """
 
     items: Sequence[Item[LaneT, ValueT]]
@@ -138,7 +138,7 @@ class Ask(Generic[LaneT, ValueT]):
 
 @dataclass(frozen=True, slots=True)
 class GaveUp(Generic[LaneT, ValueT]):
-    """These are not tried again."""
+    """These are not retried."""
 
     items: Sequence[Item[LaneT, ValueT]]
     error: str
@@ -168,14 +168,14 @@ class Hold(Generic[LaneT, ValueT]):
 
 
 class Failures(Generic[LaneT, ValueT]):
-    """What was refused of one batch; items that failed in the same way go into one question, or are given up together.
+    """What was refused of one batch; items that failed in the same way share one `Ask` or `GaveUp`.
 
     Attributes:
         now: The time.
-        due: When all of it goes again; None: each item has its own backoff.
+        due: When all of it is retried; None: each item has its own backoff.
         bits: 32 random bits.
-        again: When what waits for the last one refused may go; None while none was.
-        sink_failed: Whether the sink failed as a whole, for good.
+        again: When items that wait for the last one refused may be sent; None while none was refused.
+        sink_failed: Whether the sink failed as a whole, permanently.
     """
 
     __slots__ = ("_same", "again", "bits", "due", "now", "sink_failed")
@@ -190,12 +190,12 @@ class Failures(Generic[LaneT, ValueT]):
         self._same: dict[tuple[str, bool, int], tuple[list[Item[LaneT, ValueT]], list[Item[LaneT, ValueT]]]] = {}
 
     def add(self, item: Item[LaneT, ValueT], answer: Refused, *, asked: bool) -> None:
-        """Note an item that needs a decision, or else is given up."""
+        """Add an item that needs a decision (`asked`), or is given up."""
         same = self._same.setdefault((answer.error, answer.oversize, item.attempts), ([], []))
         same[0 if asked else 1].append(item)
 
-    def effects(self) -> Iterator[Effect[LaneT, ValueT]]:
-        """Yield what became of them."""
+    def yield_effects(self) -> Iterator[Effect[LaneT, ValueT]]:
+        """Yield what becomes of the items."""
         for (error, oversize, attempts), (asked, given_up) in self._same.items():
             if asked:
                 yield Ask(asked, error, oversize, attempts, self.sink_failed)
@@ -205,7 +205,7 @@ class Failures(Generic[LaneT, ValueT]):
 
 @dataclass(frozen=True, slots=True)
 class WholeBatch:
-    """The refusal of every item, when the sink itself failed."""
+    """The answer about every item when the sink itself failed."""
 
     error: str
     retryable: bool
@@ -229,13 +229,13 @@ class Limits:
 
     Attributes:
         max_count: A batch has at most this many items.
-        max_bytes: And this many bytes, unless a single item is larger.
+        max_bytes: And at most this many bytes, unless a single item is larger.
         linger_seconds: How long a batch that is not full waits for more.
         budget_seconds: How long an item is retried after its first refusal before it needs a decision.
-        backoff: Between tries.
-        max_retries: How often an item is tried once a decision asked for it, within one more budget.
+        backoff: The delays between attempts.
+        max_retries: How often an item is retried after a decision to retry it, within one more budget.
         breaker_failures: After how many failures in a row the sink's circuit breaker opens.
-        breaker_seconds: How long it stays open at most before one item is tried.
+        breaker_seconds: The longest time it stays open before one item is sent as a probe.
         when_open: What becomes of items meanwhile.
     """
 

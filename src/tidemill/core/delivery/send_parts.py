@@ -1,7 +1,7 @@
-"""What is left of a batch at which a sink raised, in the parts in which it is sent to find the item at fault.
+"""The rest of a batch at which a sink raised, split into the parts that are sent to find the item at fault.
 
-Invariant: parts go before everything else of their queue, in the order of the batch, so that no later item of a key
-overtakes one of them.
+Invariant: parts are sent ahead of everything else in their queue, in the order of the batch, so that no later item of a
+key overtakes one of them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tidemill.core.delivery.send_items import Hold, Item, LaneT, State, ValueT
 
 
 class Parts(Generic[LaneT, ValueT]):
-    """The parts, the first one first."""
+    """The parts, in the order in which they are sent."""
 
     def __init__(self) -> None:
         """Start with none."""
@@ -23,26 +23,26 @@ class Parts(Generic[LaneT, ValueT]):
         self._is_part = False
 
     def __bool__(self) -> bool:
-        """Tell whether anything is left."""
+        """Return whether anything is left."""
         return bool(self._parts)
 
     def __iter__(self) -> Iterator[Item[LaneT, ValueT]]:
-        """Yield what is left, some of it gone."""
+        """Yield the items that are left, including some that are gone."""
         for part in self._parts:
             yield from part
 
     def split(self, batch: Sequence[Item[LaneT, ValueT]]) -> None:
-        """Put a batch, or a part, back in smaller parts."""
+        """Put a batch, or a part, back as smaller parts."""
         self._parts.extendleft(reversed(split_batch(batch, is_part=self._is_part)))
 
-    def count(self, deadline: float) -> None:
-        """Count what was not tried alone yet as refused, once: it was the sink that failed."""
+    def note_refusals(self, deadline: float) -> None:
+        """Count a first refusal of each item that has none yet: the sink failed, not an item."""
         for item in self:
             if item.deadline is None and item.state is not State.GONE:
-                item.refused(deadline)
+                item.note_refusal(deadline)
 
     def put_first(self, items: Sequence[Item[LaneT, ValueT]]) -> None:
-        """Send these before the others: they waited for one that has ended."""
+        """Send these before the others: the item that they waited for has ended."""
         self._parts.appendleft(items)
 
     def take(
@@ -52,13 +52,13 @@ class Parts(Generic[LaneT, ValueT]):
         holds: Mapping[Hashable, Hold[LaneT, ValueT]],
         passed: Callable[[Item[LaneT, ValueT]], None],
     ) -> list[Item[LaneT, ValueT]]:
-        """Return what is to be sent of the next part; nothing if no part has anything left.
+        """Return the items of the next part that are to be sent; empty if nothing is left.
 
         Args:
-            max_count: No more items than this.
-            max_bytes: And bytes, unless a single item is larger.
-            holds: Items whose key another one holds are put behind that one.
-            passed: Called with those that are gone.
+            max_count: At most this many items.
+            max_bytes: And at most this many bytes, unless a single item is larger.
+            holds: The held keys; an item whose key another item holds is put behind that one.
+            passed: Called with each item that is gone.
         """
         batch: list[Item[LaneT, ValueT]] = []
         while self._parts and not batch:

@@ -1,7 +1,7 @@
-"""Items that are tried again: when each is due, and which go next.
+"""Items that are retried: when each is due, and which are sent next.
 
-Of those that are due, the oldest goes first. An item at which the sink raised alone goes alone, and after a call that
-left open whose fault it was the others have one turn before it: they show whether the sink works.
+Of those that are due, the oldest goes first. An item whose own call raised is sent alone; after a call that left open
+whether the item or the sink was at fault, the other items have one turn first: they show whether the sink works.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tidemill.core.delivery.send_items import Item, LaneT, State, ValueT
 
 
 class Probes(Generic[LaneT, ValueT]):
-    """The items of one queue that are tried again; times are seconds of the queue's clock."""
+    """The items of one queue that are retried; times are seconds of the queue's clock."""
 
     def __init__(self) -> None:
         """Start with none."""
@@ -23,34 +23,34 @@ class Probes(Generic[LaneT, ValueT]):
         self._others_first = False
 
     def __bool__(self) -> bool:
-        """Tell whether any item is there, due or not."""
+        """Return whether there is any item, due or not."""
         return bool(self._due or self._later)
 
     def __iter__(self) -> Iterator[Item[LaneT, ValueT]]:
-        """Yield the items, some of them gone."""
+        """Yield the items, including some that are gone."""
         yield from self._due
         for _, item in self._later:
             yield item
 
     def add(self, item: Item[LaneT, ValueT], due: float | None = None) -> None:
-        """Try an item at this time; None: now."""
+        """Add an item to be retried at this time; None: now."""
         if due is None:
             heapq.heappush(self._due, item)
         else:
             heapq.heappush(self._later, (due, item))
 
     def let_others_first(self) -> None:
-        """Let others go once before those at which the sink raised."""
+        """Let the other items have one turn before those whose own call raised."""
         self._others_first = True
 
-    def due(self, now: float) -> bool:
-        """Tell whether any item is due."""
+    def has_due(self, now: float) -> bool:
+        """Return whether any item is due."""
         while self._later and self._later[0][0] <= now:
             heapq.heappush(self._due, heapq.heappop(self._later)[1])
         return bool(self._due)
 
-    def next_due(self, now: float) -> float | None:
-        """Return when the next item is due, `now` if one is already; None without one."""
+    def find_next_due(self, now: float) -> float | None:
+        """Return when the next item is due, `now` if one is due already; None if there is no item."""
         if self._due:
             return now
         return self._later[0][0] if self._later else None
@@ -58,12 +58,15 @@ class Probes(Generic[LaneT, ValueT]):
     def take(
         self, max_count: int, max_bytes: int, passed: Callable[[Item[LaneT, ValueT]], None]
     ) -> tuple[list[Item[LaneT, ValueT]], bool]:
-        """Take items that are due, and tell whether nothing may be added to them.
+        """Take items that are due.
 
         Args:
-            max_count: No more items than this.
-            max_bytes: And bytes, unless a single item is larger.
-            passed: Called with those that are gone.
+            max_count: At most this many items.
+            max_bytes: And at most this many bytes, unless a single item is larger.
+            passed: Called with each item that is gone.
+
+        Returns:
+            The items, and whether no other item may be added to the batch.
         """
         batch: list[Item[LaneT, ValueT]] = []
         alone: list[Item[LaneT, ValueT]] = []

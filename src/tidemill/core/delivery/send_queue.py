@@ -1,23 +1,24 @@
-"""What one sink is sent next: batches, retries, who waits behind whom, whom to ask, and when to give up.
+"""What is sent to one sink next: batches, retries, which item waits behind which, and when an item is given up.
 
-Theory of operation. Items stand in one line in the order they came. At most one batch is in flight; what comes
-meanwhile makes up the next one. An item that is refused and may be tried again *holds* its key: the items of that key
-behind it wait, and once its backoff is over it goes alone, as a probe; when it is through, those behind it return to
-the head of the line together. Items without a key hold nothing. When the sink as a whole fails, the whole line pauses;
-after some failures in a row its circuit breaker opens, and the first item sent afterwards goes alone. An item that
-cannot be retried, or was retried for too long, needs a decision, and holds its key until then. One that the sink did
-not try because one before it in the batch was refused waits behind that one; nothing is counted of it. A batch at which
-the sink raises is sent in *parts* before anything else, to find the item at fault (`culprit`).
+Theory of operation. Items wait in one queue in the order in which they arrived. At most one batch is in flight; items
+that arrive meanwhile go into the next one. An item that is refused and may be retried *holds* its key: later items of
+that key wait behind it, and once its backoff is over it is sent alone, as a probe; when it is delivered, those behind
+it return to the head of the queue together. Items without a key hold nothing. When the sink as a whole fails, the whole
+queue pauses; after several failures in a row its circuit breaker opens, and the first item sent afterwards goes alone.
+An item that cannot be retried, or was retried for too long, needs a decision, and holds its key until then. An item
+that the sink did not try because an earlier one of the batch was refused waits behind that one, and is not counted as
+refused. A batch at which the sink raises is sent in *parts* before anything else, to find the item at fault
+(`culprit`).
 
 Invariants, each a property test:
 1. Every item ends exactly once: delivered, given up, dropped by a decision, or abandoned with its lane.
-2. Items of one key are delivered in the order they came, as far as the sink itself keeps the order in a batch.
+2. Items of one key are delivered in the order of arrival, as far as the sink itself keeps the order within a batch.
 3. No more than one batch is in flight; memory is O(outstanding).
-4. An item is tried no longer than twice the budget, counted from its first refusal; the second time only because
-   a decision asked for it, and no more than `max_retries` times.
+4. An item is retried for no longer than twice the budget, counted from its first refusal; the second budget only
+   after a decision to retry it, and no more than `max_retries` times.
 5. An item that was never tried needs no decision, and its budget does not begin.
 6. While the breaker is not closed, at most one item is in flight; with `WhenOpen.GIVE_UP` nothing waits for it.
-7. An item needs a decision because a call raised only if that call was about it alone.
+7. A call that raised leads to a decision about an item only if the item was sent alone.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ from tidemill.core.delivery.sink_health import SinkHealth
 
 
 class SendQueue(Generic[LaneT, ValueT]):
-    """The line in front of one sink.
+    """The queue in front of one sink.
 
-    Call `take` after every input and whenever `due` comes; a batch that it returns is in flight until `answered` or
-    `failed`. All times are seconds of one monotonic clock; `bits` are 32 random bits.
+    Call `take` after every input and at the time `due`; the batch that it returns is in flight until `note_answers` or
+    `note_failure`. All times are seconds of one monotonic clock; `bits` are 32 random bits.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -71,9 +72,9 @@ class SendQueue(Generic[LaneT, ValueT]):
         self._parts: Parts[LaneT, ValueT] = Parts()
         self._numbers = 0
         self._abandoned = False
-        #: Items that did not end yet.
+        #: How many items have not ended yet.
         self.outstanding = 0
-        #: Since when something is refused, and the last error; None while nothing is.
+        #: Since when items have been refused, and the last error; None while none is refused.
         self.failing: tuple[float, str] | None = None
 
     @property
@@ -91,12 +92,12 @@ class SendQueue(Generic[LaneT, ValueT]):
         """How often the circuit breaker opened."""
         return self._health.breaker.opened
 
-    def breaker(self, now: float) -> BreakerState:
+    def find_breaker_state(self, now: float) -> BreakerState:
         """Return what the circuit breaker lets through at this time."""
-        return self._health.breaker.state(now)
+        return self._health.breaker.find_state(now)
 
     def add(self, item: Item[LaneT, ValueT], now: float) -> None:
-        """Put an item at the end of the line."""
+        """Put an item at the end of the queue."""
         if not self._ready:
             self._ready_since = now
         self._enter(item)
@@ -104,7 +105,7 @@ class SendQueue(Generic[LaneT, ValueT]):
         self._ready_bytes += item.size_bytes
 
     def refuse(self, item: Item[LaneT, ValueT], error: str, now: float) -> Ask[LaneT, ValueT]:
-        """Take an item that cannot be sent at all: it needs one decision, and is never tried."""
+        """Add an item that cannot be sent at all: it needs a decision, and is never tried."""
         self._enter(item)
         item.key = None
         item.attempts = 1
@@ -122,14 +123,14 @@ class SendQueue(Generic[LaneT, ValueT]):
     # -- what to send -----------------------------------------------------------------------------------------
 
     def take(self, now: float) -> Sequence[Item[LaneT, ValueT]]:
-        """Return the batch to send now; empty while one is in flight, or nothing is to be sent yet."""
+        """Return the batch to send now; empty while one is in flight, or while nothing is due."""
         if self._in_flight or now < self._health.paused_until:
             return ()
         limits, max_count = self._limits, self._health.max_count
-        self._in_flight = self._parts.take(max_count, limits.max_bytes, self._holds, self._passed)
+        self._in_flight = self._parts.take(max_count, limits.max_bytes, self._holds, self._release_key)
         if self._in_flight:
             return self._in_flight
-        if not self._probes.due(now):
+        if not self._probes.has_due(now):
             count = len(self._ready)
             full = count >= max_count or self._ready_bytes >= limits.max_bytes
             if not count or not (full or now >= self._ready_since + limits.linger_seconds):
@@ -143,9 +144,9 @@ class SendQueue(Generic[LaneT, ValueT]):
         return self._in_flight
 
     def _collect(self, max_count: int) -> list[Item[LaneT, ValueT]]:
-        """Fill a batch with probes first, then with those of the line whose key is not held."""
+        """Fill a batch with probes first, then with queued items whose key is not held."""
         limits = self._limits
-        batch, full = self._probes.take(max_count, limits.max_bytes, self._passed)
+        batch, full = self._probes.take(max_count, limits.max_bytes, self._release_key)
         if full:
             return batch
         size = sum(item.size_bytes for item in batch)
@@ -162,15 +163,15 @@ class SendQueue(Generic[LaneT, ValueT]):
                 hold.behind.append(item)
             self._ready.popleft()
             self._ready_bytes -= item.size_bytes
-        return batch or self._probes.take(max_count, limits.max_bytes, self._passed)[0]
+        return batch or self._probes.take(max_count, limits.max_bytes, self._release_key)[0]
 
     @property
     def due(self) -> float | None:
-        """When `take` is worth a call if nothing else happens before; None: not before something does."""
+        """When to call `take` if there is no input before; None: not before the next input."""
         if self._in_flight:
             return None
         paused_until = self._health.paused_until
-        probe = self._probes.next_due(paused_until)
+        probe = self._probes.find_next_due(paused_until)
         times = [] if probe is None else [probe]
         if self._parts:
             times.append(paused_until)
@@ -180,10 +181,10 @@ class SendQueue(Generic[LaneT, ValueT]):
 
     # -- what became of it ------------------------------------------------------------------------------------
 
-    def answered(self, answers: Sequence[Refused | None], now: float, bits: int) -> list[Effect[LaneT, ValueT]]:
-        """Take the sink's answers, one per item of the batch in flight, None where it is confirmed."""
+    def note_answers(self, answers: Sequence[Refused | None], now: float, bits: int) -> list[Effect[LaneT, ValueT]]:
+        """Process the sink's answers, one per item of the batch in flight; None: the item is confirmed."""
         batch = self._in_flight
-        self._health.answered(batch, answers, now, bits)
+        self._health.note_answers(batch, answers, now, bits)
         if not self._holds and not self._abandoned and answers.count(None) == len(batch):
             self._in_flight = []
             self.outstanding -= len(batch)
@@ -193,20 +194,20 @@ class SendQueue(Generic[LaneT, ValueT]):
         return self._settle(answers, Failures(now, None, bits)) + self.shed(now)
 
     def shed(self, now: float) -> list[Effect[LaneT, ValueT]]:
-        """Give up what waits while the breaker is open, if that is what is wanted; call it after `add` too."""
-        if self._limits.when_open is WhenOpen.HOLD or self.breaker(now) is not BreakerState.OPEN:
+        """Give up what waits while the breaker is open, with `WhenOpen.GIVE_UP`; call it after `add` too."""
+        if self._limits.when_open is WhenOpen.HOLD or self.find_breaker_state(now) is not BreakerState.OPEN:
             return []
         gone = self._forget(lambda item: item.state is not State.ASKED)
         error = self.failing[1] if self.failing is not None else "the circuit breaker is open"
         return [GaveUp(gone, error, False, max(item.attempts for item in gone))] if gone else []
 
-    def failed(
+    def note_failure(
         self, error: str, retryable: bool, now: float, bits: int, fault: Fault = Fault.SINK
     ) -> list[Effect[LaneT, ValueT]]:
-        """Take that nothing of the batch in flight is known to be delivered; if it can be retried, the line pauses.
+        """Note that nothing of the batch in flight is known to be delivered; if it can be retried, the queue pauses.
 
-        If the fault may be an item's, the batch is sent in parts, and an item that stands alone is judged. While the
-        place that the sink writes to is wrong everything waits, and nothing is counted.
+        If an item may be at fault, the batch is sent in parts, and an item that was sent alone is judged. While the
+        place that the sink writes to is missing, everything waits, and no refusals are counted.
         """
         batch = self._in_flight
         failures: Failures[LaneT, ValueT]
@@ -224,9 +225,9 @@ class SendQueue(Generic[LaneT, ValueT]):
         if fault.may_be_a_payload and self._health.blames(batch[0], fault):
             retryable, due = False, None
         else:
-            due = self._health.failed(retryable, now, bits)
+            due = self._health.note_failure(retryable, now, bits)
             if due is not None:
-                self._parts.count(now + self._limits.budget_seconds)
+                self._parts.note_refusals(now + self._limits.budget_seconds)
             if fault.may_be_a_payload:
                 self._probes.let_others_first()
         failures = Failures(now, due, bits, sink_failed=not retryable and not fault.may_be_a_payload)
@@ -240,27 +241,27 @@ class SendQueue(Generic[LaneT, ValueT]):
         delivered: list[Item[LaneT, ValueT]] = []
         for item, answer in zip(batch, answers, strict=True):
             if item.state is State.GONE:
-                self._passed(item)
+                self._release_key(item)
                 failures.again = failures.now
             elif answer is None:
                 delivered.append(item)
                 self._end(item)
             elif answer.waits and failures.again is not None:
-                # If its key is not held, the one that it waited for has ended.
+                # If its key is not held, the item that it waited for has ended.
                 self._wait(item, failures.again if item.key is None else failures.now)
             else:
-                self._refused(item, answer, failures)
+                self._note_refusal(item, answer, failures)
         if not self._holds and not self._probes and None in answers:
             self.failing = None
-        return [*([Delivered(delivered)] if delivered else []), *failures.effects()]
+        return [*([Delivered(delivered)] if delivered else []), *failures.yield_effects()]
 
-    def _refused(self, item: Item[LaneT, ValueT], answer: Refused, failures: Failures[LaneT, ValueT]) -> None:
+    def _note_refusal(self, item: Item[LaneT, ValueT], answer: Refused, failures: Failures[LaneT, ValueT]) -> None:
         now = failures.again = failures.now
-        in_time = now < item.refused(now + self._limits.budget_seconds)
+        in_time = now < item.note_refusal(now + self._limits.budget_seconds)
         if answer.retryable:
             self.failing = (self.failing[0] if self.failing else now, answer.error)
         if answer.retryable and in_time and not (item.extended and item.attempts >= item.last_attempt):
-            own = now + self._limits.backoff.delay(item.attempts, failures.bits)
+            own = now + self._limits.backoff.compute_delay(item.attempts, failures.bits)
             failures.again = own if failures.due is None else failures.due
             self._wait(item, failures.again)
             return
@@ -280,7 +281,7 @@ class SendQueue(Generic[LaneT, ValueT]):
             self._probes.add(item, due)
 
     def _hold(self, item: Item[LaneT, ValueT]) -> Item[LaneT, ValueT]:
-        """Let an item hold its key, or stand behind the one that does; return the one that does."""
+        """Let an item hold its key, or wait behind the item that does; return the one that does."""
         if item.key is None:
             return item
         hold = self._holds.get(item.key)
@@ -291,10 +292,10 @@ class SendQueue(Generic[LaneT, ValueT]):
             hold.behind.append(item)
         return hold.head
 
-    def decided(
+    def note_decision(
         self, ask: Ask[LaneT, ValueT], decision: Decision, now: float, bits: int
     ) -> list[Effect[LaneT, ValueT]]:
-        """Take the answer to `Ask`: RETRY is carried out within the budget, or ends in `GaveUp`."""
+        """Apply the decision about an `Ask`: RETRY is carried out within the budget, or ends in `GaveUp`."""
         given_up: list[Item[LaneT, ValueT]] = []
         for item in ask.items:
             if item.state is not State.ASKED:
@@ -317,17 +318,17 @@ class SendQueue(Generic[LaneT, ValueT]):
                     item.last_attempt = item.attempts + self._limits.max_retries
                 item.state = State.WAITING
                 if not behind:
-                    due = now + self._limits.backoff.delay(item.attempts, bits)
+                    due = now + self._limits.backoff.compute_delay(item.attempts, bits)
                     self._probes.add(item, due)
         return [GaveUp(given_up, ask.error, ask.oversize, ask.attempts)] if given_up else []
 
     def _end(self, item: Item[LaneT, ValueT]) -> None:
         item.state = State.GONE
         self.outstanding -= 1
-        self._passed(item)
+        self._release_key(item)
 
-    def _passed(self, item: Item[LaneT, ValueT]) -> None:
-        """Release the key that an item held: the next one becomes its head, or all return to the line."""
+    def _release_key(self, item: Item[LaneT, ValueT]) -> None:
+        """Release the key that an item held: the next item becomes its head, or all return to the queue."""
         hold = self._holds.get(item.key) if self._holds and item.key is not None else None
         if hold is None or hold.head is not item:
             return
@@ -354,7 +355,7 @@ class SendQueue(Generic[LaneT, ValueT]):
     # -- lanes given up ---------------------------------------------------------------------------------------
 
     def abandon(self, lane: LaneT) -> None:
-        """Forget every item of a lane; what the sink says of those in flight changes nothing."""
+        """Forget every item of a lane; answers about those in flight change nothing."""
         self._forget(lambda item: item.lane == lane)
         self._abandoned = bool(self._in_flight)
 
@@ -362,7 +363,7 @@ class SendQueue(Generic[LaneT, ValueT]):
         """End items wherever they are, and return them, the oldest first."""
         gone: list[Item[LaneT, ValueT]] = []
         heads: list[Item[LaneT, ValueT]] = []
-        for item in self._everything():
+        for item in self._yield_items():
             if item.state is State.GONE or not unwanted(item):
                 continue
             if item.state is State.ASKED:
@@ -378,10 +379,10 @@ class SendQueue(Generic[LaneT, ValueT]):
         self._ready = deque(item for item in self._ready if item.state is not State.GONE)
         self._ready_bytes = sum(item.size_bytes for item in self._ready)
         for item in heads:
-            self._passed(item)
+            self._release_key(item)
         return sorted(gone)
 
-    def _everything(self) -> Iterator[Item[LaneT, ValueT]]:
+    def _yield_items(self) -> Iterator[Item[LaneT, ValueT]]:
         """Yield every outstanding item, some of them twice."""
         yield from list(self._asked)
         yield from self._ready

@@ -1,7 +1,7 @@
-"""What a queue knows of its sink: whether it may be sent to now, and what its answers and exceptions say about it.
+"""What a queue knows about its sink: whether it may be sent to now, and what its answers and exceptions show.
 
-Invariants: the circuit breaker counts only what says something about the sink, so neither a payload that is at fault
-nor a batch in which one may be; the line pauses after a failure of the sink, and while the breaker is open.
+Invariants: the circuit breaker counts only failures of the sink, so neither a payload that is at fault nor a batch in
+which one may be; the queue pauses after a failure of the sink, and while the breaker is open.
 """
 
 from __future__ import annotations
@@ -30,50 +30,50 @@ class SinkHealth:
         """How many items a batch may have now."""
         return self._limits.max_count if self.breaker.until is None else 1
 
-    def answered(
+    def note_answers(
         self, batch: Sequence[Item[Any, Any]], answers: Sequence[Refused | None], now: float, bits: int
     ) -> None:
-        """Take an answer.
+        """Process the answers about a batch.
 
-        It is a failure if nothing in it says that the sink works. While the breaker is closed, an item that is only
-        tried again proves nothing: the refusal may be its own, and must not hold up the others.
+        They count as a failure if none of them shows that the sink works. While the breaker is closed, another refusal
+        of a retried item proves nothing: the item may be to blame, and must not hold up the others.
         """
         self._failures = 0
         if None in answers:
-            self._witnesses.went_through()
+            self._witnesses.note_delivery()
         if not all(answer is not None and (answer.retryable or answer.waits) for answer in answers):
-            self.breaker.succeeded()
+            self.breaker.note_success()
             return
         tried = (item for item, answer in zip(batch, answers, strict=True) if answer and not answer.waits)
         if self.breaker.until is not None or any(item.attempts == 0 for item in tried):
             self._count(now, bits)
 
-    def failed(self, retryable: bool, now: float, bits: int) -> float | None:
-        """Take a failure of the sink; return when it is sent to again, None if trying again is of no use."""
+    def note_failure(self, retryable: bool, now: float, bits: int) -> float | None:
+        """Note a failure of the sink; return when to send to it again, None if a retry is of no use."""
         if not retryable:
-            self.breaker.succeeded()
+            self.breaker.note_success()
             return None
         self.pause(now, bits)
         self._count(now, bits)
         return self.paused_until
 
     def pause(self, now: float, bits: int) -> float:
-        """Let the line pause, longer each time, and return until when."""
+        """Pause the queue, longer each time, and return until when."""
         self._failures += 1
-        self.paused_until = now + self._limits.backoff.delay(self._failures, bits)
+        self.paused_until = now + self._limits.backoff.compute_delay(self._failures, bits)
         return self.paused_until
 
     def doubt(self, batch: Sequence[Item[Any, Any]]) -> None:
-        """Take that a call raised over several items, of which one may be at fault."""
+        """Note that a call for several items raised, one of which may be at fault."""
         for item in batch:
             self._witnesses.doubt(item)
 
     def blames(self, item: Item[Any, Any], fault: Fault) -> bool:
-        """Tell whether an item at which a call raised alone is at fault, and not the sink."""
-        return self._witnesses.guilty(item, fault)
+        """Return whether an item is at fault, and not the sink, after a call with that item alone raised."""
+        return self._witnesses.judge_alone(item, fault)
 
     def _count(self, now: float, bits: int) -> None:
-        if self.breaker.failed(now, bits) is not BreakerState.CLOSED:
-            self._witnesses.sink_failed()
+        if self.breaker.note_failure(now, bits) is not BreakerState.CLOSED:
+            self._witnesses.note_sink_failure()
         if self.breaker.until is not None:
             self.paused_until = max(self.paused_until, self.breaker.until)

@@ -1,21 +1,21 @@
-"""Which rows go together in one SQL statement, and what that statement says.
+"""Groups rows into SQL statements, and builds those statements.
 
-Theory of operation. A row has a shape (operation, table, columns) and its values; rows of one shape that are adjacent
-share a statement. Where the types of all its parameters have arrays that can be taken apart again, several rows are one
-array per parameter: that statement is short, and the same for any number of rows. Else they are a group of parameters
-each, and their number is a power of two. Either way there are few statements per shape, so that client and server can
-keep them prepared. An update or delete of several rows joins the table with a list of them. Groups of parameters begin
-there with a row of NULLs taken from the table itself, which gives each column its type and matches nothing.
-Keys that differ here may be one to the database (a uuid in capitals, a padded char, citext): the list's rows are
-numbered, and of those that the database finds equal the last one is joined.
+Theory of operation. A row has a shape (operation, table, columns) and its values; adjacent rows of one shape share a
+statement. Where all its parameters have types whose arrays can be unnested again, several rows are sent as one array
+per parameter: that statement is short, and the same for any number of rows. Otherwise each row is a group of
+parameters, and the number of rows is a power of two. Either way there are few statements per shape, so that client and
+server can keep them prepared. An update or delete of several rows joins the table with a list of them. A list of
+parameter groups begins with a row of NULLs taken from the table itself, which gives each column its type and matches
+nothing. Keys that differ here may be equal to the database (a uuid in capitals, a padded char, citext): the list's rows
+are numbered, and of those that the database finds equal the last one is joined.
 
 Invariants, each a property test:
 1. The ranges cover all rows, in order, without overlap; the rows of a range have one shape.
 2. No statement of several rows has more parameters than `MAX_PARAMETERS`, nor the same conflict key twice.
-3. Rows in one statement do what they would do one after the other: an update that changes a column it looks for goes
-   alone, and of several updates of one row the last one wins.
-4. Names come into a statement only if they are identifiers, and in quotes; statements of the configuration are sent as
-   they are.
+3. Rows in one statement have the same effect as one after the other: an update that changes a column of its own
+   condition goes alone, and of several updates of one row the last one wins.
+4. Only identifiers are inserted into a statement, and in quotes; statements from the configuration are sent as they
+   are.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-#: Of several rows in one statement without arrays. The protocol has 32,767; longer statements are no faster, and each
-#: is kept by the client and by every server process.
+#: The most parameters of a statement for several rows without arrays. The protocol allows 32,767, but longer statements
+#: are no faster, and each is kept by the client and by every server process.
 MAX_PARAMETERS = 2_048
-#: Types of parameters whose arrays have one element per row, in whatever form a value comes.
+#: Parameter types whose arrays have one element per row, whatever the value.
 ARRAY_TYPES = frozenset(
     {
         *("bool", "int2", "int4", "int8", "float4", "float8", "numeric", "text", "varchar", "bpchar", "bytea", "uuid"),
         *("date", "time", "timetz", "timestamp", "timestamptz", "interval", "json", "jsonb"),
     }
 )
-#: Sent as text and cast: their values may be lists, which would be taken apart with the array.
+#: Sent as text and cast: their values may be lists, which would be unnested with the array.
 JSON_TYPES = frozenset({"json", "jsonb"})
-#: Statements that are kept as text; each is no longer than a few thousand parameters or one row's columns.
+#: How many statements are cached as text; none is longer than a few thousand parameters or the columns of one row.
 _KEPT = 512
-#: PostgreSQL cuts longer names off, and would find something else.
+#: PostgreSQL truncates longer names, and might find another table or column.
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,62}")
 
 
@@ -61,12 +61,12 @@ class Shape:
 
     Attributes:
         operation: What is done.
-        table: `table` or `schema.table`; of a statement of the configuration its name.
+        table: `table` or `schema.table`; for a statement from the configuration, its name.
         columns: The columns, or the statement's parameters, that get values, in the order of the values.
-        conflict: The columns that decide whether a row is there already.
-        where: The columns that an update or delete looks for; their values follow those of `columns`.
-        nulls: The columns that have to be NULL; they have no values.
-        sql: A statement of the configuration.
+        conflict: The columns that decide whether a row exists already.
+        where: The columns in the condition of an update or delete; their values follow those of `columns`.
+        nulls: The columns that must be NULL; they have no values.
+        sql: The text of a statement from the configuration.
     """
 
     operation: Operation
@@ -78,45 +78,45 @@ class Shape:
     sql: str = ""
 
     def __post_init__(self) -> None:
-        """Check the names and what belongs together.
+        """Check the names, and that the parts fit together.
 
         Raises:
-            ValueError: A name is not an identifier, or the parts do not fit each other.
+            ValueError: A name is not an identifier, or the parts do not fit together.
         """
         if not all(_NAME.fullmatch(part) for part in self.table.split(".", 1)):
             raise ValueError(
-                f"table {_shown(self.table)} is no name of a table: letters, digits and _ are allowed, not first a "
-                "digit, up to 63 of them, and one schema before a dot"
+                f"table {_abbreviate(self.table)} is not a valid table name: up to 63 letters, digits and _ are "
+                "allowed, not starting with a digit, with an optional schema and a dot before them"
             )
         for name in (*self.columns, *self.conflict, *self.where, *self.nulls):
             if not isinstance(name, str) or not _NAME.fullmatch(name):
                 raise ValueError(
-                    f"column {_shown(name)} of {self.table} is no name of a column: letters, digits and _ are "
-                    "allowed, not first a digit, up to 63 of them"
+                    f"column {_abbreviate(name)} of {self.table} is not a valid column name: up to 63 letters, digits "
+                    "and _ are allowed, not starting with a digit"
                 )
-        if problem := self._problem():
+        if problem := self._find_problem():
             raise ValueError(f"{self.operation} of {self.table}: {problem}")
 
-    def _problem(self) -> str | None:
+    def _find_problem(self) -> str | None:
         if self.operation is Operation.STATEMENT:
             return None
         if self.operation in (Operation.UPDATE, Operation.DELETE):
-            return self._problem_of_change()
+            return self._find_change_problem()
         if not self.columns:
-            return "data has no column"
+            return "data has no columns"
         if self.where or self.nulls:
-            return "where is for updates and deletes"
+            return "where is only for updates and deletes"
         if self.operation is Operation.UPSERT and not self.conflict:
-            return "an upsert needs the columns that decide whether the row is there: conflict"
+            return "an upsert needs conflict: the columns that decide whether the row exists"
         missing = [name for name in self.conflict if name not in self.columns]
         return f"data has no {', '.join(missing)}, which conflict names" if missing else None
 
-    def _problem_of_change(self) -> str | None:
+    def _find_change_problem(self) -> str | None:
         if self.conflict:
-            return f"it takes where, not conflict; conflict is for {Operation.INSERT} and {Operation.UPSERT}"
+            return f"it needs where, not conflict; conflict is for {Operation.INSERT} and {Operation.UPSERT}"
         if bool(self.columns) is (self.operation is Operation.DELETE):
-            return "data has no column" if self.operation is Operation.UPDATE else "it takes where, and no data"
-        return None if self.where or self.nulls else "without where it would concern every row"
+            return "data has no columns" if self.operation is Operation.UPDATE else "it needs where, not data"
+        return None if self.where or self.nulls else "without where it would affect every row"
 
     @property
     def parameters(self) -> int:
@@ -125,7 +125,7 @@ class Shape:
 
     @property
     def batchable(self) -> bool:
-        """Whether several rows in one statement do what they would do one after the other."""
+        """Whether several rows in one statement have the same effect as one after the other."""
         if self.operation is Operation.UPDATE:
             return bool(self.where) and not set(self.columns) & {*self.where, *self.nulls}
         return self.operation is not Operation.DELETE or bool(self.where)
@@ -135,10 +135,10 @@ class Row(NamedTuple):
     """One row for a statement.
 
     Attributes:
-        shape: What it has in common with others.
-        values: Its values, as the shape says.
-        key: Equal for rows that concern the same row of the table; None: no such thing is known.
-        nested: Whether a value is not a scalar: a list, say, which an array would be mixed up with.
+        shape: What it has in common with other rows of its statement.
+        values: Its values, in the order of the shape.
+        key: Equal for rows that affect the same row of the table; None: unknown.
+        nested: Whether a value is not a scalar but a list, say, which would be unnested with an array of values.
     """
 
     shape: Shape
@@ -161,7 +161,7 @@ def group_rows(rows: Sequence[Row]) -> Iterator[tuple[int, int]]:
                 yield first, index
             first, shape = index, row_shape
             together = shape.batchable
-            # Statements of the configuration are carried out one by one, if in one go.
+            # Statements from the configuration are executed one by one, though in one round trip.
             apart = shape.operation is not Operation.STATEMENT
             keys = set()
         if key is not None:
@@ -197,9 +197,9 @@ def build_statement(shape: Shape, count: int) -> str:
     table = _quote_table(shape)
     if shape.operation in (Operation.INSERT, Operation.UPSERT):
         head = f"INSERT INTO {table} ({_list_names(shape.columns)}) VALUES "  # noqa: S608 - names are identifiers
-        return head + _group_parameters(shape, count) + _on_conflict(shape)
+        return head + _group_parameters(shape, count) + _build_conflict_clause(shape)
     if count > 1:
-        # A column can be both set and looked for only in statements of one row, so the names are distinct here.
+        # Only a statement for one row may both set a column and have it in its condition, so these names are distinct.
         names = (*shape.columns, *shape.where)
         types = ", ".join(f'(NULL::{table})."{name}"' for name in names)
         values = _group_parameters(shape, count, numbered=True)
@@ -217,8 +217,8 @@ def build_array_statement(shape: Shape, types: tuple[str, ...]) -> str:
     """Return the SQL for any number of rows of a shape, with one array per parameter.
 
     Args:
-        shape: Of an insert, upsert, update or delete that is batchable.
-        types: The types of its parameters, of `ARRAY_TYPES`.
+        shape: The shape of a batchable insert, upsert, update or delete.
+        types: The types of its parameters, all in `ARRAY_TYPES`.
 
     Example:
         >>> build_array_statement(Shape(Operation.INSERT, "t", ("id", "j")), ("int4", "jsonb"))
@@ -233,7 +233,7 @@ def build_array_statement(shape: Shape, types: tuple[str, ...]) -> str:
             for name, kind in zip(names, types, strict=True)
         )
         head = f"INSERT INTO {_quote_table(shape)} ({_list_names(names)}) SELECT {cast} FROM "  # noqa: S608 - the same
-        return f"{head}unnest({arrays}) AS rows ({_list_names(names)}){_on_conflict(shape)}"
+        return f"{head}unnest({arrays}) AS rows ({_list_names(names)}){_build_conflict_clause(shape)}"
     rows = f"unnest({arrays}) WITH ORDINALITY AS rows ({_number_names(names)})"
     cast = ", ".join(
         f'"{name}"::pg_catalog."{kind}" AS "{name}"' if kind in JSON_TYPES else f'"{name}"'
@@ -243,7 +243,7 @@ def build_array_statement(shape: Shape, types: tuple[str, ...]) -> str:
 
 
 def _join_rows(shape: Shape, rows: str) -> str:
-    """Return an update or delete by a list of rows, which are numbered."""
+    """Return an update or delete that joins the table with a list of numbered rows."""
     keys = _list_names(shape.where)
     given = f'(SELECT DISTINCT ON ({keys}) * FROM {rows} ORDER BY {keys}, "#" DESC) AS given'  # noqa: S608 - the same
     tests = [f'there."{name}" = given."{name}"' for name in shape.where]
@@ -255,7 +255,7 @@ def _join_rows(shape: Shape, rows: str) -> str:
 
 
 def _number_names(names: Sequence[str]) -> str:
-    # No column can be called "#", so the rows' numbers cannot clash.
+    # A column cannot be named "#", so the row numbers cannot clash with one.
     return f'{_list_names(names)}, "#"'
 
 
@@ -263,7 +263,7 @@ def _quote_table(shape: Shape) -> str:
     return ".".join(f'"{part}"' for part in shape.table.split("."))
 
 
-def _on_conflict(shape: Shape) -> str:
+def _build_conflict_clause(shape: Shape) -> str:
     if not shape.conflict:
         return ""
     changes = [name for name in shape.columns if name not in shape.conflict]
@@ -273,7 +273,7 @@ def _on_conflict(shape: Shape) -> str:
     return f" ON CONFLICT ({_list_names(shape.conflict)}) DO UPDATE SET {assigned}"
 
 
-def _shown(name: object) -> str:
+def _abbreviate(name: object) -> str:
     text = repr(name)
     return text if len(text) <= 100 else f"{text[:100]}..."
 

@@ -1,16 +1,16 @@
-"""One transaction's course: which call comes next, how it ends, and whose fault it was when it had to be aborted.
+"""The course of one transaction: which call comes next, how it ends, and which result is to blame for an abort.
 
-The rules of a transactional producer: what can be tried again is the very same call, until it is answered; what
-requires an abort is aborted, and everything of the transaction offered again; what is fatal ends the producer, and
-with it the engine.
+The rules of a transactional producer: after a retryable error the very same call is repeated until it is answered;
+after an abortable error the transaction is aborted, and everything in it is offered again; a fatal error ends the
+producer, and with it the engine.
 
 A lane may be given up while its transaction is open: another member of the group owns it, or soon will, and reads from
-the last committed offset. Once brokers have accepted the lane's offset, the next owner has to wait for the end of this
-transaction, so it may be committed. Before that it has to be aborted, because the next owner does the same work.
+the last committed offset. Once the brokers have accepted the lane's offset, the next owner has to wait for the end of
+this transaction, so it may be committed. Before that it must be aborted, because the next owner does the same work.
 
-Invariants: after `COMMIT` or `ABORT` was called, no other call follows but the same again; only one that was answered
-ends a transaction; a transaction of which a lane was given up before its offsets were accepted is never committed; a
-result is blamed only if it failed alone, since a broker refuses the whole batch it travelled in.
+Invariants: after `COMMIT` or `ABORT` was called, only the same call may follow; only a call that was answered ends a
+transaction; a transaction is never committed if one of its lanes was given up before its offsets were accepted; a
+result is blamed only if it failed alone, since a broker refuses the whole batch that contains it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LaneT = TypeVar("LaneT", bound=Hashable)
 
 
 class Call(enum.Enum):
-    """What is asked of the producer, in this order; `ABORT` instead of the rest."""
+    """A call to the producer, in this order; `ABORT` replaces the rest."""
 
     BEGIN = "begin"
     SEND = "send"
@@ -33,7 +33,7 @@ class Call(enum.Enum):
 
 
 class TransactionAnswer(enum.Enum):
-    """What it says."""
+    """How the producer answered a call."""
 
     DONE = "done"
     AGAIN = "again"
@@ -76,13 +76,13 @@ def choose_next(call: Call, answer: TransactionAnswer) -> Call | End:
     return End.FATAL
 
 
-def given_up(call: Call) -> Call | End:
+def choose_next_given_up(call: Call) -> Call | End:
     """Return what follows when a lane is given up while this call is next, or has to be repeated.
 
     Example:
-        >>> given_up(Call.OFFSETS)
+        >>> choose_next_given_up(Call.OFFSETS)
         <Call.ABORT: 'abort'>
-        >>> given_up(Call.COMMIT)
+        >>> choose_next_given_up(Call.COMMIT)
         <Call.COMMIT: 'commit'>
     """
     if call is Call.BEGIN:
@@ -96,16 +96,16 @@ class Transaction(Generic[LaneT]):
     Attributes:
         call: The call to make, or to repeat.
         lanes: The lanes it has offsets of.
-        offsets: What it commits, and what its end is reported for: without the lanes that were forgotten.
+        offsets: The offsets it commits, and for which its end is reported: without the lanes that were forgotten.
 
     Example:
         >>> transaction = Transaction({"a": 10, "b": 20})
-        >>> transaction.answered(TransactionAnswer.DONE), transaction.call
+        >>> transaction.note_answer(TransactionAnswer.DONE), transaction.call
         (None, <Call.SEND: 'send'>)
         >>> transaction.give_up({"b"}), transaction.call
         (None, <Call.ABORT: 'abort'>)
         >>> transaction.forget({"b"})
-        >>> transaction.answered(TransactionAnswer.DONE), transaction.offsets
+        >>> transaction.note_answer(TransactionAnswer.DONE), transaction.offsets
         (<End.ABORTED: 'aborted'>, {'a': 10})
     """
 
@@ -117,20 +117,20 @@ class Transaction(Generic[LaneT]):
         self.lanes = frozenset(offsets)
         self.offsets = dict(offsets)
 
-    def answered(self, answer: TransactionAnswer) -> End | None:
-        """Take the answer to `call`; return how the transaction ended, if it did."""
+    def note_answer(self, answer: TransactionAnswer) -> End | None:
+        """Note the answer to `call`; return how the transaction ended, if it did."""
         return self._go_on(choose_next(self.call, answer))
 
     def holds(self, lanes: Collection[LaneT]) -> bool:
-        """Tell whether it has offsets of any of these lanes."""
+        """Return whether it has offsets of any of these lanes."""
         return not self.offsets.keys().isdisjoint(lanes)
 
     def give_up(self, lanes: Collection[LaneT]) -> End | None:
         """Note that lanes belong, or soon will, to another member; return how the transaction ended, if it did."""
-        return self._go_on(given_up(self.call)) if self.holds(lanes) else None
+        return self._go_on(choose_next_given_up(self.call)) if self.holds(lanes) else None
 
     def forget(self, lanes: Collection[LaneT]) -> None:
-        """Leave lanes out of what its end is reported for: they may be owned again by then, with other work."""
+        """Do not report the end for these lanes: they may be owned again by then, with other work."""
         for lane in lanes:
             self.offsets.pop(lane, None)
 
@@ -142,38 +142,38 @@ class Transaction(Generic[LaneT]):
 
 
 class Fence(enum.Enum):
-    """What it means that the brokers take nothing more from this producer."""
+    """Why the brokers fenced this producer."""
 
     REPLACED = "replaced"
     EXPIRED = "expired"
 
 
 def judge_fence(open_seconds: float, timeout_seconds: float) -> Fence:
-    """Tell a producer that another one replaced from one whose transaction the brokers gave up for its age.
+    """Return whether a fenced producer was replaced by another one, or its transaction timed out at the brokers.
 
     Args:
         open_seconds: How long its transaction was open.
-        timeout_seconds: After how long brokers give one up. Their clocks and the way there count too, so nine tenths
-            of it are taken for it.
+        timeout_seconds: The transaction timeout. Clocks differ and requests take time, so nine tenths of it count as
+            all of it.
     """
     return Fence.EXPIRED if open_seconds >= 0.9 * timeout_seconds else Fence.REPLACED
 
 
 class RecordVerdict(enum.Enum):
-    """What becomes of a result that the brokers will not take."""
+    """What becomes of a result that the brokers rejected."""
 
     ALONE = "alone"
     REFUSED = "refused"
 
 
 def judge_records(alone: Sequence[bool]) -> list[RecordVerdict]:
-    """Judge the results of one aborted transaction that brokers refused for what they are.
+    """Judge the results of one aborted transaction that the brokers rejected for their content.
 
     Args:
         alone: For each of them, whether it was sent in a batch of its own.
 
     Returns:
-        For each: it is refused for good, or has to be sent alone to find out.
+        For each, whether it is refused permanently, or has to be sent alone to find out.
 
     Example:
         >>> judge_records([False, False])

@@ -1,1 +1,1 @@
-"""What decides inside one pipeline engine: windows, tasks, backpressure, order, the brake."""
+"""The decisions of one pipeline engine: windows, tasks, backpressure, order, the brake."""

@@ -1,13 +1,12 @@
-"""The graph message <-> task of one window: what is complete, and when.
+"""The graph of the messages and tasks of one window: what is complete, and when.
 
-Messages are the indexes 0..size-1 of the window, tasks are keys. Per message: first its tasks end
-(`MessageComplete`, the message hook is due), then the hook ends, and when no delivery is held for it either,
-it leaves the pipeline (`MessageResolved`). Once all hooks ended, the window's own hook is due
-(`WindowComplete`).
+Messages are the indexes 0..size-1 of the window, tasks are keys. For each message, first its tasks end
+(`MessageComplete`: the message hook is due), then the hook ends, and once no delivery holds it either, it leaves the
+pipeline (`MessageResolved`). Once all message hooks have ended, the window's own hook is due (`WindowComplete`).
 
-Invariants: each effect comes exactly once per message or window; `MessageResolved` never before all of the
-message's tasks are terminal, its hook is done and every hold is released; late, unknown and repeated inputs
-change nothing.
+Invariants: each effect occurs exactly once per message or window; `MessageResolved` never occurs before all of the
+message's tasks are terminal, its hook is done and every hold is released; late, unknown and repeated inputs change
+nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class MessageResolved:
 
 @dataclass(frozen=True, slots=True)
 class WindowComplete:
-    """All messages had their hooks: the window's hook is due."""
+    """All message hooks have ended: the window's hook is due."""
 
 
 Effect = MessageComplete | MessageResolved | WindowComplete
@@ -50,7 +49,7 @@ class _Stage(enum.IntEnum):
     RESOLVED = 3
 
 
-# Plain integers: reading a member of an IntEnum costs more than all the rest of a step.
+# Plain integers: access to a member of an IntEnum costs more than the rest of a step.
 _TASKS, _HOOK, _HOLDS, _RESOLVED = (int(stage) for stage in _Stage)
 
 
@@ -62,13 +61,13 @@ class Arrangement:
 
     Example:
         >>> window = Arrangement(2)
-        >>> window.arranged([("task", [0])])
+        >>> window.set_tasks([("task", [0])])
         [MessageComplete(index=1)]
-        >>> window.task_done("task")
+        >>> window.note_task_done("task")
         [MessageComplete(index=0)]
-        >>> window.message_hook_done(0)
+        >>> window.note_hook_done(0)
         [MessageResolved(index=0)]
-        >>> window.message_hook_done(1)
+        >>> window.note_hook_done(1)
         [MessageResolved(index=1), WindowComplete()]
     """
 
@@ -85,17 +84,17 @@ class Arrangement:
         #: The messages of each task that is not terminal.
         self._tasks: dict[Hashable, Sequence[int]] = {}
 
-    def arranged(self, tasks: Iterable[tuple[Hashable, Sequence[int]]]) -> list[Effect]:
-        """Take the tasks of the window.
+    def set_tasks(self, tasks: Iterable[tuple[Hashable, Sequence[int]]]) -> list[Effect]:
+        """Set the tasks of the window, once.
 
         Args:
-            tasks: Key and indexes of the messages that each works for; no index means every message.
+            tasks: The key of each task, and the indexes of its messages; no index means every message.
 
         Returns:
             `MessageComplete` for each message without a task.
 
         Raises:
-            InvariantError: A key comes twice, or the window was arranged before.
+            InvariantError: Two tasks have the same key, or the window was arranged before.
         """
         if self._arranged:
             raise InvariantError("a window was arranged twice")
@@ -112,8 +111,8 @@ class Arrangement:
             effects.append(WindowComplete())
         return effects
 
-    def task_done(self, key: Hashable) -> list[Effect]:
-        """Note that a task is terminal, well or not."""
+    def note_task_done(self, key: Hashable) -> list[Effect]:
+        """Note that a task is terminal, whether it succeeded or failed."""
         effects: list[Effect] = []
         left = self._tasks_left
         for index in self._tasks.pop(key, ()):
@@ -123,13 +122,13 @@ class Arrangement:
         return effects
 
     def replace(self, key: Hashable, replacements: Sequence[Hashable]) -> list[Effect]:
-        """Let other tasks work for the messages of a task, which is terminal by that; with none, it is done.
+        """Replace a task, which makes it terminal, by other tasks for the same messages; without any, it is done.
 
         Raises:
             InvariantError: A replacement has the key of a task that is not terminal.
         """
         if not replacements:
-            return self.task_done(key)
+            return self.note_task_done(key)
         indexes = self._tasks.pop(key, None)
         if indexes is None:
             return []
@@ -141,7 +140,7 @@ class Arrangement:
             self._tasks_left[index] += len(replacements) - 1
         return []
 
-    def message_hook_done(self, index: int) -> list[Effect]:
+    def note_hook_done(self, index: int) -> list[Effect]:
         """Note that the message hook of a complete message has run, or that there is none."""
         if self._stages[index] != _HOOK:
             return []
@@ -157,12 +156,12 @@ class Arrangement:
         return effects
 
     def hold(self, indexes: Iterable[int]) -> None:
-        """Keep messages from being resolved until as many `release`: a delivery is open for them."""
+        """Keep messages from being resolved until `release` is called as often: a delivery of theirs is open."""
         for index in indexes:
             self._holds[index] += 1
 
     def release(self, indexes: Iterable[int]) -> list[Effect]:
-        """Take one hold off each of these messages."""
+        """Release one hold of each of these messages."""
         effects: list[Effect] = []
         holds = self._holds
         for index in indexes:
@@ -173,8 +172,8 @@ class Arrangement:
                     effects.append(MessageResolved(index))
         return effects
 
-    def indexes_of(self, key: Hashable) -> Sequence[int]:
-        """Return the messages that a task works for; none once it is terminal."""
+    def find_indexes(self, key: Hashable) -> Sequence[int]:
+        """Return the messages of a task; none once it is terminal."""
         return self._tasks.get(key, ())
 
     def _complete(self, index: int) -> MessageComplete:

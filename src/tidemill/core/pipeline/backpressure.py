@@ -1,14 +1,13 @@
-"""Backpressure: how many messages of each partition may be in hand.
+"""Backpressure: how many messages of each partition may be in flight.
 
-The limits are totals of an engine; each assigned lane has its share of them, and only its own share decides
-whether it is paused: one lane never pauses another. A lane is paused when its share of messages or of bytes
-is in hand, when its share of results waits for sinks, or when too many of its messages are not committed. It
-then stays paused until its messages in hand fell to the low mark and nothing else is at its limit, so that it
-goes on with a good many at once.
+The limits are totals per engine; each assigned lane has its share of them, and only its own share decides whether it is
+paused: one lane never pauses another. A lane is paused when its share of messages or of bytes is in flight, when its
+share of results waits for sinks, or when too many of its messages are uncommitted. It then stays paused until its
+messages in flight fall to the low mark and nothing else is at its limit, so that it continues with many at once.
 
-Invariants: what is handed over within `room` never takes a lane above its high mark or `max_uncommitted`; a
-lane with nothing in hand and nothing uncommitted has room. Messages that wait for others (`waits`) are not in the high
-mark.
+Invariants: messages handed over within `find_room` never take a lane above its high mark or `max_uncommitted`; a lane
+with nothing in flight and nothing uncommitted has room. Messages that wait for others (`note_waiting`) do not count
+against the high mark.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ LaneT = TypeVar("LaneT", bound=Hashable)
 
 
 class _Load:
-    """What one lane has in hand."""
+    """What one lane has in flight."""
 
     __slots__ = ("count", "paused", "size_bytes", "uncommitted")
 
@@ -36,11 +35,11 @@ class Backpressure(Generic[LaneT]):
 
     Args:
         high: Messages with unfinished task work at which an engine with one lane is paused.
-        low: Messages at which it goes on.
+        low: Messages at which it resumes.
         window_size: A lane's high mark is never below this, or a window could not fill.
-        max_bytes: Bytes in hand of the whole engine.
-        max_uncommitted: Messages in hand and not committed, per lane.
-        max_undelivered: Results that wait for sinks, of the whole engine; a lane's share is never below a window.
+        max_bytes: Bytes in flight in the whole engine.
+        max_uncommitted: Messages in flight or not yet committed, per lane.
+        max_undelivered: Results in the whole engine that wait for sinks; a lane's share is never below a window.
     """
 
     __slots__ = (
@@ -73,8 +72,8 @@ class Backpressure(Generic[LaneT]):
     def _share(self) -> None:
         lanes = len(self._loads) or 1
         self._high_mark = max(self._window_size, self._high // lanes)
-        # The low mark keeps its ratio to the high one: with many lanes, a plain share of it would be 0, and
-        # one slow message would hold its whole lane.
+        # The low mark keeps its ratio to the high mark: with many lanes, a plain share of it would be 0, and one slow
+        # message would hold up its whole lane.
         self._low_mark = min(self._high_mark * self._low // self._high, self._high_mark - 1)
         self._max_lane_bytes = max(1, self._max_bytes // lanes)
         self._max_lane_undelivered = max(self._window_size, self._max_undelivered // lanes)
@@ -85,61 +84,61 @@ class Backpressure(Generic[LaneT]):
         return len(self._loads)
 
     def assign(self, lane: LaneT) -> None:
-        """Take a lane on, with nothing in hand."""
+        """Add a lane, with nothing in flight."""
         self._loads[lane] = _Load()
         self._share()
 
     def revoke(self, lane: LaneT) -> None:
-        """Give a lane up; what is reported about it later changes nothing."""
+        """Remove a lane; later reports about it change nothing."""
         self._loads.pop(lane, None)
         self._share()
 
-    def handed(self, lane: LaneT, count: int, size_bytes: int) -> None:
+    def note_handed_over(self, lane: LaneT, count: int, size_bytes: int) -> None:
         """Count messages that were handed over."""
         load = self._loads.get(lane)
         if load is not None:
             load.count += count
             load.size_bytes += size_bytes
             load.uncommitted += count
-            # Remember now that a limit was met: nobody may ask for room before it is left behind again.
-            if self._left(load) <= 0:
+            # Pause now: `find_room` may not be called again before the load has fallen below the limit.
+            if self._count_left(load) <= 0:
                 load.paused = True
 
-    def finished(self, lane: LaneT, count: int, size_bytes: int) -> None:
-        """Count messages whose task work is over, and bytes that were let go."""
+    def note_finished(self, lane: LaneT, count: int, size_bytes: int) -> None:
+        """Count messages whose task work is over, and bytes that were freed."""
         load = self._loads.get(lane)
         if load is not None:
             load.count -= count
             load.size_bytes -= size_bytes
 
-    def waits(self, lane: LaneT, count: int) -> None:
-        """Count messages that began to wait for others, or with a negative count ceased to.
+    def note_waiting(self, lane: LaneT, count: int) -> None:
+        """Count messages that began to wait for others, or, with a negative count, stopped waiting.
 
-        While they wait they count against `max_uncommitted` and the bytes only. Those that cease to may take a lane
-        above its high mark; it is paused then.
+        While they wait they count only against `max_uncommitted` and the bytes. When they stop, they may take the lane
+        above its high mark; it is then paused.
         """
         load = self._loads.get(lane)
         if load is not None:
             load.count -= count
 
-    def committed(self, lane: LaneT, count: int) -> None:
-        """Count messages that a commit passed."""
+    def note_committed(self, lane: LaneT, count: int) -> None:
+        """Count messages that were committed."""
         load = self._loads.get(lane)
         if load is not None:
             load.uncommitted -= count
 
-    def room(self, lane: LaneT, more_bytes: int = 0, undelivered: int = 0) -> int:
+    def find_room(self, lane: LaneT, more_bytes: int = 0, undelivered: int = 0) -> int:
         """Return how many messages of a lane may be handed over now; 0 while it is paused.
 
         Args:
             lane: The lane.
-            more_bytes: What it has in hand besides messages.
-            undelivered: Its results that wait for sinks.
+            more_bytes: The bytes it has in flight besides its messages.
+            undelivered: How many of its results wait for sinks.
         """
         load = self._loads.get(lane)
         if load is None:
             return 0
-        left = min(self._left(load, more_bytes), self._max_lane_undelivered - undelivered)
+        left = min(self._count_left(load, more_bytes), self._max_lane_undelivered - undelivered)
         if left <= 0:
             load.paused = True
             return 0
@@ -148,7 +147,7 @@ class Backpressure(Generic[LaneT]):
         load.paused = False
         return left
 
-    def _left(self, load: _Load, more_bytes: int = 0) -> int:
+    def _count_left(self, load: _Load, more_bytes: int = 0) -> int:
         if load.size_bytes + more_bytes >= self._max_lane_bytes:
             return 0
         return min(self._high_mark - load.count, self._max_uncommitted - load.uncommitted)

@@ -1,16 +1,16 @@
-"""The brake: when too many messages fail, nothing more is taken, and what failed is held instead of dead-lettered.
+"""The brake: when too many messages fail, no more are taken, and failures are held instead of dead-lettered.
 
-A broken deployment fails everything; dead-lettering all of it would empty the topic. So the last `WINDOW` finished
-messages are looked at, once there are `LEAST`: if the share of failed ones is beyond the limit, the brake is *on*.
-While it is on, every failure is held as a *case*: what there is to run again, or to write as a dead letter. Every
-`TRIAL_SECONDS` the held message whose turn it is, is tried: all its cases are run again. If it fails again, it goes to
-the end of the line; if it ends well, the brake is off, the count starts over and every other case is run again. With
-nothing held (its partitions were given up, say), one new message is taken to be tried. A user may release the brake:
-then what is held is dead-lettered, and the count starts over.
+A broken deployment fails every message; dead-lettering all of them would empty the topic. So the last `WINDOW` finished
+messages are examined, once there are `LEAST`: if the share of failed ones exceeds the limit, the brake is *on*. While
+it is on, every failure is held as a *case*: something to be run again, or written as a dead letter. Every
+`TRIAL_SECONDS` the next held message is tried: all its cases are run again. If it fails again, it goes to the end of
+the queue; if it succeeds, the brake is off, the count starts over and every other case is run again. If nothing is held
+(because its partitions were given up, say), one new message is taken as the trial. A user may release the brake: then
+what is held is dead-lettered, and the count starts over.
 
-Invariants: each case is in the end run again, written or abandoned with its partition, and only one of these per
-failure; nothing is written while the brake is on; nothing is held while it is off; while it is on, a next trial is due.
-Each step is O(1) but for what it returns; memory is O(held).
+Invariants: each case is finally run again, written, or abandoned with its partition, and only one of these per failure;
+nothing is written while the brake is on; nothing is held while it is off; while it is on, a next trial is due. Each
+step is O(1) except for what it returns; memory is O(held).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Generic, TypeVar
 LaneT = TypeVar("LaneT", bound=Hashable)
 CaseT = TypeVar("CaseT")
 
-#: How many finished messages are looked at, and how many there have to be.
+#: How many finished messages are examined, at most and at least.
 WINDOW = 200
 LEAST = 50
 #: How often a message is tried while the brake is on.
@@ -42,19 +42,19 @@ class Off:
 
 @dataclass(frozen=True, slots=True)
 class TakeOne:
-    """Take one new message, and tell it by `taken`: it is the next to be tried."""
+    """Take one new message and report it with `note_taken`: it is the next trial."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hold(Generic[CaseT]):
-    """Keep this case: it is neither written nor run until one of these is said."""
+    """Keep this case, neither written nor run, until `Again` or `Write` names it."""
 
     case: CaseT
 
 
 @dataclass(frozen=True, slots=True)
 class Again(Generic[CaseT]):
-    """Run this case again, which was held."""
+    """Run this case again; it was held."""
 
     case: CaseT
 
@@ -74,11 +74,11 @@ class Standing:
     """Why the brake is on.
 
     Attributes:
-        failed: How many of the messages that were looked at had failed.
-        of: How many these were.
-        cause: What most of them failed with.
-        times: How often that was.
-        last: What the last failure said.
+        failed: How many of the examined messages failed.
+        of: How many were examined.
+        cause: The most frequent cause.
+        times: How many of them failed with it.
+        last: The text of the last failure.
         held: How many messages are held.
     """
 
@@ -91,23 +91,23 @@ class Standing:
 
 
 class Brake(Generic[LaneT, CaseT]):
-    """The brake of one engine. A message is its lane and its number there.
+    """The brake of one engine. A message is given as its lane and its number there.
 
     Args:
         max_ratio: The share of failed messages beyond which it is on.
 
     Example:
-        >>> brake: Brake[str, str] = Brake(0.5)
+        >>> brake: Brake[str, int] = Brake(0.5)
         >>> for n in range(49):
-        ...     assert brake.failed(("lane", n), "no disk", n) == [Write(n)]
-        ...     assert brake.finished(("lane", n), "exit code 1", 0.0) == []
-        >>> brake.finished(("lane", 49), "exit code 1", 0.0)
+        ...     assert brake.note_failure(("lane", n), "no disk", n) == [Write(n)]
+        ...     assert brake.note_finished(("lane", n), "exit code 1", 0.0) == []
+        >>> brake.note_finished(("lane", 49), "exit code 1", 0.0)
         [On()]
-        >>> brake.failed(("lane", 50), "no disk", 50)
+        >>> brake.note_failure(("lane", 50), "no disk", 50)
         [Hold(case=50)]
         >>> brake.tick(30.0)
         [Again(case=50)]
-        >>> brake.finished(("lane", 50), None, 31.0)
+        >>> brake.note_finished(("lane", 50), None, 31.0)
         [Off()]
     """
 
@@ -116,7 +116,7 @@ class Brake(Generic[LaneT, CaseT]):
     def __init__(self, max_ratio: float) -> None:
         """Start off, with nothing counted."""
         self._max_ratio = max_ratio
-        #: What each of the last messages failed with; None: it ended well.
+        #: The cause of failure of each of the last messages; None: it succeeded.
         self._causes: deque[str | None] = deque(maxlen=WINDOW)
         self._failed = 0
         self._last = ""
@@ -139,18 +139,18 @@ class Brake(Generic[LaneT, CaseT]):
         """How many messages are held."""
         return len(self._held)
 
-    def standing(self) -> Standing:
-        """Say what failed, and how often; O(`WINDOW`)."""
+    def summarize(self) -> Standing:
+        """Return what failed, and how often; O(`WINDOW`)."""
         causes = Counter(cause for cause in self._causes if cause is not None)
         ((cause, times),) = causes.most_common(1) or [("", 0)]
         return Standing(self._failed, len(self._causes), cause, times, self._last, len(self._held))
 
-    def failed(self, message: tuple[LaneT, int], text: str, case: CaseT) -> Sequence[Effect[CaseT]]:
-        """Take a failure that would be dead-lettered.
+    def note_failure(self, message: tuple[LaneT, int], text: str, case: CaseT) -> Sequence[Effect[CaseT]]:
+        """Note a failure that would be dead-lettered.
 
         Args:
             message: The message, or the first of several.
-            text: What was said.
+            text: The error.
             case: What to run again or to write; opaque.
         """
         self._last = text
@@ -160,21 +160,21 @@ class Brake(Generic[LaneT, CaseT]):
         self._held.setdefault(message, []).append(case)
         return [Hold(case)]
 
-    def finished(self, message: tuple[LaneT, int], cause: str | None, now: float) -> Sequence[Effect[CaseT]]:
-        """Count a finished message; one that was tried and ended well lets the brake off.
+    def note_finished(self, message: tuple[LaneT, int], cause: str | None, now: float) -> Sequence[Effect[CaseT]]:
+        """Count a finished message; a trial that succeeded turns the brake off.
 
         Args:
             message: The message.
-            cause: What failed of it, in a few words that are the same for equal failures; None: nothing did.
+            cause: Why it failed, in a few words that are the same for equal failures; None: it succeeded.
             now: The time.
         """
         if self._due is not None:
-            return self.succeeded(message) if cause is None else []
+            return self.note_success(message) if cause is None else []
         self._count(cause)
-        return self._judged(now)
+        return self._judge(now)
 
-    def spoiled(self, count: int, cause: str, now: float) -> Sequence[Effect[CaseT]]:
-        """Note that the hook of a window failed, of which this many messages were counted as ended well."""
+    def note_window_failure(self, count: int, cause: str, now: float) -> Sequence[Effect[CaseT]]:
+        """Note that the hook of a window failed after this many of its messages were counted as succeeded."""
         causes = self._causes
         for index in range(len(causes) - 1, -1, -1):
             if not count:
@@ -183,15 +183,15 @@ class Brake(Generic[LaneT, CaseT]):
                 causes[index] = cause
                 self._failed += 1
                 count -= 1
-        return self._judged(now) if self._due is None else []
+        return self._judge(now) if self._due is None else []
 
-    def succeeded(self, message: tuple[LaneT, int]) -> Sequence[Effect[CaseT]]:
-        """Let the brake off if this message was tried; count nothing."""
+    def note_success(self, message: tuple[LaneT, int]) -> Sequence[Effect[CaseT]]:
+        """Turn the brake off if this message was a trial; count nothing."""
         if message not in self._trials:
             return []
-        return [Off(), *(Again(case) for case in self._let_off())]
+        return [Off(), *(Again(case) for case in self._turn_off())]
 
-    def taken(self, message: tuple[LaneT, int]) -> None:
+    def note_taken(self, message: tuple[LaneT, int]) -> None:
         """Note which message was taken because of `TakeOne`."""
         self._trials.add(message)
 
@@ -207,18 +207,18 @@ class Brake(Generic[LaneT, CaseT]):
         return [Again(case) for case in self._held.pop(message)]
 
     def release(self) -> Sequence[Effect[CaseT]]:
-        """Let the brake off by a user's word: what is held becomes dead letters."""
+        """Turn the brake off at a user's request: what is held becomes dead letters."""
         if self._due is None:
             return []
-        return [Off(), *(Write(case) for case in self._let_off())]
+        return [Off(), *(Write(case) for case in self._turn_off())]
 
     def abandon(self, lane: LaneT) -> None:
-        """Forget what is held of a lane that was given up."""
+        """Forget the held cases of a lane that was given up."""
         for message in [message for message in self._held if message[0] == lane]:
             del self._held[message]
         self._trials = {message for message in self._trials if message[0] != lane}
 
-    def _judged(self, now: float) -> Sequence[Effect[CaseT]]:
+    def _judge(self, now: float) -> Sequence[Effect[CaseT]]:
         if len(self._causes) < LEAST or self._failed <= self._max_ratio * len(self._causes):
             return []
         self._due = now + TRIAL_SECONDS
@@ -231,8 +231,8 @@ class Brake(Generic[LaneT, CaseT]):
         if cause is not None:
             self._failed += 1
 
-    def _let_off(self) -> list[CaseT]:
-        """Begin anew, and return what was held."""
+    def _turn_off(self) -> list[CaseT]:
+        """Reset the brake, and return what was held."""
         self._due = None
         self._causes.clear()
         self._failed = 0

@@ -1,11 +1,12 @@
-"""What of a revoked lane is dropped at once, and what is worth waiting for before the lane goes.
+"""Which messages of a revoked lane are dropped at once, and which are worth waiting for before the lane is given up.
 
 Only the contiguous resolved prefix of a lane can be committed. So the first message with work that has not started
-(a window not arranged, a task queued, parked or in backoff) is the *cut*: it and everything behind it is redelivered to
-the next owner whatever finishes here, and only unresolved messages before the cut are waited for. All of their work is
-running, which includes hooks and deliveries. A task that fails meanwhile and would have to run again lowers the cut.
+(a window not arranged, a task queued, parked or in backoff) is the *cut*: it and everything after it is redelivered to
+the next owner whatever finishes here, and only unresolved messages before the cut are waited for. All their work is
+running, hooks and deliveries included. A task that fails meanwhile and would have to be retried lowers the cut.
 
-Invariants: the cut only falls; what is waited for only shrinks; nothing at or behind the cut is ever waited for.
+Invariants: the cut only falls; the set of messages waited for only shrinks; no message at or after the cut is ever
+waited for.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ class Handover:
     """One lane on its way to its next owner.
 
     Args:
-        unresolved: The offsets of all messages that did not leave the pipeline yet.
+        unresolved: The offsets of all messages that have not left the pipeline yet.
         unstarted: Those of them with work that has not started.
 
     Example:
         >>> handover = Handover(unresolved=[3, 5, 8, 9], unstarted=[8])
         >>> handover.left
         2
-        >>> handover.resolved(3)
-        >>> handover.withdrawn([5])
+        >>> handover.note_resolved(3)
+        >>> handover.note_withdrawn([5])
         >>> handover.left
         0
     """
@@ -43,12 +44,12 @@ class Handover:
         """How many messages are still waited for."""
         return len(self._waited)
 
-    def resolved(self, offset: int) -> None:
-        """Note that a message left the pipeline."""
+    def note_resolved(self, offset: int) -> None:
+        """Note that a message has left the pipeline."""
         self._waited.discard(offset)
 
-    def withdrawn(self, offsets: Iterable[int]) -> None:
-        """Note that work for these messages would have to start, or start again; it will not."""
+    def note_withdrawn(self, offsets: Iterable[int]) -> None:
+        """Note that work for these messages would have to be started or retried, which will not happen here."""
         lowest = min(offsets, default=math.inf)
         if lowest < self._cut:
             self._cut = lowest

@@ -1,18 +1,18 @@
 """Order per key within one partition: which tasks may start, so that those of one key follow their messages' order.
 
-Tasks are ordered by window, smallest offset, index. A task has the keys of its messages; a message without a key gives
-it none. It may start when no earlier task that has one of its keys is open, except for tasks that work, under that key,
-for one and the same message: those run side by side. A task is open from its arrangement until it is done, its retries
-and its hooks included; what replaces it has its place. If messages have a hook of their own, it is part of their last
-task: later messages with the key wait for it, too.
+Tasks are ordered by window, smallest offset, index. A task has the keys of its messages; a message without a key adds
+none. A task may start when no earlier task with one of its keys is open, except for tasks that work, under that key,
+for one and the same message: those run in parallel. A task is open from its arrangement until it is done, including its
+retries and hooks; a replacement takes its place. If messages have a hook of their own, it is part of their last task:
+later messages with the key wait for it, too.
 
-Theory of operation. Every key has a line of groups; a group is one task, or the tasks of one message. A task is in one
-group of each of its keys, and may start once all of these are at the head of their lines. A group without an open task
-leaves its line.
+Theory of operation. Every key has a queue of groups; a group is one task, or the tasks of one message. A task is in one
+group for each of its keys, and may start once all of these are at the head of their queues. A group without an open
+task leaves its queue.
 
-Invariants: a task waits for earlier ones only, so that tasks never wait for each other in a circle, however many keys
-they have; tasks without a common key never wait for each other; what was withdrawn is never started. A call costs what
-its tasks have in messages and keys, however long the lines are; memory is O(open).
+Invariants: a task waits for earlier ones only, so that tasks never deadlock, however many keys they have; tasks without
+a common key never wait for each other; a task that was withdrawn is never started. The cost of a call depends on the
+messages and keys of its tasks, not on the length of the queues; memory is O(open).
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from typing import Generic, TypeVar
 
 TaskT = TypeVar("TaskT", bound=Hashable)
 
-#: The offset of a group that is not of one message alone.
+#: The offset of a group whose task works for several messages.
 _SEVERAL = -1
 
 
 class _Group(Generic[TaskT]):
-    """What may run side by side under one key.
+    """Tasks that may run in parallel under one key.
 
     Attributes:
         key: The key.
         offset: The message that all of its tasks work for under the key; `_SEVERAL` closes it to other tasks.
-        holders: Tasks, and messages with a hook, that are not done.
+        holders: How many tasks, and messages with a hook, are not done.
         blocked: Places that wait until it is at the head.
     """
 
@@ -47,14 +47,14 @@ class _Group(Generic[TaskT]):
 
 
 class _Place(Generic[TaskT]):
-    """The place of a task, and of all that replaces it.
+    """The place of a task, and of the tasks that replace it.
 
     Attributes:
         groups: One per key.
-        behind: How many of them are not at the head of their lines.
+        behind: How many of them are not at the head of their queues.
         offsets: The messages that wait with it.
-        tasks: What starts when nothing is before it any more.
-        left: How many tasks are not done that have it.
+        tasks: The tasks that start once nothing is ahead of it.
+        left: How many of its tasks are not done.
     """
 
     __slots__ = ("behind", "groups", "left", "offsets", "tasks")
@@ -71,26 +71,26 @@ class KeyOrder(Generic[TaskT]):
     """The open tasks of one partition, by key.
 
     Args:
-        hooked: Whether messages have a hook of their own, whose end is told by `message_done`.
+        hooked: Whether messages have a hook of their own, whose end is reported with `note_message_done`.
 
     Example:
         >>> order: KeyOrder[str] = KeyOrder()
-        >>> order.arranged([("a", [10]), ("b", [11]), ("c", [12])], {10: b"x", 11: b"x", 12: b"y"})
+        >>> order.add_tasks([("a", [10]), ("b", [11]), ("c", [12])], {10: b"x", 11: b"x", 12: b"y"})
         ['a', 'c']
-        >>> order.done("a")
+        >>> order.note_task_done("a")
         ['b']
     """
 
-    __slots__ = ("_hooked", "_hooks", "_lines", "_places", "_waits", "waiting_tasks")
+    __slots__ = ("_hooked", "_hooks", "_places", "_queues", "_waits", "waiting_tasks")
 
     def __init__(self, *, hooked: bool = False) -> None:
         """Start with nothing open."""
         self._hooked = hooked
-        self._lines: dict[Hashable, deque[_Group[TaskT]]] = {}
+        self._queues: dict[Hashable, deque[_Group[TaskT]]] = {}
         self._places: dict[TaskT, _Place[TaskT]] = {}
         #: The last group of each message whose hook has not run.
         self._hooks: dict[int, _Group[TaskT]] = {}
-        #: How many tasks of a message wait for their turn; messages without such tasks are not in it.
+        #: How many tasks of each message wait for their turn; messages without such tasks are left out.
         self._waits: dict[int, int] = {}
         #: How many tasks wait for their turn.
         self.waiting_tasks = 0
@@ -100,18 +100,18 @@ class KeyOrder(Generic[TaskT]):
         """How many messages have a task that waits for its turn."""
         return len(self._waits)
 
-    def waits(self, offset: int) -> bool:
-        """Tell whether a task of a message waits for its turn."""
+    def is_waiting(self, offset: int) -> bool:
+        """Return whether a task of a message waits for its turn."""
         return offset in self._waits
 
-    def arranged(
+    def add_tasks(
         self, tasks: Sequence[tuple[TaskT, Sequence[int]]], keys: Mapping[int, Hashable | None]
     ) -> list[TaskT]:
-        """Take the tasks of the next window.
+        """Add the tasks of the next window.
 
         Args:
             tasks: Each with the offsets of its messages; none means every message of the window.
-            keys: The key of each message of the window by its offset; None is no key.
+            keys: The key of each message of the window, by offset; None: the message has no key.
 
         Returns:
             The tasks that may start now, in order.
@@ -122,7 +122,7 @@ class KeyOrder(Generic[TaskT]):
         for task, given in sorted(tasks, key=lambda pair: min(pair[1] or every)):
             offsets = given or every
             place = _Place(task, offsets)
-            for key, own in _by_key(offsets, keys):
+            for key, own in _group_by_key(offsets, keys):
                 group = self._join(place, key, own)
                 for offset in own:
                     last[offset] = group
@@ -139,16 +139,16 @@ class KeyOrder(Generic[TaskT]):
         return start
 
     def replace(self, task: TaskT, others: Sequence[TaskT]) -> list[TaskT]:
-        """Give the place of a task to others; with none, it is done.
+        """Give the place of a task to others; without any, the task is done.
 
         Returns:
-            What may start now.
+            The tasks that may start now.
         """
         if not others:
-            return self.done(task)
+            return self.note_task_done(task)
         place = self._places.pop(task, None)
         if place is None:
-            return list(others)  # it has no key
+            return list(others)  # without a key there is no place
         place.left += len(others) - 1
         for other in others:
             self._places[other] = place
@@ -158,8 +158,8 @@ class KeyOrder(Generic[TaskT]):
         self.waiting_tasks += len(others) - 1
         return []
 
-    def done(self, task: TaskT) -> list[TaskT]:
-        """Note that a task is over, or was withdrawn while it waited; return what may start now."""
+    def note_task_done(self, task: TaskT) -> list[TaskT]:
+        """Note that a task is over, or was withdrawn while it waited; return the tasks that may start now."""
         place = self._places.pop(task, None)
         if place is None:
             return []
@@ -176,8 +176,8 @@ class KeyOrder(Generic[TaskT]):
             self._leave(group, start)
         return start
 
-    def message_done(self, offset: int) -> list[TaskT]:
-        """Note that the hook of a message has run; return what may start now."""
+    def note_message_done(self, offset: int) -> list[TaskT]:
+        """Note that the hook of a message has run; return the tasks that may start now."""
         group = self._hooks.pop(offset, None)
         start: list[TaskT] = []
         if group is not None:
@@ -186,44 +186,44 @@ class KeyOrder(Generic[TaskT]):
 
     def clear(self) -> None:
         """Forget everything: the partition was given up."""
-        for kept in (self._lines, self._places, self._hooks, self._waits):
+        for kept in (self._queues, self._places, self._hooks, self._waits):
             kept.clear()
         self.waiting_tasks = 0
 
     def _join(self, place: _Place[TaskT], key: Hashable, offsets: Sequence[int]) -> _Group[TaskT]:
-        """Put a task at the end of a key's line, to others of its one message if they are there."""
-        line = self._lines.get(key)
-        if line is None:
-            line = self._lines[key] = deque()
+        """Put a task at the end of a key's queue, in the last group if that works for the same single message."""
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = deque()
         offset = offsets[0] if len(offsets) == 1 else _SEVERAL
-        if line and offset != _SEVERAL and line[-1].offset == offset:
-            group = line[-1]
+        if queue and offset != _SEVERAL and queue[-1].offset == offset:
+            group = queue[-1]
         else:
             group = _Group(key, offset)
-            line.append(group)
+            queue.append(group)
         group.holders += 1
         place.groups.append(group)
-        if line[0] is not group:
+        if queue[0] is not group:
             group.blocked.append(place)
             place.behind += 1
         return group
 
     def _leave(self, group: _Group[TaskT], start: list[TaskT]) -> None:
-        """Let one holder of a group go; add what may start by that."""
+        """Remove one holder of a group, and add the tasks that may start now to `start`."""
         group.holders -= 1
-        line = self._lines[group.key]
-        if group.holders or line[0] is not group:
+        queue = self._queues[group.key]
+        if group.holders or queue[0] is not group:
             return
-        while line and not line[0].holders:
-            line.popleft()
-            for place in line[0].blocked if line else ():
+        while queue and not queue[0].holders:
+            queue.popleft()
+            for place in queue[0].blocked if queue else ():
                 place.behind -= 1
                 if not place.behind and place.left:
                     self._stop_waiting(place)
                     self.waiting_tasks -= len(place.tasks)
                     start += place.tasks
-        if not line:
-            del self._lines[group.key]
+        if not queue:
+            del self._queues[group.key]
 
     def _wait(self, place: _Place[TaskT]) -> None:
         self.waiting_tasks += 1
@@ -240,7 +240,9 @@ class KeyOrder(Generic[TaskT]):
                 waits[offset] -= 1
 
 
-def _by_key(offsets: Sequence[int], keys: Mapping[int, Hashable | None]) -> Iterable[tuple[Hashable, Sequence[int]]]:
+def _group_by_key(
+    offsets: Sequence[int], keys: Mapping[int, Hashable | None]
+) -> Iterable[tuple[Hashable, Sequence[int]]]:
     """Return the keys of a task's messages, each with its messages."""
     if len(offsets) == 1:
         key = keys[offsets[0]]

@@ -1,7 +1,7 @@
 """When a periodic hook runs: it sleeps first, runs, and sleeps again, so that two runs never overlap.
 
-Invariants: before every run there is a whole sleep; after an error the hook goes on or stops for good, as it was
-declared, and nothing starts it again.
+Invariants: there is a full sleep before every run; after an error the hook continues or stops, as declared, and a hook
+that has stopped is not started again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 class OnError(enum.StrEnum):
-    """What an exception means for the runs that would follow."""
+    """What happens to a hook after it raised."""
 
     CONTINUE = "continue"
     STOP = "stop"
@@ -33,7 +33,7 @@ class PeriodicOutcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """Sleep so long, then run."""
+    """Sleep for this long, then run."""
 
     seconds: float
 
@@ -49,26 +49,26 @@ class Periodic:
 
     Attributes:
         seconds: The sleep before each run.
-        on_error: What follows an exception.
-        scope: In every engine, or in that of slot 0 only.
+        on_error: What happens after an exception.
+        scope: Whether it runs in every engine, or only in that of slot 0.
     """
 
     seconds: float
     on_error: OnError = OnError.CONTINUE
     scope: Scope = Scope.ENGINE
 
-    def first(self, slot: int) -> Sleep | Stop:
-        """Return what an engine does at its start.
+    def decide_first(self, slot: int) -> Sleep | Stop:
+        """Return what the engine of a slot does at its start.
 
         Example:
-            >>> Periodic(60.0, scope=Scope.PIPELINE).first(slot=1)
+            >>> Periodic(60.0, scope=Scope.PIPELINE).decide_first(slot=1)
             Stop()
         """
         if self.scope is Scope.PIPELINE and slot != 0:
             return Stop()
         return Sleep(self.seconds)
 
-    def after(self, outcome: PeriodicOutcome) -> Sleep | Stop:
+    def decide_next(self, outcome: PeriodicOutcome) -> Sleep | Stop:
         """Return what follows a run."""
         if outcome is PeriodicOutcome.RAISED and self.on_error is OnError.STOP:
             return Stop()

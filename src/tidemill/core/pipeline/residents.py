@@ -1,15 +1,15 @@
-"""Which resident copy of a program gets which task, when copies are started, recycled, and held back.
+"""Which resident copy of a program gets which task, and when copies are started, retired and held back.
 
 At most `limit` copies live at a time. A task goes to the copy that was used last, so that as few as possible are kept
-warm; a copy is started only for a task that finds none idle. When no more may be started, up to `ahead` tasks are sent
-to a copy behind the one that it works on: those it answers in order. After `recycle_after` tasks a copy is retired. A
-copy that ends before its first answer is a failed start: from then on one copy at a time is tried, after a wait that
-grows, until one answers. What the end of a copy means for the task that it worked on is not decided here; those behind
-it go to others.
+warm; a copy is started only for a task that finds none idle. When no more may be started, a copy is sent up to `ahead`
+tasks in addition to the one that it works on, and answers them in order. After `recycle_after` tasks a copy is retired.
+A copy that ends before its first answer is a failed start: from then on one copy at a time is started, after a growing
+delay, until one answers. What the end of a copy means for the task that it worked on is decided by the caller; the
+tasks behind it go to other copies.
 
-Invariants: a copy has at most `1 + ahead` tasks, and before its first answer one; never more than `limit` copies are
-alive that were not retired; no task is forgotten: each is given to a copy, waits, or was withdrawn, in order of
-submission; none waits beside an idle copy; while a start is held back, the shell was told when to look again.
+Invariants: a copy has at most `1 + ahead` tasks, and one before its first answer; never more than `limit` copies that
+were not retired are alive; no task is forgotten: each is given to a copy, waits, or was withdrawn, in order of
+submission; no task waits while a copy is idle; while a start is held back, a `WakeAt` has been returned.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TaskT = TypeVar("TaskT")
 
 
 class Ending(enum.Enum):
-    """How a copy came to its end."""
+    """How a copy ended."""
 
     DIED = "died"
     STOPPED = "stopped"
@@ -42,7 +42,7 @@ class Start(Generic[TaskT]):
 
 @dataclass(frozen=True, slots=True)
 class Give(Generic[TaskT]):
-    """Give the task to this copy, which lives."""
+    """Give the task to this copy, which is alive."""
 
     copy: int
     task: TaskT
@@ -50,7 +50,7 @@ class Give(Generic[TaskT]):
 
 @dataclass(frozen=True, slots=True)
 class Retire:
-    """Let this copy end by itself; it is not spoken of again."""
+    """Let this copy end by itself; it is not mentioned again."""
 
     copy: int
 
@@ -70,9 +70,9 @@ class _Copy(Generic[TaskT]):
 
     def __init__(self, era: int, task: TaskT) -> None:
         self.answered = 0
-        #: In which era it was started: one ends with each failed start, and with the answer that ends them.
+        #: The era in which it was started: an era ends with each failed start, and with the first answer after those.
         self.era = era
-        #: What it has, the one that it works on first.
+        #: Its tasks, beginning with the one that it works on.
         self.tasks = deque((task,))
 
 
@@ -82,8 +82,8 @@ class Residents(Generic[TaskT]):
     Args:
         limit: How many may live at a time, at least 1.
         recycle_after: Tasks after which a copy is retired; 0: never.
-        backoff: How long a start waits after failed ones; its bounds are taken as they are.
-        ahead: Tasks that a copy may have behind the one that it works on.
+        backoff: The delays of starts after failed ones; used without jitter.
+        ahead: How many tasks a copy may have in addition to the one that it works on.
     """
 
     __slots__ = (
@@ -116,7 +116,7 @@ class Residents(Generic[TaskT]):
 
     @property
     def alive(self) -> int:
-        """How many copies live that were not retired."""
+        """How many copies are alive and not retired."""
         return len(self._copies)
 
     @property
@@ -126,22 +126,22 @@ class Residents(Generic[TaskT]):
 
     @property
     def failed_starts(self) -> int:
-        """How many starts in a row have failed; 0 as soon as a new copy answers."""
+        """How many starts in a row have failed; 0 once a new copy answers."""
         return self._failures
 
     def submit(self, task: TaskT, now: float) -> Sequence[Effect[TaskT]]:
-        """Take a task."""
+        """Add a task."""
         if self._idle:
-            return (self._given(self._idle.pop(), task),)
+            return (self._give(self._idle.pop(), task),)
         self._waiting.append(task)
-        return self._placed(now)
+        return self._place_tasks(now)
 
     def withdraw(self, task: TaskT) -> None:
-        """Forget a task that waits; one that a copy has, or nobody, changes nothing."""
+        """Forget a task that waits; any other changes nothing."""
         if task in self._waiting:
             self._waiting.remove(task)
 
-    def answered(self, copy: int, now: float) -> Sequence[Effect[TaskT]]:
+    def note_answer(self, copy: int, now: float) -> Sequence[Effect[TaskT]]:
         """Note that a copy answered the task that it worked on."""
         state = self._copies[copy]
         state.tasks.popleft()
@@ -151,59 +151,59 @@ class Residents(Generic[TaskT]):
             self._era += 1
         if self._recycle and state.answered >= self._recycle:
             del self._copies[copy]
-            return (Retire(copy), *self._placed(now))
+            return (Retire(copy), *self._place_tasks(now))
         if not state.tasks:
             self._idle.append(copy)
-        return self._placed(now) if self._waiting else ()
+        return self._place_tasks(now) if self._waiting else ()
 
-    def ended(self, copy: int, ending: Ending, now: float) -> Sequence[Effect[TaskT]]:
+    def note_ended(self, copy: int, ending: Ending, now: float) -> Sequence[Effect[TaskT]]:
         """Note that a copy is gone with the task that it worked on; one that is gone already changes nothing."""
         state = self._copies.get(copy)
         if state is None:
             return ()
         tasks = list(state.tasks)[1:]
         self._waiting.extendleft(reversed(tasks))
-        # Several that were started together and die together are one failed start.
+        # Several copies that were started in one era and die are one failed start.
         if ending is Ending.DIED and not state.answered and state.era == self._era:
             self._era += 1
             self._failures += 1
-            self._not_before = now + self._backoff.bound(self._failures)
-        return self.dropped(copy, now)
+            self._not_before = now + self._backoff.compute_bound(self._failures)
+        return self.drop(copy, now)
 
-    def unseen(self, copy: int, now: float) -> Sequence[Effect[TaskT]]:
-        """Note that a copy was found gone before it could take its only task, which goes first now."""
+    def note_undelivered(self, copy: int, now: float) -> Sequence[Effect[TaskT]]:
+        """Note that a copy was gone before it could be sent its only task, which now goes first."""
         self._waiting.appendleft(self._copies[copy].tasks[0])
-        return self.ended(copy, Ending.DIED, now)
+        return self.note_ended(copy, Ending.DIED, now)
 
-    def dropped(self, copy: int, now: float) -> Sequence[Effect[TaskT]]:
+    def drop(self, copy: int, now: float) -> Sequence[Effect[TaskT]]:
         """Forget a copy and every task that it has; one that is gone already changes nothing."""
         if self._copies.pop(copy, None) is None:
             return ()
         if copy in self._idle:
             self._idle.remove(copy)
-        return self._placed(now)
+        return self._place_tasks(now)
 
     def tick(self, now: float) -> Sequence[Effect[TaskT]]:
-        """Look again whether a copy may be started."""
-        return self._placed(now)
+        """Check again whether a copy may be started."""
+        return self._place_tasks(now)
 
-    def _given(self, copy: int, task: TaskT) -> Give[TaskT]:
+    def _give(self, copy: int, task: TaskT) -> Give[TaskT]:
         self._copies[copy].tasks.append(task)
         return Give(copy, task)
 
-    def _placed(self, now: float) -> list[Effect[TaskT]]:
-        """Find places for the tasks that wait, the oldest first."""
+    def _place_tasks(self, now: float) -> list[Effect[TaskT]]:
+        """Find copies for the tasks that wait, the oldest first."""
         effects: list[Effect[TaskT]] = []
         while self._waiting:
             if self._idle:
-                effects.append(self._given(self._idle.pop(), self._waiting.popleft()))
+                effects.append(self._give(self._idle.pop(), self._waiting.popleft()))
             elif self._may_start(now):
                 copy, self._next = self._next, self._next + 1
                 task = self._waiting.popleft()
                 self._copies[copy] = _Copy(self._era, task)
                 effects.append(Start(copy, task))
-            elif (place := self._place_behind()) is not None:
-                effects.append(self._given(place, self._waiting.popleft()))
+            elif (busy := self._find_busy()) is not None:
+                effects.append(self._give(busy, self._waiting.popleft()))
             else:
                 break
         if self._waiting and len(self._copies) < self._limit and not self._is_trying():
@@ -216,11 +216,11 @@ class Residents(Generic[TaskT]):
         return not self._failures or (now >= self._not_before and not self._is_trying())
 
     def _is_trying(self) -> bool:
-        """Whether a copy is being tried: its answer or its end comes, and then the next start is decided."""
+        """Return whether a copy of this era is alive; its answer, or its end, decides about the next start."""
         return any(state.era == self._era for state in self._copies.values())
 
-    def _place_behind(self) -> int | None:
-        """Return the copy with the fewest tasks that may have one more, if there is one."""
+    def _find_busy(self) -> int | None:
+        """Return the busy copy with the fewest tasks that may have one more, if there is one."""
         if not self._ahead:
             return None
         places = [

@@ -1,8 +1,7 @@
 """Windowing: the messages of one partition, cut into windows by count, bytes and time.
 
-Invariants: every item is in exactly one window, in order; windows are never empty and are numbered from 0
-without gaps; a window holds at most `max_count` items and at most `max_bytes`, but for an item that is larger
-than that, which makes a window of its own.
+Invariants: every item is in exactly one window, in order; windows are never empty and are numbered from 0 without gaps;
+a window holds at most `max_count` items and at most `max_bytes`, except that a larger item has a window of its own.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ class Window(Generic[T]):
 
     Attributes:
         number: Rises by one per window of the partition.
-        items: What is in it, in order; never empty.
-        size_bytes: The bytes of all items.
+        items: Its items, in order; never empty.
+        size_bytes: The total size of the items.
     """
 
     number: int
@@ -32,9 +31,9 @@ class Windowing(Generic[T]):
     """The open window of one partition.
 
     Args:
-        max_count: A window with so many items is closed.
-        max_bytes: A window is closed before it has more bytes.
-        linger_seconds: How long a window stays open after its first item; 0: until nothing more is waiting.
+        max_count: A window with this many items is closed.
+        max_bytes: A window is closed before it exceeds this size.
+        linger_seconds: How long a window stays open after its first item; 0: until no more items are waiting.
     """
 
     __slots__ = ("_due", "_items", "_linger_seconds", "_max_bytes", "_max_count", "_number", "_size_bytes")
@@ -51,15 +50,14 @@ class Windowing(Generic[T]):
 
     @property
     def due(self) -> float | None:
-        """When `expire` closes the open window; None: there is none, or it does not wait for a time."""
+        """When `expire` closes the open window; None: there is none, or it has no time limit."""
         return self._due
 
     def add(self, item: T, size_bytes: int, now: float) -> Window[T] | None:
-        """Add an item; return the window that this closed.
+        """Add an item; return the window that this closes, if any.
 
-        An item that does not fit any more closes the window before it. If it fills the next one as well, that
-        one is closed by whatever comes first: the next `add`, `idle`, or `expire`, for which it is due at
-        once.
+        An item that does not fit closes the window before it. If it also fills the next one, that one is closed by the
+        next `add`, `close_idle` or `expire`, for which it is due at once.
         """
         closed = None
         if self._items and self._size_bytes + size_bytes > self._max_bytes:
@@ -75,16 +73,16 @@ class Windowing(Generic[T]):
                 self._due = now
         return closed
 
-    def idle(self, now: float) -> Window[T] | None:
-        """Return the open window if it need not wait, now that nothing more is waiting to be added."""
+    def close_idle(self, now: float) -> Window[T] | None:
+        """Close and return the open window if it need not linger, now that no more items are waiting."""
         return self.expire(now) if self._linger_seconds > 0 else self.flush()
 
     def expire(self, now: float) -> Window[T] | None:
-        """Return the open window if its time is over."""
+        """Close and return the open window if its time is over."""
         return self._close() if self._due is not None and now >= self._due else None
 
     def flush(self) -> Window[T] | None:
-        """Return the open window, however young it is."""
+        """Close and return the open window, if any."""
         return self._close() if self._items else None
 
     def _close(self) -> Window[T]:

@@ -1,15 +1,15 @@
-"""A bounded memory over a store that is written later: what is known now, what has to be written, what may be lost.
+"""A bounded write-behind cache over a store: what is known now, what has to be written, what may be lost.
 
-The memory is an LRU. What was set or deleted is also kept as a change until the store has it, however little of the
-memory it may still have, so that reading back what was written never depends on the store. Changes leave in batches,
-one at a time. A load (a read of the store) that was overtaken by a write of its key counts for nothing.
+The cache in memory is an LRU. A set or deletion is also kept as a change until the store has it, even if the entry has
+been evicted from memory, so that reading back a write never depends on the store. Changes are written in batches, one
+at a time. A load (a read of the store) that was overtaken by a write of its key is ignored.
 
-While batches fail, changes are kept up to the size of the memory; beyond it the oldest is lost, and the store is then
-behind: it is not believed any more and has to be emptied before it is written again.
+While batches fail, as many changes are kept as entries fit into memory; beyond that the oldest is lost, and the store
+is then stale: it is not read any more, and has to be emptied before it is written again.
 
-Invariants: what is found is the latest value set, or nothing; it is nothing only if the key was deleted, has expired,
-was never there, or was lost while the store failed; the memory never exceeds its size, nor do the changes while the
-store fails.
+Invariants: a lookup finds the latest value set, or nothing; it finds nothing only if the key was deleted, has expired,
+was never set, or was lost while the store failed; the memory never exceeds its size, nor do the changes while the store
+fails.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """A value as bytes, and the time from which it does not count any more (infinity: never)."""
+    """A value as bytes, and the time at which it expires (infinity: never)."""
 
     data: bytes
     expires_at: float = math.inf
 
 
 class Known(enum.Enum):
-    """What is known of a key that has no value here."""
+    """What is known about a key without a value here."""
 
     ABSENT = "absent"
     #: The store may have it.
@@ -44,7 +44,7 @@ class Batch:
 
     Attributes:
         clear: Empty the store first.
-        changes: The entry, or None for a deletion, by key.
+        changes: The entry of each key; None: delete the key.
     """
 
     clear: bool
@@ -52,7 +52,7 @@ class Batch:
 
 
 class Load:
-    """A read of the store that is under way; shared by all that wait for the same key."""
+    """A read of the store in progress, shared by all readers of the same key."""
 
     __slots__ = ("key", "overtaken", "readers")
 
@@ -64,14 +64,13 @@ class Load:
 
 
 class WriteBehind:
-    """The memory and the changes.
+    """The entries in memory, and the changes that the store does not have yet.
 
     Args:
         max_entries: How many entries are kept in memory, at least 1.
     """
 
     __slots__ = (
-        "_behind",
         "_changes",
         "_complete",
         "_failing",
@@ -79,23 +78,24 @@ class WriteBehind:
         "_loads",
         "_max",
         "_memory",
+        "_stale",
         "_underway",
         "lost",
     )
 
     def __init__(self, max_entries: int) -> None:
-        """Start empty, over a store of which nothing is known."""
+        """Start empty, over a store whose content is unknown."""
         self._max = max_entries
         self._memory: OrderedDict[str, CacheEntry] = OrderedDict()
         self._changes: dict[str, CacheEntry | None] = {}
         self._in_flight: Batch | None = None
-        #: The changes of the batch in flight that still count: later losses take theirs with them.
+        #: The changes of the batch in flight, without those whose keys were lost since.
         self._underway: dict[str, CacheEntry | None] = {}
         self._loads: dict[str, Load] = {}
         self._complete = False
         self._failing = False
-        self._behind = False
-        #: Changes that were given up because the store failed for too long.
+        self._stale = False
+        #: How many changes were given up because the store failed for too long.
         self.lost = 0
 
     def __len__(self) -> int:
@@ -109,15 +109,15 @@ class WriteBehind:
 
     @property
     def is_full(self) -> bool:
-        """Whether so many changes wait that they should not wait for their time."""
+        """Whether enough changes wait to write them before their time."""
         return len(self._changes) >= self._max and not self._failing
 
     def start(self, newest: Iterable[tuple[str, CacheEntry]], everything: bool) -> None:
-        """Take over what the store had.
+        """Load what the store has at the start.
 
         Args:
             newest: Its latest entries, oldest first, at most as many as fit.
-            everything: Whether that is all it has.
+            everything: Whether the store has no others.
         """
         self._memory.update(newest)
         self._complete = everything
@@ -125,10 +125,10 @@ class WriteBehind:
     # -- reading ----------------------------------------------------------------------------------------------
 
     def peek(self, key: str, now: float) -> bytes | Known:
-        """Look a key up without touching anything."""
+        """Look a key up without changing anything."""
         entry = self._memory.get(key)
         if entry is None:
-            found = self._unsaved(key)
+            found = self._find_unsaved(key)
             if isinstance(found, Known):
                 return found
             entry = found
@@ -138,7 +138,7 @@ class WriteBehind:
         """Look a key up, which makes it the most recently used one."""
         entry = self._memory.get(key)
         if entry is None:
-            found = self._unsaved(key)
+            found = self._find_unsaved(key)
             if isinstance(found, Known):
                 return found
             entry = found
@@ -148,15 +148,15 @@ class WriteBehind:
         self._remember(key, entry)
         return entry.data
 
-    def _unsaved(self, key: str) -> CacheEntry | Known:
-        """Look among the changes: the latest first."""
+    def _find_unsaved(self, key: str) -> CacheEntry | Known:
+        """Look a key up among the changes, the latest first."""
         for changes in (self._changes, self._underway):
             if key in changes:
                 return changes[key] or Known.ABSENT
-        believed = not (self._behind or (self._in_flight is not None and self._in_flight.clear))
-        return Known.UNKNOWN if believed and not self._complete else Known.ABSENT
+        stale = self._stale or (self._in_flight is not None and self._in_flight.clear)
+        return Known.ABSENT if stale or self._complete else Known.UNKNOWN
 
-    def load(self, key: str) -> Load:
+    def begin_load(self, key: str) -> Load:
         """Begin a read of the store."""
         load = self._loads.get(key)
         if load is None:
@@ -165,11 +165,11 @@ class WriteBehind:
             load.readers += 1
         return load
 
-    def loaded(self, load: Load, entry: CacheEntry | None, now: float) -> bytes | Known:
-        """End a read of the store; return what counts, or UNKNOWN if the store has to be asked again.
+    def end_load(self, load: Load, entry: CacheEntry | None, now: float) -> bytes | Known:
+        """End a read of the store; return the value, or UNKNOWN if the store has to be read again.
 
         Args:
-            load: What `load` returned.
+            load: What `begin_load` returned.
             entry: What the store had.
             now: The time.
         """
@@ -205,35 +205,35 @@ class WriteBehind:
         load = self._loads.pop(key, None)
         if load is not None:
             load.overtaken = True
-        self._changes.pop(key, None)  # so that the order is that of the last writing
+        self._changes.pop(key, None)  # so that changes are in the order of their last write
         self._changes[key] = entry
         if self._failing:
             self._lose_oldest()
 
     def take(self) -> Batch | None:
-        """Return what has to be written now; None if there is nothing, or a batch is on its way."""
-        if self._in_flight is not None or not (self._changes or self._behind):
+        """Return what has to be written now; None if there is nothing, or a batch is in flight."""
+        if self._in_flight is not None or not (self._changes or self._stale):
             return None
-        self._in_flight = Batch(self._behind, self._changes)
+        self._in_flight = Batch(self._stale, self._changes)
         self._underway = dict(self._changes)
         self._changes = {}
-        self._behind = False
+        self._stale = False
         return self._in_flight
 
-    def written(self) -> None:
+    def note_written(self) -> None:
         """Note that the store has the batch."""
         self._in_flight, self._underway = None, {}
         self._failing = False
 
-    def failed(self) -> None:
-        """Note that the store did not take the batch; it goes on waiting, as far as there is room."""
+    def note_failed(self) -> None:
+        """Note that the store did not accept the batch; its changes wait again, as far as there is room."""
         batch, self._in_flight = self._in_flight, None
         if batch is None:
             return
         older = {key: entry for key, entry in self._underway.items() if key not in self._changes}
         self._changes = {**older, **self._changes}
         self._underway = {}
-        self._behind = self._behind or batch.clear
+        self._stale = self._stale or batch.clear
         self._failing = True
         self._lose_oldest()
 
@@ -242,6 +242,6 @@ class WriteBehind:
         if excess > 0:
             for key in list(itertools.islice(self._changes, excess)):
                 del self._changes[key]
-                self._underway.pop(key, None)  # an older value does not count again
+                self._underway.pop(key, None)  # an older value must not come back
             self.lost += excess
-            self._behind = True
+            self._stale = True

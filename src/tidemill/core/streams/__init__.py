@@ -1,1 +1,1 @@
-"""What decides about shared streams: members, fan-out, redelivery, positions."""
+"""The decisions about shared streams: members, fan-out, redelivery, positions."""

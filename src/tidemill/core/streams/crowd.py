@@ -1,6 +1,6 @@
-"""Finds what every member of a group has moved past, by one reader that stays behind all of them.
+"""Finds the events that every member of a group has moved past, with one reader that stays behind all of them.
 
-Invariant: an event is counted down once for the crowd, when the last member that was present for it has moved past.
+Invariant: an event is counted down once for the crowd, when the last member that was present for it has moved past it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ PayloadT = TypeVar("PayloadT")
 
 
 class Crowd(Generic[LaneT, PayloadT, EventT]):
-    """All members of a group as one.
+    """All members of a group, counted as one.
 
     Args:
-        fanout: What they read from.
-        ledger: Where their events are.
+        fanout: The log that they read.
+        ledger: The ledger of their events.
     """
 
     __slots__ = ("_closed", "_fanout", "_laggards", "_ledger", "_reader")
@@ -51,30 +51,30 @@ class Crowd(Generic[LaneT, PayloadT, EventT]):
         self._laggards.note_out()
 
     def move(self, end: int) -> None:
-        """Resolve what every member has moved past.
+        """Resolve the events that every member has moved past.
 
         Args:
             end: The position of the next event.
         """
         if self._closed:
             return
-        last = self._laggards.top()
+        last = self._laggards.find_top()
         until = end if last is None else last.moved
         reader = self._reader
         noted = None
         while (left := until - reader.position) > 0:
             for sent in islice(reader.unread, left):
                 sent.pending = pending = sent.pending - 1
-                # Only the first of a lane can be its head.
-                if not pending and sent.line is not noted:
-                    noted = sent.line
+                # Only the first event of a lane here can be its head.
+                if not pending and sent.queue is not noted:
+                    noted = sent.queue
                     self._ledger.note_resolved(sent)
-            if reader.position < until and not self._fanout.more(reader):
-                # What is left are events that nobody was present for.
+            if reader.position < until and not self._fanout.load_more(reader):
+                # The remaining events had no members.
                 break
 
     def close(self) -> None:
-        """Never move again."""
+        """Make `move` do nothing from now on."""
         self._closed = True
 
 

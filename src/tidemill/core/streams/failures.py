@@ -1,7 +1,7 @@
-"""Resolves events for members that do not accept them, and keeps who is to blame until the event is settled.
+"""Resolves events for members that do not accept them, and keeps which member is to blame until the event is settled.
 
-Invariants: a member fails or rejects an event once; afterwards nothing of that event waits for that member. A member
-that was released fails nothing: it does not count.
+Invariants: a member fails or rejects an event once; afterwards that event does not wait for that member. A member that
+was released fails nothing: it does not count.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Failures(Generic[LaneT, PayloadT, EventT]):
     """The failures and rejects of one group.
 
     Args:
-        ledger: Where its events are.
-        pending_events: Where its numbers come from.
+        ledger: The ledger of its events.
+        pending_events: The source of its numbers.
     """
 
     __slots__ = ("_blame", "_ledger", "_pending_events")
 
     def __init__(self, ledger: Ledger[LaneT, PayloadT], pending_events: PendingEvents) -> None:
-        """Start with none."""
+        """Start without failures."""
         self._ledger = ledger
         self._pending_events = pending_events
         # The error of each member that failed an event; None: it never read it.
@@ -49,7 +49,7 @@ class Failures(Generic[LaneT, PayloadT, EventT]):
 
     def note_unread(self, member: Member[LaneT, PayloadT, EventT]) -> None:
         """Count everything that a member has not read as failed."""
-        for sent in member.rest():
+        for sent in member.yield_unread():
             self.note(sent, member, None)
 
     def fail(
@@ -79,20 +79,20 @@ class Failures(Generic[LaneT, PayloadT, EventT]):
         member.window = None
 
     def blame(self, entry: LedgerEntry[LaneT, PayloadT]) -> Blame:
-        """Return who failed an event that is not settled, or rejected it, and who never read it."""
+        """Return which members failed or rejected an event that is not settled, and which never read it."""
         found = self._blame.get(entry, {})
         failures = {name: error for name, error in found.items() if error is not None}
         return Blame(failures, tuple(name for name, error in found.items() if error is None))
 
     def forget(self, entries: Iterable[LedgerEntry[LaneT, PayloadT]]) -> None:
-        """Forget whom to blame for events that are settled."""
+        """Forget the blame for events that are settled."""
         if self._blame:
             for entry in entries:
                 self._blame.pop(entry, None)
 
     def _give_up_event(self, member: Member[LaneT, PayloadT, EventT], sent: Sent[LaneT, PayloadT, EventT]) -> None:
         """Forget all numbers of a member that are bound to an event, and move the member past it."""
-        bound = member.bound_to(sent)
+        bound = member.find_bound(sent)
         if member.window is sent:
             self._give_up_newest(member)
             member.window = None

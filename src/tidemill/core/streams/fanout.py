@@ -1,8 +1,9 @@
 """One log, many readers: what is published once is read by all of them, in order, each at its own pace.
 
-The log is a chain of chunks. A reader is a position in a chunk, and what all readers have behind them is freed
-by the interpreter: nothing is copied, trimmed or counted per reader, and publishing costs the same for any number.
-A reader takes an item by `for item in reader.unread`, at the speed of a list; `more` goes on to the next chunk.
+The log is a chain of chunks. A reader is a position in a chunk, and chunks that all readers have passed are freed by
+the interpreter: nothing is copied, trimmed or counted per reader, and publishing costs the same for any number of
+readers. A reader takes an item by `for item in reader.unread`, at the speed of a list; `load_more` continues with the
+next chunk.
 
 Invariants:
 1. A reader sees every item that was published between its joining and its leaving, in order, once.
@@ -10,8 +11,8 @@ Invariants:
    `exempt` reader may leave any number unread.
 3. Memory is O(what the slowest reader has not read), plus one chunk.
 
-An iterator over a list sees what is appended until it has reached the end once; then it is exhausted forever. So a
-chunk that a reader has read to its end is closed, and the next item opens another one.
+An iterator over a list sees appended items until it has reached the end once; then it is exhausted for ever. So a chunk
+that a reader has read to its end is closed, and the next item goes into a new one.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class LogReader(Generic[ItemT]):
 
     Attributes:
         name: The name of the reader.
-        unread: The items that it can take at once; each item taken is read.
+        unread: The items that can be taken at once; taking an item reads it.
         present: Whether it is a reader of the log, from `join` to `leave`.
         exempt: Whether it may leave any number of items unread.
     """
@@ -71,8 +72,8 @@ class LogReader(Generic[ItemT]):
         chunk = self._chunk
         return chunk.base if self._fresh else chunk.base + len(chunk.items) - length_hint(self.unread)
 
-    def rest(self) -> Iterator[ItemT]:
-        """Yield what it has not read, without reading it."""
+    def yield_unread(self) -> Iterator[ItemT]:
+        """Yield the items that it has not read, without reading them."""
         chunk: _Chunk[ItemT] | None = self._chunk
         start = self.position - self._chunk.base
         while chunk is not None:
@@ -91,8 +92,8 @@ class Fanout(Generic[ItemT, ReaderT]):
         >>> log = Fanout(max_backlog=2)
         >>> reader = LogReader("a")
         >>> log.join(reader)
-        >>> log.publish("x"), log.more(reader), list(reader.unread)
-        ((), True, ['x'])
+        >>> log.publish("x"), log.load_more(reader), list(reader.unread)
+        ([], True, ['x'])
     """
 
     __slots__ = ("_max_backlog", "_slowest", "_tail", "items", "room", "size")
@@ -102,10 +103,10 @@ class Fanout(Generic[ItemT, ReaderT]):
         if max_backlog < 1:
             raise ValueError(f"max_backlog must be at least 1, not {max_backlog}")
         self._max_backlog = max_backlog
-        self._slowest: LazyMin[ReaderT, int] = LazyMin(_bounded_position)
+        self._slowest: LazyMin[ReaderT, int] = LazyMin(_find_position)
         self._tail: _Chunk[ItemT] = _Chunk(0)
-        #: The chunk that is written to, and how many more items can be published before `look` has to be called.
-        #: For callers that publish so often that they write out the body of `publish` to save the call.
+        #: The items of the last chunk, and how many more can be published before `find_late` has to be called. Public
+        #: for callers that publish so often that they inline `publish`.
         self.items = self._tail.items
         self.room = 1
         #: How many readers there are.
@@ -126,23 +127,23 @@ class Fanout(Generic[ItemT, ReaderT]):
         self.size += 1
 
     def follow(self, reader: LogReader[ItemT]) -> None:
-        """Add a reader from now on that is not counted and may be arbitrarily slow."""
+        """Add a reader, from now on, that is not counted and may be arbitrarily slow."""
         self._close_chunk()
         reader._place(self._tail)
 
     def leave(self, reader: ReaderT) -> None:
-        """Remove a reader; it has nothing more to read, and keeps nothing of the log alive."""
+        """Remove a reader; it can read no more, and keeps nothing of the log alive."""
         self.size -= reader.present
         reader.present = False
         reader._place(_Chunk(reader.position))
         self._slowest.note_out()
 
     def freeze(self, reader: LogReader[ItemT]) -> None:
-        """Give a reader nothing more to read; its position stays what it is."""
+        """Give a reader nothing more to read, and keep its position."""
         reader._place(_Chunk(reader.position))
 
     def hand_over(self, reader: ReaderT, heir: ReaderT) -> None:
-        """Replace a reader, which leaves, by another at its position; the heir is exempt until `bound` is called."""
+        """Replace a reader, which leaves, by another at its position; that is exempt until `end_exemption`."""
         heir._chunk, heir._fresh, heir.unread = reader._chunk, reader._fresh, reader.unread
         heir.present = heir.exempt = True
         self.size += 1
@@ -150,7 +151,7 @@ class Fanout(Generic[ItemT, ReaderT]):
         self.leave(reader)
 
     def pause_readers(self) -> None:
-        """Make every reader call `more` before it reads what is published from now on."""
+        """Make every reader call `load_more` before it reads what is published from now on."""
         self._close_chunk()
 
     def skip_to_end(self, reader: LogReader[ItemT]) -> None:
@@ -158,7 +159,7 @@ class Fanout(Generic[ItemT, ReaderT]):
         self._close_chunk()
         reader._place(self._tail)
 
-    def bound(self, reader: ReaderT) -> None:
+    def end_exemption(self, reader: ReaderT) -> None:
         """Apply `max_backlog` to a reader that was exempt."""
         reader.exempt = False
         self._slowest.add(reader)
@@ -172,15 +173,15 @@ class Fanout(Generic[ItemT, ReaderT]):
         """
         self.items.append(item)
         self.room -= 1
-        return () if self.room else self.look()
+        return () if self.room else self.find_late()
 
     def skip(self) -> None:
         """Use up a position without an item; only for a log without readers."""
         self._close_chunk()
         self._tail.base += 1
 
-    def more(self, reader: LogReader[ItemT]) -> bool:
-        """Give a reader that has taken all of `unread` what came after it; return whether there was anything."""
+    def load_more(self, reader: LogReader[ItemT]) -> bool:
+        """Refill `unread` of a reader that has taken all of it; return whether there was anything more."""
         chunk = reader._chunk
         if not reader._fresh:
             if chunk is self._tail:
@@ -199,15 +200,15 @@ class Fanout(Generic[ItemT, ReaderT]):
             self._tail = tail
             self.items = tail.items
 
-    def look(self) -> Sequence[ReaderT]:
-        """Find the readers that are too far behind, as `publish` returns them, and when to look again."""
+    def find_late(self) -> Sequence[ReaderT]:
+        """Return the readers that are too far behind, as `publish` does, and set `room`."""
         if len(self.items) >= CHUNK:
             self._close_chunk()
         lowest = self.end - self._max_backlog
         late: list[ReaderT] = []
-        while (bound := self._slowest.bound()) is not None and bound < lowest:
-            # Now the bound of the heap is exact: either this reader is late, or the next round ends.
-            reader = self._slowest.top()
+        while (bound := self._slowest.find_bound()) is not None and bound < lowest:
+            # `find_top` makes the bound exact: either this reader is late, or the loop ends.
+            reader = self._slowest.find_top()
             if reader is not None and reader.position < lowest:
                 self._slowest.drop_top()
                 late.append(reader)
@@ -217,5 +218,5 @@ class Fanout(Generic[ItemT, ReaderT]):
         return late
 
 
-def _bounded_position(reader: LogReader[ItemT]) -> int | None:
+def _find_position(reader: LogReader[ItemT]) -> int | None:
     return reader.position if reader.present and not reader.exempt else None

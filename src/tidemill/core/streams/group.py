@@ -1,10 +1,10 @@
-"""A shared stream with acknowledgement: who still holds which event, what may be advanced, who is too late.
+"""A shared stream with acknowledgement: which member still holds which event, what may be advanced, who is too late.
 
 Events are fanned out to the members that are present (`publish`); each member reads them in order, at its own pace,
 from one shared log (`fanout`). The event that a member read last is its *window*; requesting the next one moves it
 past. What a member derives from its window is bound to it by a number (`PendingEvents`) until it is confirmed as
 stored. `Sent.pending` counts what an event waits for: the crowd as one, and each number bound to it; so an event costs
-the same for one member and for a thousand. What is resolved goes through the ledger, which hands it out per lane as
+the same for one member and for a thousand. Resolved events go through the ledger, which returns them per lane as
 batches to advance. A member that will come back keeps a seat (`seats`): what is published waits for it.
 
 Invariants:
@@ -14,13 +14,14 @@ Invariants:
    waits for its confirmation.
 3. A member that leaves fails what it never read; what it read is acked once confirmed, and failed at the ack timeout
    or when the confirmation is refused. For what waited in a seat, the timeout counts from the return.
-4. A member that is forced to fail (too late, too far behind) resolves all it holds as failed, at once; it is in no
-   later event, unless it keeps a seat: then it is in all later ones.
-5. What was left unread is failed, and blamed on nobody; nor is what is held beside the event that is too late.
-6. Leaving, failing and timing out cost what they touch. Nothing scans what is outstanding.
+4. A member that is forced to fail (too late, too far behind) fails everything it holds, at once; it gets no later
+   event, unless it keeps a seat: then it gets all later ones.
+5. An event that was left unread fails without blame; so does what a member holds besides the event that is too late.
+6. The cost of leaving, failing and timing out is proportional to what changes. Nothing scans what is outstanding.
 
-Its parts: `Crowd` finds what everybody has moved past, `HoldTimes` who has held something for longest, `Failures`
-resolves what is not accepted. The shell tells the time, takes batches (`take`, `settle`), and informs failed members.
+Its parts: `Crowd` finds what all members have moved past, `HoldTimes` which member has held something for longest,
+`Failures` resolves what is not accepted. The shell provides the time, takes batches (`take`, `settle`), and informs
+failed members.
 """
 
 from __future__ import annotations
@@ -46,15 +47,15 @@ _new = object.__new__
 
 
 class StreamGroup(Generic[LaneT, PayloadT, EventT]):
-    """The members of a shared stream, and the events that they have not dealt with.
+    """The members of a shared stream, and the events that they have not resolved.
 
     Args:
         limits: Its bounds.
-        pending_events: Where its numbers come from; shared by all groups of a manager.
-        home: Told when an event is resolved that no member has to move past any more.
+        pending_events: The source of its numbers; shared by all groups of a manager.
+        home: Notified when an event is resolved that no member has to move past any more.
 
     Attributes:
-        full_since: Since when nothing should be published, because too much is outstanding; None: publish.
+        full_since: Since when nothing should be published because too much is outstanding; None: publish.
         members: The members that are present, by name.
     """
 
@@ -98,9 +99,9 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         self._seats = Seats(limits.seat_full_seconds)
         # The position of the next event, in the log and here.
         self._next = 0
-        # Nothing has been held since before this.
+        # No event has been held since before this time.
         self._oldest = math.inf
-        # The members that were on an event when the reading ended.
+        # The members that were on an event when `stop_reading` was called.
         self._on_event: list[Member[LaneT, PayloadT, EventT]] = []
         self._stopped = False
         self.full_since: float | None = None
@@ -117,7 +118,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         """Add a member, for the events from now on.
 
         Raises:
-            KeyError: One of this name is present.
+            KeyError: A member of this name is present.
         """
         if name in self.members:
             raise KeyError(name)
@@ -132,13 +133,13 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
 
         Args:
             member: One of the group, or one that has left.
-            error: Why; None: it was interrupted through no fault of its own, and is not blamed.
+            error: Why; None: it was interrupted, and is not to blame.
         """
         if member.window is not None:
             self._failures.fail(member, member.window, error)
 
     def refuse(self, member: Member[LaneT, PayloadT, EventT], seq: int, error: str | None) -> None:
-        """Fail the event that a number of a member is bound to, at once: what was derived will never be stored."""
+        """Fail the event that a number of a member is bound to, at once: its trigger event will never be stored."""
         sent = member.window if member.newest == seq else member.carried[seq]
         assert sent is not None
         self._failures.fail(member, sent, error)
@@ -152,13 +153,13 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
             member.window = None
 
     def release(self, member: Member[LaneT, PayloadT, EventT]) -> None:
-        """Remove a member for good: it does not count in what it holds; what it moved past is acked once confirmed."""
+        """Remove a member permanently: it does not count in what it holds, and acks what it moved past if confirmed."""
         member.released = True
         self.fail_held(member, None)
         if member.present:
             self._remove(member)
 
-    def sit(self, member: Member[LaneT, PayloadT, EventT], now: float) -> None:
+    def suspend(self, member: Member[LaneT, PayloadT, EventT], now: float) -> None:
         """Remove a member, which has moved past the event that it is on, and keep its seat; idempotent."""
         if member.present:
             member.carry()
@@ -187,12 +188,12 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         """Whether any member is away, or has come back and not caught up."""
         return bool(self._seats)
 
-    def seats(self) -> dict[Hashable, float]:
+    def list_seats(self) -> dict[Hashable, float]:
         """Return the names of the seats, and until when each is kept."""
-        return {member.name: until for member, until in self._seats.until().items()}
+        return {member.name: until for member, until in self._seats.list_all().items()}
 
-    def seat(self, name: Hashable) -> Member[LaneT, PayloadT, EventT] | None:
-        """Return the seat of this name, None if there is none."""
+    def find_seat(self, name: Hashable) -> Member[LaneT, PayloadT, EventT] | None:
+        """Return the seat of this name; None if there is none."""
         member = self.members.get(name)
         return member if member is not None and member in self._seats else None
 
@@ -201,13 +202,13 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         seat.since = now
         self._oldest = min(self._oldest, now)
         if self._seats.take(seat, self._next, now):
-            # It has caught up when it asks for more than what waited.
+            # It has caught up once it requests more than what waited for it.
             self._fanout.pause_readers()
         else:
             self._hold_to_limits(seat, now)
 
     def stop_reading(self) -> None:
-        """Give no member anything more to read; one that is on an event can still move past it, or fail it."""
+        """Give no member anything more to read; a member that is on an event can still move past it, or fail it."""
         self._stopped = True
         for member in self.members.values():
             self._fanout.freeze(member)
@@ -237,18 +238,18 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
     def publish(
         self, event: EventT, payload: PayloadT, lane: LaneT, now: float
     ) -> Sequence[Forced[LaneT, PayloadT, EventT]]:
-        """Fan an event out to the members that are present, once those that are too late have failed.
+        """Fan an event out to the members that are present, after those that are too late have failed.
 
         Returns:
-            The members that failed, being too late or too far behind; the latter fail on this event, too.
+            The members that failed because they are too late or too far behind; the latter fail on this event, too.
 
         Raises:
-            TypeError: The lane is not hashable. The event is not in.
+            TypeError: The lane is not hashable; the event was not published.
         """
         forced = self.expire(now) if now - self._oldest >= self._limits.ack_timeout_seconds else ()
         fanout, ledger, position = self._fanout, self._ledger, self._next
         members = fanout.size
-        # For every event: `Sent(...)` written out, then `ledger.add`, then `fanout.publish`.
+        # Called for every event, so `Sent(...)`, `ledger.add` and `fanout.publish` are inlined.
         sent: Sent[LaneT, PayloadT, EventT] = _new(Sent)
         sent.position = position
         sent.event = event
@@ -258,11 +259,11 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         sent.failed = sent.rejected = 0
         sent.at = now
         try:
-            line = ledger.lines[lane]
+            queue = ledger.queues[lane]
         except KeyError:
-            line = ledger.start_line(lane)
-        sent.line = line
-        line.entries.append(sent)
+            queue = ledger.start_lane(lane)
+        sent.queue = queue
+        queue.entries.append(sent)
         ledger.total = total = ledger.total + 1
         self._next = position + 1
         if total >= self._limits.max_outstanding and self.full_since is None:
@@ -278,22 +279,22 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         fanout.room = room = fanout.room - 1
         if room:
             return forced
-        late = fanout.look()
+        late = fanout.find_late()
         for member in late:
             error = f"it left more than {self._limits.max_backlog} events unread"
             self._fail(member, {member.window} if member.window is not None else (), error, now)
         return [*forced, *(Forced(member, Cause.OVERFLOW, position) for member in late)]
 
-    def more(self, member: Member[LaneT, PayloadT, EventT]) -> bool:
-        """Give a member that has taken all of `unread` what came after it; it is on no event then."""
+    def load_more(self, member: Member[LaneT, PayloadT, EventT]) -> bool:
+        """Move a member past its event and refill its `unread`; return whether there was anything more."""
         member.carry()
         member.window = None
-        if (since := self._seats.caught_up(member)) is not None:
+        if (since := self._seats.take_caught_up(member)) is not None:
             self._hold_to_limits(member, since)
-        return self._fanout.more(member)
+        return self._fanout.load_more(member)
 
     def reject(self, member: Member[LaneT, PayloadT, EventT], sent: Sent[LaneT, PayloadT, EventT]) -> Refusal:
-        """Resolve an event as rejected by a member that is on it, whatever it has derived from it.
+        """Resolve an event as rejected by a member that is on it, whatever the member has derived from it.
 
         Args:
             member: The member that rejects it.
@@ -307,7 +308,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         """Fail the members that have held an event for as long as the ack timeout, and end seats.
 
         Returns:
-            Those of them that are present, and the seats that have ended.
+            The failed members that are present, and the seats that have ended.
         """
         timeout = self._limits.ack_timeout_seconds
         error = f"it did not finish the event within {timeout:g} s"
@@ -321,8 +322,8 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
             self._fail(late, late.find_late(now, timeout), error, now)
         while (found := self._hold_times.find_longest()) is not None:
             member, sent = found
-            if now - member.held_since(sent) < timeout:
-                self._oldest = member.held_since(sent)
+            if now - member.find_held_since(sent) < timeout:
+                self._oldest = member.find_held_since(sent)
                 return forced
             if member.present:
                 forced.append(Forced(member, Cause.TIMEOUT, sent.position))
@@ -331,7 +332,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         return forced
 
     def _waits_for_seats_alone(self) -> bool:
-        """Whether the group is full, and nothing but seats keeps it so."""
+        """Return whether the group is full, and only because of seats."""
         if self.full_since is None or self._in_flight or self._hold_times.any_unconfirmed:
             return False
         return not self._seats.any_catching_up and self._hold_times.has_moved_past(self._next)
@@ -339,7 +340,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
     # -- advancing
 
     def take(self) -> Batch[LaneT, PayloadT] | None:
-        """Take the resolved prefix of one lane that has one and nothing in flight, fairly; settle it later."""
+        """Take the resolved prefix of the lane that has waited longest for it; call `settle` once it is advanced."""
         self._crowd.move(self._next)
         self._pending_events.trim()
         batch = self._ledger.take()
@@ -347,7 +348,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         return batch
 
     def blame(self, entry: LedgerEntry[LaneT, PayloadT]) -> Blame:
-        """Return who failed an event that is not settled, or rejected it, and who never read it."""
+        """Return which members failed or rejected an event that is not settled, and which never read it."""
         return self._failures.blame(entry)
 
     def settle(self, batch: Batch[LaneT, PayloadT]) -> None:
@@ -359,18 +360,18 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
             self.full_since = None
 
     def report(self) -> list[LaneReport[LaneT]]:
-        """Return what each lane waits for. This looks at all members."""
+        """Return what each lane waits for; O(members)."""
         self._crowd.move(self._next)
         return report_lanes(self._ledger, self._hold_times, self.members.values())
 
     def _hold_to_limits(self, member: Member[LaneT, PayloadT, EventT], since: float) -> None:
-        """Let a member that was exempt be too far behind, or too late with what was published since."""
-        self._fanout.bound(member)
+        """Apply the limits to a member that was exempt, for what was published since."""
+        self._fanout.end_exemption(member)
         self._hold_times.add(member)
         self._oldest = min(self._oldest, since)
 
     def _remove(self, member: Member[LaneT, PayloadT, EventT]) -> None:
-        """Remove a member; what it never read fails, or does not count if it is released."""
+        """Remove a member; what it never read fails, or is not counted if the member is released."""
         self._failures.note_unread(member)
         del self.members[member.name]
         self._seats.drop(member)
@@ -385,15 +386,15 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         error: str,
         now: float,
     ) -> None:
-        """Resolve all that a member holds as failed; if it is present, remove it, or let it keep a seat."""
+        """Fail everything that a member holds; if it is present, remove it, or keep a seat for it."""
         for sent in member.list_held():
             self._failures.fail(member, sent, error if sent in blamed else None)
         if not member.present or self._stopped:
-            # When the reading has ended, what it left unread belongs to nobody, and stays where it is.
+            # After `stop_reading`, what it left unread is resolved for nobody.
             return
         if not self._limits.seat_seconds:
             self._remove(member)
             return
         self._failures.note_unread(member)
         self._fanout.skip_to_end(member)
-        self.sit(member, now)
+        self.suspend(member, now)

@@ -1,6 +1,6 @@
-"""Knows which member of a group has held which event for the longest, without looking at all of them.
+"""Finds the member of a group that has held an event for the longest, without scanning all members.
 
-A member holds an event that it has not moved past, and one that something is bound to that is not confirmed as stored.
+A member holds an event while it has not moved past it, or while something bound to it is not confirmed as stored.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ PayloadT = TypeVar("PayloadT")
 
 
 class HoldTimes(Generic[LaneT, PayloadT, EventT]):
-    """Who holds what in one group, and since when.
+    """Which member of a group holds what, and since when.
 
     Attributes:
-        unconfirmed: The members for whom something is unconfirmed, or was.
+        unconfirmed: The members with something unconfirmed, now or in the past.
     """
 
     __slots__ = ("_timed", "unconfirmed")
 
     def __init__(self) -> None:
         """Start without members."""
-        # Members that can be too late, the one that is last in the log first.
+        # Members to which the ack timeout applies, the one that is last in the log first.
         self._timed: LazyMin[Member[LaneT, PayloadT, EventT], int] = LazyMin(_find_position)
         self.unconfirmed: LazyMin[Member[LaneT, PayloadT, EventT], float] = LazyMin(_find_oldest)
 
@@ -41,22 +41,22 @@ class HoldTimes(Generic[LaneT, PayloadT, EventT]):
         self._timed.note_out()
 
     def find_longest(self) -> tuple[Member[LaneT, PayloadT, EventT], Sent[LaneT, PayloadT, EventT]] | None:
-        """Return the event that somebody has held for the longest, and who; None when nobody holds anything."""
+        """Return the event that was held for the longest, and its member; None if no member holds anything."""
         found = None
-        last = self._timed.top()
-        if last is not None and (sent := last.next_held()) is not None:
+        last = self._timed.find_top()
+        if last is not None and (sent := last.find_next_held()) is not None:
             found = last, sent
-        holder = self.unconfirmed.top()
+        holder = self.unconfirmed.find_top()
         if holder is not None:
             sent = next(iter(holder.carried.values()))
-            if found is None or holder.held_since(sent) < found[0].held_since(found[1]):
+            if found is None or holder.find_held_since(sent) < found[0].find_held_since(found[1]):
                 found = holder, sent
         return found
 
     def find_holders(
         self, sent: LedgerEntry[LaneT, PayloadT], members: Iterable[Member[LaneT, PayloadT, EventT]]
     ) -> tuple[Hashable, ...]:
-        """Return the names of those who hold an event, each once. This looks at all members."""
+        """Return the names of the members that hold an event, each once; O(members)."""
         on_it = [member for member in members if member.moved <= sent.position]
         unconfirmed = [m for m in self.unconfirmed.members if any(one is sent for one in m.carried.values())]
         return tuple(dict.fromkeys(member.name for member in (*on_it, *unconfirmed)))
@@ -64,11 +64,11 @@ class HoldTimes(Generic[LaneT, PayloadT, EventT]):
     @property
     def any_unconfirmed(self) -> bool:
         """Whether anything waits to be confirmed as stored."""
-        return self.unconfirmed.top() is not None
+        return self.unconfirmed.find_top() is not None
 
     def has_moved_past(self, end: int) -> bool:
-        """Return whether every member that can be too late has moved past all events before a position."""
-        last = self._timed.top()
+        """Return whether every member with an ack timeout has moved past all events before a position."""
+        last = self._timed.find_top()
         return last is None or last.moved >= end
 
 
@@ -77,13 +77,13 @@ def report_lanes(
     hold_times: HoldTimes[LaneT, PayloadT, EventT],
     members: Collection[Member[LaneT, PayloadT, EventT]],
 ) -> list[LaneReport[LaneT]]:
-    """Return what each lane of a group waits for, and by whom. This looks at all members."""
+    """Return what each lane of a group waits for, and which members hold it; O(members)."""
     reports = []
-    for lane in ledger.lanes():
-        head = ledger.head(lane)
+    for lane in ledger.lanes:
+        head = ledger.find_head(lane)
         assert isinstance(head, Sent)
         holders = hold_times.find_holders(head, members) if head.pending else ()
-        reports.append(LaneReport(lane, ledger.outstanding(lane), head.position, head.at, holders))
+        reports.append(LaneReport(lane, ledger.count_outstanding(lane), head.position, head.at, holders))
     return reports
 
 
@@ -93,5 +93,5 @@ def _find_position(member: Member[LaneT, PayloadT, EventT]) -> int | None:
 
 def _find_oldest(member: Member[LaneT, PayloadT, EventT]) -> float | None:
     for sent in member.carried.values():
-        return member.held_since(sent)
+        return member.find_held_since(sent)
     return None

@@ -18,10 +18,10 @@ class LaneOffsets(Generic[LaneT, HeldT]):
     """One assigned lane.
 
     Attributes:
-        past: What was last committed of it, where that is known.
-        read: The next offset to read; -1 until the first one tells where the lane begins.
+        past: Its last commit, if known.
+        read: The next offset to read; -1 until the first offset is read.
         floor: The first offset that is not done.
-        clean: What is done above the floor.
+        clean: The offsets that are done above the floor.
         open: The deliveries of offsets that are not done.
         failures: How often offsets that are not done have failed.
     """
@@ -39,14 +39,14 @@ class LaneOffsets(Generic[LaneT, HeldT]):
         """Begin at the first offset that is read."""
         self.read = self.floor = offset
         if self.past is None or offset < self.past.floor:
-            return  # never committed, or the log was created again: what was known is about other messages
+            return  # never committed, or the log was re-created: the past commit is about other messages
         for start, end in self.past.clean:
             self.mark_done(start, end)
         self.failures = {at: n for at, n in self.past.failures if at >= self.floor and at not in self.clean}
         self._recorded = sorted(self.failures, reverse=True)
 
     def reach(self, offset: int) -> None:
-        """Read an offset; those that were skipped before it do not exist."""
+        """Note that an offset was read; offsets skipped before it do not exist."""
         while self._recorded and self._recorded[-1] <= offset:
             at = self._recorded.pop()
             if at < offset:

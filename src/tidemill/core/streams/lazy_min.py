@@ -1,11 +1,11 @@
-"""The lowest of many keys that only rise: which member is last, without looking at all of them.
+"""The lowest of many keys that only rise: finds the last member without scanning all of them.
 
-It is not told when a key rises. The heap holds a lower bound for each member, corrected only when that member comes to
-the top: a member costs something only when it was last, at most once per rise.
+It is not notified when a key rises. The heap holds a lower bound for each member, corrected only when that member comes
+to the top: a member costs something only when it was last, at most once per rise.
 
 Invariants:
 1. A recorded key is never above the true one.
-2. Members without a key are removed when they come to the top, and all at once when they are more than half.
+2. Members without a key are removed when they come to the top, or all at once when they are more than half.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class LazyMin(Generic[MemberT, KeyT]):
     """Members by a key that only rises.
 
     Args:
-        key: Returns a member's key as it is now, or None when the member is out for good or for now.
+        key: Returns the current key of a member, or None while it has none.
 
     Example:
         >>> keys = {"a": 3, "b": 1}
@@ -33,7 +33,7 @@ class LazyMin(Generic[MemberT, KeyT]):
         >>> lowest.add("a"), lowest.add("b")
         (None, None)
         >>> keys["b"] = 7
-        >>> lowest.top()
+        >>> lowest.find_top()
         'a'
     """
 
@@ -49,15 +49,15 @@ class LazyMin(Generic[MemberT, KeyT]):
         self.members: set[MemberT] = set()
 
     def add(self, member: MemberT) -> None:
-        """Add a member that has a key; one that is in it already, or has none, changes nothing."""
+        """Add a member that has a key; one that was added already, or has no key, changes nothing."""
         key = self._key(member)
         if key is not None and member not in self.members:
             self.members.add(member)
             self._serial += 1
             heapq.heappush(self._heap, (key, self._serial, member))
 
-    def top(self) -> MemberT | None:
-        """Return the member with the lowest key, the first added among equals; None when there is none."""
+    def find_top(self) -> MemberT | None:
+        """Return the member with the lowest key, the first added among equals; None if there is none."""
         heap = self._heap
         while heap:
             recorded, serial, member = heap[0]
@@ -72,11 +72,11 @@ class LazyMin(Generic[MemberT, KeyT]):
         return None
 
     def drop_top(self) -> None:
-        """Remove the member that `top` has just returned."""
+        """Remove the member that `find_top` has just returned."""
         self.members.discard(heapq.heappop(self._heap)[2])
 
-    def bound(self) -> KeyT | None:
-        """Return a number that no key is below, without looking at any member; None when there is none."""
+    def find_bound(self) -> KeyT | None:
+        """Return a lower bound of all keys in O(1); None if there is none."""
         return self._heap[0][0] if self._heap else None
 
     def note_out(self) -> None:
@@ -84,6 +84,6 @@ class LazyMin(Generic[MemberT, KeyT]):
         self._out += 1
         if self._out > _SWEEP_FROM and self._out * 2 > len(self._heap):
             self._out = 0
-            self._heap = [line for line in self._heap if self._key(line[2]) is not None]
+            self._heap = [item for item in self._heap if self._key(item[2]) is not None]
             heapq.heapify(self._heap)
             self.members = {member for _, _, member in self._heap}

@@ -1,8 +1,8 @@
-"""The members of a shared stream with acknowledgement, and what is known of each: the values of `group`.
+"""The members of a shared stream with acknowledgement, and their state: the values of `group`.
 
-An event knows how much it waits for and how its members dealt with it, in numbers; a member knows the event it is on
-and what it has derived that is not confirmed. There is no object per event and member. Only `StreamGroup` changes them,
-but for `Member.window`, which its shell sets to each event that it hands out.
+An event counts what it waits for and how its members resolved it; a member knows the event it is on and what it has
+derived that is not confirmed. There is no object per event and member. Only `StreamGroup` changes them, except for
+`Member.window`, which the shell sets to each event that it hands out.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class StreamLimits:
 
     Attributes:
         max_backlog: How many events a member may leave unread.
-        ack_timeout_seconds: How long a member may hold an event, from its fan-out.
+        ack_timeout_seconds: How long a member may hold an event, counted from its fan-out.
         max_outstanding: How many events may wait to be advanced before `full_since` is set.
         seat_seconds: How long a seat is kept for a member that is away; 0: there are no seats.
         seat_full_seconds: How long seats alone may keep the group full.
@@ -62,8 +62,8 @@ class Blame(NamedTuple):
     """Why an event is not clean for its failed members.
 
     Attributes:
-        failures: Who failed or rejected it, with the error.
-        unread: Who never read it, or was interrupted on it through no fault of its own.
+        failures: The members that failed or rejected it, with the error.
+        unread: The members that never read it, or were interrupted on it.
     """
 
     failures: dict[Hashable, str]
@@ -74,30 +74,30 @@ class Sent(LedgerEntry[LaneT, PayloadT], Generic[LaneT, PayloadT, EventT]):
     """An event that was fanned out. `item` is what its producer wants back.
 
     Attributes:
-        at: When, in seconds of the caller's clock.
+        at: When it was fanned out, in seconds of the caller's clock.
         event: What the members read.
         pending: How many things it waits for: the crowd as one, and each number bound to it.
-        acked: The members that neither failed on it nor rejected it: once it is resolved, those that acked it.
+        acked: How many members neither failed on it nor rejected it: once it is resolved, those that acked it.
         failed: How many members failed on it.
         rejected: How many members rejected it.
     """
 
     __slots__ = ("at", "event")
 
-    # Made by `StreamGroup.publish`, for every event, without a call of its own.
+    # `StreamGroup.publish` creates it without calling `__init__`, which would be slow for every event.
     event: EventT
     at: float
 
 
 class Home(Protocol):
-    """What a group belongs to outside of the core."""
+    """The shell that a group belongs to."""
 
     def note_resolved(self) -> None:
         """Note that there may be something to take."""
 
 
 class Refuses(Protocol):
-    """What `PendingEvents` needs of the group of a member."""
+    """What `PendingEvents` needs from the group of a member."""
 
     def refuse(self, member: Any, seq: int, error: str | None) -> None:
         """Fail the event that a number is bound to."""
@@ -109,13 +109,13 @@ class Member(LogReader[Sent[LaneT, PayloadT, EventT]], Generic[LaneT, PayloadT, 
     Attributes:
         group: Its group.
         home: What its group belongs to.
-        ledger: Where the events of its group are.
-        holders: The members of its group for which something is unconfirmed, or was.
+        ledger: The ledger of its group.
+        holders: The members of its group with something unconfirmed, now or in the past.
         window: The event that it is on. The shell sets it to what it took from `unread`, after `carry` if `newest`.
         refused: The event it rejected last.
-        newest: The number bound to the window that is not confirmed; of several the newest; 0: there is none.
-        carried: The other numbers bound to it that are not confirmed, oldest first, and their events, which wait.
-        released: Whether it is gone for good, and can no longer fail anything.
+        newest: The newest unconfirmed number that is bound to the window; 0: there is none.
+        carried: Its other unconfirmed numbers, oldest first, and their events, which wait for them.
+        released: Whether it has left permanently, and can no longer fail anything.
         since: When it came back to its seat; what waited there counts as fanned out at that time.
     """
 
@@ -147,30 +147,30 @@ class Member(LogReader[Sent[LaneT, PayloadT, EventT]], Generic[LaneT, PayloadT, 
         """The position of the first event that it has not moved past."""
         return self.position if self.window is None else self.window.position
 
-    def next_held(self) -> Sent[LaneT, PayloadT, EventT] | None:
-        """Return the first event that it has not moved past; None when there is none."""
-        return self.window or next(self.rest(), None)
+    def find_next_held(self) -> Sent[LaneT, PayloadT, EventT] | None:
+        """Return the first event that it has not moved past; None if there is none."""
+        return self.window or next(self.yield_unread(), None)
 
-    def held_since(self, sent: Sent[LaneT, PayloadT, EventT]) -> float:
+    def find_held_since(self, sent: Sent[LaneT, PayloadT, EventT]) -> float:
         """Return the time from which it has held an event."""
         return max(sent.at, self.since)
 
     def list_held(self) -> list[Sent[LaneT, PayloadT, EventT]]:
-        """Return the events that it has read and that wait for it."""
+        """Return the events that it has read and still holds."""
         held = dict.fromkeys(self.carried.values())
         if self.window is not None:
             held[self.window] = None
         return list(held)
 
     def find_late(self, now: float, timeout_seconds: float) -> Collection[Sent[LaneT, PayloadT, EventT]]:
-        """Return those of them that it has held for at least the timeout."""
-        return {sent for sent in self.list_held() if now - self.held_since(sent) >= timeout_seconds}
+        """Return the events that it has read and held for at least the timeout."""
+        return {sent for sent in self.list_held() if now - self.find_held_since(sent) >= timeout_seconds}
 
-    def bound_to(self, sent: Sent[LaneT, PayloadT, EventT]) -> list[int]:
+    def find_bound(self, sent: Sent[LaneT, PayloadT, EventT]) -> list[int]:
         """Return the numbers in `carried` that are bound to an event: the window, or one that something is bound to."""
         on_it = sent is self.window
         found: list[int] = []
-        # They are next to each other: those of the window come last, and what is given up is mostly the oldest.
+        # They are adjacent: those of the window are at the end, and any others that are given up mostly at the start.
         for seq, bound in reversed(self.carried.items()) if on_it else self.carried.items():
             if bound is sent:
                 found.append(seq)
@@ -179,7 +179,7 @@ class Member(LogReader[Sent[LaneT, PayloadT, EventT]], Generic[LaneT, PayloadT, 
         return found
 
     def carry(self) -> None:
-        """Make the window wait for `newest`, which needs no record while the member is on it: the crowd waits."""
+        """Make the window wait for `newest`; while the member is on it, no record is needed: the crowd waits."""
         if self.newest and self.window is not None:
             self.carried[self.newest] = self.window
             self.window.pending += 1
@@ -204,8 +204,8 @@ class LaneReport(Generic[LaneT]):
         lane: The lane.
         outstanding: How many events of it are not advanced.
         head: The position of the first of them.
-        since: When that was fanned out.
-        holders: Who holds it; empty when it is resolved and waits for an advance, or is in one.
+        since: When the first of them was fanned out.
+        holders: The members that hold it; empty if it is resolved and waits to be advanced, or is being advanced.
     """
 
     lane: LaneT

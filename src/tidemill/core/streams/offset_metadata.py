@@ -1,10 +1,11 @@
-"""What is known above a commit floor, as metadata that is committed with the offset.
+"""The state above a commit floor, as metadata that is committed with the offset.
 
-A broker keeps one offset per partition and a short text with it. The text lists which offsets above the floor are
-clean and how often others failed, so that the next reader of the partition redelivers nothing clean and goes on
-counting. Invariants: the text never exceeds its limit: what does not fit is left out from the end, which costs a
-redelivery and loses nothing; what it holds can be read back: numbers that no log has are left out; a text in another
-format is not an error, and is ignored.
+A broker keeps one offset per partition and a short text with it. The text lists which offsets above the floor are clean
+and how often others failed, so that the next reader of the partition redelivers nothing clean and continues counting.
+
+Invariants: the text never exceeds its limit: what does not fit is left out from the end, which costs a redelivery and
+loses nothing; every text that is written can be decoded: offsets that a log cannot have are left out; a text in another
+format is ignored.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from tidemill.core.streams.redelivery_items import Commit
 
 LaneT = TypeVar("LaneT")
 
-#: Brokers take 4096 bytes (`offset.metadata.max.bytes`).
+#: Brokers accept 4096 bytes (`offset.metadata.max.bytes`).
 MAX_METADATA_BYTES = 4000
-#: Failures are few, and each matters more than an interval does.
+#: Failures come first: they are few, and each matters more than an interval.
 _FAILURES_BYTES = MAX_METADATA_BYTES // 2
-#: Logs count in 64 bits, with a sign.
+#: Offsets are signed 64-bit numbers.
 _MAX_NUMBER = (1 << 63) - 1
 _PREFIX = "tidemill1"
 _PAIRS = r"(?:[0-9]{1,19}\+[0-9]{1,19}(?:,[0-9]{1,19}\+[0-9]{1,19})*)?"
@@ -29,7 +30,7 @@ _FORMAT = re.compile(rf"{_PREFIX};([0-9]{{1,19}});({_PAIRS});({_PAIRS})", re.ASC
 
 
 def encode_metadata(commit: Commit[LaneT]) -> str:
-    """Return the metadata of a commit, '' if there is none.
+    """Return the metadata of a commit; '' if there is none.
 
     Example:
         >>> encode_metadata(Commit("a", 100, ((102, 110), (112, 113)), ((100, 2),)))
@@ -58,7 +59,7 @@ def _join_split_pairs(pairs: Iterable[tuple[int, int]], room: int) -> str:
 
 
 def decode_metadata(lane: LaneT, text: str | None) -> Commit[LaneT] | None:
-    """Return what the metadata of a lane records, None if the text has another format.
+    """Return the commit that the metadata of a lane describes; None if the text has another format.
 
     Example:
         >>> decode_metadata("a", "tidemill1;100;0+2;2+8,12+1")

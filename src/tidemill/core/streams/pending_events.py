@@ -1,8 +1,8 @@
-"""The numbers that stand for what subscribers derived from events, until it is confirmed as stored.
+"""Numbers for the trigger events that subscribers derived from raw events, until they are confirmed as stored.
 
-One `PendingEvents` serves all groups of a manager. Its two verbs are called for every trigger event, which is why they
-are written flat, why the owners of numbers are in a list and not in a dict, and why the common case, a number that is
-confirmed while its subscriber is still on the event, leaves no trace on the event.
+One `PendingEvents` serves all groups of a manager. Binding and confirming happen for every trigger event, which is why
+these functions are written flat, why the owners of numbers are in a list and not in a dict, and why the common case, a
+number that is confirmed while its subscriber is still on the event, does not touch the event.
 
 Invariants:
 1. A number is used once.
@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from tidemill.core.streams.members import Member
 
-#: Shorter lists of owners are not worth a look at their beginning.
+#: Shorter lists of owners are not trimmed.
 _TRIM_FROM: Final = 1024
 
 
@@ -42,8 +42,8 @@ class PendingEvents:
         """Make a key refer to a group; any other key binds nothing.
 
         Args:
-            key: Not None.
-            members: Those of the group, by name, as they change.
+            key: Anything but None.
+            members: The members of the group, by name; the mapping is kept and may change.
         """
         self._groups[key] = members
         self._recent_key = None
@@ -65,16 +65,16 @@ class PendingEvents:
         Call it as soon as the trigger event is taken from the filter, before anything is awaited.
 
         Returns:
-            The number for `confirm_persisted`; None when nothing has to wait: the key is unknown or its stream
-            is not acknowledged, or the trigger is on no event, has rejected it or has failed.
+            The number for `confirm_persisted`; None if nothing has to wait: the key is unknown, its stream is not
+            acknowledged, or the trigger is not on an event, has rejected it or has failed.
         """
         try:
-            # A tuple is hashed again for each look-up; a key that is used again and again is one object.
+            # A tuple is hashed again for each lookup; a key that is used repeatedly is the same object.
             members = self._recent if key is self._recent_key else self._find(key)
             member = members[trigger_id]
         except KeyError:
             return None
-        # As `bind` does, which would cost another call for every event.
+        # `bind`, inlined: another call for every event would cost too much.
         if member.window is None:
             return None
         self._last = seq = self._last + 1
@@ -96,7 +96,7 @@ class PendingEvents:
         return seq
 
     def confirm_persisted(self, seqs: Iterable[int]) -> None:
-        """Note that trigger events are stored, durably.
+        """Note that trigger events are stored durably.
 
         Args:
             seqs: Numbers of any groups, consumed once; unknown and repeated ones change nothing.
@@ -109,12 +109,12 @@ class PendingEvents:
                     continue
                 member = owners[index]
             except (IndexError, TypeError):
-                # Not used yet, or the None of a `bind_pending_event` that had nothing to wait for.
+                # Not used yet, or None from a `bind_pending_event` that had nothing to wait for.
                 continue
             if member is not None:
                 owners[index] = None
                 if member.newest == seq:
-                    # It is still on the event, which cannot be resolved before it moves.
+                    # The member is still on the event, which cannot be resolved before the member moves on.
                     member.newest = 0
                 else:
                     sent = member.carried.pop(seq)
@@ -128,7 +128,7 @@ class PendingEvents:
 
         Args:
             seqs: Numbers of any groups; unknown and repeated ones, and those that are confirmed, change nothing.
-            error: Why they are refused; None: through no fault of the subscriber, which is not blamed.
+            error: Why they are refused; None: the subscriber is not to blame.
         """
         for seq in seqs:
             index = seq - self._first
@@ -144,7 +144,7 @@ class PendingEvents:
         """Free the memory of the oldest numbers that are done; return how many numbers still take memory."""
         owners = self._owners
         if len(owners) >= _TRIM_FROM:
-            # The first that is not done, if any: everything that the iterator passed before it is done.
+            # The first that is not done, if any; everything before it is done.
             unread = iter(owners)
             found = next(filter(None, unread), None)
             done = len(owners) - length_hint(unread) - (found is not None)

@@ -1,24 +1,24 @@
-"""What may be committed of a log, and what has to be redelivered: the commit floor of every lane.
+"""How far each lane of a log may be committed, and what has to be redelivered.
 
-A log (a Kafka partition) only knows one number per lane: everything below the floor is done. A lane's offsets are
-admitted in order, delivered to the subscribers of the moment, and resolved in any order. An offset that all of them
-read and none failed is clean; any other holds the floor while it waits for those that failed it or left it unread, and
-is then redelivered from memory, to all subscribers. A rejected one, and one that failed too often, is dead-lettered,
-and done once the letter is confirmed. Redelivering from memory needs no seek, which would discard what was prefetched
-and read again everything that is clean.
+A log (a Kafka partition) keeps only one number per lane, the commit floor: everything below it is done. A lane's
+offsets are admitted in order, delivered to the current subscribers, and resolved in any order. An offset that all of
+them read and none failed is clean; any other holds the floor while it waits for the subscribers that failed it or left
+it unread, and is then redelivered from memory, to all subscribers. An offset that was rejected, or failed too often, is
+dead-lettered, and done once the letter is confirmed. Redelivering from memory needs no seek, which would discard what
+was prefetched and read everything that is clean again.
 
 Invariants:
 1. The floor never passes an offset that is not done, and never moves back; so no commit does.
 2. What is clean is never redelivered; clean offsets above the floor are kept as intervals, at most one more than there
-   are open offsets, which are bounded (`wants`), beside those that a past commit recorded.
-3. An offset that is not clean ends clean or dead-lettered, or `find_overdue` names it.
+   are open offsets, which are bounded (`wants`), besides those that a past commit recorded.
+3. An offset that is not clean ends clean or dead-lettered, or `find_overdue` returns it.
 4. A delivery is resolved once; one that was redelivered since, or whose lane was revoked, changes nothing.
 5. Only a failure or a reject leads to a dead letter. What is left unread is redelivered as often as necessary.
 6. Every redelivery backs off, longer with each failure, and with each time in a row that it was left unread.
 
-A delivery waits for a subscriber that left after it and is not back, or has not left yet, but not for one that is gone
-for good: what others accepted is not redelivered to them because of it. Times are seconds of one clock, `bits`
-are 32 random bits. Every call costs what it touches.
+A delivery waits for a subscriber that failed it and either left and is not back, or has not left yet, but not for one
+that has left permanently: what others accepted is not redelivered to them because of it. Times are seconds of one
+clock, `bits` are 32 random bits. The cost of every call is proportional to what it changes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ HeldT = TypeVar("HeldT")
 
 
 class Redelivery(Generic[LaneT, HeldT]):
-    """The lanes of one log, and everything of them that is not done.
+    """The lanes of one log, and their offsets that are not done.
 
     Example:
         >>> log: Redelivery[str, bytes] = Redelivery()
@@ -70,7 +70,8 @@ class Redelivery(Generic[LaneT, HeldT]):
         self._dirty: dict[LaneT, None] = {}
         # Deliveries that are not done, oldest first.
         self._numbers: dict[int, None] = {}
-        # Subscribers that are present, with the number at which they last left; those that left, or are gone: when.
+        # Subscribers that are present, with the number at which they last left; those that are absent, or gone
+        # permanently, with the number at which they left.
         self._present: dict[Hashable, int] = {}
         self._absent: dict[Hashable, int] = {}
         self._gone: dict[Hashable, int] = {}
@@ -79,7 +80,7 @@ class Redelivery(Generic[LaneT, HeldT]):
         self._timers: list[tuple[float, int, Waiting[LaneT, HeldT]]] = []
         self._held_up: deque[Waiting[LaneT, HeldT]] = deque()
         self._missing: dict[Hashable, list[Waiting[LaneT, HeldT]]] = {}
-        # What waits because of whom.
+        # What waits because of each subscriber.
         self._concerns: dict[Hashable, set[Waiting[LaneT, HeldT]]] = {}
         # Deliveries that wait for anybody to join.
         self._unseen: list[Waiting[LaneT, HeldT]] = []
@@ -90,14 +91,14 @@ class Redelivery(Generic[LaneT, HeldT]):
         """Start a lane, from its beginning.
 
         Args:
-            lane: The lane; if it is assigned already, everything about it is forgotten.
-            past: What was last committed, if that is known.
+            lane: The lane; if it is assigned already, its state is forgotten.
+            past: Its last commit, if known.
         """
         self.revoke(lane)
         self._lanes[lane] = LaneOffsets(past)
 
     def revoke(self, lane: LaneT) -> None:
-        """Forget a lane and what is open of it: the next reader gets that."""
+        """Forget a lane and its open offsets, which the next reader gets."""
         state = self._lanes.pop(lane, None)
         self._dirty.pop(lane, None)
         if state is not None:
@@ -158,15 +159,15 @@ class Redelivery(Generic[LaneT, HeldT]):
         """Note how a delivery ended.
 
         Args:
-            delivery: What `admit` or `take` gave.
+            delivery: What `admit` or `take` returned.
             verdict: How it ended.
             now: The time.
-            bits: For the backoff.
-            awaited: Who failed it, or left it unread.
-            accepted: Whether anybody accepted it.
+            bits: 32 random bits for the backoff.
+            awaited: The subscribers that failed it, or left it unread.
+            accepted: Whether any subscriber accepted it.
 
         Returns:
-            Whether it is to be dead-lettered; call `note_lettered` when that is confirmed.
+            Whether it is to be dead-lettered; call `note_lettered` when the letter is confirmed.
         """
         state = self._lanes.get(delivery.lane)
         if delivery.resolved or state is None or state.open.get(delivery.offset) is not delivery:
@@ -215,17 +216,17 @@ class Redelivery(Generic[LaneT, HeldT]):
         self._open_bytes -= delivery.size_bytes
 
     def take_commits(self) -> list[Commit[LaneT]]:
-        """Take what is new to commit, one per lane that changed since the last call."""
+        """Return one commit for each lane that has changed since the last call."""
         dirty, self._dirty = self._dirty, {}
         found = []
         for lane in dirty:
             state = self._lanes[lane]
             failures = sorted(state.failures.items()) if state.failures else ()
-            found.append(Commit(lane, state.floor, state.clean.pairs(), tuple(failures)))
+            found.append(Commit(lane, state.floor, state.clean.list_pairs(), tuple(failures)))
         return found
 
     def offer_again(self, lane: LaneT) -> None:
-        """Offer a lane in `take_commits` once more, as it is then: its commit did not succeed."""
+        """Include a lane in the next `take_commits` again, because its commit failed."""
         state = self._lanes.get(lane)
         if state is not None and state.read >= 0:
             self._dirty[lane] = None
@@ -233,7 +234,7 @@ class Redelivery(Generic[LaneT, HeldT]):
     # -- subscribers -------------------------------------------------------------------------------------------
 
     def note_joined(self, who: Hashable) -> None:
-        """Note that somebody subscribed, for the first time or again."""
+        """Note that a subscriber joined, for the first time or again."""
         if who in self._present:
             return
         self._number += 1
@@ -254,7 +255,7 @@ class Redelivery(Generic[LaneT, HeldT]):
         self._prune()
 
     def note_gone(self, who: Hashable) -> None:
-        """Note that a subscriber left for good; if it comes back after all, it joins as a new one."""
+        """Note that a subscriber left permanently; if it comes back after all, it joins as a new one."""
         self.note_left(who)
         number = self._absent.pop(who, 0)
         if number:
@@ -267,7 +268,7 @@ class Redelivery(Generic[LaneT, HeldT]):
         self._note_found(who)
 
     def _prune(self) -> None:
-        """Forget who left before the oldest delivery that is not done: they cannot have failed any."""
+        """Forget subscribers that left before the oldest delivery that is not done: they cannot have failed it."""
         if len(self._absent) + len(self._gone) > self._prune_above:
             oldest = next(iter(self._numbers), self._number + 1)
             self._absent = {name: number for name, number in self._absent.items() if number > oldest}
@@ -280,7 +281,7 @@ class Redelivery(Generic[LaneT, HeldT]):
             self._schedule(waiting)
 
     def _is_expected(self, who: Hashable, delivery: Delivery[LaneT, HeldT]) -> bool:
-        """Whether a subscriber that failed a delivery, or left it unread, still has to come back."""
+        """Return whether a subscriber that failed a delivery, or left it unread, still has to come back."""
         left = self._present.get(who)
         return who in self._absent if left is None else left <= delivery.number
 
@@ -294,7 +295,7 @@ class Redelivery(Generic[LaneT, HeldT]):
         bits: int,
         awaited: Collection[Hashable],
     ) -> Waiting[LaneT, HeldT]:
-        delay = self._limits.backoff.delay(delivery.unread or delivery.failures, bits)
+        delay = self._limits.backoff.compute_delay(delivery.unread or delivery.failures, bits)
         waiting = delivery.waiting = Waiting(delivery, now + delay, now + self._limits.wait_seconds)
         waiting.missing = {who for who in awaited if self._is_expected(who, delivery)}
         for who in waiting.missing:
@@ -340,14 +341,15 @@ class Redelivery(Generic[LaneT, HeldT]):
         return found
 
     def find_overdue(self, now: float) -> Overdue[LaneT, HeldT] | None:
-        """Return an offset whose subscribers did not come back in time, None if there is none."""
+        """Return an offset whose subscribers did not come back in time; None if there is none."""
         first = self._find_first_held_up()
         if first is None or now < first.deadline:
             return None
         return Overdue(first.delivery, frozenset(first.missing))
 
+    @property
     def due(self) -> float | None:
-        """Return when to call `take` or `find_overdue` next, if nothing else happens before; None: not at all."""
+        """When to call `take` or `find_overdue` if there is no input before; None: not before the next input."""
         first = self._find_first_held_up()
         times = [first.deadline] if first is not None else []
         if self._timers:

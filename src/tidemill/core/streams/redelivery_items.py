@@ -1,4 +1,4 @@
-"""What goes into the redelivery machine and comes out of it; see `redelivery`."""
+"""The inputs and outputs of `redelivery`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class RedeliveryLimits:
     """The limits of redelivery.
 
     Attributes:
-        max_redeliveries: Deliveries after the first one; a failure of the last one is dead-lettered.
+        max_redeliveries: Deliveries after the first one; if the last one fails, the offset is dead-lettered.
         backoff: How long an offset waits after each failure, and each time it was left unread.
         wait_seconds: How long subscribers that failed an offset, or left it unread, may take to come back.
         max_open: How many admitted offsets of one lane may be open.
-        max_open_bytes: How many bytes those of all lanes may hold together.
+        max_open_bytes: How many bytes the open offsets of all lanes may have together.
     """
 
     max_redeliveries: int = 5
@@ -36,9 +36,9 @@ class RedeliveryVerdict(enum.Enum):
     """How a delivery ended.
 
     Attributes:
-        CLEAN: At least one subscriber accepted it, and all did.
+        CLEAN: All subscribers accepted it, and there was at least one.
         FAILED: A subscriber read it and failed.
-        REJECTED: A subscriber rejected it for good.
+        REJECTED: A subscriber rejected it permanently.
         UNREAD: None failed, but at least one never read it.
         UNSEEN: There was no subscriber, or all of them were released.
     """
@@ -56,7 +56,7 @@ def judge_outcome(acked: int, failed: int, rejected: int, unread: int = 0) -> Re
     Args:
         acked: How many subscribers accepted it.
         failed: How many failed it, including those that never read it.
-        rejected: How many rejected it for good.
+        rejected: How many rejected it permanently.
         unread: How many of the failed are known never to have read it.
 
     Example:
@@ -76,7 +76,7 @@ class Skip(enum.Enum):
     """Why an offset is not delivered."""
 
     CLEAN = "was done before the lane was assigned"
-    STALE = "is behind what was read"
+    STALE = "was read before"
     FOREIGN = "its lane is not assigned"
 
 
@@ -84,14 +84,14 @@ class Delivery(Generic[LaneT, HeldT]):
     """One offset on its way to the subscribers. Only `Redelivery` creates and changes it.
 
     Attributes:
-        lane: Where it came from.
-        offset: Its offset there.
-        held: What the subscribers are given.
-        size_bytes: How much it takes of the budget.
+        lane: Its lane.
+        offset: Its offset in the lane.
+        held: What the subscribers get.
+        size_bytes: Its share of the budget.
         number: Rises with every delivery, redeliveries included.
-        failures: How often the offset failed before.
-        unread: How often in a row it was not failed, but left unread.
-        resolved: Whether it ended.
+        failures: How often the offset has failed before.
+        unread: How often in a row it was left unread without a failure.
+        resolved: Whether it has ended.
         waiting: How it waits to be redelivered, if it does.
     """
 
@@ -100,7 +100,7 @@ class Delivery(Generic[LaneT, HeldT]):
     def __init__(
         self, lane: LaneT, offset: int, held: HeldT, size_bytes: int, number: int, failures: int, unread: int = 0
     ) -> None:
-        """Keep everything as it is."""
+        """Start unresolved."""
         self.lane = lane
         self.offset = offset
         self.held = held
@@ -112,7 +112,7 @@ class Delivery(Generic[LaneT, HeldT]):
         self.waiting: Waiting[LaneT, HeldT] | None = None
 
     def __repr__(self) -> str:
-        """Show what matters while debugging."""
+        """Return what matters while debugging."""
         return f"<Delivery {self.number} of {self.lane!r} at {self.offset}, failed {self.failures} times>"
 
 
@@ -122,17 +122,17 @@ class Waiting(Generic[LaneT, HeldT]):
     Attributes:
         delivery: The delivery.
         due: When its backoff is over.
-        deadline: Until when it waits for those that are missing.
-        missing: Who failed it or left it unread, and has to come back first.
+        deadline: Until when it waits for missing subscribers.
+        missing: The subscribers that failed it or left it unread, and have to come back first.
         anybody: Whether it waits for any subscriber to join.
-        concerns: Who failed it or left it unread, and is not gone for good.
-        accepted: Whether any subscriber accepted it, so that it is clean once it concerns none.
+        concerns: The subscribers that failed it or left it unread, and have not left permanently.
+        accepted: Whether any subscriber accepted it, so that it is clean once `concerns` is empty.
     """
 
     __slots__ = ("accepted", "anybody", "concerns", "deadline", "delivery", "due", "missing")
 
     def __init__(self, delivery: Delivery[LaneT, HeldT], due: float, deadline: float) -> None:
-        """Start without waiting for anybody."""
+        """Start without waiting for a subscriber."""
         self.delivery = delivery
         self.due = due
         self.deadline = deadline
@@ -149,12 +149,12 @@ class Waiting(Generic[LaneT, HeldT]):
 
 @dataclass(frozen=True, slots=True)
 class Commit(Generic[LaneT]):
-    """What to commit of a lane.
+    """What to commit for a lane.
 
     Attributes:
         lane: The lane.
         floor: The first offset that is not done.
-        clean: Done above it, as [start, end), in order.
+        clean: The offsets above it that are done, as [start, end), in order.
         failures: How often offsets from the floor on have failed.
     """
 

@@ -1,11 +1,11 @@
 """The seats of a shared stream: places kept for members that are away, and until when.
 
-A seat is a member like any other, but nobody reads for it: what is published waits for it. It is exempt from the
-limits on what a member may leave unread and on how long it may hold an event, and so is a member that comes back to it,
-until it has caught up; from then on the ack timeout counts from its return.
+A seat is a member like any other, but does not read: what is published waits for it. It is exempt from the limits on
+how much a member may leave unread and how long it may hold an event, and so is a member that comes back to it, until it
+has caught up; from then on the ack timeout counts from its return.
 
 Invariants: a seat ends when its time is over, or when seats alone have kept the group full for too long, and not
-before; a member that came back has no seat. Every call costs what it touches.
+before; a member that came back has no seat. The cost of every call is proportional to what it returns or changes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Seats:
         """Return whether there is a seat, or a member that has not caught up."""
         return bool(self._until or self._returns)
 
-    def until(self) -> dict[AnyMember, float]:
+    def list_all(self) -> dict[AnyMember, float]:
         """Return all seats, and until when they are kept."""
         return dict(self._until)
 
@@ -63,7 +63,7 @@ class Seats:
 
         Args:
             member: The seat.
-            end: The position behind what waits for it.
+            end: The position after the last event that waits for it.
             now: The time.
 
         Returns:
@@ -75,8 +75,8 @@ class Seats:
         self._returns[member] = _Return(end, now)
         return True
 
-    def caught_up(self, member: AnyMember) -> float | None:
-        """Return when a member came back, if it has caught up just now, None otherwise."""
+    def take_caught_up(self, member: AnyMember) -> float | None:
+        """Return, once, when a member came back, if it has caught up; None otherwise."""
         back = self._returns.get(member)
         if back is None or member.position < back.caught_up_at:
             return None
@@ -89,7 +89,7 @@ class Seats:
         self._returns.pop(member, None)
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Forget all seats, and all members that came back."""
         self._until.clear()
         self._returns.clear()
 
@@ -98,7 +98,7 @@ class Seats:
         return [
             member
             for member, back in self._returns.items()
-            if (sent := member.next_held()) is not None and now - max(sent.at, back.since) >= timeout_seconds
+            if (sent := member.find_next_held()) is not None and now - max(sent.at, back.since) >= timeout_seconds
         ]
 
     def find_ended(self, now: float, *, alone: bool) -> list[tuple[AnyMember, Cause]]:
@@ -106,7 +106,7 @@ class Seats:
 
         Args:
             now: The time.
-            alone: Whether the group is full, and waits for nothing but seats.
+            alone: Whether the group is full, and waits only for seats.
         """
         ended = [(member, Cause.SEAT_TIMEOUT) for member, until in self._until.items() if until <= now]
         return ended or [(member, Cause.SEAT_FULL) for member in self._find_overfull(now, alone=alone)]

@@ -1,1 +1,1 @@
-"""What decides when engines start, are replaced and end."""
+"""The decisions about engines: when they start, are replaced and end."""

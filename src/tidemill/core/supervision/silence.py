@@ -1,10 +1,10 @@
-"""Which engines of a bounded run have fallen silent, and when their part has failed too often that way.
+"""Which engines of a bounded run have fallen silent, and when a part of the run has hung too often.
 
-A part whose engine hangs is killed, and Spark starts it again; without a limit that could repeat for ever.
+A hanging engine is killed, and Spark runs its part again; without a limit that could repeat for ever.
 
-Invariants, property tests:
-1. An engine is reported once, and only if nothing was heard of it for `silent_seconds` while ticks came in time.
-2. A part is killed fewer than `max_hangs` times before the run is given up.
+Invariants, each a property test:
+1. An engine is reported once, and only if nothing was heard from it for `silent_seconds` while ticks came on time.
+2. The engine of a part is killed fewer than `max_hangs` times before the run is given up.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Hung:
     Attributes:
         link: Its link.
         part: Its part of the run.
-        times: How often engines of this part hung, this one included.
-        give_up: Whether that was too often.
+        times: How often engines of this part have hung, including this one.
+        give_up: Whether the limit is reached.
     """
 
     link: int
@@ -30,12 +30,12 @@ class Hung:
 
 
 class SilenceWatch:
-    """Notes heartbeats of engines, and returns at each tick which ones hang.
+    """Notes the heartbeats of engines, and returns at each tick the engines that hang.
 
     Args:
-        silent_seconds: An engine that is silent for this long hangs.
-        tick_seconds: How often ticks are meant to come. After one that is late by more than that no engine is blamed:
-            the driver itself stood still, and what engines said meanwhile is still to be read.
+        silent_seconds: An engine that is silent for this long counts as hanging.
+        tick_seconds: How often ticks should come. If one is late by more than that, no engine is blamed: the driver
+            itself was not running, and heartbeats that arrived meanwhile are still unread.
         max_hangs: After this many hangs of one part the run is given up.
     """
 
@@ -49,23 +49,23 @@ class SilenceWatch:
         self._hangs: dict[int, int] = {}
         self._ticked: float | None = None
 
-    def joined(self, link: int, part: int, now: float) -> None:
+    def note_joined(self, link: int, part: int, now: float) -> None:
         """Note a new engine."""
         self._parts[link] = part
         self._heard[link] = now
 
-    def heard(self, link: int, now: float) -> None:
+    def note_heartbeat(self, link: int, now: float) -> None:
         """Note a heartbeat."""
         if link in self._heard:
             self._heard[link] = now
 
-    def left(self, link: int) -> None:
+    def note_left(self, link: int) -> None:
         """Note that an engine is gone."""
         self._parts.pop(link, None)
         self._heard.pop(link, None)
 
     def tick(self, now: float) -> list[Hung]:
-        """Return the engines that hang; they are not watched any more."""
+        """Return the engines that hang, and stop watching them."""
         late = self._ticked is not None and now - self._ticked > self._late_seconds
         self._ticked = now
         if late:
@@ -76,5 +76,5 @@ class SilenceWatch:
             part = self._parts[link]
             times = self._hangs[part] = self._hangs.get(part, 0) + 1
             hung.append(Hung(link, part, times, times >= self._max_hangs))
-            self.left(link)
+            self.note_left(link)
         return hung

@@ -1,21 +1,21 @@
 """The supervision of one slot: when its Spark job is submitted, cancelled or replaced, and when it is finished.
 
-Theory of operation. A job that is submitted carries a job token. The engine in it connects to the driver (a
-link) and says hello with that token; the link numbers engines with run tokens. Spark may start the task of a
-job a second time: then a second engine comes with the same job token, and the newest wins. Whatever comes with
-an older token of either kind is refused and has to end itself. A job that runs says nothing about its engine,
-since it may wait for a core: the link is the truth.
+Theory of operation. A submitted job carries a job token. Its engine connects to the driver (a link) and says hello with
+that token; the link numbers engines with run tokens. Spark may start the task of a job a second time: then a second
+engine connects with the same job token, and the newest wins. An engine with an older token of either kind is refused
+and has to stop. That a job is running says nothing about its engine, since it may wait for a core: only the link
+tells.
 
 Invariants:
 - At most one job has not ended; a new one is submitted only once every link of this slot is closed.
 - The run tokens of admitted engines never fall.
 - A finished slot submits nothing and admits no engine; it finishes once.
-- What the supervising process itself missed is not held against an engine: a tick that comes late says that this
-  process stood still (stopped, or on a starved host), and the slot's clock stood still with it.
-- After a fencing or a configuration error nothing is submitted, nor after a failure that an engine reported before the
-  first `Ready`, nor after several in a row that died before it.
+- A pause of the supervising process is not held against an engine: a late tick means that this process was stopped, or
+  its host starved, and the slot's clock stood still meanwhile.
+- Nothing is submitted after a fencing or a configuration error, nor after a failure that an engine reported before the
+  first `Ready`, nor after several engines in a row crashed before it.
 
-The shell feeds what happens, in order, and carries out the effects, in order. It feeds `Tick` at `due`.
+The shell feeds inputs in the order in which they occur, carries out the effects in order, and feeds `Tick` at `due`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from tidemill.core.supervision.slot_events import (
 
 
 class SlotState(enum.StrEnum):
-    """What a status line says about a slot."""
+    """The state of a slot, as a status line shows it."""
 
     IDLE = "idle"
     WAITING = "waiting"
@@ -65,16 +65,16 @@ class SlotLimits:
     """The times of a slot, in seconds.
 
     Attributes:
-        backoff: The waits between restarts; used without jitter, as only one slot waits for itself.
+        backoff: The delays between restarts; used without jitter, because slots do not compete.
         healthy_seconds: An engine that was ready for this long resets the backoff.
-        hello_seconds: A slot without an engine on a link is reported each time this long has passed.
+        hello_seconds: A slot without a connected engine is reported each time this long has passed.
         silent_seconds: An engine that is silent for this long is considered dead.
-        lost_seconds: An engine that does not connect again ends itself within 10 s and the drain timeout; one
-        that has not after this time is considered dead.
-        first_crashes: After this many engines that died before any was ready the slot is given up.
-        look_seconds: The longest wait between two ticks while something is waited for.
+        lost_seconds: An engine that cannot reconnect stops by itself within 10 s plus the drain timeout; one that has
+            not stopped after this time is considered dead.
+        first_crashes: After this many engines that died before any was ready, the slot is given up.
+        look_seconds: The longest time between two ticks while the slot waits for something.
         drain_seconds: An engine that has not ended this long after the request to drain is killed.
-        late_seconds: A tick that comes later than this after it was due tells of a process that stood still.
+        late_seconds: A tick that is later than this means that this process was not running.
     """
 
     backoff: Backoff = field(default_factory=lambda: Backoff(0.2, 30.0, 2.0))
@@ -92,7 +92,7 @@ class Slot:
     """One slot of a pipeline.
 
     Args:
-        number: Which one; for texts.
+        number: Its number, for messages.
         limits: Its times.
     """
 
@@ -101,9 +101,9 @@ class Slot:
         self.number = number
         self._limits = limits or SlotLimits()
         self._last_job = 0
-        #: When to submit a job; None: one runs, or none is wanted.
+        #: When to submit a job; None: one is running, or none is needed.
         self._start_at: float | None = None
-        #: The job that has not ended, and what is known of its engine, the newest one.
+        #: The job that has not ended, and the state of its newest engine.
         self._job: int | None = None
         self._run: int | None = None
         self._newest = 0
@@ -114,17 +114,29 @@ class Slot:
         self._cancelled_why = ""
         #: The run tokens whose links are open, whether admitted or refused.
         self._open: set[int] = set()
-        #: Since when no engine is on a link, and when that was last said.
+        #: Since when no engine has been connected, and when that was last reported.
         self._alone_since = 0.0
-        self._said_at = 0.0
+        self._reported_at = 0.0
         self._failures = 0
         self._was_ready = False
         self._had_engine = False
         self._drained_at: float | None = None
         self._finished = False
-        #: For how long this process stood still, altogether; all other times are those of a clock that did so too.
+        #: How long this process has not been running, in total; all other times are by a clock that paused with it.
         self._stood_seconds = 0.0
         self._fed_at = 0.0
+
+    def renew(self, limits: SlotLimits) -> Slot:
+        """Return a slot that takes this one's place, once this one is finished, to run other code.
+
+        It has seen no failures, but goes on counting, so that engines of this one are refused; and it submits nothing
+        before their links are closed.
+        """
+        new = Slot(self.number, limits)
+        new._last_job = self._last_job
+        new._newest = self._newest
+        new._open = set(self._open)
+        return new
 
     @property
     def state(self) -> SlotState:
@@ -141,7 +153,7 @@ class Slot:
 
     @property
     def run_token(self) -> int | None:
-        """The run token of the engine that counts, None without one."""
+        """The run token of the admitted engine; None without one."""
         return self._run
 
     @property
@@ -150,13 +162,13 @@ class Slot:
 
     @property
     def due(self) -> float | None:
-        """When the next `Tick` is wanted, unless something happens before; None: never."""
+        """When to feed the next `Tick` if there is no input before; None: never."""
         due = self._due
         return None if due is None else due + self._stood_seconds
 
     @property
     def _due(self) -> float | None:
-        """The same by the clock that stood still with this process."""
+        """The same by the clock that paused with this process."""
         if self._finished or (self._job is None and self._start_at is None):
             return None
         limits = self._limits
@@ -170,71 +182,71 @@ class Slot:
         elif self._run is not None:
             times.append(self._alone_since + limits.lost_seconds)
         if not self._connected:
-            times.append(self._said_at + limits.hello_seconds)
+            times.append(self._reported_at + limits.hello_seconds)
         if self._drained_at is not None:
             times.append(self._drained_at + limits.drain_seconds)
         return min(times)
 
     def feed(self, event: Input, now: float) -> list[Effect]:
-        """Take one input and return what to do about it, in order.
+        """Process one input and return what to do about it, in order.
 
         Args:
             event: What happened.
-            now: Seconds on a clock that never goes back.
+            now: Seconds of a monotonic clock.
         """
         wanted, due = self._due, self.due
         if due is not None and now > due + self._limits.late_seconds:
             self._stood_seconds += now - due
             if self._connected:
-                # It may have stood still as well, and needs time until its next heartbeat.
+                # The engine may have been stopped as well, and needs time until its next heartbeat.
                 self._heard_at = now - self._stood_seconds
         self._fed_at = now - self._stood_seconds
         if wanted is not None and due is not None and due <= now <= due + self._limits.late_seconds:
-            # A rounding error must not miss what is due: the next tick would be wanted at once, again and again.
+            # A rounding error must not miss what is due: the next tick would be due at once, again and again.
             self._fed_at = max(self._fed_at, wanted)
-        return self._take(event, self._fed_at)
+        return self._process(event, self._fed_at)
 
-    def _take(self, event: Input, now: float) -> list[Effect]:
+    def _process(self, event: Input, now: float) -> list[Effect]:
         if self._finished:
-            return [Refuse(event.run_token, self._text("is finished"))] if isinstance(event, Hello) else []
+            return [Refuse(event.run_token, self._format("is finished"))] if isinstance(event, Hello) else []
         match event:
             case Start():
                 return self._start(now)
             case Hello(job_token, run_token):
-                return self._hello(job_token, run_token, now)
+                return self._process_hello(job_token, run_token, now)
             case Ready(run_token):
-                return self._ready(run_token, now)
+                return self._note_ready(run_token, now)
             case Heartbeat(run_token):
                 if run_token == self._run:
                     self._heard_at = now
                 return []
             case LinkClosed(run_token):
-                return self._link_closed(run_token, now)
+                return self._process_link_closed(run_token, now)
             case JobEnded(job_token, ending, error):
-                return self._job_ended(job_token, ending, error, now)
+                return self._process_job_ended(job_token, ending, error, now)
             case DrainRequested():
                 return self._drain(now)
-            case Tick():  # pragma: no branch - mypy knows that nothing else is left
+            case Tick():  # pragma: no branch - mypy proves that no other case is left
                 return self._tick(now)
 
-    # -- what happens ------------------------------------------------------------------------------------------
+    # -- inputs ------------------------------------------------------------------------------------------------
 
     def _start(self, now: float) -> list[Effect]:
         if self._job is not None or self._start_at is not None:
             return []
         self._start_at = now
-        self._alone(now)
+        self._note_alone(now)
         return self._tick(now)
 
-    def _hello(self, job_token: int, run_token: int, now: float) -> list[Effect]:
+    def _process_hello(self, job_token: int, run_token: int, now: float) -> list[Effect]:
         self._open.add(run_token)
         if job_token != self._job or self._cancelled_at is not None or run_token < self._newest:
-            text = self._text(f"refuses engine {run_token}: it was replaced, or none is to run")
+            text = self._format(f"refuses engine {run_token}: it was replaced or cancelled")
             return [Refuse(run_token, text), Report(ReportKind.REFUSED, text)]
         effects: list[Effect] = []
         if run_token != self._run:
             if self._run is not None and self._connected:
-                text = self._text(f"refuses engine {self._run}: engine {run_token} is newer")
+                text = self._format(f"refuses engine {self._run}: engine {run_token} is newer")
                 effects = [Refuse(self._run, text), Report(ReportKind.REFUSED, text)]
             self._run = self._newest = run_token
             self._engines_of_job += 1
@@ -246,7 +258,7 @@ class Slot:
             effects.append(Drain(run_token))
         return effects
 
-    def _ready(self, run_token: int, now: float) -> list[Effect]:
+    def _note_ready(self, run_token: int, now: float) -> list[Effect]:
         if run_token == self._run:
             self._heard_at = now
             self._was_ready = True
@@ -254,22 +266,22 @@ class Slot:
                 self._ready_at = now
         return []
 
-    def _link_closed(self, run_token: int, now: float) -> list[Effect]:
+    def _process_link_closed(self, run_token: int, now: float) -> list[Effect]:
         self._open.discard(run_token)
         if run_token == self._run:
-            self._alone(now)
+            self._note_alone(now)
         return self._tick(now)
 
-    def _job_ended(self, job_token: int, ending: Ending, error: str | None, now: float) -> list[Effect]:
+    def _process_job_ended(self, job_token: int, ending: Ending, error: str | None, now: float) -> list[Effect]:
         if job_token != self._job:
             return []
         if self._cancelled_at is not None and ending is Ending.CRASHED:
             error = self._cancelled_why
-        by_us = ending is Ending.FENCED and self._engines_of_job > 1
+        fenced_by_own = ending is Ending.FENCED and self._engines_of_job > 1
         hopeless = not self._was_ready and (
             ending is Ending.FAILED or (ending is Ending.CRASHED and self._failures + 1 >= self._limits.first_crashes)
         )
-        final = ending is Ending.CONFIG or (ending is Ending.FENCED and not by_us)
+        final = ending is Ending.CONFIG or (ending is Ending.FENCED and not fenced_by_own)
         if hopeless and ending is Ending.CRASHED:
             error = f"{self._failures + 1} times in a row before it was ready; the last time: {error}"
         if self._drained_at is not None or hopeless or final:
@@ -277,11 +289,11 @@ class Slot:
         if self._ready_at is not None and now >= self._ready_at + self._limits.healthy_seconds:
             self._failures = 0
         self._failures += 1
-        delay_seconds = self._limits.backoff.bound(self._failures)
+        delay_seconds = self._limits.backoff.compute_bound(self._failures)
         self._start_at = now + delay_seconds
         self._forget_job(now)
-        told = f": {error}" if error else ""
-        text = self._text(f"lost its engine ({ending}{told}); the next one starts in {delay_seconds:g} s")
+        details = f": {error}" if error else ""
+        text = self._format(f"lost its engine ({ending}{details}); the next one starts in {delay_seconds:g} s")
         return [Report(ReportKind.RESTART, text), *self._tick(now)]
 
     def _drain(self, now: float) -> list[Effect]:
@@ -292,9 +304,9 @@ class Slot:
         if self._job is None:
             return self._finish(ending, None)
         if self._run is None:
-            # It waits for a core or is being started: it cannot have subscribed, and if it comes it is refused.
+            # The job waits for a core, or its engine is starting: it cannot have subscribed, and its hello is refused.
             return [CancelJob(self._job), *self._finish(ending, None)]
-        return [Drain(self._run)] if self._connected else []  # one that reconnects is told at its hello
+        return [Drain(self._run)] if self._connected else []  # an engine that reconnects gets it with its hello
 
     def _tick(self, now: float) -> list[Effect]:
         limits = self._limits
@@ -307,11 +319,13 @@ class Slot:
         elif self._cancelled_at is not None:
             if now >= self._cancelled_at + limits.silent_seconds:
                 self._cancelled_at = now
-                text = self._text(f"was cancelled {limits.silent_seconds:g} s ago and has not ended; once more")
+                text = self._format(
+                    f"was cancelled {limits.silent_seconds:g} s ago and has not ended; it is cancelled again"
+                )
                 effects += [CancelJob(self._job), Report(ReportKind.CANCELLED, text)]
         elif self._connected:
             if now >= self._heard_at + limits.silent_seconds:
-                why = f"an engine that said nothing for {limits.silent_seconds:g} s"
+                why = f"an engine that was silent for {limits.silent_seconds:g} s"
                 effects += self._cancel(self._job, ReportKind.SILENT, why, now)
         elif self._run is not None and now >= self._alone_since + limits.lost_seconds:
             why = f"an engine that lost its link and did not end within {limits.lost_seconds:g} s"
@@ -324,24 +338,24 @@ class Slot:
         self._last_job += 1
         self._job = self._last_job
         self._start_at = None
-        self._alone(now)
+        self._note_alone(now)
         return SubmitJob(self._job)
 
     def _cancel(self, job: int, kind: ReportKind, why: str, now: float) -> list[Effect]:
         self._cancelled_at = now
         self._cancelled_why = f"its job was cancelled: {why} is considered dead"
-        return [CancelJob(job), Report(kind, self._text(f"has {why}; it is considered dead and replaced"))]
+        return [CancelJob(job), Report(kind, self._format(f"has {why}; it is considered dead and replaced"))]
 
     def _kill(self, job: int) -> list[Effect]:
-        """Wait no longer for an engine that was told to drain: a stop has one deadline."""
+        """Stop waiting for an engine that was told to drain: a stop has one deadline."""
         why = f"an engine that did not end within {self._limits.drain_seconds:g} s after it was told to drain"
         kill = [Kill(self._run)] if self._run is not None else []
-        report = Report(ReportKind.CANCELLED, self._text(f"has {why}; it is killed"))
+        report = Report(ReportKind.CANCELLED, self._format(f"has {why}; it is killed"))
         return [*kill, CancelJob(job), report, *self._finish(Ending.OVERDUE, why)]
 
     def _forget_job(self, now: float) -> None:
         if self._connected:
-            self._alone(now)
+            self._note_alone(now)
         self._job = self._run = None
         self._cancelled_at = self._ready_at = None
         self._engines_of_job = 0
@@ -351,23 +365,23 @@ class Slot:
         self._run = None
         return [Finished(ending, error)]
 
-    def _alone(self, now: float) -> None:
-        self._alone_since = self._said_at = now
+    def _note_alone(self, now: float) -> None:
+        self._alone_since = self._reported_at = now
 
     def _report_alone(self, now: float) -> list[Effect]:
-        if self._connected or now < self._said_at + self._limits.hello_seconds:
+        if self._connected or now < self._reported_at + self._limits.hello_seconds:
             return []
         if self._job is None and self._start_at is None:
             return []
-        self._said_at = now
+        self._reported_at = now
         if self._job is None:
             why = "the old engine's link is still open" if self._open else "it waits for its next start"
         elif self._run is None:
             why = "its Spark job waits for a core, or the worker cannot start or cannot reach the driver"
         else:
-            why = "its engine lost the link and has neither come back nor ended"
-        text = self._text(f"has had no engine for {now - self._alone_since:.0f} s: {why}")
+            why = "its engine lost the link and has neither reconnected nor ended"
+        text = self._format(f"has had no engine for {now - self._alone_since:.0f} s: {why}")
         return [Report(ReportKind.NO_HELLO, text)]
 
-    def _text(self, what: str) -> str:
+    def _format(self, what: str) -> str:
         return f"slot {self.number} {what}"

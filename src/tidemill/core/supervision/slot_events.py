@@ -9,13 +9,13 @@ from dataclasses import dataclass
 class Ending(enum.StrEnum):
     """Why an engine ended, or why a slot is finished."""
 
-    #: As requested: it fetched nothing more, finished what it had, committed, left the group.
+    #: As requested: it stopped fetching, finished its messages, committed, and left the group.
     DRAINED = "drained"
     #: Another process took its place in the group.
     FENCED = "fenced"
     #: The configuration is wrong.
     CONFIG = "config"
-    #: It ended by an error that it could report.
+    #: It ended with an error that it reported.
     FAILED = "failed"
     #: It ended without a summary, or its job was cancelled.
     CRASHED = "crashed"
@@ -38,9 +38,9 @@ class Hello:
     """An engine connected, for the first time or again.
 
     Attributes:
-        job_token: What came with its job.
-        run_token: Its number in this slot, given at its first hello: it rises with every engine, and one
-            that connects again keeps its own.
+        job_token: The token of its job.
+        run_token: Its number in this slot, assigned at its first hello: it rises with every engine, and an engine that
+            reconnects keeps its own.
     """
 
     job_token: int
@@ -56,14 +56,14 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Something came from the engine."""
+    """A message came from the engine."""
 
     run_token: int
 
 
 @dataclass(frozen=True, slots=True)
 class LinkClosed:
-    """The link of an engine that said hello ended, by whichever side."""
+    """The link of an engine that had said hello was closed by either side."""
 
     run_token: int
 
@@ -84,7 +84,7 @@ class DrainRequested:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time went by."""
+    """The time `Slot.due` has come."""
 
 
 Input = Start | Hello | Ready | Heartbeat | LinkClosed | JobEnded | DrainRequested | Tick
@@ -102,21 +102,21 @@ class SubmitJob:
 
 @dataclass(frozen=True, slots=True)
 class CancelJob:
-    """Cancel the job; may come again while it does not end. Its `JobEnded` is still expected."""
+    """Cancel the job; repeated until the job ends. Its `JobEnded` is still expected."""
 
     job_token: int
 
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """This engine counts from now on, and no older one does."""
+    """Accept this engine as the slot's engine, in place of any older one."""
 
     run_token: int
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Tell this engine to end itself, and why; its `LinkClosed` is still expected."""
+    """Tell this engine to stop, and why; its `LinkClosed` is still expected."""
 
     run_token: int
     text: str
@@ -157,7 +157,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The slot is done for good."""
+    """The slot is finished; no engine of it runs again."""
 
     ending: Ending
     error: str | None = None

@@ -1,14 +1,14 @@
-"""The slots of a pipeline together: which may begin, and what the end of one means for the others.
+"""All slots of a pipeline: which may begin, and what the end of one means for the others.
 
 At the first start slot 0 finishes `on_ready` before the others begin theirs, so that migrations do not race. Then all
-subscribe together, and none takes a message before all have partitions: the first one in the group has all of them, and
-would have to finish what it took before it can hand a share over. Slow slots are waited for until `HOLD_SECONDS` after
-slot 0 was ready. Later starts are not held up. The pipeline runs until a drain is requested or until one slot finishes
-for a reason of its own: then the others are drained, and the pipeline ends for that reason.
+subscribe together, and none takes a message before all have partitions: the first member of the group gets all
+partitions, and would have to finish the messages it took before it could hand over a share. Slow slots are waited for
+until `HOLD_SECONDS` after slot 0 was ready. Later starts are not delayed. The pipeline runs until a drain is requested
+or until one slot finishes for a reason of its own: then the others are drained, and the pipeline ends for that reason.
 
-Invariants: no slot but 0 begins before an engine of slot 0 was ready; none begins or continues after a drain
-was requested; `Consume` comes at most once, and engines are held until then and never again; `RunFinished` comes once,
-after the last slot finished.
+Invariants: no slot other than 0 begins before an engine of slot 0 was ready; none begins or continues after a drain
+was requested; `Consume` occurs at most once, and engines are held until then and never again; `RunFinished` occurs
+once, after the last slot has finished.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class RunFinished:
     """All slots are finished.
 
     Attributes:
-        ending: `DRAINED` if all went well, else that of the slot that failed first.
-        slot: Which slot that was.
-        error: What it said.
+        ending: `DRAINED` if no slot failed, else the ending of the slot that failed first.
+        slot: That slot.
+        error: Its error.
     """
 
     ending: Ending
@@ -61,10 +61,10 @@ class RunFinished:
 
 Effect = Begin | Go | Consume | DrainSlot | RunFinished
 
-#: How long after slot 0 was ready engines wait for the others of the first start.
+#: How long after slot 0 was ready the engines of the first start wait for each other.
 HOLD_SECONDS = 5.0
 
-#: A slot with such an ending did what was requested.
+#: The endings of a slot that stopped as requested.
 _CLEAN = (Ending.DRAINED, Ending.ABSENT)
 
 
@@ -72,18 +72,18 @@ class SlotGroup:
     """The slots of one pipeline.
 
     Args:
-        slots: How many there are, at least 1.
-        partitions: How many the topic has: no more slots than that can have one. None: as many as slots.
+        slots: How many slots there are, at least 1.
+        partitions: How many partitions the topic has, and so how many slots can have one; None: as many as slots.
     """
 
     def __init__(self, slots: int, partitions: int | None = None) -> None:
-        """Start with no slot begun."""
+        """Start before any slot begins."""
         self._unfinished = set(range(slots))
         self._count = slots
         self._expected_owners = min(slots, slots if partitions is None else partitions)
-        #: Slots with an engine that waits for slot 0; None once that was ready.
+        #: Slots whose engine waits for slot 0; None once slot 0 was ready.
         self._waiting: set[int] | None = set()
-        #: Slots that wait to subscribe together with the others; None once those that were there did.
+        #: Slots that wait to subscribe together with the others; None once they were allowed to.
         self._held: set[int] | None = set()
         self._owners: set[int] = set()
         self._holding = slots > 1
@@ -94,12 +94,12 @@ class SlotGroup:
 
     @property
     def holding(self) -> bool:
-        """Whether engines take no messages yet; of no meaning for engines that drain."""
+        """Whether engines take no messages yet; meaningless for engines that drain."""
         return self._holding
 
     @property
     def due(self) -> float | None:
-        """When the next `tick` is wanted; None: never."""
+        """When to call `tick` next; None: never."""
         return self._release_at if self._holding and not self._draining else None
 
     @property
@@ -107,7 +107,7 @@ class SlotGroup:
         """Whether the pipeline is stopping."""
         return self._draining
 
-    def connected(self, slot: int) -> list[Effect]:
+    def note_connected(self, slot: int) -> list[Effect]:
         """Note that an engine of a slot was admitted, for the first time or again."""
         if self._draining:
             return []
@@ -116,12 +116,12 @@ class SlotGroup:
         self._waiting.add(slot)
         return []
 
-    def ready(self, slot: int, now: float) -> list[Effect]:
-        """Note that an engine of a slot finished `on_ready`; slot 0 lets the others begin by that.
+    def note_ready(self, slot: int, now: float) -> list[Effect]:
+        """Note that an engine of a slot finished `on_ready`; once that of slot 0 has, the others may begin.
 
         Args:
-            slot: Which.
-            now: Seconds on a clock that never goes back.
+            slot: The slot's number.
+            now: Seconds of a monotonic clock.
         """
         if self._draining:
             return []
@@ -135,7 +135,7 @@ class SlotGroup:
         self._held.add(slot)
         return effects + (self._let_subscribe() if len(self._held) == self._count else [])
 
-    def owns(self, slot: int) -> list[Effect]:
+    def note_partitions(self, slot: int) -> list[Effect]:
         """Note that an engine of a slot has partitions."""
         if self._draining or not self._holding:
             return []
@@ -143,7 +143,7 @@ class SlotGroup:
         return self._let_consume() if len(self._owners) >= self._expected_owners else []
 
     def tick(self, now: float) -> list[Effect]:
-        """Wait no longer for slots that are late."""
+        """Stop waiting for slow slots if their time is over."""
         if self.due is None or now < self.due:
             return []
         return self._let_subscribe() + self._let_consume()
@@ -156,7 +156,7 @@ class SlotGroup:
         self._holding = False
         return [Consume()]
 
-    def finished(self, slot: int, ending: Ending, error: str | None = None) -> list[Effect]:
+    def note_finished(self, slot: int, ending: Ending, error: str | None = None) -> list[Effect]:
         """Note that a slot is finished; a repetition changes nothing."""
         if slot not in self._unfinished:
             return []

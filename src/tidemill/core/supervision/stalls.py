@@ -1,7 +1,7 @@
-"""Which stalls of engines are worth a log line: those that last, once, and again from time to time.
+"""Which stalls of engines are logged: those that last, once, and again at intervals while they persist.
 
-A status line shows every stall; where there is none, in a service or a container, the log has to say why a
-partition does not move.
+A status line shows every stall; where there is no status line, in a service or a container, the log has to say why a
+partition makes no progress.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ class Stalls:
     """
 
     def __init__(self) -> None:
-        """Start without any."""
+        """Start without stalls."""
         self._due: dict[int, dict[str, float]] = {}
 
     def feed(self, engine: int, stalled: Mapping[str, str], now: float) -> list[tuple[str, str]]:
-        """Take what an engine waits for and return what is to be reported, by name and reason.
+        """Process the stalls of an engine, and return those to report as (name, reason).
 
         Args:
             engine: The engine's number.
-            stalled: Everything it waits for now, and why.
-            now: Seconds on a clock that never goes back.
+            stalled: The names of everything it waits for now, and the reasons.
+            now: Seconds of a monotonic clock.
         """
         if not stalled:
             self._due.pop(engine, None)
             return []
         before = self._due.get(engine, {})
         due = {name: before.get(name, now + FIRST_SECONDS) for name in stalled}
-        told = [(name, stalled[name]) for name, moment in due.items() if now >= moment]
-        due |= {name: now + AGAIN_SECONDS for name, _ in told}
+        reports = [(name, stalled[name]) for name, moment in due.items() if now >= moment]
+        due |= {name: now + AGAIN_SECONDS for name, _ in reports}
         self._due[engine] = due
-        return told
+        return reports

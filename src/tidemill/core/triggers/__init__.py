@@ -1,1 +1,1 @@
-"""What decides about triggers: life cycles, events, leases, conditions."""
+"""The decisions about triggers: life cycles, events, leases, conditions."""

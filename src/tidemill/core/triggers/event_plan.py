@@ -1,10 +1,10 @@
-"""What becomes of trigger events in one transaction: their numbers, duplicates, and what is refused.
+"""What becomes of trigger events in one transaction: their numbers, duplicates, and refusals.
 
-Pure: what the database says of the triggers (locked) and of known identities comes in, rows to insert and counters
-to write come out.
+Pure: the rows of the triggers (locked) and the known identities come in, rows to insert and counters to write come out.
 
 Invariants:
-- Events of a trigger are numbered from 0 without gaps, in order, whichever process stores them: a takeover continues.
+- Events of a trigger are numbered from 0 without gaps, in order, whichever process stores them: a takeover continues
+  the sequence.
 - An identity is stored once per trigger; later events with it get the number of the first.
 - Nothing is stored for a trigger that is unknown, or that another process has claimed since (an old token).
 - A plan whose commit was not acknowledged is recognised, so that a retry stores nothing twice.
@@ -25,7 +25,7 @@ class NewEvent(NamedTuple):
         trigger_id: The trigger's number in the store.
         token: The ownership token of the claim under which it fired.
         payload: JSON text.
-        identity: Identifies it among those of this trigger; None: nothing does.
+        identity: Identifies it among the events of this trigger; None: it has no identity.
         created_us: When it fired, in UTC microseconds since the epoch.
     """
 
@@ -37,7 +37,7 @@ class NewEvent(NamedTuple):
 
 
 class Counter(NamedTuple):
-    """A trigger's row: the number of its next event, and the token of its owner."""
+    """The row of a trigger: the number of its next event, and the token of its owner."""
 
     next_index: int
     token: int
@@ -55,7 +55,7 @@ class EventRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The event is stored, durably, with this number within its trigger."""
+    """The event is stored durably, with this number within its trigger."""
 
     sequence_index: int
 
@@ -81,7 +81,7 @@ class Refused:
 
     Attributes:
         reason: Why.
-        detail: What the database said, if it did.
+        detail: The database's error, if there was one.
     """
 
     reason: Refusal
@@ -96,7 +96,7 @@ class Plan:
     """What one transaction does.
 
     Attributes:
-        rows: To insert.
+        rows: The rows to insert.
         outcomes: One per event, in their order; true once the transaction is committed.
         counters: The new counter of each trigger that gets a row.
     """
@@ -105,29 +105,29 @@ class Plan:
     outcomes: list[StoreOutcome]
     counters: dict[int, Counter]
 
-    def landed(self, found: EventRow | None) -> bool:
-        """Return whether this plan was committed, given what is stored under the number of `first`.
+    def was_committed(self, found: EventRow | None) -> bool:
+        """Return whether this plan was committed, given the row that is stored under the number of `first`.
 
-        A plan is committed as a whole, so one row is enough. It does not matter whether the trigger was claimed again
-        since, or has fired more.
+        A plan is committed as a whole, so one row is enough. It does not matter whether the trigger has been claimed
+        again since, or has fired again.
         """
         return found is not None and found == self.first
 
     @property
     def first(self) -> EventRow | None:
-        """Its first row; None: it stores nothing, and may be carried out again."""
+        """Its first row; None: it stores nothing, and may be repeated."""
         return self.rows[0] if self.rows else None
 
 
 def make_plan(
     events: Iterable[NewEvent], counters: Mapping[int, Counter], known: Mapping[tuple[int, str], int]
 ) -> Plan:
-    """Number events, and find duplicates and those that are refused.
+    """Number events, and find duplicates and events to refuse.
 
     Args:
-        events: In the order in which they fired.
-        counters: The rows of their triggers, locked; a missing one is unknown.
-        known: The numbers of those (trigger, identity) among the events that are stored already.
+        events: The events, in the order in which they fired.
+        counters: The locked rows of their triggers; a trigger without one is unknown.
+        known: The numbers of the events' (trigger, identity) pairs that are stored already.
 
     Example:
         >>> event = NewEvent(7, 1, '"x"', "a", 0)

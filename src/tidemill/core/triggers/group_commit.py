@@ -1,14 +1,14 @@
 """Group commit: which items are written together, when, and what waits while the database cannot be reached.
 
 Theory of operation. Items are added one by one and leave in batches, one batch at a time. A batch leaves when its
-oldest item has waited for the linger, never because of their number; while one is being written, the next fills.
-A batch that could not be written stays the same batch and is retried with backoff, as long as it takes: an outage
+oldest item has waited for the linger time, never because of its size; while one is being written, the next fills. A
+batch that could not be written stays the same batch and is retried with backoff for as long as it takes: an outage
 fails nothing. A batch whose content the database refuses is halved until the culprit is alone.
 
 Invariants:
-- Every item leaves in order, and is in exactly one batch that is committed, or is handed back refused.
+- Every item leaves in order, and is in exactly one batch that is committed, or is returned as refused.
 - At most one batch is in flight; nothing overtakes a batch that is retried.
-- With the database idle, an item is due within the linger of its arrival.
+- While the database is idle, an item is due within the linger time of its arrival.
 - `standing` is DOWN from the first failure, or from a write that takes too long, until the database answers.
 
 The shell calls `take` at `due` and after each answer, and reports the answer to each batch.
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Standing(enum.Enum):
-    """What producers are told.
+    """Whether producers may continue.
 
     OPEN: continue. FULL: too much waits, so pull nothing more; deadlines keep running. DOWN: the database
     cannot be reached, so pull nothing more, and let deadlines stand still.
@@ -44,15 +44,14 @@ class CommitLimits:
     """When to write, how much at once, and how much may wait.
 
     Attributes:
-        linger_seconds: How long the oldest item waits for others; half of the 20 ms within which it is to be
-            stored.
-        max_batch_count: Most items of one transaction; a backlog leaves in several.
-        max_batch_bytes: Most bytes of one transaction, except for a single item that is larger.
-        high_count: Pending items from which the standing is FULL.
-        low_count: Pending items down to which it stays so.
-        high_bytes: Likewise in bytes; the low mark is half of it.
+        linger_seconds: How long the oldest item waits for others; half of the 20 ms within which it should be stored.
+        max_batch_count: The most items of one transaction; a backlog leaves in several.
+        max_batch_bytes: The most bytes of one transaction, except for a single item that is larger.
+        high_count: From this many pending items on the standing is FULL.
+        low_count: It stays FULL until no more than this many are pending.
+        high_bytes: Like `high_count`, in bytes; the low mark is half of it.
         stall_seconds: A write that takes longer counts as an outage until it is answered.
-        backoff: The waits between attempts.
+        backoff: The delays between attempts.
     """
 
     linger_seconds: float = 0.01
@@ -70,8 +69,8 @@ class Batch(Generic[T]):
     """What one transaction writes; the same object in each attempt.
 
     Attributes:
-        items: In order of arrival; never empty.
-        size_bytes: The bytes of all items.
+        items: Each item with its size in bytes, in order of arrival; never empty.
+        size_bytes: The total size of the items.
     """
 
     items: list[tuple[T, int]]
@@ -79,10 +78,10 @@ class Batch(Generic[T]):
 
 
 class GroupCommit(Generic[T]):
-    """What waits to be written by one process.
+    """The items that one process has to write.
 
     Args:
-        limits: When and how much.
+        limits: When to write, and how much at once.
 
     Example:
         >>> commits = GroupCommit[str](CommitLimits(linger_seconds=0.01))
@@ -130,12 +129,12 @@ class GroupCommit(Generic[T]):
 
     @property
     def pending_bytes(self) -> int:
-        """Their bytes."""
+        """The total size of those items."""
         return self._size_bytes
 
     @property
     def standing(self) -> Standing:
-        """What producers are to be told."""
+        """Whether producers may continue."""
         if self._failures or self._stalled:
             return Standing.DOWN
         return Standing.FULL if self._full else Standing.OPEN
@@ -161,11 +160,11 @@ class GroupCommit(Generic[T]):
             self._full = True
 
     def drain(self) -> None:
-        """Stop lingering, because the process ends."""
+        """Stop lingering, because the process is about to end."""
         self._draining = True
 
     def take(self, now: float) -> Batch[T] | None:
-        """Return the batch that is to be written now, if there is one; then it is in flight."""
+        """Return the batch to write now, which is then in flight; None if there is none."""
         due = self.due
         if due is None or now < due:
             return None
@@ -177,13 +176,13 @@ class GroupCommit(Generic[T]):
         return self._in_flight
 
     def note_committed(self) -> None:
-        """Note that the batch in flight is stored, durably."""
+        """Note that the batch in flight is stored durably."""
         batch = self._end_flight()
         self._failures = 0
         self._forget(batch)
 
     def note_unreachable(self, now: float, bits: int) -> None:
-        """Note that the batch in flight was not, or maybe not, written; it is retried.
+        """Note that the batch in flight was not, or may not have been, written; it is retried.
 
         Args:
             now: The time.
@@ -191,14 +190,14 @@ class GroupCommit(Generic[T]):
         """
         batch = self._end_flight()
         self._failures += 1
-        self._not_before = now + self._limits.backoff.delay(self._failures, bits)
+        self._not_before = now + self._limits.backoff.compute_delay(self._failures, bits)
         self._retries.appendleft(batch)
 
     def note_refused(self, now: float) -> Batch[T] | None:
         """Note that the database refuses the content of the batch in flight.
 
         Returns:
-            The batch if it has a single item, which is given up; None if its halves are tried.
+            The batch if it has a single item, which is given up; None if its halves will be tried.
         """
         batch = self._end_flight()
         # The database answered, so it can be reached.
@@ -214,7 +213,7 @@ class GroupCommit(Generic[T]):
 
     def _end_flight(self) -> Batch[T]:
         if self._in_flight is None:
-            raise InvariantError("an answer came for a batch, and none is in flight")
+            raise InvariantError("an answer came for a batch, but none is in flight")
         batch, self._in_flight = self._in_flight, None
         self._stalled = False
         return batch

@@ -1,7 +1,7 @@
-"""What an HTTP answer means to a poll that waits for a condition.
+"""What an HTTP response means to a poll that waits for a condition.
 
-Invariants: a status that is waited for is never an error, whatever it is; what may
-be temporary is retried; what a retry cannot change is refused at once.
+Invariants: an expected status is never an error, whatever it is; what may be temporary is retried; what a retry cannot
+change is refused at once.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Collection
 
 #: The resource does not exist, is not ready, or is in another state: a poll waits for that to change.
 _NOT_YET = frozenset({404, 409, 410, 423, 425})
-#: The server, or something on the way to it, cannot answer at the moment.
-_PASSING = frozenset({408, 429})
+#: The server, or a proxy before it, is temporarily unable to answer.
+_TRANSIENT = frozenset({408, 429})
 
 
 class PollAnswer(enum.Enum):
-    """What to do about an answer."""
+    """What a response means."""
 
     EXPECTED = "expected"
     NOT_YET = "not yet"
@@ -28,28 +28,28 @@ def judge_answer(status: int, expected: Collection[int]) -> PollAnswer:
     """Return what a status means.
 
     Args:
-        status: Of the answer.
-        expected: What is waited for.
+        status: The status of the response.
+        expected: The statuses that the poll waits for.
 
     Example:
-        >>> [judge(status, {200}).value for status in (200, 404, 503, 401)]
+        >>> [judge_answer(status, {200}).value for status in (200, 404, 503, 401)]
         ['expected', 'not yet', 'failed', 'refused']
     """
     if status in expected:
         return PollAnswer.EXPECTED
     if 200 <= status < 300 or status in _NOT_YET:
         return PollAnswer.NOT_YET
-    if status >= 500 or status in _PASSING:
+    if status >= 500 or status in _TRANSIENT:
         return PollAnswer.FAILED
     return PollAnswer.REFUSED
 
 
-def retry_after_seconds(header: str | None, maximum_seconds: float) -> float:
+def parse_retry_after(header: str | None, maximum_seconds: float) -> float:
     """Return the seconds of a Retry-After header; 0 if it has another form.
 
     Args:
-        header: The answer's `Retry-After`, whose other form, a date, is not read: it needs two clocks to agree.
-        maximum_seconds: No server is obeyed for longer.
+        header: The response's `Retry-After`; a date is ignored, because it would need two clocks to agree.
+        maximum_seconds: The longest wait to return.
     """
     text = (header or "").strip()
     if not (text.isascii() and text.isdigit()):

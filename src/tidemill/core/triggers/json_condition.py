@@ -1,13 +1,13 @@
-"""Conditions on JSON documents, written as JSON themselves, so that a list of triggers can hold them.
+"""Conditions on JSON documents, written as JSON themselves, so that a list of triggers can contain them.
 
-A condition maps paths into a document to what is expected there; it holds if all of them do. A path is names (and
-indexes of arrays) with dots; '' is the whole document. What is expected is a value, which has to be equal, or a mapping
-of comparisons:
+A condition maps paths in a document to what is expected there; it holds if all expectations do. A path consists of
+names (and array indexes) with dots between them; '' is the whole document. An expectation is a value, which must be
+equal, or a mapping of comparisons:
 
     {"type": "order", "total": {"ge": 100}, "customer.country": {"in": ["NZ", "AU"]}, "test": {"exists": False}}
 
-Invariants: values are compared as JSON values (true is not 1, 1 is 1.0); order is among numbers or among texts,
-anything else is in no order; what is not there equals nothing, and only `ne` and `exists: false` hold for it.
+Invariants: values are compared as JSON values (true is not 1, 1 is 1.0); only numbers, or only texts, are in order with
+each other; a missing value equals nothing, and only `ne` and `exists: false` hold for it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 
 
 class _Missing:
-    """What is found where nothing is."""
+    """The type of `_MISSING`, which stands for a missing value."""
 
 
 _MISSING: Final = _Missing()
@@ -45,23 +45,23 @@ class _Test:
         if self.comparison == "exists":
             return (found is not _MISSING) is self.expected
         if self.comparison == "ne":
-            return not same(found, self.expected)
+            return not are_equal(found, self.expected)
         if self.comparison == "in":
             assert isinstance(self.expected, Sequence)
-            return any(same(found, one) for one in self.expected)
+            return any(are_equal(found, one) for one in self.expected)
         if self.comparison == "eq":
-            return same(found, self.expected)
-        return _ordered(_ORDER[self.comparison], found, self.expected)
+            return are_equal(found, self.expected)
+        return _compare(_ORDER[self.comparison], found, self.expected)
 
 
 @dataclass(frozen=True, slots=True)
 class JsonCondition:
-    """A condition; made by `parse_condition`."""
+    """A condition, created by `parse_condition`."""
 
     tests: tuple[_Test, ...]
 
     def holds(self, document: object) -> bool:
-        """Tell whether a document, as it comes out of a JSON parser, is as expected everywhere.
+        """Return whether a parsed JSON document meets all expectations.
 
         Example:
             >>> parse_condition({"items.0.price": {"lt": 5}}).holds({"items": [{"price": 4.5}]})
@@ -74,14 +74,14 @@ def parse_condition(where: Mapping[str, object]) -> JsonCondition:
     """Return a condition.
 
     Args:
-        where: What is expected, by path.
+        where: The expectations, by path.
 
     Raises:
         TypeError: It is not a mapping with text keys, or a comparison does not accept its operand.
         ValueError: A comparison is unknown.
     """
     if not isinstance(where, Mapping) or not all(isinstance(path, str) for path in where):
-        raise TypeError(f"a condition maps paths to what is expected there, got {type(where).__name__}")
+        raise TypeError(f"a condition must be a mapping of paths to expected values, got {type(where).__name__}")
     tests: list[_Test] = []
     for path, expected in where.items():
         steps = tuple(path.split(".")) if path else ()
@@ -92,34 +92,34 @@ def parse_condition(where: Mapping[str, object]) -> JsonCondition:
     return JsonCondition(tuple(tests))
 
 
-def same(one: object, other: object) -> bool:
-    """Tell whether two JSON values are the same.
+def are_equal(one: object, other: object) -> bool:
+    """Return whether two JSON values are equal.
 
     Example:
-        >>> same(1, 1.0), same(1, True), same([{"a": 1}], [{"a": 1}])
+        >>> are_equal(1, 1.0), are_equal(1, True), are_equal([{"a": 1}], [{"a": 1}])
         (True, False, True)
     """
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
+        return one.keys() == other.keys() and all(are_equal(one[name], other[name]) for name in one)
     if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(same, one, other))
+        return len(one) == len(other) and all(map(are_equal, one, other))
     return one == other
 
 
 def _parse_test(path: str, steps: tuple[str, ...], comparison: str, operand: object) -> _Test:
     if comparison not in COMPARISONS:
         raise ValueError(
-            f"{path!r} is compared by {comparison!r}, which is none of {', '.join(COMPARISONS)}; to expect an object, "
-            f"write {{eq: {{...}}}}"
+            f"{path!r} has the unknown comparison {comparison!r}; use one of {', '.join(COMPARISONS)}, or, to expect "
+            f"an object, {{eq: {{...}}}}"
         )
     if comparison == "in" and not isinstance(operand, list):
-        raise TypeError(f"{path!r}: `in` takes a list of values, got {type(operand).__name__}")
+        raise TypeError(f"{path!r}: `in` needs a list of values, got {type(operand).__name__}")
     if comparison == "exists" and not isinstance(operand, bool):
-        raise TypeError(f"{path!r}: `exists` takes true or false, got {type(operand).__name__}")
+        raise TypeError(f"{path!r}: `exists` needs true or false, got {type(operand).__name__}")
     if comparison in _ORDER and (isinstance(operand, bool) or not isinstance(operand, int | float | str)):
-        raise TypeError(f"{path!r}: `{comparison}` takes a number or a text, got {type(operand).__name__}")
+        raise TypeError(f"{path!r}: `{comparison}` needs a number or a text, got {type(operand).__name__}")
     return _Test(steps, comparison, operand)
 
 
@@ -135,7 +135,7 @@ def _find(document: object, path: tuple[str, ...]) -> object:
     return found
 
 
-def _ordered(compare: Callable[[float | str, float | str], bool], found: object, expected: object) -> bool:
+def _compare(compare: Callable[[float | str, float | str], bool], found: object, expected: object) -> bool:
     if isinstance(found, str) and isinstance(expected, str):
         return compare(found, expected)
     if isinstance(found, int | float) and isinstance(expected, int | float) and not isinstance(found, bool):

@@ -1,10 +1,10 @@
-"""What follows when a trigger ends: whether it runs again, after what pause, and what is recorded.
+"""What happens when a trigger ends: whether it runs again, after which pause, and what is recorded.
 
 Pure: the shell reports how a run ended, and how long it took; randomness comes in as bits.
 
 Invariants:
 1. A trigger that was cancelled does not run again by itself, except after a timeout, which counts as a failure.
-2. A run that ended without having fired anything has failed, unless the trigger always restarts and took an event.
+2. A run that ended without firing has failed, unless the trigger always restarts and took an event.
 3. A run that took an event from a shared stream and finished restarts at once: it cannot spin, because it waits for
    the next event. Any other restart follows a pause, which is not shorter than the first bound of the backoff, grows
    while runs are short, and is reset by a long run.
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from tidemill.core.retry import JITTER_BITS, Backoff
 
-#: A run of this length counts as one that worked, and resets the pauses.
+#: A run of this length counts as healthy, and resets the pauses.
 HEALTHY_SECONDS = 60.0
 #: The bounds of the pauses before restarts.
 BACKOFF = Backoff(1.0, 30.0)
@@ -34,7 +34,7 @@ class Restart(enum.StrEnum):
 class CancelReason(enum.StrEnum):
     """Why a trigger is cancelled.
 
-    USER: it was removed, or replaced by another one. TIMEOUT: it failed its shared stream and did not end. HAND_OVER:
+    USER: it was removed, or replaced by another. TIMEOUT: it failed its shared stream and did not end. HAND_OVER:
     another host has claimed it. SHUTDOWN: its host stops. DONE: it is no longer needed.
     """
 
@@ -46,14 +46,14 @@ class CancelReason(enum.StrEnum):
 
 
 class Ending(enum.Enum):
-    """How a run ended that was not cancelled."""
+    """How a run that was not cancelled ended."""
 
     RETURNED = "returned"
     RAISED = "raised"
 
 
 class EndVerdict(enum.Enum):
-    """What a trigger is now."""
+    """The state of a trigger after a run."""
 
     FINISHED = "finished"
     FAILED = "failed"
@@ -65,9 +65,9 @@ class Next:
     """What follows a run.
 
     Attributes:
-        verdict: What the trigger is now.
+        verdict: The state of the trigger.
         pause_seconds: How long until it runs again; None: it does not.
-        from_start: Whether it is created as listed again, instead of from what `serialize()` returned.
+        from_start: Whether it is created as listed, instead of from what `serialize()` returned.
     """
 
     verdict: EndVerdict
@@ -96,10 +96,10 @@ class TriggerLife:
 
         Args:
             ending: How it ended.
-            events: How many it has fired.
+            events: How many events it fired.
             seconds: How long it took.
             bits: 32 random bits.
-            taken: How many events it has taken from a shared stream.
+            taken: How many events it took from a shared stream.
         """
         if ending is Ending.RETURNED and taken and self.restart is Restart.ALWAYS:
             self._failures = 0
@@ -108,20 +108,20 @@ class TriggerLife:
             self._failures = 0
         failed = ending is Ending.RAISED or not events
         if not failed:
-            # A trigger that always finishes at once must not spin either.
-            pause = self._pause(bits) if self.restart is Restart.ALWAYS else None
+            # A trigger that finishes immediately each time must not spin either.
+            pause = self._compute_pause(bits) if self.restart is Restart.ALWAYS else None
             return Next(EndVerdict.FINISHED, pause, from_start=True)
-        pause = None if self.restart is Restart.NEVER else self._pause(bits)
+        pause = None if self.restart is Restart.NEVER else self._compute_pause(bits)
         return Next(EndVerdict.FAILED, pause)
 
     def decide_cancelled(self, reason: CancelReason, bits: int) -> Next:
         """Decide what follows a run that was cancelled."""
         if reason is CancelReason.TIMEOUT:
-            return Next(EndVerdict.FAILED, None if self.restart is Restart.NEVER else self._pause(bits))
+            return Next(EndVerdict.FAILED, None if self.restart is Restart.NEVER else self._compute_pause(bits))
         return Next(EndVerdict.FINISHED if reason is CancelReason.DONE else EndVerdict.CANCELLED)
 
-    def _pause(self, bits: int) -> float:
+    def _compute_pause(self, bits: int) -> float:
         self._failures += 1
-        bound = self._backoff.bound(self._failures)
+        bound = self._backoff.compute_bound(self._failures)
         # Between half of the bound and the bound, and never below the first one.
-        return max(self._backoff.bound(1), bound * (0.5 + 0.5 * bits / (1 << JITTER_BITS)))
+        return max(self._backoff.compute_bound(1), bound * (0.5 + 0.5 * bits / (1 << JITTER_BITS)))

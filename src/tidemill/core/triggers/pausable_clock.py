@@ -1,4 +1,4 @@
-"""A clock that can be held: deadlines measured with it stand still while it is."""
+"""A clock that can be held: deadlines measured with it do not pass meanwhile."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 class PausableClock:
     """Converts readings of a monotonic clock into those of a clock that can be held.
 
-    Invariants: it never goes backwards; while it is held it stands still; holding it twice is holding it.
+    Invariants: it never goes backwards; while it is held it stands still; holding it twice has no further effect.
 
     Example:
         >>> clock = PausableClock()
@@ -29,7 +29,7 @@ class PausableClock:
         """Return its time, in seconds.
 
         Args:
-            now: The monotonic clock's.
+            now: The time of the monotonic clock.
         """
         return (now if self._held_at is None else self._held_at) - self._lost
 
@@ -39,7 +39,7 @@ class PausableClock:
             self._held_at = now
 
     def release(self, now: float) -> None:
-        """Continue."""
+        """Let the clock continue."""
         if self._held_at is not None:
             self._lost += now - self._held_at
             self._held_at = None

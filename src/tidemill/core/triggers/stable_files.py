@@ -1,12 +1,12 @@
-"""Which files of a folder are new, and complete as far as one can tell from outside.
+"""Which files of a folder are new, and complete as far as can be told from outside.
 
-Observations come in, of the whole folder or of single files; a file is reported once it has been unchanged for some
-time. A file that changes after that is reported again, as a new version.
+The shell reports what it sees of the whole folder or of single files; a file is returned once it has been unchanged for
+some time. A file that changes after that is returned again, as a new version.
 
 Invariants:
-1. A version of a file is reported at most once while the file exists.
-2. A file is reported only after it was unchanged for `settle_seconds`.
-3. Files are reported in the order in which they became complete; of several at once, the older version first, then the
+1. A version of a file is returned at most once while the file exists.
+2. A file is returned only after it was unchanged for `settle_seconds`.
+3. Files are returned in the order in which they became complete; of several at once, the older version first, then the
    smaller name.
 """
 
@@ -22,9 +22,9 @@ class Version(NamedTuple):
     """What distinguishes one state of a file from another; ordered by age.
 
     Attributes:
-        modified_ns: Nanoseconds since the epoch.
+        modified_ns: When it was last modified, in nanoseconds since the epoch.
         size_bytes: Its size.
-        inode: The file of the file system that the name refers to.
+        inode: Its inode number, which changes when another file gets the name.
     """
 
     modified_ns: int
@@ -41,10 +41,10 @@ class _Seen:
 
 @dataclass(slots=True)
 class StableFiles:
-    """What is known of a folder.
+    """The state of a folder.
 
     Args:
-        settle_seconds: How long a file has to be unchanged before it is reported.
+        settle_seconds: How long a file has to be unchanged before it is returned.
     """
 
     settle_seconds: float
@@ -62,7 +62,7 @@ class StableFiles:
             heapq.heappush(self._due, (now + self.settle_seconds, version, path))
 
     def know_all(self, files: Mapping[str, Version], now: float) -> None:
-        """Note the files that exist already: none of them is reported before it changes."""
+        """Note the files that exist already: none of them is returned before it changes."""
         for path, version in files.items():
             self._seen[path] = _Seen(version, now, reported=True)
 
@@ -73,16 +73,17 @@ class StableFiles:
         for path, version in files.items():
             self.see(path, version, now)
 
+    @property
     def due(self) -> float | None:
-        """Return when the next file may be complete; None: there is none."""
+        """When the next file may be complete; None: there is none."""
         return self._due[0][0] if self._due else None
 
-    def candidates(self, now: float) -> list[str]:
-        """Return the files that are about to be reported: look at them once more (`see`), then call `take`."""
+    def list_candidates(self, now: float) -> list[str]:
+        """Return the files that are about to be returned: check each once more (`see`), then call `take`."""
         return [path for when, version, path in self._due if when <= now and self._is_current(when, version, path)]
 
     def take(self, now: float) -> list[tuple[str, Version]]:
-        """Return the files that are complete, and count them as reported."""
+        """Return the files that are complete, each once."""
         settled = []
         while self._due and self._due[0][0] <= now:
             when, version, path = heapq.heappop(self._due)

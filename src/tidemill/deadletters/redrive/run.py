@@ -39,7 +39,7 @@ BATCH_LETTERS = 200
 BATCH_BYTES = 8 * 1024 * 1024
 BATCH_SECONDS = 0.5
 #: Before a wait longer than this, the batch is sent.
-_PATIENCE_SECONDS = 0.05
+_SHORT_WAIT_SECONDS = 0.05
 _SLICE_SECONDS = 0.1
 
 
@@ -107,7 +107,7 @@ class Redrive:
         self._unsent: dict[int, list[int]] = {}
         self._corrected: set[int] = set()
         self._max_redrives = settings.dlq.max_redrives if order.max_redrives is None else order.max_redrives
-        self._configured = [(kind, name) for kind, named in settings.sinks.by_type().items() for name in named]
+        self._configured = [(kind, name) for kind, named in settings.sinks.group_by_type().items() for name in named]
         self._names = SinkNames(order.criteria.sinks, self._configured)
 
     @property
@@ -125,7 +125,7 @@ class Redrive:
             RemoteError: Brokers or a sink do not answer; the next run continues after what was sent.
         """
         with open_letters(self._settings, self.name) as box:
-            ranges = box.ranges()
+            ranges = box.find_ranges()
             cursor = self._make_cursor(box)
             target = self._make_target(cursor)
             try:
@@ -180,23 +180,23 @@ class Redrive:
             )
         self.resumed = bool(saved)
         since = self._order.criteria.since
-        by_time = box.offsets_at(since, ranges) if since is not None else {}
+        by_time = box.find_offsets_at(since, ranges) if since is not None else {}
         return {number: max(low, saved.get(number, 0), by_time.get(number, 0)) for number, (low, _) in ranges.items()}
 
     def _pump(self, target: RedriveTarget, stream: Iterator[Found | Reached | None]) -> None:
         for found in stream:
             if isinstance(found, Reached):
-                self._cursor.passed(found.partition, found.position)
+                self._cursor.advance(found.partition, found.position)
             elif found is not None and not self._take(target, found):
                 break
-            if self._batching.due(time.monotonic()):
+            if self._batching.is_due(time.monotonic()):
                 self._flush(target)
             self._watch(self)
             if self._stopped() or self._limit_reached:
                 break
         self._flush(target)
         if self._corrected:
-            target.send((), {number: self._cursor.saved_at(number) for number in self._corrected})
+            target.send((), {number: self._cursor.find_saved(number) for number in self._corrected})
         self._watch(self)
 
     def _encode_note(self, partition: int, position: int) -> str:
@@ -205,7 +205,7 @@ class Redrive:
 
     def _advance_record(self, partition: int, position: int) -> RedriveRecord:
         record = self._records[partition].copy()
-        record.passed(self._cursor.saved_at(partition), position, time.time(), self._unsent.get(partition, ()))
+        record.note_range(self._cursor.find_saved(partition), position, time.time(), self._unsent.get(partition, ()))
         return record
 
     @property
@@ -220,33 +220,33 @@ class Redrive:
             if not self._wait(target):
                 return False
             now = time.monotonic()
-            self._pace.sent(item.count, now)
+            self._pace.note_sent(item.count, now)
             self._batching.add(item.size_bytes, now)
             self._items.append(item)
-        self._cursor.passed(found.partition, found.offset + 1)
+        self._cursor.advance(found.partition, found.offset + 1)
         return True
 
     def _prepare(self, target: RedriveTarget, found: Found) -> RedriveItem | None:
         letter = found.letter
         if letter is None:
-            self.tally.passed_over(Why.NO_LETTER)
+            self.tally.note_skipped(Why.NO_LETTER)
             return None
         order = self._order
         facts = extract_facts(letter, text=bool(order.criteria.text))
-        self._names.met(facts.sink_type, facts.sink_name)
+        self._names.note_sink(facts.sink_type, facts.sink_name)
         why = judge_letter(facts, order.criteria, order.target, self._max_redrives)
-        if why is None and self._recent.seen(letter.letter_id):
+        if why is None and self._recent.check_seen(letter.letter_id):
             why = Why.TWICE
         if why is not None:
             if why.failed:
                 self._unsent.setdefault(found.partition, []).append(found.offset)
-            self.tally.passed_over(why, letter.letter_id, self._explain(why, facts.redrives))
+            self.tally.note_skipped(why, letter.letter_id, self._explain(why, facts.redrives))
             return None
         try:
             return target.prepare(letter, found.partition, found.offset)
         except NotSentError as error:
             self._unsent.setdefault(found.partition, []).append(found.offset)
-            self.tally.passed_over(error.why, letter.letter_id, str(error))
+            self.tally.note_skipped(error.why, letter.letter_id, str(error))
             return None
 
     def _explain(self, why: Why, redrives: int) -> str:
@@ -258,8 +258,8 @@ class Redrive:
         return str(why.value)
 
     def _wait(self, target: RedriveTarget) -> bool:
-        while (seconds := self._pace.wait(time.monotonic())) > 0:
-            if seconds > _PATIENCE_SECONDS and self._items:
+        while (seconds := self._pace.find_wait(time.monotonic())) > 0:
+            if seconds > _SHORT_WAIT_SECONDS and self._items:
                 self._flush(target)
             time.sleep(min(seconds, _SLICE_SECONDS))
             self._watch(self)
@@ -281,7 +281,7 @@ class Redrive:
             unsent = target.send(items, positions)
             self._note_saved(positions, unsent)
         for item, why, text in unsent:
-            self.tally.passed_over(why, item.letter.letter_id, text)
+            self.tally.note_skipped(why, item.letter.letter_id, text)
         self.tally.sent += len(items) - len(unsent)
         self.tally.messages += sum(item.count for item in items) - sum(item.count for item, _, _ in unsent)
         if self._order.target is not Target.SINK:
@@ -291,9 +291,9 @@ class Redrive:
         for number, at in positions.items():
             self._records[number] = self._advance_record(number, at)
             self._unsent.pop(number, None)
-        self._cursor.saved(positions)
+        self._cursor.note_saved(positions)
         for item, _, _ in unsent:
-            self._records[item.partition].not_sent(item.offset)
+            self._records[item.partition].note_unsent(item.offset)
             self._corrected.add(item.partition)
 
     def _note_parts(self, items: Sequence[RedriveItem], unsent: Unsent) -> None:
@@ -301,4 +301,4 @@ class Redrive:
         refused = {id(item) for item, _, _ in unsent}
         for item in items:
             if item.letter.sources_dropped and id(item) not in refused:
-                self.tally.sent_in_part(item.letter.letter_id, item.letter.sources_dropped)
+                self.tally.note_sent_in_part(item.letter.letter_id, item.letter.sources_dropped)

@@ -102,7 +102,7 @@ class Admission:
                 return await write_patiently(self._database, admit)
             except _ConflictError as error:
                 conflict = error
-            watch.look({session.id: session.beat for session in conflict.sessions}, began)
+            watch.note_beats({session.id: session.beat for session in conflict.sessions}, began)
             if not await self._resolve_conflict(conflict, watch):
                 await asyncio.sleep(pace.look_seconds)
 
@@ -177,11 +177,11 @@ class Admission:
         ownership = self._ownership
         rivals = [session for session in conflict.sessions if session.list in conflict.wanted]
         for session in rivals:
-            if watch.life(session.id) is Life.LIVE:
+            if watch.judge(session.id) is Life.LIVE:
                 raise ConfigError(
                     _describe_refusal(ownership.list_name, session, sorted(conflict.wanted[session.list]))
                 )
-        dead = [session.id for session in rivals if watch.life(session.id) is Life.DEAD]
+        dead = [session.id for session in rivals if watch.judge(session.id) is Life.DEAD]
         if len(dead) < len(rivals):
             limited(log, 10.0).info(
                 "another list has a trigger or a stream of this one; waiting up to 30 s to see whether a host runs it",

@@ -21,7 +21,7 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.wording import count_of
 from tidemill.runtime.exitcode import ExitCode, find_exit_code
-from tidemill.runtime.identity import worker_name
+from tidemill.runtime.identity import find_worker_name
 from tidemill.runtime.log_writer import tell_repeats
 from tidemill.services.triggerer.checking import add_import_folders, read_checked
 from tidemill.services.triggerer.control import control_server
@@ -31,7 +31,7 @@ from tidemill.services.triggerer.replica import Replica
 from tidemill.services.triggerer.sessions import Ownership, Pace
 from tidemill.services.triggerer.signals import Signals
 from tidemill.store.database import Database
-from tidemill.store.opening import has_one_writer, open_store, store_url
+from tidemill.store.opening import choose_store_url, has_one_writer, open_store
 from tidemill.store.records import TriggerSpec
 from tidemill.store.retention import Retention
 from tidemill.triggers.shared_stream import StreamReport
@@ -90,7 +90,7 @@ def _run_all(loop: asyncio.AbstractEventLoop, host: Coroutine[Any, Any, ExitCode
 
 
 def _find_url(settings: Settings, specs: Path) -> str:
-    return store_url(settings.store.url, specs.resolve().parent)
+    return choose_store_url(settings.store.url, specs.resolve().parent)
 
 
 def list_name(settings: Settings, specs: Path) -> str:
@@ -137,7 +137,7 @@ async def _run(
         if database is None:
             return ExitCode.OK
         try:
-            ownership = Ownership(database, name, name=worker_name(settings), lock=lock, pace=pace)
+            ownership = Ownership(database, name, name=find_worker_name(settings), lock=lock, pace=pace)
             replica = Replica(
                 ownership,
                 lambda: TriggerHost(database, settings.triggerer, ownership),

@@ -158,7 +158,7 @@ class Ownership:
             except RemoteError as error:
                 if not error.retryable:
                     raise
-                watch.missed()
+                watch.note_failure()
                 limited(log, 10.0).warning(
                     "the store cannot be asked which host runs this list; retrying", error=str(error)
                 )
@@ -175,7 +175,7 @@ class Ownership:
 
     async def _take_over(self, sight: Sight, watch: SessionWatch, began: float) -> bool:
         """Take the list from a dead session; return whether that worked."""
-        watch.look({number: session.beat for number, session in sight.sessions.items()}, began)
+        watch.note_beats({number: session.beat for number, session in sight.sessions.items()}, began)
         holder = sight.sessions.get(sight.holder or 0)
         if holder is None:
             return False  # it began after the look, or ended; the next look finds out
@@ -185,7 +185,7 @@ class Ownership:
             await self._renew()
         locked = self._lock is not None and self._lock.identity == holder.lock != ""
         others = [one.id for one in sight.sessions.values() if one.list == self.list_name]
-        dead = [number for number in others if watch.life(number) is Life.DEAD or (locked and number == holder.id)]
+        dead = [number for number in others if watch.judge(number) is Life.DEAD or (locked and number == holder.id)]
         if not dead:
             return False
         try:

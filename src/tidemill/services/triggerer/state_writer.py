@@ -87,7 +87,7 @@ class StateWriter:
                         limited(log, 10.0).warning(
                             "the store cannot be written to; changes of state wait", error=str(error)
                         )
-                        await asyncio.sleep(self._backoff.delay(failures, random.getrandbits(JITTER_BITS)))
+                        await asyncio.sleep(self._backoff.compute_delay(failures, random.getrandbits(JITTER_BITS)))
                         continue
                     if len(chunk) > 1:
                         continue

@@ -19,11 +19,11 @@ from tidemill.core.delivery.breaker import BreakerState
 from tidemill.core.delivery.culprit import Fault, find_fault
 from tidemill.core.delivery.send_items import Ask, Decision, Delivered, Item, Limits
 from tidemill.core.delivery.send_queue import SendQueue
-from tidemill.core.errors import InvariantError, RemoteError, describe_error, sound
+from tidemill.core.errors import InvariantError, RemoteError, describe_error, escape_surrogates
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.log import limited
 from tidemill.runtime.progress import SinkStats
-from tidemill.sinks.base import Encoded, Refusal, Sink, encoded
+from tidemill.sinks.base import Encoded, Refusal, Sink, encode_checked
 from tidemill.sinks.sending.sender import Sender
 from tidemill.sinks.sending.submission import DeliveryLane, Entry, Failure, Question, QueuedPayload, Submission
 
@@ -110,7 +110,7 @@ class BatchSender:
         """Queue a payload; one that cannot be encoded becomes a question, in a later turn of the loop."""
         now = self._loop.time()
         try:
-            ready = encoded(self.sink, payload)
+            ready = encode_checked(self.sink, payload)
         except Exception as error:  # a user's data can raise anything
             text = describe_error(error)
             item = Item(lane, None, 0, QueuedPayload(payload, None, submission))
@@ -132,7 +132,7 @@ class BatchSender:
 
     def decided(self, question: Question, decision: Decision) -> None:
         """Pass an answer on to the queue."""
-        effects = self._queue.decided(question, decision, self._loop.time(), random.getrandbits(32))
+        effects = self._queue.note_decision(question, decision, self._loop.time(), random.getrandbits(32))
         self._apply(effects)
         self._wake_up()
 
@@ -164,7 +164,7 @@ class BatchSender:
         self._sent_at = self._loop.time()
         bits = random.getrandbits(32)
         try:
-            answers = await self._answers([item.value.encoded for item in batch])  # type: ignore[misc]
+            answers = await self._collect_answers([item.value.encoded for item in batch])  # type: ignore[misc]
         except Exception as error:
             text = str(error) if isinstance(error, RemoteError) else describe_error(error)
             retryable = error.retryable if isinstance(error, RemoteError) else True
@@ -175,19 +175,19 @@ class BatchSender:
                 self._note_error(text, 0, "a sink raised over a batch; it is sent in parts")
             else:
                 self._note_error(text, len(batch))
-            effects = self._queue.failed(text, retryable, self._loop.time(), bits, fault)
+            effects = self._queue.note_failure(text, retryable, self._loop.time(), bits, fault)
         else:
             if answers.count(None) != len(answers):
                 refused = [answer for answer in answers if answer is not None]
                 # None is left only if a sink says that all of them wait; then they count as refused.
                 refused = [answer for answer in refused if not answer.waits] or refused
-                self._note_error(_most_telling(refused), len(refused))
-            effects = self._queue.answered(answers, self._loop.time(), bits)
+                self._note_error(_choose_error(refused), len(refused))
+            effects = self._queue.note_answers(answers, self._loop.time(), bits)
         finally:
             self._sent_at = None
         self._apply(effects)
 
-    async def _answers(self, batch: Sequence[Encoded]) -> Sequence[Refusal | None]:
+    async def _collect_answers(self, batch: Sequence[Encoded]) -> Sequence[Refusal | None]:
         call = self._loop.create_task(self.sink.send(batch))
         try:
             await asyncio.wait((call,), timeout=self._timeout_seconds)
@@ -216,7 +216,7 @@ class BatchSender:
         stats = self.stats
         stats.error_count += 1
         stats.refused += count
-        stats.last_error = sound(text)[:2000]
+        stats.last_error = escape_surrogates(text)[:2000]
         stats.last_error_at = time.time()
         limited(log, 10.0).warning(event, sink=self.label, payloads=count, error=text[:2000])
 
@@ -237,16 +237,18 @@ class BatchSender:
 
     def _watch_breaker(self) -> None:
         """Log when the breaker opens and when it closes, not every probe in between."""
-        state = self._queue.breaker(self._loop.time())
+        state = self._queue.find_breaker_state(self._loop.time())
         if (state is BreakerState.CLOSED) is not (self._breaker is BreakerState.CLOSED):
             self.stats.breaker_opened = self._queue.opened
             if state is BreakerState.CLOSED:
                 log.info("a sink works again; its circuit breaker is closed", sink=self.label)
             else:
-                log.error("a sink keeps failing; its circuit breaker is open", sink=self.label, error=self._why())
+                log.error(
+                    "a sink keeps failing; its circuit breaker is open", sink=self.label, error=self._find_reason()
+                )
         self._breaker = state
 
-    def _why(self) -> str | None:
+    def _find_reason(self) -> str | None:
         return self.failing[:2000] if self.failing is not None else self.stats.last_error
 
     def stalled(self) -> str | None:
@@ -256,7 +258,7 @@ class BatchSender:
         queue, now = self._queue, self._loop.time()
         if queue.failing is not None:
             since, error = queue.failing
-            broken = "" if queue.breaker(now) is BreakerState.CLOSED else " (circuit breaker open)"
+            broken = "" if queue.find_breaker_state(now) is BreakerState.CLOSED else " (circuit breaker open)"
             return f"{queue.outstanding} payloads wait for {now - since:.0f} s{broken}: {error}"
         if self._sent_at is not None and now - self._sent_at > SLOW_SECONDS:
             return f"{queue.outstanding} payloads wait: no answer for {now - self._sent_at:.0f} s"
@@ -291,6 +293,6 @@ def check_answers(answers: Any, batch: Sequence[Encoded], label: str) -> Sequenc
     return answers
 
 
-def _most_telling(refused: Sequence[Refusal]) -> str:
+def _choose_error(refused: Sequence[Refusal]) -> str:
     """Return the error of a payload that will never be accepted, if there is one."""
     return next((refusal.error for refusal in refused if not refusal.retryable), refused[0].error)

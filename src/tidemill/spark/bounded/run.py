@@ -175,7 +175,7 @@ class BoundedRun:
             return
         self._links[link] = hello.slot
         self._hellos[link] = hello
-        self._watch.joined(link, hello.slot, time.monotonic())
+        self._watch.note_joined(link, hello.slot, time.monotonic())
         self._tokens += 1
         self._server.send(link, Welcome(hello.run_token or self._tokens))
         for command in (Begin(), Go()):
@@ -186,14 +186,14 @@ class BoundedRun:
     def on_beat(self, link: int, progress: EngineProgress) -> None:
         """Keep the snapshot."""
         self._running[link] = progress
-        self._watch.heard(link, time.monotonic())
+        self._watch.note_heartbeat(link, time.monotonic())
 
     def on_ready(self, link: int) -> None:
         """Nothing waits for this."""
 
     def on_ended(self, link: int, summary: EngineSummary) -> None:
         """Keep an engine's summary."""
-        self._watch.left(link)
+        self._watch.note_left(link)
         self._running[link] = summary.progress
         if summary.reason is not StopReason.DRAINED:
             said = summary.error or summary.reason.value
@@ -207,7 +207,7 @@ class BoundedRun:
 
     def on_closed(self, link: int) -> None:
         """Forget an engine."""
-        self._watch.left(link)
+        self._watch.note_left(link)
         self._links.pop(link, None)
         self._hellos.pop(link, None)
         last = self._running.pop(link, None)

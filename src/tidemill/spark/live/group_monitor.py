@@ -67,7 +67,7 @@ class GroupWatch:
         while not self._ended.wait(self._look_seconds):
             try:
                 view = viewer.look()
-                named = self._watch.look(time.monotonic(), *view)
+                named = self._watch.check(time.monotonic(), *view)
                 with self._mending:
                     if named and not self._ended.is_set():
                         self._mend(named)

@@ -69,6 +69,8 @@ class Supervisor:
         on_finished: Called once, on the link's loop, when all slots are finished.
         limits: The supervision's times.
         partitions: How many the source topic has; None: as many as slots.
+        on_all_ready: Called on the link's loop when an engine of each slot is ready, once after each `start` or
+            `restart`.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Supervisor:
         on_finished: Callable[[RunFinished], None],
         limits: SlotLimits,
         partitions: int | None = None,
+        on_all_ready: Callable[[], None] | None = None,
     ) -> None:
         """Start nothing; `start` does."""
         self._spark = spark
@@ -88,6 +91,8 @@ class Supervisor:
         self._on_finished = on_finished
         self._limits = limits
         self._count = count
+        self._partitions = partitions
+        self._on_all_ready = on_all_ready
         self._group = SlotGroup(count, partitions)
         self._group_timer: asyncio.TimerHandle | None = None
         self._slots: Sequence[SupervisedSlot] = ()
@@ -95,6 +100,7 @@ class Supervisor:
         self._partition_sums = PartitionSums()
         self._stalls = Stalls()
         self._paused = False
+        self._keep_places = False
         self._exiting = False
         #: Whether an engine ever said hello.
         self.greeted = False
@@ -117,9 +123,23 @@ class Supervisor:
         ]
         self._loop.call_soon_threadsafe(self._start)
 
-    def drain(self) -> None:
-        """Ask all engines for a clean end."""
-        self._soon(lambda: self._carry_out(self._group.drain()))
+    def drain(self, *, keep_places: bool = False) -> None:
+        """Ask all engines for a clean end.
+
+        Args:
+            keep_places: Have them stay in the consumer group, so that those after a `restart` have the same partitions
+                without a rebalance.
+        """
+        self._soon(lambda: self._drain(keep_places=keep_places))
+
+    def restart(self, make_job: JobMaker, limits: SlotLimits) -> None:
+        """Start all slots again, with other jobs; only once all are finished.
+
+        Args:
+            make_job: Makes the jobs from now on.
+            limits: The supervision's times from now on.
+        """
+        self._soon(lambda: self._restart(make_job, limits))
 
     def pause(self) -> None:
         """Let no engine take new messages, including engines that start later."""
@@ -169,6 +189,21 @@ class Supervisor:
         for slot in self._slots:
             self._feed(slot, slot_events.Start())
 
+    def _drain(self, *, keep_places: bool) -> None:
+        self._keep_places = keep_places
+        self._carry_out(self._group.drain())
+
+    def _restart(self, make_job: JobMaker, limits: SlotLimits) -> None:
+        self._make_job = make_job
+        self._keep_places = False
+        if self._group_timer is not None:
+            self._group_timer.cancel()
+            self._group_timer = None
+        self._group = SlotGroup(self._count, self._partitions)
+        for slot in self._slots:
+            slot.renew(limits)
+        self._start()
+
     def on_hello(self, link: int, hello: Hello) -> None:
         """Feed a hello; effects admit or refuse the engine."""
         self.greeted = True
@@ -202,7 +237,7 @@ class Supervisor:
             for name, text in self._stalls.feed(caller.slot.number, progress.stalled, caller.slot.last_seen):
                 log.warning("the pipeline waits", slot=caller.slot.number, waits_for=name, why=text)
             if progress.partitions and self._group.holding:
-                self._carry_out(self._group.owns(caller.slot.number))
+                self._carry_out(self._group.note_partitions(caller.slot.number))
         self._feed(caller.slot, slot_events.Heartbeat(caller.run_token))
 
     def on_ready(self, link: int) -> None:
@@ -212,7 +247,11 @@ class Supervisor:
             return
         self._feed(caller.slot, slot_events.Ready(caller.run_token))
         if caller.slot.link == link:
-            self._carry_out(self._group.ready(caller.slot.number, self._loop.time()))
+            self._carry_out(self._group.note_ready(caller.slot.number, self._loop.time()))
+            if not caller.slot.ready:
+                caller.slot.ready = True
+                if self._on_all_ready is not None and all(slot.ready for slot in self._slots):
+                    self._on_all_ready()
 
     def on_ended(self, link: int, summary: EngineSummary) -> None:
         """Keep an engine's summary; it counts once its job has ended."""
@@ -300,7 +339,7 @@ class Supervisor:
             case slot_events.Refuse(run_token, text):
                 self._send(slot, run_token, Refused(text))
             case slot_events.Drain(run_token):
-                self._send(slot, run_token, Drain())
+                self._send(slot, run_token, Drain(self._keep_places))
             case slot_events.Kill(_):
                 if slot.hello is not None:
                     self._spark.kill_worker(slot.hello.pid)
@@ -309,7 +348,7 @@ class Supervisor:
                 level(text, slot=slot.number, about=kind.value)
             case slot_events.Finished(ending, error):
                 slot.ended = ending
-                self._carry_out(self._group.finished(slot.number, ending, error))
+                self._carry_out(self._group.note_finished(slot.number, ending, error))
 
     def _submit(self, slot: SupervisedSlot, job_token: int) -> None:
         if self._exiting:
@@ -328,7 +367,7 @@ class Supervisor:
         # One that reconnects may have missed a command to all.
         self._server.send(link, self._pause_or_resume())
         log.info("engine connected", slot=slot.number, pid=hello.pid, host=hello.host, run_token=run_token)
-        self._carry_out(self._group.connected(slot.number))
+        self._carry_out(self._group.note_connected(slot.number))
 
     def _carry_out(self, effects: Sequence[slot_group.Effect]) -> None:
         for effect in effects:

@@ -1,4 +1,4 @@
-"""How alembic runs here: over the connection, and in the transaction, that the opening of the store gives it."""
+"""Runs alembic on the connection, and in the transaction, that `tidemill.store.migrate` provides."""
 
 from alembic import context
 

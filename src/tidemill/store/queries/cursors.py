@@ -1,6 +1,6 @@
-"""The narrow rows of triggers, which are locked before anything else of a trigger is.
+"""The narrow rows of triggers, which are locked before any other row of a trigger.
 
-The order of locks, in every transaction: rows of sessions and lists first, then cursors by rising id, then the wide
+The order of locks, in every transaction: rows of sessions and lists first, then cursors by ascending id, then the wide
 rows of those triggers. Two transactions that share a trigger meet at its cursor, and the one that waits there holds
 nothing that the other still needs: they cannot deadlock.
 """
@@ -19,24 +19,24 @@ IDS = RowSet("ids", id=int)
 
 
 def lock_cursors(connection: Connection, ids: Collection[int]) -> dict[int, Counter]:
-    """Return the cursors of the triggers that exist, by id; they do not change before the transaction ends."""
+    """Lock the cursors of the triggers that exist until the transaction ends, and return them by id."""
     dialect = find_dialect(connection)
-    statement = add_row_locks(select(IDS.source(dialect).c.id))
-    rows = connection.execute(statement, IDS.parameters(dialect, id_rows(ids)))
+    statement = build_lock_statement(select(IDS.build_source(dialect).c.id))
+    rows = connection.execute(statement, IDS.build_parameters(dialect, build_id_rows(ids)))
     return {row.trigger_id: Counter(row.next_index, row.token) for row in rows}
 
 
-def add_row_locks(wanted: Select[int]) -> Select[int, int, int]:
-    """Return the statement that locks cursors by rising id; `wanted` selects the ids."""
+def build_lock_statement(wanted: Select[int]) -> Select[int, int, int]:
+    """Return the statement that locks cursors by ascending id; `wanted` selects the ids."""
     return (
         select(trigger_cursor.c.trigger_id, trigger_cursor.c.token, trigger_cursor.c.next_index)
         .where(trigger_cursor.c.trigger_id.in_(wanted))
         .order_by(trigger_cursor.c.trigger_id)
-        # Without effect on SQLite, where the whole transaction is the only one that writes.
+        # Without effect on SQLite, where only one transaction at a time can write.
         .with_for_update(of=trigger_cursor, key_share=True)
     )
 
 
-def id_rows(ids: Collection[int]) -> list[tuple[int]]:
-    """Return ids as the rows of `IDS`, each once, rising."""
+def build_id_rows(ids: Collection[int]) -> list[tuple[int]]:
+    """Return ids as the rows of `IDS`, each once, in ascending order."""
     return [(number,) for number in sorted(set(ids))]

@@ -1,7 +1,8 @@
 """Trigger events: store and list them.
 
-What is stored, under which number, and what is refused is decided by `core.event_plan`; the cursors of the triggers are
-locked before it is read, so what was read stays true until the transaction ends. The wide rows are not touched.
+What is stored, under which number, and what is refused is decided by `core.triggers.event_plan`; the cursors of the
+triggers are locked before anything is read, so what was read stays true until the transaction ends. The wide rows are
+not used.
 """
 
 from __future__ import annotations
@@ -34,23 +35,23 @@ def store_events(connection: Connection, events: Sequence[NewEvent], earlier: Pl
 
     Args:
         connection: In a transaction.
-        events: In the order in which they fired.
-        earlier: What an earlier attempt at the same events would have done, if it is unknown whether it was
-            committed (the connection was lost meanwhile). It is recognised, and nothing is stored twice.
+        events: The events, in the order in which they fired.
+        earlier: The plan of an earlier attempt at the same events, if it may have been committed (the connection was
+            lost meanwhile). If it was, it is recognised, and nothing is stored twice.
 
     Returns:
-        What became of each; true once the transaction is committed.
+        What became of each event; true once the transaction is committed.
     """
     counters = lock_cursors(connection, {event.trigger_id for event in events})
-    if earlier is not None and _landed(connection, earlier):
+    if earlier is not None and _was_committed(connection, earlier):
         return earlier
-    plan = make_plan(events, counters, _known(connection, events))
+    plan = make_plan(events, counters, _find_known(connection, events))
     if plan.rows:
         _insert(connection, plan)
     return plan
 
 
-def _landed(connection: Connection, earlier: Plan) -> bool:
+def _was_committed(connection: Connection, earlier: Plan) -> bool:
     first = earlier.first
     if first is None:
         return False
@@ -61,104 +62,104 @@ def _landed(connection: Connection, earlier: Plan) -> bool:
         .where(index == first.sequence_index)
     )
     row = connection.execute(statement).first()
-    return earlier.landed(None if row is None else EventRow(*row))
+    return earlier.was_committed(None if row is None else EventRow(*row))
 
 
-def _known(connection: Connection, events: Sequence[NewEvent]) -> dict[tuple[int, str], int]:
+def _find_known(connection: Connection, events: Sequence[NewEvent]) -> dict[tuple[int, str], int]:
     wanted = {(event.trigger_id, event.identity) for event in events if event.identity is not None}
     if not wanted:
         return {}
     dialect = find_dialect(connection)
-    given = _IDENTITIES.source(dialect)
+    given = _IDENTITIES.build_source(dialect)
     same = and_(trigger_identity.c.trigger_id == given.c.trigger_id, trigger_identity.c.identity == given.c.identity)
     statement = select(
         trigger_identity.c.trigger_id, trigger_identity.c.identity, trigger_identity.c.sequence_index
     ).join(given, same)
-    found = connection.execute(statement, _IDENTITIES.parameters(dialect, wanted))
+    found = connection.execute(statement, _IDENTITIES.build_parameters(dialect, wanted))
     return {(trigger_id, identity): index for trigger_id, identity, index in found}
 
 
 def _insert(connection: Connection, plan: Plan) -> None:
     dialect = find_dialect(connection)
-    rows, moved = _ROWS.source(dialect), _COUNTERS.source(dialect)
-    given = _ROWS.parameters(dialect, plan.rows)
+    rows, moved = _ROWS.build_source(dialect), _COUNTERS.build_source(dialect)
+    given = _ROWS.build_parameters(dialect, plan.rows)
     values = select(*[rows.c[name] for name in _COLUMNS]).order_by(rows.c.position)
     connection.execute(insert(trigger_event).from_select(_COLUMNS, values), given)
     known = [row for row in plan.rows if row.identity is not None]
     if known:
-        named = _NEW.source(dialect)
+        named = _NEW.build_source(dialect)
         values = select(*[named.c[name] for name in _NEW_COLUMNS])
         rows_named = [(row.trigger_id, row.identity, row.sequence_index, row.created_us) for row in known]
         connection.execute(
-            insert(trigger_identity).from_select(_NEW_COLUMNS, values), _NEW.parameters(dialect, rows_named)
+            insert(trigger_identity).from_select(_NEW_COLUMNS, values), _NEW.build_parameters(dialect, rows_named)
         )
     counters = (
         update(trigger_cursor).where(trigger_cursor.c.trigger_id == moved.c.id).values(next_index=moved.c.next_index)
     )
     after = [(number, counter.next_index) for number, counter in plan.counters.items()]
-    connection.execute(counters, _COUNTERS.parameters(dialect, after))
+    connection.execute(counters, _COUNTERS.build_parameters(dialect, after))
 
 
 def list_events(connection: Connection, *, after: int | None = None, limit: int = 100) -> Page[EventRecord]:
     """Return the events of all triggers by id, oldest first.
 
-    With several writing hosts a row can appear behind one with a higher id that was seen already (they commit in any
-    order); within one trigger they are in order always.
+    With several writing hosts, which commit in any order, a row can appear after one with a higher id was returned;
+    within one trigger they are always in order.
 
     Args:
-        connection: Any.
-        after: Begin behind this id (`Page.next`).
-        limit: At most this many.
+        connection: In any transaction.
+        after: Begin after this id (`Page.next`).
+        limit: The most events to return.
     """
-    found = _rows(connection, _beyond(_ID, after).order_by(_ID), limit)
-    return _page(found, limit, [row.id for row in found])
+    found = _fetch(connection, _select_after(_ID, after).order_by(_ID), limit)
+    return _build_page(found, limit, [row.id for row in found])
 
 
 def list_latest_events(connection: Connection, *, before: int | None = None, limit: int = 100) -> Page[EventRecord]:
     """Return the events of all triggers by id, newest first; `before` is `Page.next`."""
-    found = _rows(connection, _below(_ID, before).order_by(_ID.desc()), limit)
-    return _page(found, limit, [row.id for row in found])
+    found = _fetch(connection, _select_before(_ID, before).order_by(_ID.desc()), limit)
+    return _build_page(found, limit, [row.id for row in found])
 
 
 def list_trigger_events(
     connection: Connection, trigger_id: int, *, after: int | None = None, limit: int = 100
 ) -> Page[EventRecord]:
     """Return the events of a trigger by their number, oldest first; `after` is `Page.next`."""
-    statement = _beyond(_INDEX, after).where(trigger_event.c.trigger_id == trigger_id).order_by(_INDEX)
-    found = _rows(connection, statement, limit)
-    return _page(found, limit, [row.sequence_index for row in found])
+    statement = _select_after(_INDEX, after).where(trigger_event.c.trigger_id == trigger_id).order_by(_INDEX)
+    found = _fetch(connection, statement, limit)
+    return _build_page(found, limit, [row.sequence_index for row in found])
 
 
 def list_latest_trigger_events(
     connection: Connection, trigger_id: int, *, before: int | None = None, limit: int = 100
 ) -> Page[EventRecord]:
     """Return the events of a trigger by their number, newest first; `before` is `Page.next`."""
-    statement = _below(_INDEX, before).where(trigger_event.c.trigger_id == trigger_id).order_by(_INDEX.desc())
-    found = _rows(connection, statement, limit)
-    return _page(found, limit, [row.sequence_index for row in found])
+    statement = _select_before(_INDEX, before).where(trigger_event.c.trigger_id == trigger_id).order_by(_INDEX.desc())
+    found = _fetch(connection, statement, limit)
+    return _build_page(found, limit, [row.sequence_index for row in found])
 
 
 def count_events(connection: Connection, trigger_id: int | None = None) -> int:
-    """Return how many events of one trigger or of all have been stored, those that retention removed included."""
+    """Return how many events of one trigger, or of all, have been stored, including those that retention removed."""
     statement = select(func.coalesce(func.sum(trigger_cursor.c.next_index), 0))
     if trigger_id is not None:
         statement = statement.where(trigger_cursor.c.trigger_id == trigger_id)
     return int(connection.execute(statement).scalar_one())
 
 
-def _beyond(key: Column[int], after: int | None) -> Select[Any]:
+def _select_after(key: Column[int], after: int | None) -> Select[Any]:
     return _EVENTS if after is None else _EVENTS.where(key > after)
 
 
-def _below(key: Column[int], before: int | None) -> Select[Any]:
+def _select_before(key: Column[int], before: int | None) -> Select[Any]:
     return _EVENTS if before is None else _EVENTS.where(key < before)
 
 
-def _rows(connection: Connection, statement: Select[Any], limit: int) -> list[EventRecord]:
+def _fetch(connection: Connection, statement: Select[Any], limit: int) -> list[EventRecord]:
     return [_read_record(row) for row in connection.execute(statement.limit(limit + 1))]
 
 
-def _page(found: list[EventRecord], limit: int, keys: list[int]) -> Page[EventRecord]:
+def _build_page(found: list[EventRecord], limit: int, keys: list[int]) -> Page[EventRecord]:
     return Page(found[:limit], keys[limit - 1] if len(found) > limit else None)
 
 

@@ -1,7 +1,7 @@
-"""Removes old events and identities, one batch at a time, each a short walk along an index.
+"""Removes old events and identities in batches, each a short scan of an index.
 
-Invariants: a batch begins where the one before it ended, so that nothing is walked twice, dead entries of the index
-included; rows that another process is removing are left to it. Numbers of events are not used again.
+Invariants: a batch begins where the one before it ended, so that no index entry, dead or alive, is scanned twice; rows
+that another process is removing are skipped. Numbers of events are not reused.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from sqlalchemy import Column, Connection, Table, and_, delete, select, tuple_
 
 from tidemill.store.tables import trigger_event, trigger_identity
 
-#: Most rows of one batch: some milliseconds.
+#: The most rows of one batch, which takes a few milliseconds.
 BATCH_COUNT = 1_000
 
 
 class Removed(NamedTuple):
-    """What one batch did.
+    """The result of one batch.
 
     Attributes:
-        rows: How many it removed; fewer than BATCH_COUNT: there are no more.
+        rows: How many rows it removed; fewer than BATCH_COUNT: there are no more.
         reached_us: Where the next batch begins.
     """
 
@@ -33,14 +33,14 @@ def remove_events(connection: Connection, before_us: int, since_us: int = 0) -> 
 
     Args:
         connection: In a transaction.
-        before_us: Those that fired earlier, in UTC microseconds since the epoch.
-        since_us: `Removed.reached_us` of the batch before; 0: there was none.
+        before_us: Remove events that fired before this time, in UTC microseconds since the epoch.
+        since_us: `Removed.reached_us` of the previous batch; 0: there was none.
     """
     return _remove(connection, trigger_event, [trigger_event.c.id], before_us, since_us)
 
 
 def remove_identities(connection: Connection, before_us: int, since_us: int = 0) -> Removed:
-    """Remove the oldest identities, likewise; a redelivered event with one of them is stored again."""
+    """Remove the oldest identities, likewise; a redelivered event with a removed identity is stored again."""
     keys = [trigger_identity.c.trigger_id, trigger_identity.c.identity]
     return _remove(connection, trigger_identity, keys, before_us, since_us)
 

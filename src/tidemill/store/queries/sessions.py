@@ -1,8 +1,8 @@
 """Sessions of trigger hosts: which are live, which list each runs, and what each may read from upstream.
 
-Invariants: a session that has ended never lives again; a list has one live session at most; an upstream that is
-claimed is read by one live list at most. Rows are locked in one order: the session's, its list's, then those of
-triggers (`queries.cursors`). Each function may be called again when it is unknown whether its commit took place.
+Invariants: a session that has ended is never live again; a list has at most one live session; a claimed upstream is
+read by at most one live list. Rows are locked in one order: the session's, its list's, then those of triggers
+(`queries.cursors`). Each function may be called again if its commit may or may not have taken place.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.records import SessionRecord
 from tidemill.store.tables import list_claim, session, trigger, trigger_cursor, trigger_list
 
-#: No other program's advisory lock: "tideclai" in ASCII. Two sessions that claim at once see each other's claims.
+#: The advisory lock for claims, "tideclai" in ASCII: two sessions that claim at the same time see each other's claims.
 _CLAIMS_KEY = int.from_bytes(b"tideclai", "big")
 
 _CLAIMS = RowSet("claims", claim=str)
@@ -40,7 +40,8 @@ def begin_session(
 ) -> int:
     """Begin a session, and return its id; the arguments are those of `SessionRecord`.
 
-    Called again after an answer that was lost, it begins another one; the first never beats, and is found dead.
+    If it is called again because an answer was lost, it begins another session; the first never beats, and is found
+    dead.
     """
     values = {
         "kind": kind,
@@ -58,13 +59,13 @@ def begin_session(
 
 
 def beat_session(connection: Connection, session_id: int, now_us: int, digest: str | None = None) -> bool:
-    """Raise the beat of a session by one; False: it has been ended by another one, and stays dead.
+    """Increment the beat of a session; return False if another session has ended it.
 
     Args:
-        connection: In a transaction; until it ends the session is not ended.
-        session_id: Which.
+        connection: In a transaction; the session cannot be ended before that ends.
+        session_id: The session.
         now_us: The time, in UTC microseconds since the epoch.
-        digest: That of the list's content, if it may have changed.
+        digest: The digest of the list's content, if it may have changed.
     """
     statement = (
         update(session)
@@ -79,12 +80,12 @@ def end_session(connection: Connection, session_id: int, now_us: int, by: int | 
 
     Args:
         connection: In a transaction.
-        session_id: Which.
+        session_id: The session.
         now_us: The time, in UTC microseconds since the epoch.
         by: The session that found it dead; None: it ends by itself.
 
     Returns:
-        False if it had ended already, or there is no such session.
+        False if it had ended already, or does not exist.
     """
     statement = (
         update(session)
@@ -99,7 +100,7 @@ def end_session(connection: Connection, session_id: int, now_us: int, by: int | 
 
 
 def is_session_live(connection: Connection, session_id: int) -> bool:
-    """Tell whether a session has not ended; if so, it is not ended before this transaction ends."""
+    """Return whether a session has not ended; if so, it cannot be ended before this transaction ends."""
     statement = (
         select(session.c.id)
         .where(and_(session.c.id == session_id, session.c.ended_us.is_(None)))
@@ -115,43 +116,43 @@ def list_live_sessions(connection: Connection, kind: str) -> list[SessionRecord]
 
 
 def take_list(connection: Connection, name: str, session_id: int) -> int | None:
-    """Have a session run a list, if no other live session does.
+    """Assign a list to a session, unless another live session runs it.
 
     Returns:
-        None: it runs it now. Otherwise the id of the live session that does.
+        None if the list is assigned; otherwise the id of the live session that runs it.
     """
     dialect = find_dialect(connection)
     connection.execute(_insert(dialect)(trigger_list).values(name=name).on_conflict_do_nothing())
     statement = select(trigger_list.c.session_id).where(trigger_list.c.name == name).with_for_update()
     holder = connection.execute(statement).scalar_one()
     if holder is not None and holder != session_id:
-        # Read without a lock: one that ends at this moment waits for the list's row, with its own row locked.
-        lives = select(session.c.id).where(and_(session.c.id == holder, session.c.ended_us.is_(None)))
-        if connection.execute(lives).first() is not None:
+        # Read without a lock: a session that ends at this moment waits for the list's row, with its own row locked.
+        live = select(session.c.id).where(and_(session.c.id == holder, session.c.ended_us.is_(None)))
+        if connection.execute(live).first() is not None:
             return int(holder)
     connection.execute(update(trigger_list).where(trigger_list.c.name == name).values(session_id=session_id))
     return None
 
 
 def lock_lists(connection: Connection) -> None:
-    """Let no other transaction that does the same go on before this one ends: lists are admitted one by one."""
+    """Wait for other transactions that called this, and make later ones wait: lists are admitted one at a time."""
     if find_dialect(connection) == "postgresql":
         connection.execute(select(func.pg_advisory_xact_lock(_CLAIMS_KEY)))
 
 
 def claim_upstreams(connection: Connection, session_id: int, claims: Collection[str]) -> list[tuple[str, str]]:
-    """Note that a session reads upstreams which only one live list may read; what it has claimed before stays.
+    """Claim upstreams, which only one live list may read, for a session; its earlier claims stay.
 
     Returns:
-        The claims that a live session of another list has, each with the name of that list, sorted; if there are any,
-        nothing is noted.
+        The claims that a live session of another list holds, each with the name of that list, sorted; if there are any,
+        nothing is claimed.
     """
     if not claims:
         return []
     lock_lists(connection)
     dialect = find_dialect(connection)
-    given = _CLAIMS.source(dialect)
-    parameters = _CLAIMS.parameters(dialect, [(claim,) for claim in sorted(set(claims))])
+    given = _CLAIMS.build_source(dialect)
+    parameters = _CLAIMS.build_parameters(dialect, [(claim,) for claim in sorted(set(claims))])
     own = select(session.c.list).where(session.c.id == session_id).scalar_subquery()
     taken = (
         select(list_claim.c.claim, session.c.list)
@@ -162,36 +163,36 @@ def claim_upstreams(connection: Connection, session_id: int, claims: Collection[
     )
     found = sorted((row.claim, row.list) for row in connection.execute(taken, parameters))
     if not found:
-        # The condition is for SQLite, which would take ON CONFLICT for that of a join.
+        # The condition is for SQLite, which would parse ON CONFLICT as the condition of a join.
         rows = select(given.c.claim, literal(session_id)).where(true())
-        noted = _insert(dialect)(list_claim).from_select(["claim", "session_id"], rows).on_conflict_do_nothing()
-        connection.execute(noted, parameters)
+        insertion = _insert(dialect)(list_claim).from_select(["claim", "session_id"], rows).on_conflict_do_nothing()
+        connection.execute(insertion, parameters)
     return found
 
 
 def release_upstreams(connection: Connection, session_id: int, claims: Collection[str]) -> None:
-    """Note that a session no longer reads these upstreams."""
+    """Release a session's claims to these upstreams."""
     dialect = find_dialect(connection)
-    wanted = select(_CLAIMS.source(dialect).c.claim)
+    wanted = select(_CLAIMS.build_source(dialect).c.claim)
     statement = delete(list_claim).where(and_(list_claim.c.session_id == session_id, list_claim.c.claim.in_(wanted)))
-    connection.execute(statement, _CLAIMS.parameters(dialect, [(claim,) for claim in claims]))
+    connection.execute(statement, _CLAIMS.build_parameters(dialect, [(claim,) for claim in claims]))
 
 
 def find_foreign_names(connection: Connection, names: Iterable[str], list: str) -> dict[str, str]:
-    """Return which of these triggers belong to other lists, and to which; whether those live does not matter."""
+    """Return which of these triggers belong to other lists, live or not, and to which."""
     dialect = find_dialect(connection)
-    given = _NAMES.source(dialect)
+    given = _NAMES.build_source(dialect)
     statement = (
         select(trigger.c.name, trigger.c.list)
         .where(and_(trigger.c.name.in_(select(given.c.name)), trigger.c.list != list))
         .order_by(trigger.c.name)
     )
-    rows = connection.execute(statement, _NAMES.parameters(dialect, [(name,) for name in names]))
+    rows = connection.execute(statement, _NAMES.build_parameters(dialect, [(name,) for name in names]))
     return {row.name: row.list for row in rows}
 
 
 def count_held_triggers(connection: Connection, session_id: int) -> tuple[int, int]:
-    """Return how many triggers a session holds, and the sum of their tokens: it changes if one is lost or replaced."""
+    """Return how many triggers a session holds, and the sum of their tokens, which changes if one is taken over."""
     statement = select(func.count(), func.coalesce(func.sum(trigger_cursor.c.token), 0)).where(
         trigger_cursor.c.session_id == session_id
     )
@@ -200,9 +201,9 @@ def count_held_triggers(connection: Connection, session_id: int) -> tuple[int, i
 
 
 def find_lost_triggers(connection: Connection, session_id: int, held: Mapping[int, int]) -> list[int]:
-    """Return which of the triggers that a session believes to hold, by id with their tokens, it has lost."""
+    """Return which triggers a session has lost, of those that it believes to hold (`held`: tokens by id)."""
     dialect = find_dialect(connection)
-    given = _HELD.source(dialect)
+    given = _HELD.build_source(dialect)
     still = exists().where(
         and_(
             trigger_cursor.c.trigger_id == given.c.id,
@@ -211,7 +212,7 @@ def find_lost_triggers(connection: Connection, session_id: int, held: Mapping[in
         )
     )
     statement = select(given.c.id).where(~still).order_by(given.c.id)
-    return [int(row.id) for row in connection.execute(statement, _HELD.parameters(dialect, held.items()))]
+    return [int(row.id) for row in connection.execute(statement, _HELD.build_parameters(dialect, held.items()))]
 
 
 def _read_record(row: Row[Any]) -> SessionRecord:

@@ -1,7 +1,7 @@
 """Triggers: register, claim, report and list them.
 
-Invariants: a name keeps its id, its counter of events and its token forever; a token only rises; a report that
-carries an old token changes nothing; the cursors of triggers are locked before their wide rows (`queries.cursors`).
+Invariants: a name keeps its id, its event counter and its token for ever; a token only rises; a report with an old
+token changes nothing; the cursors of triggers are locked before their wide rows (`queries.cursors`).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from tidemill.core.triggers.lifecycle import CancelReason
 from tidemill.store.batches import RowSet, find_dialect
-from tidemill.store.queries.cursors import IDS, add_row_locks, id_rows, lock_cursors
+from tidemill.store.queries.cursors import IDS, build_id_rows, build_lock_statement, lock_cursors
 from tidemill.store.queries.sessions import is_session_live
 from tidemill.store.records import Page, ReportOutcome, TriggerRecord, TriggerReport, TriggerSpec, TriggerState
 from tidemill.store.tables import session, trigger, trigger_cursor
 
-#: Why a trigger was cancelled that goes on elsewhere, or later.
+#: The reasons for which a trigger was cancelled that continues elsewhere, or later.
 _GOES_ON = (CancelReason.SHUTDOWN, CancelReason.HAND_OVER)
 
 _SPECS = RowSet("specs", name=str, classpath=str, kwargs=str, restart=str)
@@ -37,46 +37,46 @@ _RECORDS = (
 def register_triggers(
     connection: Connection, specs: Sequence[TriggerSpec], list: str, now_us: int
 ) -> list[TriggerRecord]:
-    """Register triggers as they are given.
+    """Register triggers.
 
-    A trigger that is known keeps its state, unless it is another one under the old name (its class or arguments
-    differ) or was cancelled by a user: then it starts over. Its events and their numbers stay in any case.
-    Where a transaction does more with triggers than this, this comes first.
+    A known trigger keeps its state, unless it is a different trigger under an old name (its class or arguments differ)
+    or was cancelled by a user: then it starts over. Its events and their numbers stay in any case. In a transaction
+    that does more with triggers, this must come first.
 
     Args:
         connection: In a transaction.
-        specs: No name twice.
+        specs: The triggers, each name once.
         list: The list that they belong to from now on.
         now_us: The time, in UTC microseconds since the epoch.
 
     Returns:
-        What is known of each now, in the same order.
+        The record of each trigger, in the same order.
 
     Raises:
-        ValueError: A name is given twice.
+        ValueError: A name occurs twice.
     """
     names = [spec.name for spec in specs]
     if len(set(names)) < len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
-        raise ValueError(f"a name may be given once: {', '.join(map(repr, twice))}")
+        raise ValueError(f"duplicate trigger names: {', '.join(map(repr, twice))}")
     if not specs:
         return []
     dialect = find_dialect(connection)
     rows = sorted((spec.name, spec.classpath, spec.kwargs, spec.restart) for spec in specs)
-    given = _SPECS.parameters(dialect, rows)
-    # New names first, in one order, while nothing of a trigger is locked: others wait here for their commit only.
+    given = _SPECS.build_parameters(dialect, rows)
+    # New names first, in sorted order, while no trigger is locked: other transactions only wait here for the commit.
     connection.execute(_build_insert(dialect, now_us), given)
-    name_rows = _NAMES.parameters(dialect, [(name,) for name in names])
+    name_rows = _NAMES.build_parameters(dialect, [(name,) for name in names])
     connection.execute(_build_cursor_insert(dialect), name_rows)
-    known = select(trigger.c.id).where(trigger.c.name.in_(select(_NAMES.source(dialect).c.name)))
-    connection.execute(add_row_locks(known), name_rows)
+    known = select(trigger.c.id).where(trigger.c.name.in_(select(_NAMES.build_source(dialect).c.name)))
+    connection.execute(build_lock_statement(known), name_rows)
     connection.execute(_build_registration(dialect, list, now_us), given)
     found = _find_by_names(connection, names)
     return [found[name] for name in names]
 
 
 def _build_insert(dialect: str, now_us: int) -> Executable:
-    given = _SPECS.source(dialect)
+    given = _SPECS.build_source(dialect)
     columns = ["name", "classpath", "kwargs", "restart", "state", "created_us", "changed_us"]
     values = (
         select(
@@ -98,7 +98,7 @@ def _build_insert(dialect: str, now_us: int) -> Executable:
 def _build_cursor_insert(dialect: str) -> Executable:
     missing = (
         select(trigger.c.id, literal(0).label("token"), literal(0).label("next_index"))
-        .where(trigger.c.name.in_(select(_NAMES.source(dialect).c.name)))
+        .where(trigger.c.name.in_(select(_NAMES.build_source(dialect).c.name)))
         .where(~exists().where(trigger_cursor.c.trigger_id == trigger.c.id))
         .order_by(trigger.c.id)
     )
@@ -107,9 +107,9 @@ def _build_cursor_insert(dialect: str) -> Executable:
 
 
 def _build_registration(dialect: str, list: str, now_us: int) -> Executable:
-    given = _SPECS.source(dialect)
+    given = _SPECS.build_source(dialect)
     starts_over = or_(
-        # One whose host stopped goes on.
+        # A trigger whose host stopped continues instead.
         and_(
             trigger.c.state == TriggerState.CANCELLED.value,
             func.coalesce(trigger.c.reason, "").not_in([reason.value for reason in _GOES_ON]),
@@ -135,34 +135,34 @@ def _build_registration(dialect: str, list: str, now_us: int) -> Executable:
 
 
 def find_triggers(connection: Connection, names: Collection[str]) -> list[TriggerRecord]:
-    """Return the triggers of these names, as far as they are known, by id."""
+    """Return the known triggers among these names, by id."""
     return sorted(_find_by_names(connection, names).values(), key=lambda record: record.id)
 
 
 def _find_by_names(connection: Connection, names: Collection[str]) -> dict[str, TriggerRecord]:
     dialect = find_dialect(connection)
-    statement = _RECORDS.where(trigger.c.name.in_(select(_NAMES.source(dialect).c.name)))
-    rows = connection.execute(statement, _NAMES.parameters(dialect, [(name,) for name in names]))
+    statement = _RECORDS.where(trigger.c.name.in_(select(_NAMES.build_source(dialect).c.name)))
+    rows = connection.execute(statement, _NAMES.build_parameters(dialect, [(name,) for name in names]))
     return {row.name: _read_record(row) for row in rows}
 
 
 def claim_triggers(connection: Connection, ids: Collection[int], session_id: int, now_us: int) -> dict[int, int]:
-    """Take triggers over and run them: from now on only the holder of the new token may store and report for them.
+    """Claim triggers for a session: from now on only the holder of the new token may store and report for them.
 
     Args:
         connection: In a transaction.
-        ids: Which.
-        session_id: The session that takes them.
+        ids: The triggers.
+        session_id: The session that claims them.
         now_us: The time, in UTC microseconds since the epoch.
 
     Returns:
-        The new token of each; an unknown id has none. Empty if the session has ended: it takes nothing any more.
+        The new token of each known trigger; empty if the session has ended, which cannot claim any more.
     """
     if not is_session_live(connection, session_id):
         return {}
     tokens = {number: counter.token + 1 for number, counter in lock_cursors(connection, ids).items()}
     dialect = find_dialect(connection)
-    wanted, given = select(IDS.source(dialect).c.id), IDS.parameters(dialect, id_rows(tokens))
+    wanted, given = select(IDS.build_source(dialect).c.id), IDS.build_parameters(dialect, build_id_rows(tokens))
     claimed = (
         update(trigger_cursor)
         .where(trigger_cursor.c.trigger_id.in_(wanted))
@@ -170,7 +170,7 @@ def claim_triggers(connection: Connection, ids: Collection[int], session_id: int
     )
     connection.execute(claimed, given)
     running = TriggerState.RUNNING.value
-    # The wide row of one that is running already needs no change.
+    # The wide row of a trigger that is running already needs no change.
     turned = (
         update(trigger)
         .where(and_(trigger.c.id.in_(wanted), or_(trigger.c.state != running, trigger.c.reason.is_not(None))))
@@ -181,19 +181,19 @@ def claim_triggers(connection: Connection, ids: Collection[int], session_id: int
 
 
 def cancel_unlisted(connection: Connection, list: str, names: Collection[str], now_us: int) -> list[str]:
-    """Cancel what belongs to a list, would run, and is no longer in the list.
+    """Cancel the triggers that belong to a list and would run, but are no longer in the list.
 
     Args:
         connection: In a transaction.
-        list: Whose triggers are looked at.
-        names: Those that are in it.
+        list: The list that they belong to.
+        names: The triggers that are in the list.
         now_us: The time, in UTC microseconds since the epoch.
 
     Returns:
-        The names of those that are cancelled by this, sorted.
+        The names of the triggers that this cancelled, sorted.
     """
     dialect = find_dialect(connection)
-    listed = select(_NAMES.source(dialect).c.name)
+    listed = select(_NAMES.build_source(dialect).c.name)
     goes_on = [reason.value for reason in _GOES_ON]
     gone = and_(
         trigger.c.list == list,
@@ -203,12 +203,12 @@ def cancel_unlisted(connection: Connection, list: str, names: Collection[str], n
         ),
     )
     unlisted = select(trigger.c.id).where(and_(gone, trigger.c.name.not_in(listed)))
-    found = connection.execute(unlisted, _NAMES.parameters(dialect, [(name,) for name in names])).scalars()
-    ids = IDS.parameters(dialect, id_rows(lock_cursors(connection, found.all())))
-    wanted = select(IDS.source(dialect).c.id)
+    found = connection.execute(unlisted, _NAMES.build_parameters(dialect, [(name,) for name in names])).scalars()
+    ids = IDS.build_parameters(dialect, build_id_rows(lock_cursors(connection, found.all())))
+    wanted = select(IDS.build_source(dialect).c.id)
     statement = (
         update(trigger)
-        # Once more: they were not locked when they were found.
+        # Checked again, because they were not locked when they were found.
         .where(and_(trigger.c.id.in_(wanted), gone))
         .values(state=TriggerState.CANCELLED.value, reason=CancelReason.USER.value, changed_us=now_us)
         .returning(trigger.c.name)
@@ -221,25 +221,25 @@ def release_names(connection: Connection, list: str, names: Collection[str]) -> 
 
     Args:
         connection: In a transaction.
-        list: Whose triggers are looked at.
-        names: Those that are in it.
+        list: The list that they belong to.
+        names: The triggers that are in the list.
     """
     dialect = find_dialect(connection)
-    unlisted = trigger.c.name.not_in(select(_NAMES.source(dialect).c.name))
-    given = _NAMES.parameters(dialect, [(name,) for name in names])
+    unlisted = trigger.c.name.not_in(select(_NAMES.build_source(dialect).c.name))
+    given = _NAMES.build_parameters(dialect, [(name,) for name in names])
     found = connection.execute(select(trigger.c.id).where(and_(trigger.c.list == list, unlisted)), given).scalars()
-    ids = IDS.parameters(dialect, id_rows(lock_cursors(connection, found.all())))
-    wanted = and_(trigger.c.id.in_(select(IDS.source(dialect).c.id)), trigger.c.list == list)
+    ids = IDS.build_parameters(dialect, build_id_rows(lock_cursors(connection, found.all())))
+    wanted = and_(trigger.c.id.in_(select(IDS.build_source(dialect).c.id)), trigger.c.list == list)
     connection.execute(update(trigger).where(wanted).values(list=None), ids)
 
 
 def store_serialized(connection: Connection, serialized: Mapping[int, str]) -> None:
-    """Keep what triggers are created from after a failure, by their ids; see `TriggerRecord.serialized`."""
+    """Store what triggers are re-created from after a failure, by id; see `TriggerRecord.serialized`."""
     lock_cursors(connection, serialized)
     dialect = find_dialect(connection)
-    given = _MADE.source(dialect)
+    given = _MADE.build_source(dialect)
     statement = update(trigger).where(trigger.c.id == given.c.id).values(made=given.c.made)
-    connection.execute(statement, _MADE.parameters(dialect, sorted(serialized.items())))
+    connection.execute(statement, _MADE.build_parameters(dialect, sorted(serialized.items())))
 
 
 def report_triggers(connection: Connection, reports: Sequence[TriggerReport]) -> dict[int, ReportOutcome]:
@@ -247,11 +247,11 @@ def report_triggers(connection: Connection, reports: Sequence[TriggerReport]) ->
 
     Args:
         connection: In a transaction.
-        reports: In the order in which they were made; of several about one trigger the last counts whose token is
-            that of the last claim.
+        reports: The reports, in order; of several about one trigger the last one with the token of the last claim
+            counts.
 
     Returns:
-        What became of the reports about each trigger, by its id; to report the same again is accepted, too.
+        What became of the reports about each trigger, by its id; repeating a report is accepted.
     """
     counters = lock_cursors(connection, {report.trigger_id for report in reports})
     outcomes: dict[int, ReportOutcome] = {}
@@ -270,12 +270,12 @@ def report_triggers(connection: Connection, reports: Sequence[TriggerReport]) ->
             (number, one.state.value, make_storable(one.reason), make_storable(one.error), one.now_us)
             for number, one in sorted(last.items())
         ]
-        connection.execute(_build_report_update(dialect), _REPORTS.parameters(dialect, rows))
+        connection.execute(_build_report_update(dialect), _REPORTS.build_parameters(dialect, rows))
     return outcomes
 
 
 def _build_report_update(dialect: str) -> Executable:
-    given = _REPORTS.source(dialect)
+    given = _REPORTS.build_source(dialect)
     names = ("state", "reason", "error", "changed_us")
     return update(trigger).where(trigger.c.id == given.c.id).values({name: given.c[name] for name in names})
 
@@ -286,10 +286,10 @@ def list_triggers(
     """Return triggers by id.
 
     Args:
-        connection: Any.
-        states: Only those in one of these; none: all.
-        after: Begin behind this id (`Page.next`).
-        limit: At most this many.
+        connection: In any transaction.
+        states: Only triggers in one of these states; empty: all.
+        after: Begin after this id (`Page.next`).
+        limit: The most triggers to return.
     """
     statement = _RECORDS.order_by(trigger.c.id).limit(limit + 1)
     if after is not None:
@@ -307,11 +307,11 @@ def count_triggers(connection: Connection) -> dict[TriggerState, int]:
 
 
 def make_storable(text: str | None) -> str | None:
-    """Return a text without what databases refuse: NUL characters and lone surrogates.
+    r"""Return a text without what databases refuse: NUL characters and lone surrogates.
 
     Example:
         >>> make_storable("a\0b")
-        'a\\ufffdb'
+        'a�b'
     """
     if text is None or (text.isascii() and "\0" not in text):
         return text

@@ -37,9 +37,9 @@ class FileTrigger(BaseTrigger):
         if not self.path:
             raise ValueError("path is empty; give the file to wait for")
         if poll_seconds <= 0:
-            raise ValueError(f"poll_seconds has to be positive, got {poll_seconds}")
+            raise ValueError(f"poll_seconds must be positive, got {poll_seconds}")
         if settle_seconds < 0:
-            raise ValueError(f"settle_seconds may not be negative, got {settle_seconds}")
+            raise ValueError(f"settle_seconds must not be negative, got {settle_seconds}")
         self.poll_seconds = poll_seconds
         self.settle_seconds = settle_seconds
 
@@ -63,7 +63,7 @@ class FileTrigger(BaseTrigger):
             settled = stable_files.take(time.monotonic())
             if settled:
                 break
-            due = stable_files.due()
+            due = stable_files.due
             pause = self.poll_seconds if due is None else min(self.poll_seconds, due - time.monotonic())
             await asyncio.sleep(max(pause, 0.0))
         version = settled[0][1]

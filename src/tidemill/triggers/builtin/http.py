@@ -20,7 +20,7 @@ import msgspec
 from tidemill.config.redaction import redact_text
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.retry import JITTER_BITS, Backoff, GiveUp, decide
-from tidemill.core.triggers.http_poll import PollAnswer, judge_answer, retry_after_seconds
+from tidemill.core.triggers.http_poll import PollAnswer, judge_answer, parse_retry_after
 from tidemill.core.triggers.json_condition import parse_condition
 from tidemill.triggers.base import BaseTrigger, TriggerEvent
 from tidemill.triggers.builtin.arguments import resolve_environment
@@ -89,11 +89,13 @@ class HttpTrigger(BaseTrigger):
         super().__init__()
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"url has to begin with http:// or https:// and a host, got {_mask_url(url)!r}")
-        if poll_seconds <= 0 or timeout_seconds <= 0 or max_retries < 0 or max_body_bytes <= 0:
-            raise ValueError(
-                "poll_seconds, timeout_seconds and max_body_bytes have to be positive, max_retries not less than 0"
-            )
+            raise ValueError(f"url must begin with http:// or https:// and a host, got {_mask_url(url)!r}")
+        positive = {"poll_seconds": poll_seconds, "timeout_seconds": timeout_seconds, "max_body_bytes": max_body_bytes}
+        for name, value in positive.items():
+            if value <= 0:
+                raise ValueError(f"{name} must be positive, got {value}")
+        if max_retries < 0:
+            raise ValueError(f"max_retries must not be negative, got {max_retries}")
         self._expected = frozenset([status] if isinstance(status, int) else status)
         self._condition = None if where is None else parse_condition(where)
         self._kwargs: dict[str, Any] = {
@@ -207,7 +209,7 @@ class HttpTrigger(BaseTrigger):
         how, asked = answered, 0.0
         if isinstance(answered, _HttpAnswer):
             how = f"status {answered.status}"
-            asked = retry_after_seconds(answered.retry_after, _MAX_RETRY_AFTER_SECONDS)
+            asked = parse_retry_after(answered.retry_after, _MAX_RETRY_AFTER_SECONDS)
         decision = decide(failures, self._kwargs["max_retries"], _BACKOFF, random.getrandbits(JITTER_BITS))
         if isinstance(decision, GiveUp):
             raise RemoteError(f"{self._shown_url} failed {failures} times in a row, the last time with: {how}")

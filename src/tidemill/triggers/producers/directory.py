@@ -59,13 +59,12 @@ class DirectorySettings:
         """
         if not self.path:
             raise ValueError("path is empty; give the folder to watch")
-        if self.settle_seconds < 0 or self.rescan_seconds <= 0:
-            raise ValueError(
-                f"settle_seconds ({self.settle_seconds}) may not be negative, and rescan_seconds "
-                f"({self.rescan_seconds}) has to be positive"
-            )
+        if self.settle_seconds < 0:
+            raise ValueError(f"settle_seconds must not be negative, got {self.settle_seconds}")
+        if self.rescan_seconds <= 0:
+            raise ValueError(f"rescan_seconds must be positive, got {self.rescan_seconds}")
         if self.missing not in ("fail", "wait"):
-            raise ValueError(f"missing is fail or wait, got {self.missing!r}")
+            raise ValueError(f"missing must be fail or wait, got {self.missing!r}")
 
 
 class FoundFile(msgspec.Struct, frozen=True):
@@ -214,7 +213,7 @@ class _Watch:
         self._bell.set()
 
     async def _wait_for_news(self, until: float) -> None:
-        due = self._stable_files.due()
+        due = self._stable_files.due
         until = until if due is None else min(until, due)
         try:
             async with asyncio.timeout_at(until):
@@ -225,7 +224,7 @@ class _Watch:
 
     async def _look_at_news(self) -> None:
         # Notifications may be late: files that are about to be reported are checked once more.
-        paths, self._news = self._news.union(self._stable_files.candidates(self._loop.time())), set()
+        paths, self._news = self._news.union(self._stable_files.list_candidates(self._loop.time())), set()
         if paths:
             versions = await asyncio.to_thread(_read_versions, self._settings, paths)
             now = self._loop.time()

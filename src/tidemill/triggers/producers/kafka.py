@@ -257,7 +257,7 @@ class KafkaStreamProducer(SharedStreamProducer):
         return self._pulled.popleft() if self._pulled else None
 
     async def _wait_for_events(self) -> None:
-        due = self._redelivery.due()
+        due = self._redelivery.due
         try:
             async with asyncio.timeout(None if due is None else max(0.0, due - self._read_clock())):
                 await self._wake.wait()

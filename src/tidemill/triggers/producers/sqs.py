@@ -205,7 +205,7 @@ class SqsStreamProducer(SharedStreamProducer):
         limited(log, _LOG_SECONDS).warning(
             "SQS failed; the call is retried", queue=self._settings.queue, doing=doing, error=str(fault)
         )
-        await asyncio.sleep(min(most_seconds, _BACKOFF.delay(failures + 1, random.getrandbits(JITTER_BITS))))
+        await asyncio.sleep(min(most_seconds, _BACKOFF.compute_delay(failures + 1, random.getrandbits(JITTER_BITS))))
         return failures + 1
 
     def _note_success(self, doing: str) -> int:
@@ -233,7 +233,7 @@ class SqsStreamProducer(SharedStreamProducer):
             await self._wait_until_due()
             self._note_lost()
             asked = self._clock()
-            entries = [self._pending[number] for number in self._leases.to_renew(asked, BATCH)]
+            entries = [self._pending[number] for number in self._leases.list_due(asked, BATCH)]
             if not entries:
                 continue
             fault = Fault("SQS did not extend all of them")
@@ -253,13 +253,13 @@ class SqsStreamProducer(SharedStreamProducer):
     ) -> None:
         for held in entries:
             if held.number not in left_out:
-                self._leases.renewed(held.number, asked)
+                self._leases.note_renewed(held.number, asked)
             elif held.number in refused:
                 # Deleted meanwhile, or received by another consumer.
                 self._leases.release(held.number)
 
     async def _wait_until_due(self) -> None:
-        while (due := self._leases.due()) is None:
+        while (due := self._leases.due) is None:
             self._leased.clear()
             await self._leased.wait()
         await asyncio.sleep(max(0.0, due - self._clock()))

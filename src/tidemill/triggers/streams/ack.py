@@ -96,7 +96,7 @@ class AckStream:
 
     def subscribe(self, trigger_id: Any) -> AckSubscription:
         """Subscribe a trigger: in its seat, if it has one, else to the events from now on."""
-        seat = self.group.seat(trigger_id)
+        seat = self.group.find_seat(trigger_id)
         if seat is not None:
             self.group.resume(seat, self._settings.now())
         subscription = AckSubscription(seat or self.group.join(trigger_id), self.group, self._waiting, self.pump)
@@ -111,7 +111,7 @@ class AckStream:
         """End the subscription of a trigger; what it never read has failed."""
         subscription = self._drop(trigger_id)
         self.group.leave(subscription.member)
-        if (seat := self.group.seat(trigger_id)) is not None:
+        if (seat := self.group.find_seat(trigger_id)) is not None:
             # It was forced to fail, and has had its seat since.
             self.group.leave(seat)
         self._note_left(trigger_id)
@@ -121,16 +121,16 @@ class AckStream:
         subscription = self._drop(trigger_id)
         now = self._settings.now()
         if subscription.member.present:
-            self.group.sit(subscription.member, now)
+            self.group.suspend(subscription.member, now)
             self._note_seated(trigger_id)
-        elif (seat := self.group.seat(trigger_id)) is not None:
+        elif (seat := self.group.find_seat(trigger_id)) is not None:
             # It was forced to fail, and has had its seat since.
             self.group.keep_seat(seat, now + self._settings.seat_seconds)
 
     def release(self, trigger_id: Any) -> None:
         """Remove a trigger for good: nothing waits for it, and it no longer fails anything."""
         members = [self._drop(trigger_id).member] if trigger_id in self.subscriptions else []
-        if (seat := self.group.seat(trigger_id)) is not None:
+        if (seat := self.group.find_seat(trigger_id)) is not None:
             members.append(seat)
         for member in members:
             self.group.release(member)
@@ -251,7 +251,7 @@ class AckStream:
             end = self.subscriptions[member.name].end
             end.failed_at = self._settings.now()
             end.fail(error)
-            if self.group.seat(member.name) is not None:
+            if self.group.find_seat(member.name) is not None:
                 self._note_seated(member.name)
         self.pump.ring()
 

@@ -56,7 +56,7 @@ class FastStream:
         """Subscribe a trigger to the events from now on."""
         reader: LogReader[Any] = LogReader(trigger_id)
         self._fanout.join(reader)
-        subscription = FastSubscription(reader, self._fanout.more, self._waiting)
+        subscription = FastSubscription(reader, self._fanout.load_more, self._waiting)
         self.subscriptions[trigger_id] = subscription
         return subscription
 

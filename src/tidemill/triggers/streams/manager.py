@@ -169,7 +169,7 @@ class SharedStreamManager:
             else:
                 stream.unsubscribe(trigger_id)
                 self._end_deserted(stream)
-        elif isinstance(stream, AckStream) and (seat := stream.group.seat(trigger_id)) is not None:
+        elif isinstance(stream, AckStream) and (seat := stream.group.find_seat(trigger_id)) is not None:
             # The stream failed under its subscribers, and another one has started it again.
             stream.group.keep_seat(seat, self._compute_seat_end())
 
@@ -330,7 +330,7 @@ class SharedStreamManager:
             if error is not None and isinstance(stream, AckStream) and self._settings.seat_seconds > 0:
                 # All subscribers will be back, unless the manager is told otherwise.
                 until = self._compute_seat_end()
-                self._seats[stream.key] = stream.group.seats() | dict.fromkeys(stream.subscriptions, until)
+                self._seats[stream.key] = stream.group.list_seats() | dict.fromkeys(stream.subscriptions, until)
         self._closing[stream] = None
 
     def _note_closed(self, stream: Stream) -> None:

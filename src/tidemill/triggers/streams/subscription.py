@@ -198,7 +198,7 @@ class AckSubscription:
 
     async def _next(self) -> Any:
         group, member = self._group, self.member
-        while not group.more(member):
+        while not group.load_more(member):
             self._pump.ring()
             self.end.check()
             self._waiting[self] = None

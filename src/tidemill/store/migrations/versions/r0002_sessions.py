@@ -1,4 +1,4 @@
-"""Sessions and lists; narrow cursors beside the wide triggers; identities that may outlive their events."""
+"""Sessions and lists; narrow cursors besides the wide triggers; identities that may outlive their events."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -16,7 +16,7 @@ _LIST = {
 
 
 def upgrade() -> None:
-    """Create the new tables, fill them from the old ones by set, and drop what has moved."""
+    """Create the new tables, fill them from the old ones, and drop what has moved."""
     dialect = op.get_bind().dialect.name
     number = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
     _create_sessions(number)
@@ -73,7 +73,7 @@ def _create_cursors(number: sa.types.TypeEngine[int], dialect: str) -> None:
         sa.Column("session_id", number),
     )
     if dialect == "postgresql":
-        # Room on each page for the next version of its rows: then storing an event touches no index of the table.
+        # Leaves room on each page for the next version of its rows, so that storing an event updates no index.
         op.execute("ALTER TABLE trigger_cursor SET (fillfactor = 50)")
     op.execute(
         "INSERT INTO trigger_cursor (trigger_id, token, next_index) "
@@ -104,7 +104,7 @@ def _narrow_triggers(dialect: str) -> None:
     op.add_column("trigger", sa.Column("list", sa.Text()))
     op.execute(f"UPDATE trigger SET list = {_LIST[dialect]} WHERE owner LIKE '%:%'")  # noqa: S608 - constants
     for name in ("owner", "token", "next_index"):
-        # Not a batch operation: on SQLite that would drop the table, and with it what refers to it.
+        # Not a batch operation: on SQLite that would drop the table, and with it the rows that refer to it.
         op.execute(f"ALTER TABLE trigger DROP COLUMN {name}")
     op.create_index("ix_trigger_list_state", "trigger", ["list", "state"])
 
@@ -117,7 +117,7 @@ def _relink_events() -> None:
 
 
 def _rebuild_events(number: sa.types.TypeEngine[int]) -> None:
-    """Copy the events: SQLite cannot change a table's references, nor make its ids unique for ever."""
+    """Copy the events: SQLite can neither change the references of a table, nor keep it from reusing ids."""
     op.create_table(
         "trigger_event_0002",
         sa.Column("id", number, primary_key=True),
