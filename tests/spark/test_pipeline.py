@@ -305,7 +305,7 @@ def test_a_missing_topic_is_named_with_its_brokers(settings: Settings) -> None:
     pipeline = Pipeline(Nothing, settings=settings)
     assert pipeline.run() is ExitCode.REMOTE
     assert isinstance(pipeline.error, RemoteError)
-    assert f"no topic 'nowhere' at {settings.kafka.brokers}" in str(pipeline.error)
+    assert f"topic 'nowhere' does not exist at {settings.kafka.brokers}" in str(pipeline.error)
 
 
 @pytest.mark.usefixtures("no_spark")
