@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tidemill.cli.init import FILES, create_project
+from tidemill.cli.init import Template, create_project, make_class_name, make_project_name
 from tidemill.config.loading import load_settings
 from tidemill.core.errors import ConfigError
 from tidemill.runtime.exitcode import ExitCode
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+#: What every project has.
+FILES = {".gitignore", "pyproject.toml", "README.md", "handler.py", "tidemill.yaml", "tests/test_handler.py"}
+#: Runs the tests of several projects in one process; each has modules of the same names.
+RUN_TESTS = """
+import os, sys, pytest
+root = os.getcwd()
+codes = {}
+for name in sys.argv[1:]:
+    os.chdir(os.path.join(root, name))
+    for module in ("handler", "test_handler"):
+        sys.modules.pop(module, None)
+    path = list(sys.path)
+    print(f"== {name}", flush=True)
+    codes[name] = int(pytest.main(["-q", "-p", "no:cacheprovider"]))
+    sys.path[:] = path
+sys.exit(f"{codes}" if any(codes.values()) else 0)
+"""
 
 
 def test_all_files_are_there_and_the_configuration_is_valid(tidemill: Run, tmp_path: Path) -> None:
@@ -23,25 +43,78 @@ def test_all_files_are_there_and_the_configuration_is_valid(tidemill: Run, tmp_p
     folder = tmp_path / "My Project"
     assert done.returncode == 0, done.stderr
     made = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    assert made == set(FILES)
+    assert made == FILES
+    assert load_settings(folder / "tidemill.yaml", {}).kafka.consumer_group == "my-project"
+    assert "class MyProject(Handler" in (folder / "handler.py").read_text()
+    assert "now: cd 'My Project' and read README.md" in done.stdout
+
+
+@pytest.mark.parametrize("template", Template)
+def test_every_template_is_filled_in_and_configured(template: Template, tmp_path: Path) -> None:
+    folder = tmp_path / "order-mails"
+    created = {str(path.relative_to(folder)) for path in create_project(folder, template)}
+
+    assert created - FILES == ({"service.py"} if template is Template.HTTP else set())
+    for name in created:
+        text = (folder / name).read_text()
+        for placeholder in ("PROJECT_NAME", "CLASS_NAME", "EXTRAS", "ABOUT", "NEEDS", "SOURCE_TOPIC", "SEND", "SHOW"):
+            assert placeholder not in text, name
     settings = load_settings(folder / "tidemill.yaml", {})
-    assert settings.kafka.consumer_group == "my-project"
-    assert all("PROJECT_NAME" not in (folder / name).read_text() for name in FILES)
+    assert not settings.sinks.is_empty()
+    assert settings.kafka.exactly_once == (template is Template.EXACTLY_ONCE)
+    readme = (folder / "README.md").read_text()
+    assert "handler:OrderMails" in readme
+    assert f"tidemill send {settings.kafka.source_topic} " in readme
+    assert settings.dlq_topic in readme
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    wanted = {Template.POSTGRES: "[postgres]", Template.HTTP: "[http]", Template.REDIS: "[redis]"}.get(template, "")
+    assert project["dependencies"] == [f"tidemill{wanted}"]
+    assert "output/" in (folder / ".gitignore").read_text().splitlines()
 
 
-def test_the_projects_own_test_passes(tmp_path: Path) -> None:
-    create_project(tmp_path / "project")
+def test_the_tests_of_all_templates_pass(tmp_path: Path) -> None:
+    for template in Template:
+        create_project(tmp_path / template, template)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("TIDEMILL_", "PYTEST_"))}
 
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
-        cwd=tmp_path / "project",
+        [sys.executable, "-c", RUN_TESTS, *Template],
+        cwd=tmp_path,
+        env=clean,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=110,
     )
 
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 passed" in done.stdout
+    assert done.stdout.count("2 passed") == len(Template), done.stdout
+
+
+def test_an_unknown_template_is_refused_with_the_known_ones(tidemill: Run, tmp_path: Path) -> None:
+    done = tidemill("init", "project", "--template", "mongo")
+
+    assert done.returncode == ExitCode.CONFIG
+    assert "exactly-once" in done.stderr
+    assert not (tmp_path / "project").exists()
+
+
+@pytest.mark.parametrize(
+    ("folder", "project", "cls"),
+    [
+        ("capitals", "capitals", "Capitals"),
+        ("order-mails", "order-mails", "OrderMails"),
+        ("orderMails", "ordermails", "OrderMails"),
+        ("2024", "2024", "Pipeline2024"),
+        ("---", "pipeline", "Pipeline"),
+        ("any", "any", "AnyPipeline"),
+        ("true", "true", "TruePipeline"),
+        ("handler", "handler", "HandlerPipeline"),
+        ("\u00fcber uns", "ber-uns", "BerUns"),
+    ],
+)
+def test_names_are_made_from_the_folder(folder: str, project: str, cls: str) -> None:
+    assert make_project_name(folder) == project
+    assert make_class_name(folder, ["Handler"]) == cls
 
 
 def test_the_commands_of_the_readme_exist(tidemill: Run, tmp_path: Path) -> None:
@@ -50,8 +123,8 @@ def test_the_commands_of_the_readme_exist(tidemill: Run, tmp_path: Path) -> None
 
     commands = {line.split()[1] for line in readme.splitlines() if line.startswith("    tidemill ")}
 
-    assert commands == {"broker", "doctor", "run"}
-    for command in commands:
+    assert commands == {"doctor", "run"}
+    for command in (*commands, "send"):
         assert tidemill(command, "--help").returncode == 0
 
 

@@ -59,8 +59,8 @@ def wait_until(reached: Callable[[], bool], process: subprocess.Popen[bytes], fo
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    create_project(tmp_path / "project")
-    return tmp_path / "project"
+    create_project(tmp_path / "capitals")
+    return tmp_path / "capitals"
 
 
 @pytest.fixture
@@ -82,8 +82,9 @@ def env(project: Path, embedded_kafka: EmbeddedBroker) -> dict[str, str]:
 def send(project: Path, env: dict[str, str], lines: list[str]) -> None:
     text = "".join(f"{line}\n" for line in lines)
     done = subprocess.run(
-        [sys.executable, "send.py"], cwd=project, env=env, input=text, capture_output=True, text=True, timeout=30
-    )
+        [sys.executable, "-c", MAIN, "send", env["TIDEMILL_KAFKA__SOURCE_TOPIC"]],
+        cwd=project, env=env, input=text, capture_output=True, text=True, timeout=30,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
 
 

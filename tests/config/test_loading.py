@@ -180,7 +180,7 @@ def test_top_level_settings_have_plain_names() -> None:
 def test_an_unknown_variable_is_named_with_the_nearest_setting(load: Load) -> None:
     message = refused(load, "", {"TIDEMILL_KAFKA__SOURCE_TOPICS": "x"})
 
-    assert "TIDEMILL_KAFKA__SOURCE_TOPICS: there is no setting kafka.source_topics" in message
+    assert "TIDEMILL_KAFKA__SOURCE_TOPICS: unknown setting kafka.source_topics" in message
     assert "did you mean TIDEMILL_KAFKA__SOURCE_TOPIC" in message
 
 

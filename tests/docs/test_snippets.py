@@ -6,18 +6,18 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from tests.docs.own_network import with_free_port
 from tests.docs.snippets import PAGES, ROOT, Block, blocks
 from tests.until import wait_until
 
 from tidemill.config.loading import load_settings
-from tidemill.runtime.broker import free_port
+from tidemill.runtime.jars import kafka_classpath
 
 KNOWN = {"python", "yaml", "yaml triggers", "sh", "sh background", "text", "console", "json"}
 
@@ -54,58 +54,74 @@ def test_python_runs_and_yaml_is_a_valid_configuration(page, tmp_path, monkeypat
             load_settings(Path("snippet.yaml"), environ={})
 
 
-def wait_for_port(port: int) -> None:
-    def answers() -> bool:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-            return True
-        return False
+class PageRun:
+    """The commands of a page in a folder, as a reader types them, with nothing of ours in the environment."""
 
-    wait_until(answers, what=f"a broker answers on port {port}", pause_seconds=0.2)
+    def __init__(self, page: Path, folder: Path) -> None:
+        self.page = page
+        self.folder = folder
+        self.where = folder
+        self.background: list[tuple[Block, subprocess.Popen[bytes]]] = []
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("TIDEMILL_")}
+        # Two test runs on this machine are two machines to Kafka.
+        self.env = {
+            **clean,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "WORKER_ID": f"docs-{os.getpid()}",
+        }
 
-
-def shell(block: Block, folder: Path, env: dict[str, str], port: int) -> list[str]:
-    code = block.code.replace("localhost:9092", f"localhost:{port}")
-    return ["bash", "-euo", "pipefail", "-c", f"{code}\npwd > {folder}/.where"]
-
-
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize("page", pages_with("sh"), ids=named)
-def test_the_commands_of_a_page_work_in_order(page, tmp_path):
-    port = free_port()
-    env = {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "TIDEMILL_KAFKA__BROKERS": f"localhost:{port}",
-        "WORKER_ID": f"docs-{port}",
-    }
-    where = tmp_path
-    background: list[tuple[Block, subprocess.Popen[bytes]]] = []
-    try:
-        for block in blocks(page):
+    def run(self) -> None:
+        for block in blocks(self.page):
             if block.file is not None:
-                (where / block.file).write_text(block.code.replace("localhost:9092", f"localhost:{port}"))
+                (self.where / block.file).write_text(block.code)
             elif block.info == "sh" and not block.commands_of_ci:
-                done = subprocess.run(
-                    shell(block, tmp_path, env, port), cwd=where, env=env, timeout=120, capture_output=True, text=True
-                )
-                assert done.returncode == 0, f"{page}:{block.line}\n{done.stdout}\n{done.stderr}"
-                where = Path((tmp_path / ".where").read_text().strip())
+                self.run_to_its_end(block)
             elif block.info == "sh background":
-                command = block.code.strip().replace("tidemill broker", f"tidemill broker --port {port}")
-                with open(tmp_path / f"background-{block.line}.log", "wb") as log:
-                    process = subprocess.Popen(
-                        ["bash", "-c", f"exec {command}"], cwd=where, env=env, stdout=log, stderr=log,
-                        stdin=subprocess.DEVNULL, start_new_session=True,
-                    )  # fmt: skip
-                background.append((block, process))
-                if command.startswith("tidemill broker"):
-                    wait_for_port(port)  # as who follows the page waits for it to say that it is there
-        for block, process in reversed(background):
-            log_text = (tmp_path / f"background-{block.line}.log").read_text()
-            assert process.poll() is None, f"{page}:{block.line} ended by itself\n{log_text}"
+                self.start(block)
+        for block, process in reversed(self.background):
+            assert process.poll() is None, f"{self.page}:{block.line} ended by itself\n{self.log(block)}"
             process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 0, f"{page}:{block.line}\n{log_text}"
-    finally:
-        for _, process in background:
+            assert process.wait(60) == 0, f"{self.page}:{block.line}\n{self.log(block)}"
+
+    def run_to_its_end(self, block: Block) -> None:
+        code = f"{block.code}\npwd > {self.folder}/.where"
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", code], cwd=self.where, env=self.env, timeout=300, capture_output=True,
+            text=True, errors="replace", stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{self.page}:{block.line}\n{done.stdout}\n{done.stderr}"
+        self.where = Path((self.folder / ".where").read_text().strip())
+
+    def start(self, block: Block) -> None:
+        command = block.code.strip()
+        with open(self.log_path(block), "wb") as log:
+            process = subprocess.Popen(
+                ["bash", "-c", f"exec {command}"], cwd=self.where, env=self.env, stdout=log, stderr=log,
+                stdin=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+        self.background.append((block, process))
+        if command.startswith("tidemill broker"):
+            # As a reader waits for it to say that it is there.
+            wait_until(lambda: "Kafka is ready" in self.log(block), what=lambda: self.log(block), pause_seconds=0.1)
+
+    def log_path(self, block: Block) -> Path:
+        return self.folder / f"background-{block.line}.log"
+
+    def log(self, block: Block) -> str:
+        return self.log_path(block).read_text()
+
+    def kill(self) -> None:
+        for _, process in self.background:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("page", pages_with("sh"), ids=named)
+def test_the_commands_of_a_page_work_in_order(page, tmp_path):
+    kafka_classpath()  # the network of a page reaches no further than this machine
+    run = PageRun(page, tmp_path)
+    try:
+        with_free_port(run.run)
+    finally:
+        run.kill()

@@ -97,7 +97,7 @@ def test_what_can_be_used_passes() -> None:
         (task(), "arrange must return a list of ExecutorTask, not ExecutorTask ("),
         (
             [task(), {"task_id": "x"}],
-            "arrange must return a list of ExecutorTask, not one with dict ({'task_id': 'x'}) at 1",
+            "arrange must return a list of ExecutorTask; item 1 is dict ({'task_id': 'x'})",
         ),
     ],
 )
@@ -245,9 +245,12 @@ class Delivering(Handler[bytes, Any]):
     ("collected", "said"),
     [
         ({"files": [FilePayload(path="good"), FilePayload(path=7)]}, "FilePayload.path must be text, not int (7)"),
-        ({"files": FilePayload(path="good")}, "CollectResult.files takes a list of FilePayload, not FilePayload"),
-        ({"files": "good"}, "CollectResult.files takes a list of FilePayload, not str"),
-        ({"kafka": [FilePayload(path="good")]}, "CollectResult.kafka takes KafkaPayload, not FilePayload"),
+        ({"files": FilePayload(path="good")}, "CollectResult.files must be a list of FilePayload, not FilePayload"),
+        ({"files": "good"}, "CollectResult.files must be a list of FilePayload, not str"),
+        (
+            {"kafka": [FilePayload(path="good")]},
+            "CollectResult.kafka must be a list of KafkaPayload; it contains",
+        ),
     ],
 )
 async def test_a_wrong_type_in_a_payload_is_the_hooks_letter_and_nothing_of_its_result_goes_out(
@@ -315,5 +318,5 @@ def test_run_handler_refuses_a_handler_whose_hooks_cannot_be_called() -> None:
         async def arrange(self, messages, pending):
             yield ExecutorTask("t")
 
-    with pytest.raises(HandlerError, match=r"Yielding\.arrange has a `yield`.*return what it yields"):
+    with pytest.raises(HandlerError, match=r"Yielding\.arrange has a `yield`.*return a value instead"):
         run_handler(Yielding, [b"x"])

@@ -537,12 +537,12 @@ async def test_values_are_bound_and_never_part_of_the_sql(counting: PostgresSink
     [
         (
             PostgresPayload(statement="cuont", data={}),
-            "statement 'cuont' is not configured at sinks.postgres.db.statements",
+            "statement 'cuont' is not configured in sinks.postgres.db.statements",
         ),
-        (PostgresPayload(statement="x" * 10_000_000, data={}), "there is count, count_once"),
-        (PostgresPayload(statement="count", data={"n": 1}), "has to have region, n, and has n"),
-        (PostgresPayload(statement="count", data={"n": 1, "region": "", "m": 1}), "and has m, n, region"),
-        (PostgresPayload(statement="count"), "and has nothing"),
+        (PostgresPayload(statement="x" * 10_000_000, data={}), "configured: count, count_once"),
+        (PostgresPayload(statement="count", data={"n": 1}), "must have region, n, got n"),
+        (PostgresPayload(statement="count", data={"n": 1, "region": "", "m": 1}), "got m, n, region"),
+        (PostgresPayload(statement="count"), "got nothing"),
         (PostgresPayload(statement="count", data={"n": 1, "region": "a\0"}), "'region' of statement count has a NUL"),
         (PostgresPayload(statement="count", data={"n": 1, "region": "\ud800"}), "lone surrogate"),
         (PostgresPayload(statement="count", data=[1, 2]), "data must be a model"),

@@ -43,7 +43,7 @@ def consume(
     ] = "beginning",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more messages, until Ctrl-C.")] = False,
     key: Annotated[str | None, typer.Option("--key", metavar="K", help="Only messages with this key.")] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="End after this many messages.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="End after N messages.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per message, with key and headers.")] = False,
     config: ConfigOption = None,
 ) -> None:

@@ -27,6 +27,7 @@ from tidemill.cli.dlq_options import (
     make_criteria,
     parse_target,
 )
+from tidemill.cli.help import App
 from tidemill.cli.options import ConfigPath
 from tidemill.cli.reporting import reporting
 from tidemill.core.errors import ConfigError
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 #: Columns of an output that is not a terminal.
 _NO_WIDTH = 100_000
 
-app = typer.Typer(help="Look at dead letters, and send them again.", no_args_is_help=True)
+app = App(help="Look at dead letters, and send them again.")
 
 
 @app.command("list")

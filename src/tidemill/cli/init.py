@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
+import enum
+import keyword
 import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
@@ -12,29 +18,108 @@ import typer
 from tidemill.cli.reporting import reporting
 from tidemill.core.errors import ConfigError
 
-#: Where each template goes.
-FILES = {
+
+class Template(enum.StrEnum):
+    """What a new project does."""
+
+    FILES = "files"
+    POSTGRES = "postgres"
+    HTTP = "http"
+    REDIS = "redis"
+    EXACTLY_ONCE = "exactly-once"
+
+
+@dataclass(frozen=True)
+class _Words:
+    """What the README of a template says.
+
+    Attributes:
+        topic: The source topic.
+        about: What the project does.
+        send: A command that sends some messages.
+        show: A command that shows the results.
+        extra: The extra of tidemill that it requires.
+        needs: What has to run besides Kafka.
+    """
+
+    topic: str
+    about: str
+    send: str
+    show: str
+    extra: str = ""
+    needs: str = ""
+
+
+_WORDS: Mapping[Template, _Words] = {
+    Template.FILES: _Words(
+        "lines",
+        "Lines of text come from a Kafka topic, a program turns each into capitals, the results go to "
+        "`output/results.jsonl`.",
+        r"printf 'hello\ntide mill\n' | tidemill send lines --config tidemill.yaml",
+        "cat output/results.jsonl",
+    ),
+    Template.POSTGRES: _Words(
+        "texts",
+        "Texts with an id come from a Kafka topic as JSON, a program counts the words of each, the counts go to the\n"
+        "PostgreSQL table `word_counts`, one row per id.",
+        r"""printf '{"id": 1, "text": "tide mill"}\n' | tidemill send texts --key id --config tidemill.yaml""",
+        "psql postgresql://postgres@localhost:5432/postgres -c 'SELECT * FROM word_counts'",
+        "postgres",
+        "It needs a PostgreSQL at the `dsn` in `tidemill.yaml`; the table is created at the start.",
+    ),
+    Template.HTTP: _Words(
+        "documents",
+        "Messages come from a Kafka topic, a program computes a checksum of each, which is posted to a web service.",
+        r"printf 'hello\ntide mill\n' | tidemill send documents --config tidemill.yaml",
+        "tidemill consume documents --config tidemill.yaml  # what came in; service.py shows what was posted",
+        "http",
+        "It posts to the `url` in `tidemill.yaml`. Let a terminal run a service that shows what is posted:\n\n"
+        "    python service.py",
+    ),
+    Template.REDIS: _Words(
+        "texts",
+        "Texts come from a Kafka topic, a program turns each into capitals, Redis keeps the newest text of each key.",
+        r"""printf '{"user": "ann", "says": "hello"}\n' | tidemill send texts --key user --config tidemill.yaml""",
+        "redis-cli GET PROJECT_NAME:ann",
+        "redis",
+        "It needs a Redis at the `url` in `tidemill.yaml`.",
+    ),
+    Template.EXACTLY_ONCE: _Words(
+        "lines",
+        "Lines of text come from a Kafka topic, a program sorts the words of each, the results go to the topic\n"
+        "`PROJECT_NAME-sorted`. Results and offsets are one transaction: readers with `read_committed` see each result "
+        "once.",
+        r"printf 'tide mill ebb\n' | tidemill send lines --config tidemill.yaml",
+        "tidemill consume PROJECT_NAME-sorted --config tidemill.yaml",
+    ),
+}
+
+#: Where the files of every project go, and those of each template.
+_COMMON = {".gitignore": "gitignore.txt", "pyproject.toml": "pyproject.toml.txt", "README.md": "README.md.txt"}
+_OWN = {
     "handler.py": "handler.py.txt",
     "tidemill.yaml": "tidemill.yaml.txt",
-    "send.py": "send.py.txt",
     "tests/test_handler.py": "test_handler.py.txt",
-    "pytest.ini": "pytest.ini.txt",
-    "README.md": "README.md.txt",
 }
-_PLACEHOLDER = "PROJECT_NAME"
+_MORE = {Template.HTTP: {"service.py": "service.py.txt"}}
+#: What a handler's module has already; a class of that name would hide it.
+_TAKEN = re.compile(r"from tidemill import \((.*?)\)", re.DOTALL)
 
 
 def init(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The new project's folder.")],
+    template: Annotated[
+        Template, typer.Option("--template", help="Where the results go; exactly-once: to another topic.")
+    ] = Template.FILES,
 ) -> None:
     """Create a small project: handler, configuration, test. It runs as it is; nothing is overwritten."""
     with reporting():
-        for path in create_project(directory):
+        for path in create_project(directory, template):
             typer.echo(f"created {path}")
-        typer.echo(f"\nnow: cd {directory} and read README.md")
+        typer.echo(f"\nnow: cd {shlex.quote(str(directory))} and read README.md")
 
 
-def create_project(directory: Path) -> list[Path]:
+def create_project(directory: Path, template: Template = Template.FILES) -> list[Path]:
     """Write the project's files and return their paths.
 
     Raises:
@@ -42,15 +127,13 @@ def create_project(directory: Path) -> list[Path]:
     """
     if directory.exists() and not directory.is_dir():
         raise ConfigError(f"{directory} is not a folder; choose another name")
-    existing = [str(directory / name) for name in FILES if (directory / name).exists()]
+    texts = _fill_in(directory.resolve().name, template)
+    existing = [str(directory / name) for name in texts if (directory / name).exists()]
     if existing:
-        raise ConfigError(f"nothing was written, because there already is {', '.join(existing)}; choose another folder")
-    name = re.sub(r"[^a-z0-9._-]+", "-", directory.resolve().name.lower()).strip("-.") or "pipeline"
-    templates = files("tidemill.cli") / "templates"
+        raise ConfigError(f"nothing was written, because these exist: {', '.join(existing)}; choose another folder")
     created = []
     try:
-        for target, template in FILES.items():
-            text = (templates / template).read_text(encoding="utf-8").replace(_PLACEHOLDER, name)
+        for target, text in texts.items():
             path = directory / target
             path.parent.mkdir(parents=True, exist_ok=True)
             # "x": files created since the check above are not overwritten either.
@@ -60,3 +143,60 @@ def create_project(directory: Path) -> list[Path]:
     except OSError as error:
         raise ConfigError(f"{error.filename or directory} cannot be written: {error.strerror}") from error
     return created
+
+
+def _fill_in(folder: str, template: Template) -> dict[str, str]:
+    """Return the text of each file."""
+    root = files("tidemill.cli") / "templates"
+    own = _OWN | _MORE.get(template, {})
+    texts = {target: (root / "common" / name).read_text(encoding="utf-8") for target, name in _COMMON.items()}
+    texts |= {target: (root / template / name).read_text(encoding="utf-8") for target, name in own.items()}
+    imported = _TAKEN.search(texts["handler.py"])
+    taken = re.findall(r"\w+", imported[1] if imported else "")
+    words = _WORDS[template]
+    filled = {
+        "ABOUT": words.about + "\n",
+        "NEEDS": f"\n{words.needs}\n" if words.needs else "",
+        "SEND": words.send,
+        "SHOW": words.show,
+        "SOURCE_TOPIC": words.topic,
+        "[EXTRAS]": f"[{words.extra}]" if words.extra else "",
+        # Last: what is above contains them.
+        "PROJECT_NAME": make_project_name(folder),
+        "CLASS_NAME": make_class_name(folder, taken),
+    }
+    for placeholder, text in filled.items():
+        texts = {target: written.replace(placeholder, text) for target, written in texts.items()}
+    return texts
+
+
+def make_project_name(folder: str) -> str:
+    """Return a name for the project and its consumer group.
+
+    Example:
+        >>> make_project_name("My Project"), make_project_name("---")
+        ('my-project', 'pipeline')
+    """
+    return re.sub(r"[^a-z0-9._-]+", "-", folder.lower()).strip("-._") or "pipeline"
+
+
+def make_class_name(folder: str, taken: list[str] | None = None) -> str:
+    """Return a name for the handler's class.
+
+    Args:
+        folder: The project's folder.
+        taken: Names that the class may not have.
+
+    Example:
+        >>> make_class_name("order-mails"), make_class_name("2024"), make_class_name("handler", ["Handler"])
+        ('OrderMails', 'Pipeline2024', 'HandlerPipeline')
+    """
+    name = "".join(part[0].upper() + part[1:] for part in re.findall(r"[A-Za-z0-9]+", folder)) or "Pipeline"
+    if not name[0].isalpha():
+        name = f"Pipeline{name}"
+    reserved = (
+        keyword.iskeyword(name)
+        or hasattr(builtins, name)
+        or name in ("Any", "BaseModel", "Sequence", "Text", "True", "False", "None")
+    )
+    return f"{name}Pipeline" if reserved or name in (taken or []) else name

@@ -16,6 +16,13 @@ def run(
     handler: HandlerName,
     config: ConfigPath = None,
     plain: Annotated[bool, typer.Option("--plain", help="Log a line every 10 s, even on a terminal.")] = False,
+    dev: Annotated[
+        bool,
+        typer.Option(
+            "--dev",
+            help="For development: run new code whenever a file is saved, and a Kafka if none answers on this machine.",
+        ),
+    ] = False,
 ) -> None:
     """Run a pipeline until it is stopped.
 
@@ -31,6 +38,10 @@ def run(
 
         # Spark's JVM starts while the handler and everything else is imported.
         spark = stack.enter_context(launched_early(settings.spark))
+        if dev:
+            from tidemill.cli.dev import write_no_bytecode
+
+            write_no_bytecode()
         from tidemill.cli.handlers import load_handler
 
         instance = load_handler(handler)
@@ -38,7 +49,13 @@ def run(
         from tidemill.cli.watching import list_fields, show_summary, watch
         from tidemill.spark.pipeline import Pipeline
 
-        pipeline = Pipeline(instance, settings=settings, spark=spark)
+        files = None
+        if dev:
+            from tidemill.cli.dev import DevFiles, dev_broker
+
+            files = DevFiles(handler, config)
+            stack.enter_context(dev_broker(settings))
+        pipeline = Pipeline(instance, settings=settings, spark=spark, files=files)
 
         def describe(rate: float, width: int) -> str:
             return format_status(pipeline.state(), pipeline.progress(), rate, width)

@@ -19,12 +19,12 @@ from tidemill.cli.reporting import reporting
 from tidemill.cli.topic_access import (
     ConfigOption,
     Topic,
-    count_messages,
     load_for_topic,
     require_topic,
     stop_on_sigterm,
 )
 from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.core.wording import count_of
 from tidemill.runtime.exitcode import ExitCode
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ _NAMED_LINES = 5
 
 def send(
     topic: Topic,
-    file: Annotated[str, typer.Argument(metavar="[FILE]", help="A file with one message per line; -: stdin.")] = "-",
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A file with one message per line; -: stdin.")] = "-",
     key: Annotated[
         str | None,
         typer.Option("--key", metavar="FIELD", help="Each line is a JSON object; this field of it is the key."),
@@ -168,7 +168,7 @@ class LineSender:
 
     def describe(self) -> str:
         """Return in one line what was sent, and why the rest was not."""
-        text = f"sent {count_messages(self.sent)} to {self._topic}"
+        text = f"sent {count_of(self.sent, 'message')} to {self._topic}"
         if self.failed:
             reasons = "; ".join(f"{count:,}: {why}" for why, count in self._failures.most_common())
             text += f"; {self.failed:,} failed ({reasons})"

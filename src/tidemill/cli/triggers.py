@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from tidemill.cli.completion import complete_triggers
+from tidemill.cli.help import App
 from tidemill.cli.reporting import reporting
 from tidemill.core.wording import count_of
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-app = typer.Typer(help="Host triggers, and see what they do.", no_args_is_help=True)
+app = App(help="Host triggers, and see what they do.")
 
 Specs = Annotated[Path, typer.Argument(metavar="SPEC", help="The YAML file with the list of triggers.")]
 Config = Annotated[

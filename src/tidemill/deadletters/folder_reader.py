@@ -82,7 +82,7 @@ class FolderReader:
                 names = sorted(entry.name for entry in self.path.iterdir() if entry.is_file())
             except (FileNotFoundError, NotADirectoryError):
                 raise ConfigError(
-                    f"dlq.path: there is no folder {str(self.path)!r}: no bounded run has written to it yet, or "
+                    f"dlq.path: the folder {str(self.path)!r} does not exist: no bounded run has written to it yet, or "
                     "dlq.path is wrong"
                 ) from None
             except OSError as error:

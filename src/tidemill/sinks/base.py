@@ -245,7 +245,7 @@ def _dump_model(value: Any) -> Any:
     """Let msgspec encode pydantic models inside containers."""
     dump = getattr(value, "model_dump", None)
     if dump is None:
-        raise TypeError(f"data has a {type(value).__name__}, which has no JSON form")
+        raise TypeError(f"data contains a value of type {type(value).__name__}, which has no JSON form")
     return dump(mode="json")
 
 

@@ -152,7 +152,7 @@ class PostgresSink(Sink):
         looked_for: tuple[str, ...] = ()
         if where:
             if not isinstance(where, Mapping):
-                raise TypeError(f"where has to be a mapping of columns to values, not {type(where).__name__}")
+                raise TypeError(f"where must be a mapping of columns to values, not {type(where).__name__}")
             looked_for = tuple(name for name, value in where.items() if value is not None)
         known = (payload.op, payload.table, conflict, tuple(data), looked_for, tuple(where) if where else ())
         try:
@@ -175,7 +175,7 @@ class PostgresSink(Sink):
         if found is None:
             there = ", ".join(sorted(self._statements)) or "none"
             name = shorten(repr(payload.statement), 60)
-            raise ValueError(f"statement {name} is not configured at {self.place}.statements; there is {there}")
+            raise ValueError(f"statement {name} is not configured in {self.place}.statements; configured: {there}")
         if payload.table or payload.op != "insert" or payload.conflict or payload.where:
             raise ValueError(f"statement {payload.statement} takes data, not table, op, conflict or where")
         shape, identity = found
@@ -183,7 +183,7 @@ class PostgresSink(Sink):
         if data.keys() != set(shape.columns):
             wanted = ", ".join(shape.columns) or "nothing"
             given = shorten(", ".join(sorted(data))) or "nothing"
-            raise ValueError(f"data of statement {payload.statement} has to have {wanted}, and has {given}")
+            raise ValueError(f"data of statement {payload.statement} must have {wanted}, got {given}")
         place = f"statement {shape.table}"
         values, size, nested = convert_values(place, shape.columns, [data[name] for name in shape.columns])
         key = make_row_key(place, identity, data)
@@ -193,7 +193,7 @@ class PostgresSink(Sink):
         """Return a shape that is new, and the columns that say which row is meant."""
         operation, table, conflict, _, looked_for, all_looked_for = known
         if not isinstance(table, str):
-            raise TypeError(f"table has to be text, not {type(table).__name__}")
+            raise TypeError(f"table must be text, not {type(table).__name__}")
         if operation not in _OPERATIONS:
             raise ValueError(f"op {shorten(repr(operation), 60)} is not known; use {', '.join(_OPERATIONS)}")
         nulls = tuple(name for name in all_looked_for if name not in looked_for)
@@ -297,9 +297,9 @@ async def _accept_json(connection: asyncpg.Connection) -> None:
 def _read_conflict(payload: PostgresPayload) -> tuple[str, ...]:
     given = payload.conflict
     if not isinstance(given, Sequence) or isinstance(given, bytes):
-        raise TypeError(f"conflict has to be a column or several, not {type(given).__name__}")
+        raise TypeError(f"conflict must be one or more columns, not {type(given).__name__}")
     if wrong := [name for name in given if not isinstance(name, str)]:
-        raise TypeError(f"conflict has to name columns, not a {type(wrong[0]).__name__}")
+        raise TypeError(f"conflict must name columns, not a {type(wrong[0]).__name__}")
     return tuple(given)
 
 

@@ -57,12 +57,14 @@ class Wake(enum.Enum):
     DRAIN = enum.auto()
     STOP = enum.auto()
     SPARK_LOST = enum.auto()
+    #: Something happened that concerns reloads of the user's code.
+    RELOAD = enum.auto()
     #: The engines have ended.
     FINISHED = enum.auto()
 
 
 #: Wake-ups that may be left over when the engines have ended.
-LEFT_OVER = (Wake.DRAIN, Wake.SPARK_LOST, Wake.FINISHED)
+LEFT_OVER = (Wake.DRAIN, Wake.SPARK_LOST, Wake.RELOAD, Wake.FINISHED)
 
 
 class StartStoppedError(Exception):

@@ -14,16 +14,18 @@ run.
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import structlog
 
 from tidemill.config.loading import load_settings
-from tidemill.config.settings import Settings, find_revoke_problem
-from tidemill.core.errors import ConfigError, FencedError, RemoteError
+from tidemill.config.settings import Settings
+from tidemill.core.errors import FencedError, RemoteError
 from tidemill.core.supervision.slot import SlotLimits
 from tidemill.core.supervision.slot_events import Ending
 from tidemill.core.supervision.slot_group import RunFinished
@@ -33,24 +35,22 @@ from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.identity import Identity, find_worker_name
 from tidemill.runtime.link_messages import LinkAddress
 from tidemill.runtime.lock import WorkerLock
-from tidemill.sinks.build import build_sinks
 from tidemill.sources.membership import find_present_members, reap_member
 from tidemill.spark.engine.process import ABANDONED_SECONDS, DEFAULT_FACTORY, EngineJob
 from tidemill.spark.foreground import LEFT_OVER, Foreground, StartStoppedError, Wake, take
 from tidemill.spark.live.control_desk import ControlDesk
 from tidemill.spark.live.group_monitor import GroupWatch
 from tidemill.spark.live.jobs import make_engine_error
+from tidemill.spark.live.reloader import Code, CodeFiles, Reloader
 from tidemill.spark.live.status_report import build_report
-from tidemill.spark.live.supervisor import Supervisor
+from tidemill.spark.live.supervisor import JobMaker, Supervisor
 from tidemill.spark.preflight import (
     StartUp,
-    check_client_config,
     choose_engine_count,
     look_up_partitions,
     make_handler,
-    refuse_letter_files,
-    refuse_no_sinks,
     refuse_shared_group,
+    refuse_unrunnable,
     warn_without_topic,
     with_full_paths,
 )
@@ -81,6 +81,7 @@ class Pipeline:
         factory: "module:callable" that builds engines, for tests of the supervision.
         limits: The supervision's times, for tests of it.
         spark: A Spark that was launched for these settings; None: one is launched in `run`.
+        files: The files of the handler's code; if they are given, engines are replaced when one is saved.
 
     Example:
         >>> raise SystemExit(Pipeline(MyHandler, "pipeline.yaml").run())  # doctest: +SKIP
@@ -95,8 +96,13 @@ class Pipeline:
         factory: str = DEFAULT_FACTORY,
         limits: SlotLimits | None = None,
         spark: Spark | None = None,
+        files: CodeFiles | None = None,
     ) -> None:
         """Start nothing; everything happens in `run`."""
+        self._files = files
+        # The handler was imported a moment ago: what is saved from now on is news.
+        self._fingerprint = files.fingerprint() if files is not None else ""
+        self._reloader: Reloader | None = None
         self._handler = handler
         self._config_path = config_path
         self._settings = settings
@@ -175,14 +181,9 @@ class Pipeline:
         with foreground.states.step(f"{type(handler).__name__}.on_startup is running"):
             settings = with_full_paths(foreground.unless_stopped(startup.run, startup.cancel))
         foreground.configure_logs(settings, worker)
-        refuse_no_sinks(settings)
-        refuse_letter_files(settings)
-        if problem := find_revoke_problem(settings):
-            raise ConfigError(problem)
-        check_client_config(settings)
-        warn_without_topic(configured, settings)
         # What no engine could build is refused before any of them starts.
-        build_sinks(settings)
+        refuse_unrunnable(settings)
+        warn_without_topic(configured, settings)
         packed = pack_handler(handler)
         kafka = settings.kafka
         with (
@@ -223,13 +224,14 @@ class Pipeline:
     def _run_live(
         self, spark: Spark, settings: Settings, worker: str, packed: bytes, count: int, partitions: int
     ) -> ExitCode:
-        folders = list_own_folders()
-
-        def make_job(slot: int, job_token: int, address: LinkAddress) -> EngineJob:
-            log_context = self._foreground.log_context
-            return EngineJob(slot, job_token, worker, address, settings, packed, log_context, self._factory, folders)
-
-        live = Supervisor(spark, worker, count, make_job, self._on_finished, self._choose_limits(settings), partitions)
+        first, on_all_ready = Code(settings, packed), None
+        if self._files is not None:
+            wake = functools.partial(self._foreground.wakes.put, Wake.RELOAD)
+            restart = functools.partial(self._restart, worker)
+            self._reloader = Reloader(self._files, self._fingerprint, first, wake, restart)
+            on_all_ready = self._reloader.on_all_ready
+        make_job, limits = self._job_maker(worker, first), self._choose_limits(settings)
+        live = Supervisor(spark, worker, count, make_job, self._on_finished, limits, partitions, on_all_ready)
         host = "127.0.0.1" if is_local(settings.spark) else spark.driver_host
         spark.watch(lambda: self._foreground.wakes.put(Wake.SPARK_LOST))
         self._live = live
@@ -237,7 +239,7 @@ class Pipeline:
             live.start(bind_host=host)
             self._linked = live
             self._foreground.states.enter(Phase.RUNNING)
-            with GroupWatch(settings):
+            with GroupWatch(settings), self._reloader.attach(live) if self._reloader else nullcontext():
                 code = self._supervise(live, settings.executor.drain_timeout_seconds)
         finally:
             self._linked = None
@@ -260,6 +262,19 @@ class Pipeline:
             )
         return code
 
+    def _job_maker(self, worker: str, code: Code) -> JobMaker:
+        folders, log_context, factory = list_own_folders(), self._foreground.log_context, self._factory
+
+        def make_job(slot: int, job_token: int, address: LinkAddress) -> EngineJob:
+            return EngineJob(
+                slot, job_token, worker, address, code.settings, code.packed, log_context, factory, folders
+            )
+
+        return make_job
+
+    def _restart(self, worker: str, live: Supervisor, code: Code) -> None:
+        live.restart(self._job_maker(worker, code), self._choose_limits(code.settings))
+
     def _choose_limits(self, settings: Settings) -> SlotLimits:
         if self._limits is not None:
             return self._limits
@@ -276,7 +291,10 @@ class Pipeline:
                 signals += 1
                 wake = Wake.DRAIN if signals == 1 else Wake.STOP
             match wake:
+                case Wake.RELOAD if self._reloader is not None:
+                    self._reloader.step()
                 case Wake.DRAIN:
+                    self._stop_reloads()
                     self._drained_at = self._drained_at or time.monotonic()
                     now = live.progress()
                     log.info(
@@ -297,9 +315,14 @@ class Pipeline:
                     )
                     log.error("Spark's JVM is gone; the engines drain")
                     self._foreground.states.enter(Phase.DRAINING, drain_seconds)
+                    self._stop_reloads()
                     live.drain()
-                case Wake.FINISHED:
+                case Wake.FINISHED if self._reloader is None or self._reloader.ended(self._finished):
                     return ExitCode.OK
+
+    def _stop_reloads(self) -> None:
+        if self._reloader is not None:
+            self._reloader.stop()
 
     def _compute_left(self, settings: Settings) -> float:
         """Return how many seconds of a stop are left."""

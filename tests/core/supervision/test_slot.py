@@ -470,6 +470,45 @@ def test_an_engine_without_a_link_is_told_to_drain_when_it_reconnects(running: P
     assert running.feed(Hello(1, 1), 1.0) == [Admit(1), Drain(1)]
 
 
+def test_a_renewed_slot_starts_at_once_and_refuses_the_engines_before_it(running: Play) -> None:
+    running.feed(DrainRequested())
+    running.feed(LinkClosed(1))
+    running.feed(JobEnded(1, Ending.DRAINED))
+
+    running.slot = running.slot.renew(SlotLimits())
+
+    assert running.slot.state is SlotState.IDLE
+    assert running.feed(Start()) == [SubmitJob(2)]
+    assert [type(effect) for effect in running.feed(Hello(1, 1))] == [Refuse]
+    assert running.feed(Hello(2, 2)) == [Admit(2)]
+
+
+def test_a_renewed_slot_submits_nothing_before_the_links_of_killed_engines_are_closed(running: Play) -> None:
+    running.slot = Slot(3, SlotLimits(drain_seconds=8.0))
+    running.feed(Start())
+    running.feed(Hello(1, 1))
+    running.feed(DrainRequested())
+    assert isinstance(running.tick(8.0)[-1], Finished)
+
+    running.slot = running.slot.renew(SlotLimits())
+
+    assert running.feed(Start()) == []
+    assert running.feed(JobEnded(1, Ending.CRASHED, "killed"), 0.5) == []
+    assert running.feed(LinkClosed(1)) == [SubmitJob(2)]
+
+
+def test_code_that_fails_in_a_renewed_slot_before_it_is_ready_is_not_tried_again(running: Play) -> None:
+    running.feed(DrainRequested())
+    running.feed(LinkClosed(1))
+    running.feed(JobEnded(1, Ending.DRAINED))
+    running.slot = running.slot.renew(SlotLimits())
+    running.feed(Start())
+    running.feed(Hello(2, 2))
+    running.feed(LinkClosed(2))
+
+    assert running.feed(JobEnded(2, Ending.FAILED, "on_ready raised")) == [Finished(Ending.FAILED, "on_ready raised")]
+
+
 def test_an_engine_that_hangs_while_it_drains_is_cancelled(running: Play) -> None:
     running.feed(DrainRequested())
     assert running.tick(15.0) == [CancelJob(1)]

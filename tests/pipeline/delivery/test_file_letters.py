@@ -329,7 +329,9 @@ async def test_a_folder_that_cannot_be_written_is_said_at_the_start(tmp_path: Pa
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"there is no folder '.*/nowhere': no bounded run has written to it yet"):
+    with pytest.raises(
+        ConfigError, match=r"the folder '.*/nowhere' does not exist: no bounded run has written to it yet"
+    ):
         found_in(tmp_path / "nowhere")
 
 

@@ -139,11 +139,11 @@ async def test_names_are_resolved_before_anything_is_delivered() -> None:
     assert [each.sender.label for each in routed] == ["sinks.kafka.two", "sinks.filesystem.f"]
     with pytest.raises(AmbiguousSinkError, match="one, two"):
         outbox.route(CollectResult(files=[FilePayload("", "p", 1)], kafka=[KafkaPayload(data=1)]))
-    with pytest.raises(SinkNotConfiguredError, match=r"sinks\.kafka\.three is not configured; there is one, two"):
+    with pytest.raises(SinkNotConfiguredError, match=r"sinks\.kafka\.three is not configured; configured: one, two"):
         outbox.route(CollectResult(kafka=[KafkaPayload("three", None, 1)]))
     with pytest.raises(SinkNotConfiguredError, match=r"sinks\.redis"):
         outbox.route(CollectResult(redis=[RedisPayload()]))
-    with pytest.raises(TypeError, match=r"CollectResult\.kafka takes KafkaPayload, not FilePayload"):
+    with pytest.raises(TypeError, match=r"CollectResult\.kafka must be a list of KafkaPayload; it contains"):
         outbox.route(CollectResult(kafka=[FilePayload("", "p", 1)]))  # type: ignore[list-item]
     assert outbox.route(CollectResult()) == []
 

@@ -79,12 +79,20 @@ class Running:
         settings = Settings(executor=ExecutorSettings(drain_timeout_seconds=5.0))
         packed = pack_handler(handler)
 
-        def make_job(slot: int, job_token: int, address: LinkAddress) -> EngineJob:
+        def make_job(slot: int, job_token: int, address: LinkAddress, packed: bytes = packed) -> EngineJob:
             return EngineJob(slot, job_token, "w", address, settings, packed, {}, f"fake_engine:{factory}")
 
+        self.make_job = make_job
+        #: How many times all engines were ready.
+        self.ready = 0
         self.ends: queue.SimpleQueue[RunFinished] = queue.SimpleQueue()
-        self.live = Supervisor(spark, "w", count, make_job, self.ends.put, SlotLimits(**limits))
+        self.live = Supervisor(
+            spark, "w", count, make_job, self.ends.put, SlotLimits(**limits), on_all_ready=self.note_ready
+        )
         self.live.start()
+
+    def note_ready(self) -> None:
+        self.ready += 1
 
     def engine(self, slot: int) -> EngineStatus:
         return self.live.progress().engines[slot]
@@ -125,6 +133,40 @@ def test_engines_start_say_how_they_stand_and_drain_over_the_link(running: Calla
     run.live.drain()
     assert run.finish() == RunFinished(Ending.DRAINED)
     wait_until(lambda: all(not is_running(pid) for pid in pids if pid is not None))
+
+
+def test_engines_are_replaced_by_ones_with_other_jobs_on_the_same_spark(running: Callable[..., Running]) -> None:
+    run = running(2)
+    wait_until(lambda: run.works(0) and run.works(1))
+    old = {engine.pid for engine in run.live.progress().engines}
+    run.live.drain()
+    assert run.finish() == RunFinished(Ending.DRAINED)
+    consumed = run.live.progress().consumed
+
+    other = pack_handler(Quiet(drain_seconds=0.1))
+    run.live.restart(lambda slot, token, address: run.make_job(slot, token, address, other), SlotLimits())
+
+    wait_until(lambda: run.works(0) and run.works(1))
+    assert old.isdisjoint({engine.pid for engine in run.live.progress().engines})
+    assert run.live.progress().consumed > consumed, "what the engines before did still counts"
+    run.live.drain()
+    assert run.finish() == RunFinished(Ending.DRAINED)
+    assert run.ready == 2
+
+
+def test_engines_that_hung_and_were_killed_can_be_replaced(running: Callable[..., Running]) -> None:
+    run = running(1, Quiet(drain_seconds=3600.0), drain_seconds=0.5)
+    wait_until(run.works)
+    run.live.drain()
+    assert run.finish().ending is Ending.OVERDUE
+
+    run.live.restart(
+        lambda slot, token, address: run.make_job(slot, token, address, pack_handler(Quiet())), SlotLimits()
+    )
+
+    wait_until(run.works)
+    run.live.drain()
+    assert run.finish() == RunFinished(Ending.DRAINED)
 
 
 def test_a_paused_pipeline_takes_nothing_until_it_is_resumed(running: Callable[..., Running]) -> None:

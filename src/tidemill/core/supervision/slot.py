@@ -126,6 +126,18 @@ class Slot:
         self._stood_seconds = 0.0
         self._fed_at = 0.0
 
+    def renew(self, limits: SlotLimits) -> Slot:
+        """Return a slot that takes this one's place, once this one is finished, to run other code.
+
+        It has seen no failures, but goes on counting, so that engines of this one are refused; and it submits nothing
+        before their links are closed.
+        """
+        new = Slot(self.number, limits)
+        new._last_job = self._last_job
+        new._newest = self._newest
+        new._open = set(self._open)
+        return new
+
     @property
     def state(self) -> SlotState:
         """What the slot is doing."""

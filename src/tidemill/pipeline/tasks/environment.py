@@ -104,5 +104,5 @@ def _search(program: str, path: str) -> str:
         if is_file and refused is None:
             refused = str(candidate)
     if refused is None:
-        raise FileNotFoundError(f"no program {program!r} in PATH ({path})")
+        raise FileNotFoundError(f"no program {program!r} in PATH ({path}); install it, or correct binary_path")
     return refused  # starting it says why it is refused

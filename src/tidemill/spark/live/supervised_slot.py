@@ -30,10 +30,18 @@ class SupervisedSlot:
         self.summary: EngineSummary | None = None
         self.withheld: slot_events.JobEnded | None = None
         self.starts = 0
-        self.subscribed = False
+        self.subscribed = self.ready = False
         self.ended: Ending | None = None
         self.last_seen = 0.0
         self.timer: asyncio.TimerHandle | None = None
+
+    def renew(self, limits: SlotLimits) -> None:
+        """Prepare for engines with other code; all that went before still counts in the sums."""
+        if self.timer is not None:
+            self.timer.cancel()
+        self.machine = self.machine.renew(limits)
+        self.withheld = self.timer = self.ended = None
+        self.ready = False
 
     @property
     def link(self) -> int | None:

@@ -69,6 +69,8 @@ class Supervisor:
         on_finished: Called once, on the link's loop, when all slots are finished.
         limits: The supervision's times.
         partitions: How many the source topic has; None: as many as slots.
+        on_all_ready: Called on the link's loop when an engine of each slot is ready, once after each `start` or
+            `restart`.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Supervisor:
         on_finished: Callable[[RunFinished], None],
         limits: SlotLimits,
         partitions: int | None = None,
+        on_all_ready: Callable[[], None] | None = None,
     ) -> None:
         """Start nothing; `start` does."""
         self._spark = spark
@@ -88,6 +91,8 @@ class Supervisor:
         self._on_finished = on_finished
         self._limits = limits
         self._count = count
+        self._partitions = partitions
+        self._on_all_ready = on_all_ready
         self._group = SlotGroup(count, partitions)
         self._group_timer: asyncio.TimerHandle | None = None
         self._slots: Sequence[SupervisedSlot] = ()
@@ -120,6 +125,15 @@ class Supervisor:
     def drain(self) -> None:
         """Ask all engines for a clean end."""
         self._soon(lambda: self._carry_out(self._group.drain()))
+
+    def restart(self, make_job: JobMaker, limits: SlotLimits) -> None:
+        """Start all slots again, with other jobs; only once all are finished.
+
+        Args:
+            make_job: Makes the jobs from now on.
+            limits: The supervision's times from now on.
+        """
+        self._soon(lambda: self._restart(make_job, limits))
 
     def pause(self) -> None:
         """Let no engine take new messages, including engines that start later."""
@@ -169,6 +183,16 @@ class Supervisor:
         for slot in self._slots:
             self._feed(slot, slot_events.Start())
 
+    def _restart(self, make_job: JobMaker, limits: SlotLimits) -> None:
+        self._make_job = make_job
+        if self._group_timer is not None:
+            self._group_timer.cancel()
+            self._group_timer = None
+        self._group = SlotGroup(self._count, self._partitions)
+        for slot in self._slots:
+            slot.renew(limits)
+        self._start()
+
     def on_hello(self, link: int, hello: Hello) -> None:
         """Feed a hello; effects admit or refuse the engine."""
         self.greeted = True
@@ -213,6 +237,10 @@ class Supervisor:
         self._feed(caller.slot, slot_events.Ready(caller.run_token))
         if caller.slot.link == link:
             self._carry_out(self._group.note_ready(caller.slot.number, self._loop.time()))
+            if not caller.slot.ready:
+                caller.slot.ready = True
+                if self._on_all_ready is not None and all(slot.ready for slot in self._slots):
+                    self._on_all_ready()
 
     def on_ended(self, link: int, summary: EngineSummary) -> None:
         """Keep an engine's summary; it counts once its job has ended."""

@@ -78,6 +78,12 @@ def ship_package(context: SparkContext, folder: Path | None = None) -> None:
     context.addPyFile(str(_package_zip(folder)))
 
 
+def find_own_modules() -> list[ModuleType]:
+    """Return the modules of the user's that this process has imported: those that travel by value."""
+    with _own_modules_by_value():
+        return [sys.modules[name] for name in sorted(cloudpickle.list_registry_pickle_by_value())]
+
+
 def _explain(handler: Handler[Any, Any], error: Exception) -> str:
     name = type(handler).__name__
     advice = (

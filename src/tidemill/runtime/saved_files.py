@@ -1,0 +1,146 @@
+"""Notices when files of the user's code are saved.
+
+Folders are watched, not files, since editors replace files; each without those below it, so that a folder full of
+results costs nothing. What counts is the content: a file that is written again as it was is no change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+#: Several files that are saved together are one change, if each follows the one before within this time.
+SETTLE_MS = 50
+#: The longest that changes are collected.
+COLLECT_MS = 400
+#: A project has fewer folders; a home folder, say, has more.
+MAX_FOLDERS = 1_000
+_SKIPPED = ("__pycache__", "node_modules", "site-packages")
+
+
+def find_code_folders(root: Path) -> set[Path]:
+    """Return the folders of a project that contain Python files, its own included; virtual environments are skipped."""
+    found = {root}
+    for folder, below, names in os.walk(root):
+        if "pyvenv.cfg" in names:
+            below.clear()
+            continue
+        below[:] = sorted(name for name in below if not name.startswith(".") and name not in _SKIPPED)
+        if any(name.endswith(".py") for name in names):
+            found.add(Path(folder))
+        if len(found) >= MAX_FOLDERS:
+            break
+    return found
+
+
+def is_code(name: str) -> bool:
+    """Tell whether a file is code of a pipeline, and not of its tests.
+
+    Example:
+        >>> is_code("handler.py"), is_code("test_handler.py"), is_code("results.jsonl")
+        (True, False, False)
+    """
+    if not name.endswith(".py") or name.startswith("."):
+        return False
+    return not (name.startswith("test_") or name.endswith("_test.py") or name == "conftest.py")
+
+
+class SavedFiles:
+    """The Python files of some folders, and some other files.
+
+    Args:
+        list_folders: Returns the folders; called again after each change.
+        others: Files that count whatever their names are.
+    """
+
+    def __init__(self, list_folders: Callable[[], Iterable[Path]], others: Collection[Path] = ()) -> None:
+        """Watch nothing yet."""
+        self._list_folders = list_folders
+        self._others = frozenset(path.resolve() for path in others)
+        #: The digest of each file, by what changes when it is written.
+        self._digests: dict[tuple[str, int, int, int], bytes] = {}
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+
+    def fingerprint(self) -> str:
+        """Return a digest of the names and contents of all files."""
+        with self._lock:
+            digests: dict[tuple[str, int, int, int], bytes] = {}
+            for path in sorted(self._find_files()):
+                try:
+                    stat = path.stat()
+                    key = (str(path), stat.st_ino, stat.st_mtime_ns, stat.st_size)
+                    known = self._digests.get(key)
+                    digests[key] = known or hashlib.blake2b(path.read_bytes(), digest_size=16).digest()
+                except OSError:
+                    continue  # it was removed or replaced a moment ago; another change follows
+            self._digests = digests
+            whole = hashlib.blake2b(digest_size=16)
+            for (name, *_), digest in digests.items():
+                whole.update(os.fsencode(name) + b"\0" + digest)
+            return whole.hexdigest()
+
+    def _find_files(self) -> set[Path]:
+        found = {path for path in self._others if path.is_file()}
+        for folder in self._list_folders():
+            try:
+                found.update(Path(entry.path) for entry in os.scandir(folder) if is_code(entry.name))
+            except OSError:
+                continue
+        return found
+
+    def watch(self, on_saved: Callable[[], None]) -> None:
+        """Call a function, in a thread of its own, after files were saved, until `close`."""
+        threading.Thread(target=self._watch, args=(on_saved,), name="tidemill-watch", daemon=True).start()
+
+    def close(self) -> None:
+        """Watch no longer; does not wait for the thread."""
+        self._ended.set()
+
+    def _watch(self, on_saved: Callable[[], None]) -> None:
+        poll = False
+        while not self._ended.is_set():
+            try:
+                self._watch_folders(on_saved, poll=poll)
+            except Exception as error:
+                if poll:
+                    log.warning("files are no longer watched: save does not reload", error=str(error))
+                    return
+                log.warning("the system cannot watch files; they are looked at regularly instead", error=str(error))
+                poll = True
+
+    def _watch_folders(self, on_saved: Callable[[], None], *, poll: bool) -> None:
+        """Watch until the folders are other ones."""
+        import watchfiles
+
+        folders = self._watched()
+        changes = watchfiles.watch(
+            *sorted(folders),
+            watch_filter=lambda _, path: is_code(Path(path).name) or Path(path) in self._others,
+            step=SETTLE_MS,
+            debounce=COLLECT_MS,
+            stop_event=self._ended,
+            rust_timeout=1_000,
+            yield_on_timeout=True,
+            recursive=False,
+            raise_interrupt=False,
+            force_polling=poll or None,
+        )
+        # What was saved before the system watched these folders is found by its content.
+        on_saved()
+        for changed in changes:
+            if changed:
+                on_saved()
+            if self._watched() != folders:
+                return
+
+    def _watched(self) -> set[Path]:
+        wanted = {*self._list_folders(), *(path.parent for path in self._others)}
+        return {folder for folder in wanted if folder.is_dir()}

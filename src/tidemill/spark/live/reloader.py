@@ -1,0 +1,218 @@
+"""Replaces the engines of a running pipeline when the user's code is saved: carries out what `core.supervision.reload`
+decides.
+
+What happens is put into an inbox from any thread; the thread that runs the pipeline is woken and feeds it to the
+machine in `step`. Code is loaded in a thread of its own, since importing it may take any time.
+
+Invariant: nothing of the running engines is touched before other code has been loaded and packed.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import msgspec
+import structlog
+
+from tidemill.config.settings import Settings
+from tidemill.core.errors import ConfigError, TidemillError, describe_error
+from tidemill.core.supervision import reload
+from tidemill.core.supervision.reload import Reload
+from tidemill.core.supervision.slot_events import Ending
+from tidemill.core.supervision.slot_group import RunFinished
+from tidemill.pipeline.handler.base import Handler
+from tidemill.spark.live.supervisor import Supervisor
+from tidemill.spark.preflight import make_handler, refuse_unrunnable, run_startup, with_full_paths
+from tidemill.spark.session.packaging import pack_handler
+
+log = structlog.get_logger(__name__)
+
+#: What no reload can change: the group, its topic and Spark stay as they are.
+_FIXED_SECTIONS = ("kafka", "spark", "worker_name_env")
+#: Endings that mean that no engine was lost.
+_CLEAN = (Ending.DRAINED, Ending.ABSENT)
+
+
+class Code(msgspec.Struct, frozen=True):
+    """What engines run.
+
+    Attributes:
+        settings: The configuration, as `on_startup` left it.
+        packed: The handler, pickled.
+    """
+
+    settings: Settings
+    packed: bytes
+
+
+class CodeFiles(Protocol):
+    """The files of the user's code."""
+
+    def fingerprint(self) -> str:
+        """Return what changes whenever the content of a file does."""
+        ...
+
+    def load(self) -> tuple[Handler[Any, Any], Settings]:
+        """Import the handler from the files as they are now, and read the configuration.
+
+        Raises:
+            TidemillError: Something is wrong with them; then nothing has changed in this process.
+        """
+        ...
+
+    def watch(self, on_saved: Callable[[], None]) -> None:
+        """Call a function, in another thread, whenever files were saved; until `close`."""
+
+    def close(self) -> None:
+        """Watch no longer."""
+
+
+class Reloader:
+    """The reloads of one run; a context manager that watches the files.
+
+    Args:
+        files: The user's code.
+        running: The fingerprint of the code that `first` was loaded from.
+        first: The code that the engines run at first.
+        wake: Has the thread that runs the pipeline call `step`; called from any thread.
+        start: Starts engines with other code, once all have ended.
+    """
+
+    def __init__(
+        self,
+        files: CodeFiles,
+        running: str,
+        first: Code,
+        wake: Callable[[], None],
+        start: Callable[[Supervisor, Code], None],
+    ) -> None:
+        """Watch nothing yet."""
+        self._files = files
+        self._wake = wake
+        self._start = start
+        self._machine = Reload(running)
+        self._codes = {running: first}
+        self._first = first
+        self._live: Supervisor | None = None
+        self._inbox: queue.SimpleQueue[reload.Input | tuple[str, Code]] = queue.SimpleQueue()
+        self._over = False
+
+    # -- any thread ------------------------------------------------------------------------------------------
+
+    def on_all_ready(self) -> None:
+        """Note that all engines are ready."""
+        self._put(reload.EnginesReady())
+
+    def _on_saved(self) -> None:
+        self._put(reload.Saved(self._files.fingerprint()))
+
+    def _put(self, event: reload.Input | tuple[str, Code]) -> None:
+        self._inbox.put(event)
+        self._wake()
+
+    # -- the thread that runs the pipeline -------------------------------------------------------------------
+
+    def attach(self, live: Supervisor) -> Self:
+        """Say whose engines are replaced."""
+        self._live = live
+        return self
+
+    def __enter__(self) -> Self:
+        """Watch; what was saved since the code was loaded counts, too."""
+        self._files.watch(self._on_saved)
+        self._on_saved()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Watch no longer."""
+        self._files.close()
+
+    def step(self) -> None:
+        """Deal with everything that has happened."""
+        while True:
+            try:
+                event = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(event, tuple):
+                self._codes[event[0]] = event[1]
+                event = reload.Loaded()
+            self._feed(event)
+
+    def stop(self) -> None:
+        """Note that the pipeline is to stop; the caller drains it."""
+        self._feed(reload.StopRequested())
+
+    def ended(self, finished: RunFinished | None) -> bool:
+        """Note that all engines have ended; tell whether the run is over."""
+        self.step()
+        error = None
+        if finished is not None and finished.ending not in _CLEAN:
+            error = f"slot {finished.slot}: {finished.error or finished.ending}"
+        fenced = finished is not None and finished.ending is Ending.FENCED
+        self._feed(reload.EnginesEnded(error, final=fenced))
+        return self._over
+
+    def _feed(self, event: reload.Input) -> None:
+        for effect in self._machine.feed(event):
+            self._carry_out(effect)
+        for code in self._codes.keys() - self._machine.needed:
+            del self._codes[code]
+
+    def _carry_out(self, effect: reload.Effect) -> None:
+        assert self._live is not None
+        match effect:
+            case reload.Load(code):
+                threading.Thread(target=self._load, args=(code,), name="tidemill-reload", daemon=True).start()
+            case reload.DrainEngines():
+                self._live.drain()
+            case reload.StartEngines(code):
+                self._start(self._live, self._codes[code])
+            case reload.Finish():
+                self._over = True
+            case reload.Tell(text, error):
+                log.info(text) if error is None else log.warning(text, error=error)
+
+    # -- the loading thread ----------------------------------------------------------------------------------
+
+    def _load(self, name: str) -> None:
+        try:
+            handler, settings = self._files.load()
+            code = prepare(handler, settings)
+            _refuse_fixed(self._first.settings, code.settings)
+        except TidemillError as error:
+            self._put(reload.LoadFailed(str(error)))
+        except BaseException as error:
+            log.debug("loading the saved code failed", exc_info=True)
+            self._put(reload.LoadFailed(describe_error(error)))
+        else:
+            self._put((name, code))
+
+
+def prepare(handler: Handler[Any, Any] | type[Handler[Any, Any]], settings: Settings) -> Code:
+    """Do what the start of a pipeline does with its code.
+
+    Raises:
+        TidemillError: No engine could run it.
+    """
+    instance = make_handler(handler)
+    settings = with_full_paths(run_startup(instance, settings))
+    refuse_unrunnable(settings)
+    return Code(settings, pack_handler(instance))
+
+
+def _refuse_fixed(first: Settings, saved: Settings) -> None:
+    """Refuse a configuration that only a new start could apply.
+
+    Raises:
+        ConfigError: It changes what no reload can change.
+    """
+    changed = [name for name in _FIXED_SECTIONS if getattr(first, name) != getattr(saved, name)]
+    if changed:
+        raise ConfigError(f"the configuration of {', '.join(changed)} has changed; stop and start tidemill to apply it")
