@@ -30,7 +30,8 @@ from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.identity import find_worker_name
 from tidemill.runtime.lock import WorkerLock
 from tidemill.runtime.processes import find_marked
-from tidemill.spark.pipeline import Pipeline, lag_fields
+from tidemill.spark.live.ending import lag_fields
+from tidemill.spark.pipeline import Pipeline
 from tidemill.spark.progress import PipelineProgress
 
 HERE = Path(__file__).parent

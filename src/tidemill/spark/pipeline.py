@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -25,22 +24,20 @@ import structlog
 
 from tidemill.config.loading import load_settings
 from tidemill.config.settings import Settings
-from tidemill.core.errors import FencedError, RemoteError
+from tidemill.core.errors import RemoteError
 from tidemill.core.supervision.slot import SlotLimits
-from tidemill.core.supervision.slot_events import Ending
 from tidemill.core.supervision.slot_group import RunFinished
 from tidemill.pipeline.handler.base import Handler
 from tidemill.runtime.engine_link import RECONNECT_SECONDS
 from tidemill.runtime.exitcode import ExitCode
-from tidemill.runtime.identity import Identity, find_worker_name
+from tidemill.runtime.identity import find_worker_name
 from tidemill.runtime.link_messages import LinkAddress
 from tidemill.runtime.lock import WorkerLock
-from tidemill.sources.membership import find_present_members, reap_member
 from tidemill.spark.engine.process import ABANDONED_SECONDS, DEFAULT_FACTORY, EngineJob
 from tidemill.spark.foreground import LEFT_OVER, Foreground, StartStoppedError, Wake, take
 from tidemill.spark.live.control_desk import ControlDesk
+from tidemill.spark.live.ending import lag_fields, leave_for, refuse_failure, refuse_uncommitted
 from tidemill.spark.live.group_monitor import GroupWatch
-from tidemill.spark.live.jobs import make_engine_error
 from tidemill.spark.live.reloader import Code, CodeFiles, Reloader
 from tidemill.spark.live.status_report import build_report
 from tidemill.spark.live.supervisor import JobMaker, Supervisor
@@ -339,7 +336,7 @@ class Pipeline:
 
     def _leave_for(self, settings: Settings, worker: str, slots: list[int]) -> None:
         def leave() -> None:
-            _leave_for(settings, worker, slots, self._compute_left(settings))
+            leave_for(settings, worker, slots, self._compute_left(settings))
 
         try:
             self._foreground.unless_stopped(leave, ignored=LEFT_OVER)
@@ -350,80 +347,9 @@ class Pipeline:
         """Raise why the run ended, unless it was drained."""
         if self._foreground.error is not None:
             raise self._foreground.error
-        finished = self._finished
-        if finished is None or finished.ending in (Ending.DRAINED, Ending.ABSENT):
-            return
-        if finished.ending is Ending.FENCED:
-            raise FencedError(
-                f"another process uses worker name {worker!r} in consumer group "
-                f"{settings.kafka.consumer_group!r}; give one of them another name: "
-                f"{settings.worker_name_env}=..."
-            )
-        if finished.ending is Ending.OVERDUE:
-            raise RemoteError(
-                f"slot {finished.slot} had {finished.error} and was killed; what it had not committed will be "
-                "reprocessed by the next run (if a hook held up its event loop, the log names it)"
-            )
-        if finished.ending is Ending.CRASHED:
-            raise RemoteError(f"the engine of slot {finished.slot} was lost: {finished.error}; {_advise(finished)}")
-        raise make_engine_error(f"the engine of slot {finished.slot}", finished.error or finished.ending.value)
-
-
-def lag_fields(progress: PipelineProgress) -> dict[str, int | None]:
-    """Return the lag as fields of a log line: null as long as no engine knows one, which is not 0."""
-    unknown = len(set(progress.partitions) - progress.lag.keys())
-    fields: dict[str, int | None] = {"lag": sum(progress.lag.values()) if progress.lag else None}
-    return fields | {"partitions_without_lag": unknown} if unknown else fields
+        if self._finished is not None:
+            refuse_failure(self._finished, settings, worker)
 
 
 def _name_app(settings: Settings) -> str:
     return f"tidemill {settings.kafka.consumer_group}"
-
-
-def _advise(finished: RunFinished) -> str:
-    if "Cannot run program" in (finished.error or ""):
-        return "check that this user may execute that program and enter every folder above it"
-    return "check how much memory this host has left, and the native libraries that the handler loads"
-
-
-def refuse_uncommitted(done: PipelineProgress) -> None:
-    """Refuse to call a drain clean whose commits failed.
-
-    Raises:
-        RemoteError: Finished messages are not committed.
-    """
-    if done.uncommitted:
-        why = done.stalled.get("kafka") or "no answer from the brokers"
-        raise RemoteError(
-            f"commits failed at the stop: {done.uncommitted:,} finished messages are not committed and will be "
-            f"reprocessed by the next run ({why})"
-        )
-
-
-def _leave_for(settings: Settings, worker: str, slots: list[int], seconds: float) -> None:
-    """Leave the consumer group on behalf of engines that could not, so that others get their partitions at once.
-
-    An engine that died did not leave, and one that was drained while the group was joining may not have been able
-    to; the brokers know.
-    """
-    members = {Identity(worker, slot, "", settings.kafka.consumer_group).instance_id for slot in slots}
-    try:
-        left_behind = find_present_members(settings, members, min(5.0, seconds)) if members else set()
-    except Exception as error:
-        log.warning("cannot find out which members are left in the group", error=str(error))
-        return
-
-    def leave(instance_id: str) -> None:
-        try:
-            reap_member(settings, instance_id, seconds)
-        except Exception as error:
-            log.warning(
-                "an engine's partitions stay reserved for the session timeout",
-                member=instance_id,
-                error=str(error),
-                session_timeout_ms=settings.kafka.session_timeout_ms,
-            )
-
-    if left_behind:
-        with ThreadPoolExecutor(len(left_behind)) as pool:
-            list(pool.map(leave, left_behind))
