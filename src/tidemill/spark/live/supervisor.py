@@ -100,6 +100,7 @@ class Supervisor:
         self._partition_sums = PartitionSums()
         self._stalls = Stalls()
         self._paused = False
+        self._keep_places = False
         self._exiting = False
         #: Whether an engine ever said hello.
         self.greeted = False
@@ -122,9 +123,14 @@ class Supervisor:
         ]
         self._loop.call_soon_threadsafe(self._start)
 
-    def drain(self) -> None:
-        """Ask all engines for a clean end."""
-        self._soon(lambda: self._carry_out(self._group.drain()))
+    def drain(self, *, keep_places: bool = False) -> None:
+        """Ask all engines for a clean end.
+
+        Args:
+            keep_places: Have them stay in the consumer group, so that those after a `restart` have the same partitions
+                without a rebalance.
+        """
+        self._soon(lambda: self._drain(keep_places=keep_places))
 
     def restart(self, make_job: JobMaker, limits: SlotLimits) -> None:
         """Start all slots again, with other jobs; only once all are finished.
@@ -183,8 +189,13 @@ class Supervisor:
         for slot in self._slots:
             self._feed(slot, slot_events.Start())
 
+    def _drain(self, *, keep_places: bool) -> None:
+        self._keep_places = keep_places
+        self._carry_out(self._group.drain())
+
     def _restart(self, make_job: JobMaker, limits: SlotLimits) -> None:
         self._make_job = make_job
+        self._keep_places = False
         if self._group_timer is not None:
             self._group_timer.cancel()
             self._group_timer = None
@@ -328,7 +339,7 @@ class Supervisor:
             case slot_events.Refuse(run_token, text):
                 self._send(slot, run_token, Refused(text))
             case slot_events.Drain(run_token):
-                self._send(slot, run_token, Drain())
+                self._send(slot, run_token, Drain(self._keep_places))
             case slot_events.Kill(_):
                 if slot.hello is not None:
                     self._spark.kill_worker(slot.hello.pid)
