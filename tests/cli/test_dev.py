@@ -224,11 +224,13 @@ def test_saved_code_replaces_the_running_one_and_nothing_is_lost_or_repeated(dev
     dev.wait_for("engine connected")
     assert dev.processed(dev.send()) == {"LINE"}
 
+    before = len(dev.log())
     dev.change('["a-z", "A-Z"]', '["a-z", "b-za"]')
     lines = dev.send(200)  # while it is replaced
     dev.wait_for("the new code runs")
     assert dev.processed(lines) <= {"LINE", "mjof"}
     assert dev.processed(dev.send()) == {"mjof"}
+    assert "partitions revoked" not in dev.log()[before:], "its engines take the places in the group over"
 
     dev.change("class Capitals(", "class Capitals((")
     dev.wait_for("cannot be loaded")
@@ -244,6 +246,9 @@ def test_saved_code_replaces_the_running_one_and_nothing_is_lost_or_repeated(dev
     dev.wait_for("the code before it continues")
     assert dev.processed(dev.send()) == {"mjof"}
 
+    reloads = dev.log().count("the code was saved")
+    dev.change("        1 / 0\n", "        pass\n")
+    wait_until(lambda: dev.log().count("the code was saved") > reloads, what=dev.log)
     assert dev.process is not None
     os.killpg(dev.process.pid, signal.SIGINT)
     assert dev.process.wait(60) == ExitCode.OK, dev.log()

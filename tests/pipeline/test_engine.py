@@ -1058,6 +1058,14 @@ async def test_a_drain_whose_commits_fail_ends_by_its_deadline_and_counts_what_i
     assert summary.progress.uncommitted == 4
 
 
+async def test_an_engine_that_another_one_succeeds_drains_and_commits_but_keeps_its_place_in_the_group(rig):
+    run = rig(Nothing(), [message(0), message(1)])
+    await run.committed(2)
+    run.engine.drain(keep_place=True)
+    assert (await run.end()).reason is StopReason.DRAINED
+    assert run.source.left is False
+
+
 async def test_a_drain_that_leaves_unfinished_work_only_has_nothing_uncommitted(rig):
     handler = Gated()
     run = rig(handler, [message(0), message(1)], executor={"drain_timeout_seconds": 0.1})

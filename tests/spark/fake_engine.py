@@ -57,7 +57,7 @@ class FakeEngine:
         await asyncio.sleep(getattr(self.handler, "drain_seconds", 0.0))
         return EngineSummary(slot, StopReason.DRAINED, None, self.progress())
 
-    def drain(self) -> None:
+    def drain(self, *, keep_place: bool = False) -> None:
         self.stop.set()
 
     def fail(self, text: str) -> None:

@@ -95,8 +95,8 @@ class BoundedEngine:
         """The names of the files that its dead letters are in, where they are in files."""
         return self._outcomes.letters.published if self._outcomes.letters is not None else []
 
-    def drain(self) -> None:
-        """Begin an early end."""
+    def drain(self, *, keep_place: bool = False) -> None:
+        """Begin an early end; it has no place in a group."""
         self._engine.drain()
 
     def fail(self, text: str) -> None:

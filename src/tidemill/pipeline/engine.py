@@ -101,6 +101,7 @@ class Engine:
         self._snapshots = Snapshots(self._list_parts(), self._find_stalled)
         self._subscribed = False
         self._stop = asyncio.Event()
+        self._keep_place = False
         self._fatal: tuple[StopReason, str] | None = None
 
     def _build_context(
@@ -224,6 +225,7 @@ class Engine:
             self._warden,
             lambda: self._fatal is not None,
             subscribed=self._subscribed,
+            keep_place=self._keep_place,
         )
         await stopping.run()
         reason, text = self._fatal or (StopReason.DRAINED, None)
@@ -248,8 +250,14 @@ class Engine:
         """End at once, without a drain: a part of the engine has failed."""
         self.on_fatal(Fatal.FAILED, text)
 
-    def drain(self) -> None:
-        """Begin a clean end: fetch nothing more, finish what is in flight, commit, leave."""
+    def drain(self, *, keep_place: bool = False) -> None:
+        """Begin a clean end: fetch nothing more, finish what is in flight, commit, leave.
+
+        Args:
+            keep_place: Stay a member of the group: another engine takes the partitions over in a moment.
+        """
+        if not self._stop.is_set():
+            self._keep_place = keep_place
         self._stop.set()
 
     def pause(self) -> None:

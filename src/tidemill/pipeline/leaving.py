@@ -79,6 +79,7 @@ class Stopping:
         services: What its handler is offered.
         warden: Cleans up after this process if it is killed.
         subscribed: Whether the engine became a member of its group.
+        keep_place: Whether it stays one, for another engine that takes its partitions over.
         is_failed: Tells whether the engine has failed, which it may even while it stops.
     """
 
@@ -92,6 +93,7 @@ class Stopping:
         is_failed: Callable[[], bool],
         *,
         subscribed: bool,
+        keep_place: bool = False,
     ) -> None:
         """Begin to count the time."""
         self._context = context
@@ -101,6 +103,7 @@ class Stopping:
         self._warden = warden
         self._is_failed = is_failed
         self._subscribed = subscribed
+        self._keep_place = keep_place
         self._deadline = Deadline(context.settings.executor.drain_timeout_seconds + END_SECONDS)
         self._drain_deadline = self._deadline.before(END_SECONDS)
 
@@ -134,7 +137,8 @@ class Stopping:
             self._warden.close()
         if self._subscribed:
             seconds = max(LATE_SECONDS, self._deadline.left_seconds) - LATE_SECONDS / 3
-            await self._try("consumer", self._source.close(leave=not self._is_failed(), seconds=seconds))
+            leave = not self._is_failed() and not self._keep_place
+            await self._try("consumer", self._source.close(leave=leave, seconds=seconds))
 
     async def _try(self, what: str, step: Awaitable[None]) -> None:
         try:

@@ -117,7 +117,13 @@ class Go(msgspec.Struct, frozen=True, tag=True):
 
 
 class Drain(msgspec.Struct, frozen=True, tag=True):
-    """Finish what is in flight, commit, leave."""
+    """Finish what is in flight, commit, leave.
+
+    Attributes:
+        keep_place: Do not leave the group: another engine of the slot takes the partitions over in a moment.
+    """
+
+    keep_place: bool = False
 
 
 class Pause(msgspec.Struct, frozen=True, tag=True):

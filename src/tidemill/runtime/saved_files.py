@@ -7,6 +7,7 @@ results costs nothing. What counts is the content: a file that is written again 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable
@@ -120,6 +121,8 @@ class SavedFiles:
         """Watch until the folders are other ones."""
         import watchfiles
 
+        # Each change is logged there, too.
+        logging.getLogger("watchfiles").setLevel(logging.WARNING)
         folders = self._watched()
         changes = watchfiles.watch(
             *sorted(folders),

@@ -101,8 +101,8 @@ class RunnableEngine(Protocol):
         """Work until drained or ended."""
         ...
 
-    def drain(self) -> None:
-        """Ask for a clean end."""
+    def drain(self, *, keep_place: bool = False) -> None:
+        """Ask for a clean end; with `keep_place` another engine takes over the place in the group."""
 
     def fail(self, text: str) -> None:
         """End at once: an indispensable part of the process is gone."""
@@ -335,9 +335,9 @@ class EngineProcess:
                 self._begin.set()
             case Go():
                 self._go.set()
-            case Drain():
+            case Drain(keep_place):
                 self._deadline.within(self._drain_seconds + SUPERVISED_SECONDS)
-                self._drain()
+                self._drain(keep_place=keep_place)
             case Pause():
                 self._paused = True
                 if self._engine is not None:
@@ -352,12 +352,12 @@ class EngineProcess:
             case Exit():
                 os._exit(DEADLINE_EXIT)
 
-    def _drain(self) -> None:
+    def _drain(self, *, keep_place: bool = False) -> None:
         if not self._draining:
             self._draining = True
             self._begin.set()
             if self._engine is not None:
-                self._engine.drain()
+                self._engine.drain(keep_place=keep_place)
 
     def _on_fault(self, text: str) -> None:
         """End the engine: it can no longer be supervised."""

@@ -100,6 +100,7 @@ class Reloader:
         self._live: Supervisor | None = None
         self._inbox: queue.SimpleQueue[reload.Input | tuple[str, Code]] = queue.SimpleQueue()
         self._over = False
+        self._loads = 0
 
     # -- any thread ------------------------------------------------------------------------------------------
 
@@ -169,15 +170,18 @@ class Reloader:
         assert self._live is not None
         match effect:
             case reload.Load(code):
+                self._loads += 1
                 threading.Thread(target=self._load, args=(code,), name="tidemill-reload", daemon=True).start()
             case reload.DrainEngines():
-                self._live.drain()
+                self._live.drain(keep_places=True)
             case reload.StartEngines(code):
                 self._start(self._live, self._codes[code])
             case reload.Finish():
                 self._over = True
             case reload.Tell(text, error):
-                log.info(text) if error is None else log.warning(text, error=error)
+                # The number keeps equal messages of different reloads apart.
+                numbered = log.bind(reload=self._loads)
+                numbered.info(text) if error is None else numbered.warning(text, error=error)
 
     # -- the loading thread ----------------------------------------------------------------------------------
 

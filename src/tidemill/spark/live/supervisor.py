@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import msgspec
 import structlog
 
 from tidemill.core.supervision import slot_events, slot_group
@@ -41,21 +40,13 @@ from tidemill.runtime.link_server import LinkServer
 from tidemill.runtime.progress import EngineProgress, EngineSummary, brake_name
 from tidemill.spark.engine.process import EngineJob
 from tidemill.spark.live.jobs import JobOutcome, JobThread, job_group, read_outcome
-from tidemill.spark.live.supervised_slot import SupervisedSlot
+from tidemill.spark.live.supervised_slot import Caller, SupervisedSlot
 from tidemill.spark.progress import PartitionSums, PipelineProgress, sum_progress
 from tidemill.spark.session.session import Spark
 
 log = structlog.get_logger(__name__)
 
 JobMaker = Callable[[int, int, LinkAddress], EngineJob]
-
-
-class _Caller(msgspec.Struct, frozen=True):
-    """An engine on a link."""
-
-    slot: SupervisedSlot
-    run_token: int
-    hello: Hello
 
 
 class Supervisor:
@@ -96,10 +87,11 @@ class Supervisor:
         self._group = SlotGroup(count, partitions)
         self._group_timer: asyncio.TimerHandle | None = None
         self._slots: Sequence[SupervisedSlot] = ()
-        self._callers: dict[int, _Caller] = {}
+        self._callers: dict[int, Caller] = {}
         self._partition_sums = PartitionSums()
         self._stalls = Stalls()
         self._paused = False
+        self._keep_places = False
         self._exiting = False
         #: Whether an engine ever said hello.
         self.greeted = False
@@ -122,9 +114,14 @@ class Supervisor:
         ]
         self._loop.call_soon_threadsafe(self._start)
 
-    def drain(self) -> None:
-        """Ask all engines for a clean end."""
-        self._soon(lambda: self._carry_out(self._group.drain()))
+    def drain(self, *, keep_places: bool = False) -> None:
+        """Ask all engines for a clean end.
+
+        Args:
+            keep_places: Have them stay in the consumer group, so that those after a `restart` have the same partitions
+                without a rebalance.
+        """
+        self._soon(lambda: self._drain(keep_places=keep_places))
 
     def restart(self, make_job: JobMaker, limits: SlotLimits) -> None:
         """Start all slots again, with other jobs; only once all are finished.
@@ -183,8 +180,13 @@ class Supervisor:
         for slot in self._slots:
             self._feed(slot, slot_events.Start())
 
+    def _drain(self, *, keep_places: bool) -> None:
+        self._keep_places = keep_places
+        self._carry_out(self._group.drain())
+
     def _restart(self, make_job: JobMaker, limits: SlotLimits) -> None:
         self._make_job = make_job
+        self._keep_places = False
         if self._group_timer is not None:
             self._group_timer.cancel()
             self._group_timer = None
@@ -209,7 +211,7 @@ class Supervisor:
             # The engine noticed before this side that its connection broke.
             self._server.close_link(old)
             self.on_closed(old)
-        self._callers[link] = _Caller(slot, run_token, hello)
+        self._callers[link] = Caller(slot, run_token, hello)
         slot.links[run_token] = link
         self._feed(slot, slot_events.Hello(hello.job_token, run_token))
         if hello.ready:
@@ -328,7 +330,7 @@ class Supervisor:
             case slot_events.Refuse(run_token, text):
                 self._send(slot, run_token, Refused(text))
             case slot_events.Drain(run_token):
-                self._send(slot, run_token, Drain())
+                self._send(slot, run_token, Drain(self._keep_places))
             case slot_events.Kill(_):
                 if slot.hello is not None:
                     self._spark.kill_worker(slot.hello.pid)

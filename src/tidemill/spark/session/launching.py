@@ -26,8 +26,9 @@ from tidemill.spark.session.kept_launch import OPTIONS, KeptLaunch, find_kept_la
 
 log = structlog.get_logger(__name__)
 
-#: How long after an engine runs the archive of the JVM's classes is made, so that engines have the processor first.
-ARCHIVE_AFTER_SECONDS = 2.0
+#: The archive of the JVM's classes is created this long after the first engine connected: later than a start needs the
+#: processor, and never for runs so short that it would not be completed.
+ARCHIVE_AFTER_SECONDS = 10.0
 #: How long an archive that is not needed any more may take to end.
 _MAKER_END_SECONDS = 0.7
 

@@ -180,5 +180,6 @@ def _package_zip(folder: Path) -> Path:
     return target
 
 
+@functools.cache
 def _package_folder() -> Path:
     return Path(str(importlib.resources.files(__name__.partition(".")[0])))
